@@ -1,0 +1,297 @@
+"""The IR itself: values, ops, blocks and functions, and the four ways to walk and change them.
+
+An op is a frozen dataclass made by the `op` decorator. Its fields *are* its definition: a field typed
+`Value`, `Value | None` or `tuple[Value, ...]` is an operand, a field typed `Block` is a region, every other
+field is an attribute. Printing, parsing, cloning and walking are generic over these fields.
+
+Values have identity (two values are equal only if they are the same object) and carry their type; blocks
+and ops are immutable, so a pass shares what it does not change and rebuilds the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from tilec.ir.errors import InternalError
+from tilec.ir.loc import UNKNOWN, Loc
+from tilec.ir.types import BufferType, DType, ScalarType, Type
+
+
+class Value:
+    """An SSA value: the result of one op, a block argument, or a parameter. Compared by identity."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, type: Type, name: str = "") -> None:
+        self.type = type
+        self.name = name
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of a scalar, vector or buffer value."""
+        dtype: DType | None = getattr(self.type, "dtype", None)
+        if dtype is None:
+            raise InternalError(f"%{self.name}: {self.type} has no element type")
+        return dtype
+
+    @property
+    def buffer(self) -> BufferType:
+        """The type, which must be a buffer's."""
+        if not isinstance(self.type, BufferType):
+            raise InternalError(f"%{self.name} is {self.type}, not a buffer")
+        return self.type
+
+    def __repr__(self) -> str:
+        return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """A straight list of ops with block arguments. A loop body's last op is a `Yield`."""
+
+    args: tuple[Value, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+    """Base of all ops; see the module's opening. `results` are filled by `Builder.emit`."""
+
+    results: tuple[Value, ...] = ()
+    loc: Loc = UNKNOWN
+
+    opname: ClassVar[str] = ""
+    operand_fields: ClassVar[tuple[str, ...]] = ()
+    region_fields: ClassVar[tuple[str, ...]] = ()
+    attribute_fields: ClassVar[tuple[str, ...]] = ()
+    pure: ClassVar[bool] = False
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+    def infer(self) -> Sequence[Type]:
+        """Types of the results, from operands and attributes."""
+        return ()
+
+    def verify(self) -> None:
+        """Raise InternalError where operands and attributes contradict one another."""
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        found: list[Value] = []
+        for name in self.operand_fields:
+            got = getattr(self, name)
+            if isinstance(got, Value):
+                found.append(got)
+            elif got is not None:
+                found.extend(got)
+        return tuple(found)
+
+    @property
+    def regions(self) -> tuple[Block, ...]:
+        return tuple(getattr(self, name) for name in self.region_fields)
+
+
+OPS: dict[str, type[Op]] = {}
+_T = TypeVar("_T", bound=type[Op])
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
+    """Make a class an op called `name`. `pure`: no effect but its results, may be removed or repeated."""
+
+    def make(cls: _T) -> _T:
+        cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
+        operands, regions, attributes = [], [], []
+        for f in dataclasses.fields(cls):
+            if f.name in ("results", "loc"):
+                continue
+            kind = str(f.type)
+            if kind in ("Value", "Value | None", "tuple[Value, ...]"):
+                operands.append(f.name)
+            elif kind == "Block":
+                regions.append(f.name)
+            else:
+                attributes.append(f.name)
+        cls.opname, cls.pure = name, pure
+        cls.operand_fields = tuple(operands)
+        cls.region_fields = tuple(regions)
+        cls.attribute_fields = tuple(attributes)
+        OPS[name] = cls
+        return cls
+
+    return make
+
+
+@dataclass(frozen=True, eq=False)
+class Param:
+    """A parameter of a kernel and where a launch gets it from.
+
+    `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent `dim` of
+    tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a descriptor made from
+    tensor argument `arg`).
+    """
+
+    value: Value
+    role: str
+    arg: str
+    dim: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Func:
+    """A kernel: parameters, the grid as a block of scalar ops that ends in a Yield, and the body.
+
+    `attrs` are facts about the whole kernel that passes decide and later ones read ("threads", …).
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    grid: Block
+    body: Block
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    loc: Loc = UNKNOWN
+
+    def with_body(self, body: Block) -> Func:
+        return self if body is self.body else replace(self, body=body)
+
+    def with_attrs(self, **attrs: Any) -> Func:
+        return replace(self, attrs={**self.attrs, **attrs})
+
+    def param(self, name: str) -> Param:
+        for p in self.params:
+            if p.value.name == name:
+                return p
+        raise InternalError(f"kernel {self.name} has no parameter {name}")
+
+
+class Builder:
+    """Collects ops into a block; `emit` makes the op's results from its `infer`."""
+
+    def __init__(self, loc: Loc = UNKNOWN) -> None:
+        self.ops: list[Op] = []
+        self.loc = loc
+
+    def emit(self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any) -> Op:
+        made = cls(*args, loc=loc or self.loc, **kwargs)
+        types = made.infer()
+        if types:
+            object.__setattr__(made, "results", tuple(Value(t, name) for t in types))
+        self.ops.append(made)
+        return made
+
+    def value(self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any) -> Value:
+        """`emit` of an op with one result; returns that result."""
+        return self.emit(cls, *args, name=name, loc=loc, **kwargs).result
+
+    def block(self, args: Iterable[Value] = ()) -> Block:
+        return Block(tuple(args), tuple(self.ops))
+
+
+# --- walking ------------------------------------------------------------------------------------------------
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every op of `block` and of the regions inside, in textual order, outer before inner."""
+    for o in block.ops:
+        yield o
+        for name in o.region_fields:
+            yield from walk(getattr(o, name))
+
+
+def defining_ops(block: Block) -> dict[Value, Op]:
+    """The op that made each value in `block` (block arguments and parameters have none)."""
+    return {r: o for o in walk(block) for r in o.results}
+
+
+# --- changing -----------------------------------------------------------------------------------------------
+
+Substitution = dict[Value, Value]
+
+
+def _map_operand(got: Any, subst: Substitution) -> Any:
+    if isinstance(got, Value):
+        return subst.get(got, got)
+    if got is None:
+        return None
+    if any(v in subst for v in got):
+        return tuple(subst.get(v, v) for v in got)
+    return got
+
+
+def substitute(o: Op, subst: Substitution) -> Op:
+    """`o` with its operands replaced (regions are left alone); the same object if nothing changes."""
+    changed: dict[str, Any] = {}
+    for name in o.operand_fields:
+        got = getattr(o, name)
+        new = _map_operand(got, subst)
+        if new is not got:
+            changed[name] = new
+    return replace(o, **changed) if changed else o
+
+
+Replacement = None | Op | Sequence[Op]
+
+
+def rewrite(block: Block, visit: Callable[[Op], Replacement], subst: Substitution | None = None) -> Block:
+    """Rebuild `block`, inner regions first: `visit` sees each op (operands already replaced) and returns
+    None to keep it, an op or a list of ops to put in its place. It may add to `subst`, which later ops see.
+    Returns the same object if nothing changed."""
+    subst = {} if subst is None else subst
+    ops: list[Op] = []
+    same = True
+    for o in block.ops:
+        new = substitute(o, subst) if subst else o
+        inner = {}
+        for name in new.region_fields:
+            region = getattr(new, name)
+            done = rewrite(region, visit, subst)
+            if done is not region:
+                inner[name] = done
+        if inner:
+            new = replace(new, **inner)
+        got = visit(new)
+        if got is None:
+            ops.append(new)
+            same = same and new is o
+        elif isinstance(got, Op):
+            ops.append(got)
+            same = same and got is o
+        else:
+            ops.extend(got)
+            same = False
+    return block if same else replace(block, ops=tuple(ops))
+
+
+def clone(o: Op, subst: Substitution) -> Op:
+    """A copy of `o` with fresh results and block arguments; `subst` maps old values to new and grows."""
+    changed: dict[str, Any] = {}
+    for name in o.operand_fields:
+        changed[name] = _map_operand(getattr(o, name), subst)
+    for name in o.region_fields:
+        changed[name] = clone_block(getattr(o, name), subst)
+    results = []
+    for r in o.results:
+        fresh = Value(r.type, r.name)
+        subst[r] = fresh
+        results.append(fresh)
+    return replace(o, results=tuple(results), **changed)
+
+
+def clone_block(block: Block, subst: Substitution) -> Block:
+    """A copy of `block` with fresh values throughout."""
+    args = []
+    for a in block.args:
+        fresh = Value(a.type, a.name)
+        subst[a] = fresh
+        args.append(fresh)
+    return Block(tuple(args), tuple(clone(o, subst) for o in block.ops))
+
+
+def scalar_of(dtype: DType) -> ScalarType:
+    return ScalarType(dtype)

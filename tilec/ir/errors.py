@@ -1,0 +1,59 @@
+"""What a user is told when something is wrong: one class per kind, one format for all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from tilec.ir.loc import Loc
+
+
+class TilecError(Exception):
+    """Base of every error tilec raises on purpose.
+
+    `message` says what is wrong, with both operands named where there are two; `loc` is the user's
+    line; `hint` is one concrete thing to write instead. `str()` is at most 12 lines.
+    """
+
+    def __init__(self, message: str, loc: Loc | None = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.loc = loc
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [f"{self.loc}: {self.message}" if self.loc else self.message]
+        if self.loc:
+            excerpt = self.loc.excerpt()
+            if excerpt:
+                lines += excerpt.split("\n")
+            lines += [f"  in a macro called at {c}" for c in self.loc.chain()[1:4]]
+        if self.hint:
+            lines += [f"  help: {line}" for line in self.hint.split("\n")]
+        return "\n".join(lines[:12])
+
+
+class CompileError(TilecError):
+    """The kernel's source says something tilec cannot compile."""
+
+
+class LayoutError(CompileError):
+    """A layout does not fit its buffer, or no instruction can use it."""
+
+
+class ResourceError(CompileError):
+    """The kernel needs more shared memory, registers, threads or barriers than the target has."""
+
+
+class LaunchError(TilecError):
+    """A call's arguments do not match the kernel's parameters."""
+
+
+class InternalError(TilecError):
+    """A contract between tilec's own parts is broken: a bug in tilec, never in the user's program."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?" for the nearest known name, "" if none is near."""
+    near = difflib.get_close_matches(name, list(known), 1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""

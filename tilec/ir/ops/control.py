@@ -1,0 +1,115 @@
+"""Structured control flow. Values a region carries leave it through its last op, a `yield`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.errors import InternalError
+from tilec.ir.types import Type
+
+LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined", "persistent")
+
+
+@op("yield")
+class Yield(Op):
+    """Ends a region and hands over its values."""
+
+    values: tuple[Value, ...] = ()
+
+
+@op("for")
+class For(Op):
+    """`for i in range(lo, hi, step)`; `step` > 0 where it is known.
+
+    `body.args` are the index (of `lo`'s type), then one per carried value; its Yield gives the next values.
+    Results are the carried values after the last iteration (`inits` if there was none). `kind` says how the
+    user wrote it; `num_stages`, `order` and `stage` belong to "pipelined" (`order`/`stage`: one int per op
+    of the body that acts, or empty to let tilec infer them).
+    """
+
+    kind: str
+    lo: Value
+    hi: Value
+    step: Value
+    inits: tuple[Value, ...]
+    body: Block
+    num_stages: int = 0
+    order: tuple[int, ...] = ()
+    stage: tuple[int, ...] = ()
+    reversible: bool = False
+
+    def infer(self) -> Sequence[Type]:
+        return tuple(v.type for v in self.inits)
+
+    def verify(self) -> None:
+        if self.kind not in LOOP_KINDS:
+            raise InternalError(f"unknown loop kind {self.kind}", self.loc)
+        check_carried(self, self.body, self.inits, extra=1)
+
+
+@op("while")
+class While(Op):
+    """`while cond: body`, carrying values. `cond.args` and `body.args` are the carried values; `cond` yields
+    one bool; `body` yields the next values."""
+
+    inits: tuple[Value, ...]
+    cond: Block
+    body: Block
+
+    def infer(self) -> Sequence[Type]:
+        return tuple(v.type for v in self.inits)
+
+    def verify(self) -> None:
+        check_carried(self, self.body, self.inits, extra=0)
+
+
+@op("if")
+class If(Op):
+    """`then` where `cond` holds, else `orelse`; both yield values of `types`, which are the results."""
+
+    cond: Value
+    then: Block
+    orelse: Block
+    types: tuple[Type, ...] = ()
+
+    def infer(self) -> Sequence[Type]:
+        return self.types
+
+    def verify(self) -> None:
+        for block in self.regions:
+            got = tuple(v.type for v in yielded(block))
+            if got != self.types:
+                raise InternalError(f"a branch yields {got}, the if gives {self.types}", self.loc)
+
+
+@op("parallel")
+class Parallel(Op):
+    """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one i32 index per
+    extent. Iterations must not read what another iteration writes."""
+
+    extents: tuple[int, ...]
+    body: Block
+    coalesced_width: int = 0
+
+    def verify(self) -> None:
+        if len(self.body.args) != len(self.extents):
+            raise InternalError(f"{len(self.extents)} extents, {len(self.body.args)} indices", self.loc)
+
+
+def yielded(block: Block) -> tuple[Value, ...]:
+    """The values a region hands over; () where it has no Yield."""
+    if block.ops and isinstance(block.ops[-1], Yield):
+        return block.ops[-1].values
+    return ()
+
+
+def check_carried(o: Op, body: Block, inits: tuple[Value, ...], extra: int) -> None:
+    """A loop's inits, block arguments and yielded values agree in number and type."""
+    want = [v.type for v in inits]
+    if [a.type for a in body.args[extra:]] != want or [v.type for v in yielded(body)] != want:
+        raise InternalError(
+            f"the loop carries {want}, its body takes {[a.type for a in body.args[extra:]]} and yields "
+            f"{[v.type for v in yielded(body)]}",
+            o.loc,
+        )

@@ -1,0 +1,173 @@
+"""Scalar ops: one value per thread (or per iteration of a `parallel`), SSA, no effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Op, Value, op
+from tilec.ir.errors import InternalError
+from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
+
+# Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's do,
+# `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is arithmetic for
+# signed, logical for unsigned.
+BINARY_KINDS = (
+    "add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "xor",
+    "shl", "shr", "pow", "atan2",
+)
+# Maths on one value; `approx_*` are the hardware's fast forms (about 2 ulp).
+UNARY_KINDS = (
+    "neg", "not", "abs", "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin",
+    "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "isnan", "isinf",
+    "popcount", "clz",
+)
+COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _with_dtype(t: Type, dtype: DType) -> Type:
+    return VectorType(dtype, t.lanes) if isinstance(t, VectorType) else ScalarType(dtype)
+
+
+@op("const", pure=True)
+class Const(Op):
+    """A literal of `dtype`: a bool, int or float (inf and nan included)."""
+
+    value: bool | int | float
+    dtype: DType
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.dtype),)
+
+
+@op("binary", pure=True)
+class Binary(Op):
+    """`kind` (see BINARY_KINDS) of two values of one type."""
+
+    kind: str
+    lhs: Value
+    rhs: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (self.lhs.type,)
+
+    def verify(self) -> None:
+        if self.kind not in BINARY_KINDS:
+            raise InternalError(f"unknown binary kind {self.kind}", self.loc)
+        if self.lhs.type != self.rhs.type:
+            raise InternalError(f"{self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
+
+
+@op("unary", pure=True)
+class Unary(Op):
+    """`kind` (see UNARY_KINDS) of one value; isnan and isinf give bool, the others the operand's type."""
+
+    kind: str
+    operand: Value
+
+    def infer(self) -> Sequence[Type]:
+        t = self.operand.type
+        return (_with_dtype(t, BOOL) if self.kind in ("isnan", "isinf") else t,)
+
+    def verify(self) -> None:
+        if self.kind not in UNARY_KINDS:
+            raise InternalError(f"unknown unary kind {self.kind}", self.loc)
+
+
+@op("fma", pure=True)
+class Fma(Op):
+    """a * b + c, rounded once."""
+
+    a: Value
+    b: Value
+    c: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (self.a.type,)
+
+
+@op("compare", pure=True)
+class Compare(Op):
+    """`kind` (see COMPARE_KINDS) of two values of one type; ordered, except `ne`, for floats."""
+
+    kind: str
+    lhs: Value
+    rhs: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (_with_dtype(self.lhs.type, BOOL),)
+
+    def verify(self) -> None:
+        if self.kind not in COMPARE_KINDS:
+            raise InternalError(f"unknown comparison {self.kind}", self.loc)
+        if self.lhs.type != self.rhs.type:
+            raise InternalError(f"compare {self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
+
+
+@op("select", pure=True)
+class Select(Op):
+    """`on_true` where `cond` holds, else `on_false`. Both are evaluated."""
+
+    cond: Value
+    on_true: Value
+    on_false: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (self.on_true.type,)
+
+    def verify(self) -> None:
+        if self.on_true.type != self.on_false.type:
+            raise InternalError(f"select of {self.on_true.type} and {self.on_false.type}", self.loc)
+
+
+@op("cast", pure=True)
+class Cast(Op):
+    """Convert to `dtype`: nearest even; float to int and to float8 saturate, float to int truncates."""
+
+    operand: Value
+    dtype: DType
+
+    def infer(self) -> Sequence[Type]:
+        return (_with_dtype(self.operand.type, self.dtype),)
+
+
+@op("bitcast", pure=True)
+class Bitcast(Op):
+    """The same bits as another dtype of equal width."""
+
+    operand: Value
+    dtype: DType
+
+    def infer(self) -> Sequence[Type]:
+        return (_with_dtype(self.operand.type, self.dtype),)
+
+    def verify(self) -> None:
+        if self.operand.dtype.bits != self.dtype.bits:
+            raise InternalError(f"bitcast of {self.operand.dtype} to {self.dtype}", self.loc)
+
+
+@op("block_index", pure=True)
+class BlockIndex(Op):
+    """Index of this block in grid dimension `dim` (0, 1 or 2): i32."""
+
+    dim: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("grid_size", pure=True)
+class GridSize(Op):
+    """Number of blocks in grid dimension `dim`: i32."""
+
+    dim: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("thread_index", pure=True)
+class ThreadIndex(Op):
+    """Linear index of this thread among the threads that run the user's code: i32."""
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)

@@ -1,0 +1,181 @@
+"""Tile ops: what a user writes about whole tiles. Their buffers are handles; a region of a buffer is the
+buffer, one offset (a scalar Value) per dimension, and one compile-time extent per dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Op, Value, op
+from tilec.ir.errors import InternalError
+from tilec.ir.types import BufferType, ScalarType, Type
+
+POLICIES = ("square", "full_row", "full_col")
+
+
+@op("alloc")
+class Alloc(Op):
+    """An on-chip buffer (shared, fragment, local) that lives as long as the block of code it stands in."""
+
+    type: BufferType
+
+    def infer(self) -> Sequence[Type]:
+        return (self.type,)
+
+
+@op("load")
+class Load(Op):
+    """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless annotated)."""
+
+    source: Value
+    indices: tuple[Value, ...]
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.source.dtype),)
+
+    def verify(self) -> None:
+        _check_rank(self, self.source, self.indices)
+
+
+@op("store")
+class Store(Op):
+    """Write one element, already of the buffer's dtype. Out of a global tensor's bounds: nothing."""
+
+    dest: Value
+    indices: tuple[Value, ...]
+    value: Value
+
+    def verify(self) -> None:
+        _check_rank(self, self.dest, self.indices)
+        if self.value.type != ScalarType(self.dest.dtype):
+            raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
+
+
+@op("copy")
+class Copy(Op):
+    """Copy a region onto another, converting to the destination's dtype.
+
+    The two `*_extents` have one entry per dimension of their buffer; dropping the entries that are 1 leaves
+    the same shape on both sides. Reads out of a global tensor's bounds give its safe value, writes out of
+    bounds are dropped. `coalesced_width` (elements), `disable_tma` and `eviction_policy` are the user's wishes;
+    the remaining attributes are decided by `select_copies` (see there).
+    """
+
+    source: Value
+    source_offsets: tuple[Value, ...]
+    source_extents: tuple[int, ...]
+    dest: Value
+    dest_offsets: tuple[Value, ...]
+    dest_extents: tuple[int, ...]
+    coalesced_width: int = 0
+    disable_tma: bool = False
+    eviction_policy: str = ""
+    agent: str = ""
+    vector: int = 0
+
+    def verify(self) -> None:
+        _check_rank(self, self.source, self.source_offsets)
+        _check_rank(self, self.dest, self.dest_offsets)
+        if squeeze(self.source_extents) != squeeze(self.dest_extents):
+            raise InternalError(f"copy of {self.source_extents} onto {self.dest_extents}", self.loc)
+
+
+@op("fill")
+class Fill(Op):
+    """Set every element of an on-chip buffer, or of a region of a global tensor, to `value`."""
+
+    dest: Value
+    offsets: tuple[Value, ...]
+    extents: tuple[int, ...]
+    value: Value
+
+    def verify(self) -> None:
+        _check_rank(self, self.dest, self.offsets)
+        if self.value.type != ScalarType(self.dest.dtype):
+            raise InternalError(f"fill of {self.dest.type} with {self.value.type}", self.loc)
+
+
+@op("gemm")
+class Gemm(Op):
+    """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if `transpose_b`; C is
+    an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two dimensions of a region.
+
+    `policy` is how the user wants warps spread over C. `row` (the instruction's name) and `warps` (how many along M
+    and N) are decided by `select_gemm`.
+    """
+
+    a: Value
+    a_offsets: tuple[Value, ...]
+    a_extents: tuple[int, ...]
+    b: Value
+    b_offsets: tuple[Value, ...]
+    b_extents: tuple[int, ...]
+    c: Value
+    transpose_a: bool = False
+    transpose_b: bool = False
+    clear: bool = False
+    policy: str = "square"
+    allow_tf32: bool = False
+    row: str = ""
+    warps: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of the tile product."""
+        m, k = self.a_extents[-2:]
+        k2, n = self.b_extents[-2:]
+        if self.transpose_a:
+            m, k = k, m
+        if self.transpose_b:
+            n = k2
+        return m, n, k
+
+    def verify(self) -> None:
+        m, n, k = self.shape
+        kb = self.b_extents[-1] if self.transpose_b else self.b_extents[-2]
+        if kb != k or self.c.buffer.static_shape != (m, n):
+            raise InternalError(f"gemm of {self.a.type} and {self.b.type} into {self.c.type}", self.loc)
+
+
+@op("print")
+class Print(Op):
+    """Debug output: `format` has one `{}` for each value; one thread of a block prints a scalar that is the same
+    in all of them. `buffer`: print a whole on-chip buffer or tensor instead."""
+
+    format: str
+    values: tuple[Value, ...] = ()
+    buffer: Value | None = None
+
+
+@op("annotate_layout")
+class AnnotateLayout(Op):
+    """The user's layout of an on-chip buffer: a `tilec.ir.layout.Layout`, or a `LayoutRequest` that each target
+    resolves for itself (e.g. "the swizzle that the matrix instruction reads")."""
+
+    dest: Value
+    layout: object
+
+
+@op("annotate_safe_value")
+class AnnotateSafeValue(Op):
+    """What reads out of a global tensor's bounds give (a Const of its dtype)."""
+
+    dest: Value
+    value: Value
+
+
+@op("use_swizzle")
+class UseSwizzle(Op):
+    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), for the L2 cache."""
+
+    panel_size: int
+    order: str = "row"
+
+
+def squeeze(extents: Sequence[int]) -> tuple[int, ...]:
+    """`extents` without its ones."""
+    return tuple(e for e in extents if e != 1)
+
+
+def _check_rank(o: Op, buffer: Value, indices: Sequence[Value]) -> None:
+    if buffer.buffer.rank != len(indices):
+        raise InternalError(f"{len(indices)} indices into {buffer.type}", o.loc)

@@ -1,0 +1,192 @@
+"""Types of the tile IR: scalars, short vectors, tensors and buffers, tokens and barriers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilec.ir.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type. `kind` is "bool", "int", "uint" or "float"; `bits` its width in memory."""
+
+    name: str
+    kind: str
+    bits: int
+    short: str
+
+    @property
+    def bytes(self) -> int:
+        """Width in bytes; a packed 4-bit type has none."""
+        if self.bits % 8:
+            raise ValueError(f"{self.name} is narrower than a byte")
+        return self.bits // 8
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        """Signed, unsigned or bool: everything that is not a floating-point type."""
+        return self.kind != "float"
+
+    def __str__(self) -> str:
+        return self.short
+
+
+BOOL = DType("bool", "bool", 8, "i1")
+INT8, INT16 = DType("int8", "int", 8, "i8"), DType("int16", "int", 16, "i16")
+INT32, INT64 = DType("int32", "int", 32, "i32"), DType("int64", "int", 64, "i64")
+UINT8, UINT16 = DType("uint8", "uint", 8, "u8"), DType("uint16", "uint", 16, "u16")
+UINT32, UINT64 = DType("uint32", "uint", 32, "u32"), DType("uint64", "uint", 64, "u64")
+INT4, UINT4 = DType("int4", "int", 4, "i4"), DType("uint4", "uint", 4, "u4")
+FLOAT16, BFLOAT16 = DType("float16", "float", 16, "f16"), DType("bfloat16", "float", 16, "bf16")
+FLOAT32, FLOAT64 = DType("float32", "float", 32, "f32"), DType("float64", "float", 64, "f64")
+TFLOAT32 = DType("tfloat32", "float", 32, "tf32")
+FLOAT8_E4M3 = DType("float8_e4m3", "float", 8, "e4m3")
+FLOAT8_E5M2 = DType("float8_e5m2", "float", 8, "e5m2")
+FLOAT4_E2M1 = DType("float4_e2m1", "float", 4, "e2m1")
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, INT4, UINT4, FLOAT16, BFLOAT16,
+        FLOAT32, FLOAT64, TFLOAT32, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1,
+    )
+}
+SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}
+ALIASES: dict[str, str] = {
+    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "uint": "uint32",
+    "float8_e4m3fn": "float8_e4m3", "float8_e4m3fnuz": "float8_e4m3", "float8_e5m2fnuz": "float8_e5m2",
+    "float4_e2m1fn": "float4_e2m1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """One value of `dtype` per thread."""
+
+    dtype: DType
+
+    def __str__(self) -> str:
+        return str(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorType:
+    """`lanes` consecutive values of `dtype` in one thread's registers."""
+
+    dtype: DType
+    lanes: int
+
+    def __str__(self) -> str:
+        return f"<{self.lanes} x {self.dtype}>"
+
+
+Extent = int | str  # a compile-time extent, or the name of the size parameter that holds it
+
+
+@dataclass(frozen=True, slots=True)
+class BufferType:
+    """A multi-dimensional array in one memory space.
+
+    `space`: "global" (a tensor parameter), "shared", "fragment" (registers of a scope's threads), "local"
+    (one thread's own registers or stack), "barrier". `shape` entries, and for global tensors `strides`
+    (in elements), are ints or names of size/stride parameters. `align` is the fact known of a global
+    tensor: the largest power of two up to 16 that divides its base address and, in bytes, each of its
+    dynamic strides. `layout` is None until `infer_layouts`. `versions` > 1: a ring of that many copies.
+    """
+
+    shape: tuple[Extent, ...]
+    dtype: DType
+    space: str
+    strides: tuple[Extent, ...] | None = None
+    align: int = 16
+    layout: Layout | None = None
+    versions: int = 1
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape, all of whose extents must be compile-time ints (true of every on-chip buffer)."""
+        if not all(isinstance(e, int) for e in self.shape):
+            raise ValueError(f"{self} has run-time extents")
+        return tuple(e for e in self.shape if isinstance(e, int))
+
+    @property
+    def size(self) -> int:
+        """Number of elements of one version."""
+        n = 1
+        for e in self.static_shape:
+            n *= e
+        return n
+
+    def with_layout(self, layout: Layout | None) -> BufferType:
+        return replace(self, layout=layout)
+
+    def __str__(self) -> str:
+        dims = "x".join(str(e) for e in self.shape)
+        text = f"{self.space}<{dims}{'x' if dims else ''}{self.dtype}"
+        if self.strides is not None:
+            text += f", strides=[{', '.join(map(str, self.strides))}], align={self.align}"
+        if self.versions != 1:
+            text += f", versions={self.versions}"
+        if self.layout is not None:
+            text += f", layout={self.layout}"
+        return text + ">"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapType:
+    """A TMA descriptor of a tensor parameter, passed by value (CUDA driver API, cuTensorMapEncodeTiled).
+
+    `tensor` is the parameter's name, `dims` its dimensions innermost first, `box` the elements one
+    instruction moves in each of them, `swizzle` the bytes of the shared-memory pattern (0: none).
+    """
+
+    tensor: str
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    dtype: DType
+
+    def __str__(self) -> str:
+        box = "x".join(map(str, self.box))
+        dims = ",".join(map(str, self.dims))
+        return f"tensor_map<{self.tensor}[{dims}], box={box}, swizzle={self.swizzle}, {self.dtype}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenType:
+    """What an asynchronous op returns: a promise that a `wait` takes. `kind` names the engine."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"token<{self.kind}>"
+
+
+Type = ScalarType | VectorType | BufferType | TensorMapType | TokenType
+
+
+def scalar(dtype: DType) -> ScalarType:
+    return ScalarType(dtype)
+
+
+def find_dtype(name: object) -> DType | None:
+    """The dtype meant by `name`: a DType, "float16", a NumPy, torch or ml_dtypes dtype; None if unknown."""
+    if isinstance(name, DType):
+        return name
+    found = getattr(name, "dtype", None)
+    if isinstance(found, DType):
+        return found
+    text = name if isinstance(name, str) else getattr(name, "__name__", None) or str(name)
+    text = text.rsplit(".", 1)[-1]
+    return DTYPES.get(ALIASES.get(text, text))
