@@ -1,0 +1,419 @@
+"""LLVM records: what code generators write and what the text given to LLVM is printed from.
+
+A record (`Inst`) keeps its opcode, operands, types, hardware row, source location and, for a branch, the label
+where its sides meet again, so that another reader than LLVM can execute exactly the code that is shipped.
+`Function` appends records and folds integer constants as it goes, because most index arithmetic of an
+unrolled tile is known when it is printed. LLVM language reference: https://llvm.org/docs/LangRef.html
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilec.ir.loc import UNKNOWN, Loc
+
+_MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_FFFF_FFFF_FFFF}
+
+
+class Val:
+    """An operand: LLVM type, spelling, and its number where it is an integer literal."""
+
+    __slots__ = ("literal", "ref", "type")
+
+    def __init__(self, type: str, ref: str, literal: int | None = None) -> None:
+        self.type = type
+        self.ref = ref
+        self.literal = literal
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.ref}"
+
+    def __repr__(self) -> str:
+        return f"Val({self})"
+
+
+def int_val(value: int, type: str = "i32") -> Val:
+    """An integer literal, wrapped to the type's width (shown signed, as LLVM prints it)."""
+    if type == "i1":
+        return Val("i1", "true" if value & 1 else "false", value & 1)
+    mask = _MASK[type]
+    value &= mask
+    if value > mask >> 1:
+        value -= mask + 1
+    return Val(type, str(value), value)
+
+
+def float_val(value: float, type: str = "float") -> Val:
+    """A floating-point literal, exact in `type` ("half", "bfloat", "float" or "double")."""
+    if type == "half":
+        return Val(type, f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}")
+    if type == "bfloat":
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        if value == value:
+            bits += 0x7FFF + (bits >> 16 & 1)
+        return Val(type, f"0xR{bits >> 16 & 0xFFFF:04X}")
+    if type == "float":
+        try:
+            value = struct.unpack("<f", struct.pack("<f", value))[0]
+        except OverflowError:
+            value = float("inf") if value > 0 else float("-inf")
+    return Val(type, f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}")
+
+
+UNDEF = "poison"
+
+
+@dataclass(slots=True)
+class Inst:
+    """One instruction. `text` is its LLVM spelling without result name and debug location."""
+
+    opcode: str
+    result: Val | None
+    operands: tuple[Val, ...]
+    text: str
+    row: str = ""
+    loc: Loc = UNKNOWN
+    merge: str = ""
+
+
+@dataclass(slots=True)
+class Phi:
+    """A phi node; `incoming` grows until the function is printed."""
+
+    result: Val
+    incoming: list[tuple[Val, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BasicBlock:
+    """A label, its phis and its instructions; the last one ends it."""
+
+    label: str
+    phis: list[Phi] = field(default_factory=list)
+    insts: list[Inst] = field(default_factory=list)
+
+
+class Function:
+    """A function under construction: records are appended to `self.block`."""
+
+    def __init__(self, name: str, params: Sequence[tuple[str, str, str]], *, linkage: str, attrs: str) -> None:
+        """`params`: (type, attributes, name) each; `linkage`: the words before the return type."""
+        self.name = name
+        self.params = list(params)
+        self.linkage = linkage
+        self.attrs = attrs
+        self.blocks: list[BasicBlock] = [BasicBlock("entry")]
+        self.block = self.blocks[0]
+        self.allocas: list[Inst] = []
+        self.declarations: dict[str, str] = {}
+        self.loc: Loc = UNKNOWN
+        self.scope = ""
+        self._count = 0
+        self._labels: dict[str, int] = {}
+
+    # --- names, blocks ---
+
+    def fresh(self, type: str) -> Val:
+        self._count += 1
+        return Val(type, f"%v{self._count}")
+
+    def label(self, stem: str) -> str:
+        n = self._labels.get(stem, 0)
+        self._labels[stem] = n + 1
+        return f"{stem}{n}" if n else stem
+
+    def start(self, label: str) -> None:
+        """Begin the block `label`; later records go there."""
+        self.block = BasicBlock(label)
+        self.blocks.append(self.block)
+
+    @property
+    def terminated(self) -> bool:
+        insts = self.block.insts
+        return bool(insts) and insts[-1].opcode in ("br", "ret", "unreachable")
+
+    def phi(self, type: str) -> Phi:
+        made = Phi(self.fresh(type))
+        self.block.phis.append(made)
+        return made
+
+    # --- records ---
+
+    def inst(self, opcode: str, type: str, operands: tuple[Val, ...], text: str, row: str = "") -> Val:
+        """Append an instruction with a result and return the result."""
+        result = self.fresh(type)
+        self.block.insts.append(Inst(opcode, result, operands, text, row, self.loc))
+        return result
+
+    def act(self, opcode: str, operands: tuple[Val, ...], text: str, row: str = "", merge: str = "") -> None:
+        """Append an instruction without a result."""
+        self.block.insts.append(Inst(opcode, None, operands, text, row, self.loc, merge))
+
+    def binary(self, opcode: str, a: Val, b: Val, flags: str = "") -> Val:
+        """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub fmul fdiv …"""
+        folded = _fold(opcode, a, b)
+        if folded is not None:
+            return folded
+        words = f"{opcode} {flags} " if flags else f"{opcode} "
+        return self.inst(opcode, a.type, (a, b), f"{words}{a.type} {a.ref}, {b.ref}")
+
+    def add(self, a: Val, b: Val) -> Val:
+        return self.binary("add", a, b)
+
+    def mul(self, a: Val, b: Val) -> Val:
+        return self.binary("mul", a, b)
+
+    def icmp(self, pred: str, a: Val, b: Val) -> Val:
+        if a.literal is not None and b.literal is not None:
+            return int_val(_compare(pred, a, b), "i1")
+        return self.inst("icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}")
+
+    def fcmp(self, pred: str, a: Val, b: Val) -> Val:
+        return self.inst("fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}")
+
+    def select(self, cond: Val, a: Val, b: Val) -> Val:
+        if cond.literal is not None:
+            return a if cond.literal else b
+        if a.ref == b.ref and a.type == b.type:
+            return a
+        return self.inst("select", a.type, (cond, a, b), f"select {cond}, {a}, {b}")
+
+    def cast(self, opcode: str, a: Val, to: str) -> Val:
+        """zext sext trunc bitcast fptrunc fpext sitofp uitofp fptosi fptoui ptrtoint inttoptr."""
+        if a.type == to:
+            return a
+        if a.literal is not None and opcode in ("zext", "sext", "trunc"):
+            value = a.literal & _MASK[a.type] if opcode == "zext" else a.literal
+            return int_val(value, to)
+        return self.inst(opcode, to, (a,), f"{opcode} {a} to {to}")
+
+    def gep(self, elem: str, base: Val, index: Val) -> Val:
+        if index.literal == 0:
+            return base
+        return self.inst(
+            "getelementptr", base.type, (base, index), f"getelementptr inbounds {elem}, {base}, {index}"
+        )
+
+    def load(self, type: str, ptr: Val, align: int, words: str = "", tail: str = "") -> Val:
+        text = f"load {words}{type}, {ptr}, align {align}{tail}"
+        return self.inst("load", type, (ptr,), text)
+
+    def store(self, value: Val, ptr: Val, align: int, words: str = "", tail: str = "") -> None:
+        self.act("store", (value, ptr), f"store {words}{value}, {ptr}, align {align}{tail}")
+
+    def alloca(self, type: str, align: int) -> Val:
+        result = self.fresh("ptr")
+        self.allocas.append(Inst("alloca", result, (), f"alloca {type}, align {align}", "", self.loc))
+        return result
+
+    def call(
+        self, type: str, name: str, args: Sequence[Val] = (), *, row: str = "", tail: str = "", immarg: bool = False
+    ) -> Val | None:
+        """Call the intrinsic or function `name`, declaring it; returns None for "void"."""
+        if name not in self.declarations:
+            self.declarations[name] = f"declare {type} @{name}({', '.join(a.type for a in args)})"
+        text = f"call {type} @{name}({', '.join(map(str, args))}){tail}"
+        if type == "void":
+            self.act("call", tuple(args), text, row or name)
+            return None
+        return self.inst("call", type, tuple(args), text, row or name)
+
+    def intrinsic(self, type: str, name: str, args: Sequence[Val] = (), row: str = "") -> Val:
+        """`call` of a function that returns a value."""
+        result = self.call(type, name, args, row=row)
+        assert result is not None
+        return result
+
+    def asm(
+        self, template: str, constraints: str, args: Sequence[Val] = (), outputs: Sequence[str] = (), *,
+        row: str = "", effects: bool = True,
+    ) -> list[Val]:
+        """Inline assembly; returns one value per entry of `outputs` (their LLVM types)."""
+        if len(outputs) == 0:
+            type = "void"
+        elif len(outputs) == 1:
+            type = outputs[0]
+        else:
+            type = "{ " + ", ".join(outputs) + " }"
+        words = "asm sideeffect" if effects else "asm"
+        given = ", ".join(map(str, args))
+        text = f'call {type} {words} "{template}", "{constraints}"({given}) #1'
+        if type == "void":
+            self.act("asm", tuple(args), text, row)
+            return []
+        result = self.inst("asm", type, tuple(args), text, row)
+        if len(outputs) == 1:
+            return [result]
+        return [self.extract_value(result, i, t) for i, t in enumerate(outputs)]
+
+    def extract_value(self, struct: Val, index: int, type: str) -> Val:
+        return self.inst("extractvalue", type, (struct,), f"extractvalue {struct}, {index}")
+
+    def insert_element(self, vector: Val, value: Val, index: int) -> Val:
+        return self.inst(
+            "insertelement", vector.type, (vector, value), f"insertelement {vector}, {value}, i32 {index}"
+        )
+
+    def extract_element(self, vector: Val, index: int, type: str) -> Val:
+        return self.inst("extractelement", type, (vector,), f"extractelement {vector}, i32 {index}")
+
+    def pack(self, values: Sequence[Val]) -> Val:
+        """The values as one LLVM vector."""
+        vector = Val(f"<{len(values)} x {values[0].type}>", UNDEF)
+        for i, v in enumerate(values):
+            vector = self.insert_element(vector, v, i)
+        return vector
+
+    def unpack(self, vector: Val, lanes: int, type: str) -> list[Val]:
+        return [self.extract_element(vector, i, type) for i in range(lanes)]
+
+    # --- control flow ---
+
+    def br(self, label: str, loop: bool = False) -> None:
+        """Jump; `loop` marks a back edge, which LLVM must not unroll."""
+        self.act("br", (), f"br label %{label}{', !llvm.loop !0' if loop else ''}")
+
+    def cbr(self, cond: Val, then: str, orelse: str, merge: str, loop: bool = False) -> None:
+        """Branch on `cond`; `merge` is the label where both sides meet again."""
+        tail = ", !llvm.loop !0" if loop else ""
+        self.act("br", (cond,), f"br {cond}, label %{then}, label %{orelse}{tail}", "", merge)
+
+    def ret(self) -> None:
+        self.act("ret", (), "ret void")
+
+    # --- text ---
+
+    def text(self, debug: DebugInfo | None = None) -> str:
+        """The definition as LLVM text."""
+        params = ", ".join(" ".join(w for w in (t, a, n) if w) for t, a, n in self.params)
+        scope = f" !dbg !{debug.subprogram}" if debug else ""
+        lines = [f"define {self.linkage} void @{self.name}({params}) {self.attrs}{scope} {{"]
+        for block in self.blocks:
+            lines.append(f"{block.label}:")
+            if block is self.blocks[0]:
+                lines += [f"  {i.result.ref} = {i.text}" for i in self.allocas if i.result]
+            for p in block.phis:
+                came = ", ".join(f"[ {v.ref}, %{b} ]" for v, b in p.incoming)
+                lines.append(f"  {p.result.ref} = phi {p.result.type} {came}")
+            for i in block.insts:
+                head = f"  {i.result.ref} = " if i.result is not None else "  "
+                tail = f", !dbg !{debug.location(i.loc)}" if debug else ""
+                lines.append(head + i.text + tail)
+        lines.append("}")
+        return "\n".join(lines)
+
+
+class DebugInfo:
+    """Line tables: numbers the metadata nodes of one function's source locations.
+
+    `kind` is DebugDirectivesOnly for PTX (`.loc` lines, no DWARF of its own) or LineTablesOnly.
+    """
+
+    def __init__(self, func: str, loc: Loc, kind: str, first: int = 10) -> None:
+        self.kind = kind
+        self.func = func
+        self.loc = loc
+        self.compile_unit, self.file, self.subprogram, self.type = first, first + 1, first + 2, first + 3
+        self._next = first + 4
+        self._locations: dict[tuple[int, int], int] = {}
+
+    def location(self, loc: Loc) -> int:
+        """The metadata number of `loc` (the outermost call site, if it came from a macro)."""
+        outer = loc.chain()[-1]
+        key = (outer.line, outer.col + 1) if outer.file == self.loc.file else (self.loc.line, 1)
+        if key not in self._locations:
+            self._locations[key] = self._next
+            self._next += 1
+        return self._locations[key]
+
+    def text(self) -> str:
+        folder, _, name = self.loc.file.rpartition("/")
+        quote = _escape
+        lines = [
+            f"!{self.compile_unit} = distinct !DICompileUnit(language: DW_LANG_C99, file: !{self.file}, "
+            f'producer: "tilec", isOptimized: true, runtimeVersion: 0, emissionKind: {self.kind})',
+            f'!{self.file} = !DIFile(filename: "{quote(name)}", directory: "{quote(folder)}")',
+            f'!{self.subprogram} = distinct !DISubprogram(name: "{quote(self.func)}", scope: !{self.file}, '
+            f"file: !{self.file}, line: {self.loc.line}, type: !{self.type}, "
+            f"spFlags: DISPFlagDefinition | DISPFlagOptimized, unit: !{self.compile_unit})",
+            f"!{self.type} = !DISubroutineType(types: !{{null}})",
+        ]
+        lines += [
+            f"!{n} = !DILocation(line: {line}, column: {col}, scope: !{self.subprogram})"
+            for (line, col), n in self._locations.items()
+        ]
+        return "\n".join(lines)
+
+
+def _escape(text: str) -> str:
+    return "".join(c if c.isprintable() and c not in '"\\' and ord(c) < 128 else f"\\{ord(c) & 255:02X}" for c in text)
+
+
+def _bool_type(type: str) -> str:
+    return f"{type.rsplit(' x ', 1)[0]} x i1>" if type.startswith("<") else "i1"
+
+
+def _compare(pred: str, a: Val, b: Val) -> int:
+    x, y = a.literal or 0, b.literal or 0
+    if pred.startswith("u"):
+        x, y = x & _MASK[a.type], y & _MASK[b.type]
+    return int(
+        {"eq": x == y, "ne": x != y, "lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[
+            pred if pred in ("eq", "ne") else pred[1:]
+        ]
+    )
+
+
+def _fold(opcode: str, a: Val, b: Val) -> Val | None:
+    """Integer constant folding and the identities that keep unrolled addresses short."""
+    x, y = a.literal, b.literal
+    if x is None and y is None or a.type not in _MASK:
+        return None
+    if y == 0 and opcode in ("add", "sub", "or", "xor", "shl", "lshr", "ashr"):
+        return a
+    if x == 0 and opcode in ("add", "or", "xor"):
+        return b
+    if opcode in ("mul", "and") and (x == 0 or y == 0):
+        return int_val(0, a.type)
+    if y == 1 and opcode in ("mul", "udiv", "sdiv"):
+        return a
+    if x == 1 and opcode == "mul":
+        return b
+    if y == 1 and opcode in ("urem", "srem"):
+        return int_val(0, a.type)
+    if x is None or y is None:
+        return None
+    mask = _MASK[a.type]
+    ux, uy = x & mask, y & mask
+    match opcode:
+        case "add":
+            value = x + y
+        case "sub":
+            value = x - y
+        case "mul":
+            value = x * y
+        case "and":
+            value = ux & uy
+        case "or":
+            value = ux | uy
+        case "xor":
+            value = ux ^ uy
+        case "shl":
+            value = ux << uy if uy < 64 else 0
+        case "lshr":
+            value = ux >> uy
+        case "ashr":
+            value = x >> uy
+        case "udiv" if uy:
+            value = ux // uy
+        case "urem" if uy:
+            value = ux % uy
+        case "sdiv" if y:
+            value = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+        case "srem" if y:
+            value = abs(x) % abs(y) * (1 if x >= 0 else -1)
+        case _:
+            return None
+    return int_val(value, a.type)
