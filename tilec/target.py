@@ -52,8 +52,15 @@ TARGETS: dict[str, Target] = {
         Target("cuda:sm_80", "cuda", "sm_80", 32, 166_912, multiprocessors=108, features=_SM80),
         Target("cuda:sm_90a", "cuda", "sm_90a", 32, 232_448, multiprocessors=132, features=_SM90),
         Target(
-            "hip:gfx942", "hip", "gfx942", 64, 65_536, registers=131_072, max_registers_per_thread=512,
-            multiprocessors=304, features=frozenset({"mfma"}),
+            "hip:gfx942",
+            "hip",
+            "gfx942",
+            64,
+            65_536,
+            registers=131_072,
+            max_registers_per_thread=512,
+            multiprocessors=304,
+            features=frozenset({"mfma"}),
         ),
         Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1),
     )
@@ -71,7 +78,9 @@ def find_target(name: str) -> Target:
     if name in TARGETS:
         return TARGETS[name]
     if name in NOT_YET:
-        raise TargetError(f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}")
+        raise TargetError(
+            f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}"
+        )
     near = difflib.get_close_matches(name, TARGETS, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TargetError(f"unknown target {name!r}{hint} (targets: {', '.join(TARGETS)})")

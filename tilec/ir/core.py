@@ -177,7 +177,9 @@ class Builder:
         self.ops: list[Op] = []
         self.loc = loc
 
-    def emit(self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any) -> Op:
+    def emit(
+        self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any
+    ) -> Op:
         made = cls(*args, loc=loc or self.loc, **kwargs)
         types = made.infer()
         if types:
@@ -185,7 +187,9 @@ class Builder:
         self.ops.append(made)
         return made
 
-    def value(self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any) -> Value:
+    def value(
+        self, cls: type[Op], *args: Any, name: str = "", loc: Loc | None = None, **kwargs: Any
+    ) -> Value:
         """`emit` of an op with one result; returns that result."""
         return self.emit(cls, *args, name=name, loc=loc, **kwargs).result
 
@@ -238,7 +242,9 @@ def substitute(o: Op, subst: Substitution) -> Op:
 Replacement = None | Op | Sequence[Op]
 
 
-def rewrite(block: Block, visit: Callable[[Op], Replacement], subst: Substitution | None = None) -> Block:
+def rewrite(
+    block: Block, visit: Callable[[Op], Replacement], subst: Substitution | None = None
+) -> Block:
     """Rebuild `block`, inner regions first: `visit` sees each op (operands already replaced) and returns
     None to keep it, an op or a list of ops to put in its place. It may add to `subst`, which later ops see.
     Returns the same object if nothing changed."""

@@ -98,7 +98,9 @@ class BasicBlock:
 class Function:
     """A function under construction: records are appended to `self.block`."""
 
-    def __init__(self, name: str, params: Sequence[tuple[str, str, str]], *, linkage: str, attrs: str) -> None:
+    def __init__(
+        self, name: str, params: Sequence[tuple[str, str, str]], *, linkage: str, attrs: str
+    ) -> None:
         """`params`: (type, attributes, name) each; `linkage`: the words before the return type."""
         self.name = name
         self.params = list(params)
@@ -141,13 +143,17 @@ class Function:
 
     # --- records ---
 
-    def inst(self, opcode: str, type: str, operands: tuple[Val, ...], text: str, row: str = "") -> Val:
+    def inst(
+        self, opcode: str, type: str, operands: tuple[Val, ...], text: str, row: str = ""
+    ) -> Val:
         """Append an instruction with a result and return the result."""
         result = self.fresh(type)
         self.block.insts.append(Inst(opcode, result, operands, text, row, self.loc))
         return result
 
-    def act(self, opcode: str, operands: tuple[Val, ...], text: str, row: str = "", merge: str = "") -> None:
+    def act(
+        self, opcode: str, operands: tuple[Val, ...], text: str, row: str = "", merge: str = ""
+    ) -> None:
         """Append an instruction without a result."""
         self.block.insts.append(Inst(opcode, None, operands, text, row, self.loc, merge))
 
@@ -168,10 +174,14 @@ class Function:
     def icmp(self, pred: str, a: Val, b: Val) -> Val:
         if a.literal is not None and b.literal is not None:
             return int_val(_compare(pred, a, b), "i1")
-        return self.inst("icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}")
+        return self.inst(
+            "icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}"
+        )
 
     def fcmp(self, pred: str, a: Val, b: Val) -> Val:
-        return self.inst("fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}")
+        return self.inst(
+            "fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}"
+        )
 
     def select(self, cond: Val, a: Val, b: Val) -> Val:
         if cond.literal is not None:
@@ -193,7 +203,10 @@ class Function:
         if index.literal == 0:
             return base
         return self.inst(
-            "getelementptr", base.type, (base, index), f"getelementptr inbounds {elem}, {base}, {index}"
+            "getelementptr",
+            base.type,
+            (base, index),
+            f"getelementptr inbounds {elem}, {base}, {index}",
         )
 
     def load(self, type: str, ptr: Val, align: int, words: str = "", tail: str = "") -> Val:
@@ -205,11 +218,20 @@ class Function:
 
     def alloca(self, type: str, align: int) -> Val:
         result = self.fresh("ptr")
-        self.allocas.append(Inst("alloca", result, (), f"alloca {type}, align {align}", "", self.loc))
+        self.allocas.append(
+            Inst("alloca", result, (), f"alloca {type}, align {align}", "", self.loc)
+        )
         return result
 
     def call(
-        self, type: str, name: str, args: Sequence[Val] = (), *, row: str = "", tail: str = "", immarg: bool = False
+        self,
+        type: str,
+        name: str,
+        args: Sequence[Val] = (),
+        *,
+        row: str = "",
+        tail: str = "",
+        immarg: bool = False,
     ) -> Val | None:
         """Call the intrinsic or function `name`, declaring it; returns None for "void"."""
         if name not in self.declarations:
@@ -227,8 +249,14 @@ class Function:
         return result
 
     def asm(
-        self, template: str, constraints: str, args: Sequence[Val] = (), outputs: Sequence[str] = (), *,
-        row: str = "", effects: bool = True,
+        self,
+        template: str,
+        constraints: str,
+        args: Sequence[Val] = (),
+        outputs: Sequence[str] = (),
+        *,
+        row: str = "",
+        effects: bool = True,
     ) -> list[Val]:
         """Inline assembly; returns one value per entry of `outputs` (their LLVM types)."""
         if len(outputs) == 0:
@@ -253,7 +281,10 @@ class Function:
 
     def insert_element(self, vector: Val, value: Val, index: int) -> Val:
         return self.inst(
-            "insertelement", vector.type, (vector, value), f"insertelement {vector}, {value}, i32 {index}"
+            "insertelement",
+            vector.type,
+            (vector, value),
+            f"insertelement {vector}, {value}, i32 {index}",
         )
 
     def extract_element(self, vector: Val, index: int, type: str) -> Val:
@@ -315,7 +346,12 @@ class DebugInfo:
         self.kind = kind
         self.func = func
         self.loc = loc
-        self.compile_unit, self.file, self.subprogram, self.type = first, first + 1, first + 2, first + 3
+        self.compile_unit, self.file, self.subprogram, self.type = (
+            first,
+            first + 1,
+            first + 2,
+            first + 3,
+        )
         self._next = first + 4
         self._locations: dict[tuple[int, int], int] = {}
 
@@ -348,7 +384,10 @@ class DebugInfo:
 
 
 def _escape(text: str) -> str:
-    return "".join(c if c.isprintable() and c not in '"\\' and ord(c) < 128 else f"\\{ord(c) & 255:02X}" for c in text)
+    return "".join(
+        c if c.isprintable() and c not in '"\\' and ord(c) < 128 else f"\\{ord(c) & 255:02X}"
+        for c in text
+    )
 
 
 def _bool_type(type: str) -> str:

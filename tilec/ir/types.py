@@ -54,14 +54,37 @@ FLOAT4_E2M1 = DType("float4_e2m1", "float", 4, "e2m1")
 DTYPES: dict[str, DType] = {
     d.name: d
     for d in (
-        BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, INT4, UINT4, FLOAT16, BFLOAT16,
-        FLOAT32, FLOAT64, TFLOAT32, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1,
+        BOOL,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+        INT4,
+        UINT4,
+        FLOAT16,
+        BFLOAT16,
+        FLOAT32,
+        FLOAT64,
+        TFLOAT32,
+        FLOAT8_E4M3,
+        FLOAT8_E5M2,
+        FLOAT4_E2M1,
     )
 }
 SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}
 ALIASES: dict[str, str] = {
-    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "uint": "uint32",
-    "float8_e4m3fn": "float8_e4m3", "float8_e4m3fnuz": "float8_e4m3", "float8_e5m2fnuz": "float8_e5m2",
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "int": "int32",
+    "uint": "uint32",
+    "float8_e4m3fn": "float8_e4m3",
+    "float8_e4m3fnuz": "float8_e4m3",
+    "float8_e5m2fnuz": "float8_e5m2",
     "float4_e2m1fn": "float4_e2m1",
 }
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.types import Type
+
+if TYPE_CHECKING:
+    from tilec.ir.layout import Layout
 
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined", "persistent")
 
@@ -86,15 +90,19 @@ class If(Op):
 @op("parallel")
 class Parallel(Op):
     """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one i32 index per
-    extent. Iterations must not read what another iteration writes."""
+    extent. Iterations must not read what another iteration writes. `layout` (registers, lanes and warps over
+    the extents) says which thread runs which iteration; decided by `infer_layouts`."""
 
     extents: tuple[int, ...]
     body: Block
     coalesced_width: int = 0
+    layout: Layout | None = None
 
     def verify(self) -> None:
         if len(self.body.args) != len(self.extents):
-            raise InternalError(f"{len(self.extents)} extents, {len(self.body.args)} indices", self.loc)
+            raise InternalError(
+                f"{len(self.extents)} extents, {len(self.body.args)} indices", self.loc
+            )
 
 
 def yielded(block: Block) -> tuple[Value, ...]:

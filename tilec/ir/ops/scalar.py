@@ -12,14 +12,52 @@ from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
 # `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is arithmetic for
 # signed, logical for unsigned.
 BINARY_KINDS = (
-    "add", "sub", "mul", "div", "floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "xor",
-    "shl", "shr", "pow", "atan2",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floordiv",
+    "mod",
+    "truncdiv",
+    "truncmod",
+    "min",
+    "max",
+    "and",
+    "or",
+    "xor",
+    "shl",
+    "shr",
+    "pow",
+    "atan2",
 )
 # Maths on one value; `approx_*` are the hardware's fast forms (about 2 ulp).
 UNARY_KINDS = (
-    "neg", "not", "abs", "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin",
-    "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "isnan", "isinf",
-    "popcount", "clz",
+    "neg",
+    "not",
+    "abs",
+    "exp",
+    "exp2",
+    "exp10",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "isnan",
+    "isinf",
+    "popcount",
+    "clz",
 )
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -100,7 +138,9 @@ class Compare(Op):
         if self.kind not in COMPARE_KINDS:
             raise InternalError(f"unknown comparison {self.kind}", self.loc)
         if self.lhs.type != self.rhs.type:
-            raise InternalError(f"compare {self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
+            raise InternalError(
+                f"compare {self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc
+            )
 
 
 @op("select", pure=True)

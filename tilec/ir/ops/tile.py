@@ -14,9 +14,15 @@ POLICIES = ("square", "full_row", "full_col")
 
 @op("alloc")
 class Alloc(Op):
-    """An on-chip buffer (shared, fragment, local) that lives as long as the block of code it stands in."""
+    """An on-chip buffer (shared, fragment, local, barrier) that lives as long as the block of code it stands in.
+
+    `address`: byte offset in shared memory, decided by `plan_shared` (-1: not yet). `packed`: how many of a
+    fragment's elements one register value holds (a vector), where a matrix instruction takes them so.
+    """
 
     type: BufferType
+    address: int = -1
+    packed: int = 1
 
     def infer(self) -> Sequence[Type]:
         return (self.type,)
@@ -133,7 +139,9 @@ class Gemm(Op):
         m, n, k = self.shape
         kb = self.b_extents[-1] if self.transpose_b else self.b_extents[-2]
         if kb != k or self.c.buffer.static_shape != (m, n):
-            raise InternalError(f"gemm of {self.a.type} and {self.b.type} into {self.c.type}", self.loc)
+            raise InternalError(
+                f"gemm of {self.a.type} and {self.b.type} into {self.c.type}", self.loc
+            )
 
 
 @op("print")

@@ -1,0 +1,141 @@
+"""Ops of the SCHEDULED contract: who runs what, ring buffers, barriers, waits and fences.
+
+A *ring* is a shared buffer with `versions` > 1 and two barrier buffers ("full", "empty") of as many slots. Its
+position is a pair of scalars (slot, phase) that each scope carries for itself and advances once per acquire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.errors import InternalError
+from tilec.ir.types import BufferType, Type
+
+
+@op("scope")
+class Scope(Op):
+    """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `lane` and `warp` ops inside
+    count from its first warp. `registers` > 0: each thread's share of the register file from here on (setmaxnreg)."""
+
+    name: str
+    first_warp: int
+    warps: int
+    body: Block
+    registers: int = 0
+
+
+@op("version", pure=True)
+class Version(Op):
+    """Version `slot` (i32) of a ring: a buffer of the same type with one version. Its root is `root`."""
+
+    root: Value
+    slot: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (replace(self.root.buffer, versions=1),)
+
+
+@op("barrier")
+class Barrier(Op):
+    """Wait until `threads` threads of the block are here (0: all of them), their shared-memory accesses done.
+    `id` (0 to 15) tells barriers apart that are in use at once."""
+
+    id: int = 0
+    threads: int = 0
+
+
+@op("warp_sync")
+class WarpSync(Op):
+    """Wait for all lanes of this warp, their shared-memory accesses done."""
+
+
+@op("proxy_fence")
+class ProxyFence(Op):
+    """Make this thread's shared-memory writes visible to asynchronous engines (wgmma, TMA)."""
+
+
+@op("mbarrier_init")
+class MbarrierInit(Op):
+    """Set every slot of `barrier` to expect `count` arrivals (one thread executes it). After the last one, the
+    emitter's `mbarrier_init_fence` and a block barrier make them known."""
+
+    barrier: Value
+    count: int
+
+    def verify(self) -> None:
+        _check_barrier(self, self.barrier)
+
+
+@op("mbarrier_init_fence")
+class MbarrierInitFence(Op):
+    """Make initialised mbarriers known to the asynchronous proxy."""
+
+
+@op("mbarrier_expect")
+class MbarrierExpect(Op):
+    """Arrive once at `slot` and announce `bytes` that asynchronous copies will bring."""
+
+    barrier: Value
+    slot: Value
+    bytes: int
+
+
+@op("mbarrier_arrive")
+class MbarrierArrive(Op):
+    """Arrive once at `slot`; only where `guard` (bool) holds, if it is given (no branch)."""
+
+    barrier: Value
+    slot: Value
+    guard: Value | None = None
+
+
+@op("mbarrier_wait")
+class MbarrierWait(Op):
+    """Wait until the phase of `slot` with this parity (i32: 0 or 1) has completed."""
+
+    barrier: Value
+    slot: Value
+    parity: Value
+
+
+@op("cp_async_commit")
+class CpAsyncCommit(Op):
+    """Close the group of this thread's `cp_async` ops issued so far."""
+
+
+@op("cp_async_wait")
+class CpAsyncWait(Op):
+    """Wait until at most `pending` of this thread's newest cp.async groups are unfinished."""
+
+    pending: int
+
+
+@op("wgmma_wait")
+class WgmmaWait(Op):
+    """Wait until at most `pending` of this warpgroup's newest wgmma groups are unfinished. `fragments` are those
+    whose registers may be touched again, or may not be touched before."""
+
+    pending: int
+    fragments: tuple[Value, ...]
+
+
+@op("tma_store_commit")
+class TmaStoreCommit(Op):
+    """Close the group of this thread's TMA stores issued so far."""
+
+
+@op("tma_store_wait")
+class TmaStoreWait(Op):
+    """Wait until at most `pending` of this thread's newest TMA store groups are unfinished; `read`: until they have
+    only read their shared memory."""
+
+    pending: int
+    read: bool = True
+
+
+def _check_barrier(o: Op, barrier: Value) -> None:
+    t = barrier.type
+    if not isinstance(t, BufferType) or t.space != "barrier":
+        raise InternalError(f"{t} is not a barrier", o.loc)

@@ -1,0 +1,225 @@
+"""Ops of the LOWERED contract: what one thread does. Loops of kind "unroll" are unrolled by the emitter while it
+prints, so an index that selects a register is a number by then.
+
+Offsets into memory are in elements from the start of the buffer (of the version, for a ring): i64 for global
+tensors, i32 for shared memory. A `guard` is a bool: where it is false nothing is accessed. Registers of a fragment are
+counted in elements by `reg_read`/`reg_write` and in packs (`Alloc.packed` elements each) by the matrix ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Op, Value, op
+from tilec.ir.errors import InternalError
+from tilec.ir.types import INT32, ScalarType, Type, VectorType
+
+
+@op("lane", pure=True)
+class Lane(Op):
+    """This thread's index in its warp: i32."""
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("warp", pure=True)
+class Warp(Op):
+    """This warp's index in its scope: i32, the same in all lanes (and known to be by the back end)."""
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("lookup", pure=True)
+class Lookup(Op):
+    """`table[index]`, where `index` is a number once loops are unrolled: i32."""
+
+    table: tuple[int, ...]
+    index: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("reg_read")
+class RegRead(Op):
+    """Register `index` (elements) of a fragment: a scalar of its dtype."""
+
+    fragment: Value
+    index: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.fragment.dtype),)
+
+
+@op("reg_write")
+class RegWrite(Op):
+    """Set register `index` (elements) of a fragment."""
+
+    fragment: Value
+    index: Value
+    value: Value
+
+
+@op("extract", pure=True)
+class Extract(Op):
+    """Element `index` of a vector."""
+
+    vector: Value
+    index: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.vector.dtype),)
+
+
+@op("pack", pure=True)
+class Pack(Op):
+    """A vector of these scalars."""
+
+    values: tuple[Value, ...]
+
+    def infer(self) -> Sequence[Type]:
+        return (VectorType(self.values[0].dtype, len(self.values)),)
+
+
+@op("mem_load")
+class MemLoad(Op):
+    """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known of the address.
+    Where `guard` is false: `other` (a scalar, for each element; zero if absent). `cache`: "" or an eviction policy."""
+
+    source: Value
+    offset: Value
+    lanes: int = 1
+    align: int = 1
+    guard: Value | None = None
+    other: Value | None = None
+    cache: str = ""
+
+    def infer(self) -> Sequence[Type]:
+        dtype = self.source.dtype
+        return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+
+
+@op("mem_store")
+class MemStore(Op):
+    """Write a scalar or vector at `offset`."""
+
+    dest: Value
+    offset: Value
+    value: Value
+    align: int = 1
+    guard: Value | None = None
+    cache: str = ""
+
+    def verify(self) -> None:
+        if self.value.dtype != self.dest.dtype:
+            raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
+
+
+@op("cp_async")
+class CpAsync(Op):
+    """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers; where `guard` is
+    false, zeros are written instead."""
+
+    dest: Value
+    dest_offset: Value
+    source: Value
+    source_offset: Value
+    bytes: int
+    guard: Value | None = None
+
+
+@op("ldmatrix")
+class Ldmatrix(Op):
+    """Read `count` (1, 2, 4) matrices of 8x8 16-bit elements from shared memory into packs `register` … of a fragment
+    whose packs are two elements. Lane l gives the address of row l % 8 of matrix l / 8. PTX ISA, `ldmatrix`."""
+
+    dest: Value
+    register: Value
+    source: Value
+    offset: Value
+    count: int
+    transposed: bool = False
+
+
+@op("stmatrix")
+class Stmatrix(Op):
+    """Write matrices of 8x8 16-bit elements, one per value (each a vector of two elements). PTX ISA, `stmatrix`."""
+
+    dest: Value
+    offset: Value
+    values: tuple[Value, ...]
+    transposed: bool = False
+
+
+@op("mma")
+class Mma(Op):
+    """c += a @ b by the matrix instruction `row` (a row's name), on the row's own number of consecutive packs
+    starting at pack `c_register`, `a_register`, `b_register` of each fragment."""
+
+    row: str
+    c: Value
+    c_register: Value
+    a: Value
+    a_register: Value
+    b: Value
+    b_register: Value
+
+
+@op("wgmma")
+class Wgmma(Op):
+    """One warpgroup's product from shared memory, started and committed as one group; the fragment `c` is in flight
+    until a `wgmma_wait`. PTX ISA, `wgmma.mma_async`.
+
+    `a_offset`, `b_offset`: elements from the start of the buffer to this warpgroup's operand (i32). `a_fields`, `b_fields`:
+    the descriptor's bits above the address. `a_steps`: units of 16 bytes to add for [m block][k step] (m-major, flat),
+    `b_steps`: for each k step. `c` holds `m_blocks` times the row's registers, one m block after the other.
+    Where `accumulate` (bool) is false the first step overwrites `c`; without it, it adds.
+    """
+
+    row: str
+    c: Value
+    a: Value
+    a_offset: Value
+    b: Value
+    b_offset: Value
+    m_blocks: int
+    a_fields: int
+    b_fields: int
+    a_steps: tuple[int, ...]
+    b_steps: tuple[int, ...]
+    a_transposed: bool = False
+    b_transposed: bool = False
+    accumulate: Value | None = None
+
+
+@op("tma_load")
+class TmaLoad(Op):
+    """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared memory; its bytes are
+    counted on slot `slot` of `barrier`. Executed by one thread."""
+
+    dest: Value
+    dest_offset: Value
+    map: Value
+    coords: tuple[Value, ...]
+    barrier: Value
+    slot: Value
+
+
+@op("tma_store")
+class TmaStore(Op):
+    """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are dropped. Executed by
+    the threads where `guard` holds (one per box)."""
+
+    map: Value
+    coords: tuple[Value, ...]
+    source: Value
+    source_offset: Value
+
+
+@op("prefetch_map")
+class PrefetchMap(Op):
+    """Bring a TMA descriptor into its cache."""
+
+    map: Value
