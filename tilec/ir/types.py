@@ -155,10 +155,12 @@ class BufferType:
         return replace(self, layout=layout)
 
     def __str__(self) -> str:
-        dims = "x".join(str(e) for e in self.shape)
-        text = f"{self.space}<{dims}{'x' if dims else ''}{self.dtype}"
+        times = "x" if all(isinstance(e, int) for e in self.shape) else " x "
+        text = f"{self.space}<{times.join(map(str, (*self.shape, self.dtype)))}"
         if self.strides is not None:
-            text += f", strides=[{', '.join(map(str, self.strides))}], align={self.align}"
+            text += f", strides=[{', '.join(map(str, self.strides))}]"
+        if self.align != 16:
+            text += f", align={self.align}"
         if self.versions != 1:
             text += f", versions={self.versions}"
         if self.layout is not None:
