@@ -112,6 +112,8 @@ class Function:
         self.declarations: dict[str, str] = {}
         self.loc: Loc = UNKNOWN
         self.scope = ""
+        self.known: dict[str, Val] | None = None
+        self._log: list[str] = []
         self._count = 0
         self._labels: dict[str, int] = {}
 
@@ -151,6 +153,28 @@ class Function:
         self.block.insts.append(Inst(opcode, result, operands, text, row, self.loc))
         return result
 
+    def pure(self, opcode: str, type: str, operands: tuple[Val, ...], text: str) -> Val:
+        """`inst` of an instruction without effects: where `known` is a dict, one that was appended before
+        and still dominates this place (see `mark`) is used again."""
+        if self.known is None:
+            return self.inst(opcode, type, operands, text)
+        found = self.known.get(text)
+        if found is None:
+            found = self.known[text] = self.inst(opcode, type, operands, text)
+            self._log.append(text)
+        return found
+
+    def mark(self) -> int:
+        """To be called where a region begins that does not dominate what follows it; see `forget`."""
+        return len(self._log)
+
+    def forget(self, mark: int) -> None:
+        """The region begun at `mark` ends: what was computed inside may not be used again."""
+        if self.known is not None:
+            for text in self._log[mark:]:
+                del self.known[text]
+            del self._log[mark:]
+
     def act(
         self, opcode: str, operands: tuple[Val, ...], text: str, row: str = "", merge: str = ""
     ) -> None:
@@ -163,7 +187,7 @@ class Function:
         if folded is not None:
             return folded
         words = f"{opcode} {flags} " if flags else f"{opcode} "
-        return self.inst(opcode, a.type, (a, b), f"{words}{a.type} {a.ref}, {b.ref}")
+        return self.pure(opcode, a.type, (a, b), f"{words}{a.type} {a.ref}, {b.ref}")
 
     def add(self, a: Val, b: Val) -> Val:
         return self.binary("add", a, b)
@@ -174,12 +198,12 @@ class Function:
     def icmp(self, pred: str, a: Val, b: Val) -> Val:
         if a.literal is not None and b.literal is not None:
             return int_val(_compare(pred, a, b), "i1")
-        return self.inst(
+        return self.pure(
             "icmp", _bool_type(a.type), (a, b), f"icmp {pred} {a.type} {a.ref}, {b.ref}"
         )
 
     def fcmp(self, pred: str, a: Val, b: Val) -> Val:
-        return self.inst(
+        return self.pure(
             "fcmp", _bool_type(a.type), (a, b), f"fcmp {pred} {a.type} {a.ref}, {b.ref}"
         )
 
@@ -188,7 +212,7 @@ class Function:
             return a if cond.literal else b
         if a.ref == b.ref and a.type == b.type:
             return a
-        return self.inst("select", a.type, (cond, a, b), f"select {cond}, {a}, {b}")
+        return self.pure("select", a.type, (cond, a, b), f"select {cond}, {a}, {b}")
 
     def cast(self, opcode: str, a: Val, to: str) -> Val:
         """zext sext trunc bitcast fptrunc fpext sitofp uitofp fptosi fptoui ptrtoint inttoptr."""
@@ -197,12 +221,12 @@ class Function:
         if a.literal is not None and opcode in ("zext", "sext", "trunc"):
             value = a.literal & _MASK[a.type] if opcode == "zext" else a.literal
             return int_val(value, to)
-        return self.inst(opcode, to, (a,), f"{opcode} {a} to {to}")
+        return self.pure(opcode, to, (a,), f"{opcode} {a} to {to}")
 
     def gep(self, elem: str, base: Val, index: Val) -> Val:
         if index.literal == 0:
             return base
-        return self.inst(
+        return self.pure(
             "getelementptr",
             base.type,
             (base, index),
