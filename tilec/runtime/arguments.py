@@ -1,0 +1,261 @@
+"""Binding a call's arguments to a kernel's parameters, and every check a launch makes.
+
+Each message names the parameter, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.ir.types import DTYPES
+from tilec.runtime.tensors import Tensor, accepts, read_tensor
+
+REQUIRED = object()
+FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
+_INT32_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kernel as its author wrote it.
+
+    `kind`: "tensor", "scalar" or "constexpr". `shape` and `strides` hold ints, names of sizes,
+    and None where anything will do; they are None themselves where the rank is free too. `dtype`
+    is None where it is taken from the argument.
+    """
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    shape: tuple[int | str | None, ...] | None = None
+    strides: tuple[int | str | None, ...] | None = None
+    default: Any = REQUIRED
+
+    def describe(self) -> str:
+        """As in a signature: `A: Tensor((M, 64), float16)`."""
+        if self.kind != "tensor":
+            return f"{self.name}: {self.dtype or self.kind}"
+        shape = (
+            "..."
+            if self.shape is None
+            else ", ".join("?" if e is None else str(e) for e in self.shape)
+        )
+        return f"{self.name}: Tensor(({shape}), {self.dtype or '?'})"
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Run-time sizes found so far: `values` by name, and where each came from, in words."""
+
+    values: dict[str, int] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def bind_call(
+    kernel: str,
+    parameters: Sequence[Parameter],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    keywords: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Each parameter's argument, defaults filled in; then those of the launch's own `keywords`
+    that were given.
+
+    Raises LaunchError for a wrong count, an unknown keyword, an argument given twice or not at all.
+    """
+    names = [p.name for p in parameters]
+    if len(args) > len(parameters):
+        raise LaunchError(
+            f"{kernel} takes {len(parameters)} arguments ({', '.join(names)}), "
+            f"{len(args)} were given"
+        )
+    bound = dict(zip(names, args))
+    for name, value in kwargs.items():
+        if name in bound:
+            raise LaunchError(f"{kernel}: {name} was given twice, by position and by keyword")
+        if name not in names and name not in keywords:
+            near = did_you_mean(name, [*names, *keywords])
+            raise LaunchError(
+                f"{kernel} has no parameter {name!r}{near} (it has {', '.join(names)})"
+            )
+        bound[name] = value
+    missing = [p for p in parameters if p.name not in bound and p.default is REQUIRED]
+    if missing:
+        wanted = ", ".join(p.describe() for p in missing)
+        raise LaunchError(
+            f"{kernel}: missing {wanted}; {len(args) + len(kwargs)} arguments were given"
+        )
+    for p in parameters:
+        bound.setdefault(p.name, p.default)
+    return bound
+
+
+def require_tensor(p: Parameter, value: object) -> Tensor:
+    """`value` read as an array. Raises LaunchError, with advice, if it is none."""
+    if value is None:
+        raise LaunchError(f"{p.name} is None; expected {p.describe()}")
+    tensor = read_tensor(value, p.name)
+    if tensor is None:
+        kind = type(value).__name__
+        nested = isinstance(value, (list, tuple))
+        raise LaunchError(
+            f"{p.name} is a {kind}; expected an array for {p.describe()}",
+            hint="convert it with numpy.asarray"
+            if nested
+            else "pass a torch tensor or a NumPy array",
+        )
+    return tensor
+
+
+def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
+    """Check rank, dtype, shape, strides and alignment; add the sizes that `p.shape` names to
+    `sizes`.
+
+    Raises LaunchError.
+    """
+    if p.dtype is not None and not accepts(p.dtype, t.dtype, target):
+        hint = f"pass {p.name}.to(torch.{p.dtype}) or {p.name}.astype({p.dtype!r})"
+        raise LaunchError(
+            f"{p.name}: expected {p.dtype}, got {t.dtype} ({p.describe()})", hint=hint
+        )
+    if p.dtype is None and t.dtype not in DTYPES:
+        raise LaunchError(f"{p.name}: tilec has no dtype {t.dtype}")
+    if p.shape is not None:
+        if len(t.shape) != len(p.shape):
+            raise LaunchError(
+                f"{p.name}: expected {len(p.shape)} dimensions, got {len(t.shape)} "
+                f"(shape {t.shape}; {p.describe()})"
+            )
+        for dim, (wanted, got) in enumerate(zip(p.shape, t.shape)):
+            _check_extent(
+                f"{p.name}: dimension {dim}", f"{p.name}.shape[{dim}]", wanted, got, sizes
+            )
+    for dim, extent in enumerate(t.shape):
+        if extent == 0:
+            raise LaunchError(
+                f"{p.name}: dimension {dim} is empty (shape {t.shape}); a kernel needs elements"
+            )
+    if p.strides is not None:
+        if len(t.strides) != len(p.strides):
+            raise LaunchError(f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}")
+        for dim, (wanted, got) in enumerate(zip(p.strides, t.strides)):
+            if t.shape[dim] > 1:
+                _check_extent(
+                    f"{p.name}: stride {dim}", f"{p.name}.stride({dim})", wanted, got, sizes
+                )
+    if t.pointer % t.itemsize:
+        raise LaunchError(
+            f"{p.name}: the address {t.pointer:#x} is not a multiple of {t.itemsize}, "
+            f"the size of a {t.dtype}",
+            hint="pass a copy, which is aligned",
+        )
+
+
+def _check_extent(what: str, origin: str, wanted: int | str | None, got: int, sizes: Sizes) -> None:
+    match wanted:
+        case None:
+            return
+        case int():
+            if got != wanted:
+                raise LaunchError(f"{what}: expected {wanted}, got {got}")
+        case str():
+            known = sizes.values.setdefault(wanted, got)
+            first = sizes.origins.setdefault(wanted, origin)
+            if known != got:
+                raise LaunchError(f"{what}: expected {wanted} = {known} (from {first}), got {got}")
+
+
+def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    """The device (kind, index) that all tensors are on. Raises LaunchError if they are on
+    several."""
+    first: tuple[str, Tensor] | None = None
+    for name, t in tensors.items():
+        if first is None:
+            first = name, t
+        elif t.place != first[1].place:
+            raise LaunchError(
+                f"{kernel}: {name} is on {t.place}, {first[0]} is on {first[1].place}",
+                hint=f"move {name} with {name}.to({first[1].place!r})",
+            )
+    if first is None:
+        raise LaunchError(f"{kernel} has no tensor argument, so no device is known")
+    if first[1].device not in ("cpu", "cuda", "hip", "meta"):
+        raise LaunchError(f"{first[0]} is on {first[1].place}, which tilec has no target for")
+    return first[1].device, first[1].index
+
+
+def check_scalar(p: Parameter, value: object) -> int | float | bool:
+    """`value` as a number of the parameter's dtype. Raises LaunchError."""
+    if value is None:
+        raise LaunchError(f"{p.name} is None; expected {p.describe()}")
+    if not isinstance(value, (numbers.Number, bool)) and not hasattr(value, "__index__"):
+        raise LaunchError(
+            f"{p.name}: expected a number ({p.describe()}), got a {type(value).__name__}"
+        )
+    if read_tensor(value, p.name) is not None:
+        raise LaunchError(
+            f"{p.name}: expected a number ({p.describe()}), got an array",
+            hint=f"pass {p.name}.item()",
+        )
+    kind = "float" if p.dtype is None else DTYPES[p.dtype].kind
+    if kind == "float":
+        return _converted(p, value, float)
+    if isinstance(value, float):
+        raise LaunchError(
+            f"{p.name}: expected {p.dtype}, got the float {value}", hint=f"pass int({value})"
+        )
+    number = int(_converted(p, value, int))
+    if kind == "bool":
+        if number not in (0, 1):
+            raise LaunchError(f"{p.name}: expected a bool, got {number}")
+        return bool(number)
+    assert p.dtype is not None
+    bits = DTYPES[p.dtype].bits
+    low, high = (0, 2**bits) if kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    if not low <= number < high:
+        raise LaunchError(f"{p.name}: {number} does not fit in {p.dtype} ({low} to {high - 1})")
+    return number
+
+
+def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) -> int | float:
+    try:
+        return to(value)
+    except (TypeError, ValueError) as e:
+        raise LaunchError(f"{p.name}: expected {p.describe()}, got {value!r}") from e
+
+
+def alignment(address: int) -> int:
+    """The largest power of two up to 16 that divides `address`."""
+    return min(address & -address, FACT_LIMIT) if address else FACT_LIMIT
+
+
+def normal_strides(t: Tensor) -> tuple[int, ...]:
+    """The tensor's strides; a dimension of one element, whose stride is never used, gets the
+    contiguous one."""
+    strides = list(t.strides)
+    step = 1
+    for dim in reversed(range(len(strides))):
+        if t.shape[dim] == 1:
+            strides[dim] = step
+        step = max(step, t.shape[dim] * abs(strides[dim]))
+    return tuple(strides)
+
+
+def is_wide(t: Tensor) -> bool:
+    """Whether an index into the tensor, or an offset from its first element, may exceed 31 bits."""
+    return t.elements_spanned() > _INT32_LIMIT or any(abs(s) > _INT32_LIMIT for s in t.strides)
+
+
+def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Pairs of arguments whose memory may overlap (their address ranges do)."""
+    spans = sorted((t.span(), name) for name, t in tensors.items())
+    return [
+        (name, other)
+        for i, ((_, end), name) in enumerate(spans)
+        for (begin, _), other in spans[i + 1 :]
+        if begin < end
+    ]

@@ -1,0 +1,83 @@
+"""The argument block: the values of a kernel's parameters in memory, and an array of pointers to
+them.
+
+CUDA (`kernelParams`), HIP and tilec's CPU entry all take `void **`: pointer i leads to the value
+of parameter i. A block is written once and never changed, so that threads may launch from it at
+the same time; new values make a new block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+
+from tilec.ir.errors import LaunchError
+from tilec.ir.types import DTYPES
+from tilec.lazy import Lazy
+from tilec.runtime.image import AbiParam
+
+ml_dtypes = Lazy("ml_dtypes")
+
+TENSOR_MAP_BYTES = 128
+_TENSOR_MAP_ALIGN = 64
+# struct's letter for each dtype that it knows, and bytes of the ones it does not.
+_CODES = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
+    "uint32": "I", "int64": "q", "uint64": "Q", "float16": "e", "float32": "f",
+    "tfloat32": "f", "float64": "d", "pointer": "Q",
+}  # fmt: skip
+_ML_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float8_e4m3": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+}
+
+Value = int | float | bool | bytes
+
+
+def pack_value(value: Value, dtype: str) -> bytes:
+    """`value` as the bytes of one parameter: `dtype` is "pointer", "tensor_map" (bytes as they
+    are) or a dtype's name. Raises OverflowError or struct.error where the value does not fit."""
+    if isinstance(value, bytes):
+        return value
+    if dtype in _CODES:
+        return struct.pack("<" + _CODES[dtype], value)
+    packed: bytes = getattr(ml_dtypes, _ML_DTYPES[dtype])(value).tobytes()
+    return packed
+
+
+def _size_and_align(kind: str) -> tuple[int, int]:
+    if kind == "tensor_map":
+        return TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN
+    if kind == "pointer":
+        return 8, 8
+    return DTYPES[kind].bytes, DTYPES[kind].bytes
+
+
+class Block:
+    """The block of one launch. `address` is that of the array of pointers; `values` that of the
+    first value."""
+
+    __slots__ = ("_memory", "_pointers", "address", "values")
+
+    def __init__(self, params: Sequence[AbiParam], values: Sequence[Value]) -> None:
+        offsets, size = [], 0
+        for p in params:
+            width, align = _size_and_align(p.type)
+            size = -(-size // align) * align
+            offsets.append(size)
+            size += width
+        self._memory = ctypes.create_string_buffer(size + _TENSOR_MAP_ALIGN)
+        start = ctypes.addressof(self._memory)
+        self.values = start + -start % _TENSOR_MAP_ALIGN
+        for p, value, offset in zip(params, values, offsets):
+            try:
+                packed = pack_value(value, p.type)
+            except (OverflowError, struct.error) as e:
+                raise LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}") from e
+            ctypes.memmove(self.values + offset, packed, len(packed))
+        self._pointers = (ctypes.c_void_p * max(len(params), 1))(
+            *(self.values + o for o in offsets)
+        )
+        self.address = ctypes.addressof(self._pointers)

@@ -1,0 +1,162 @@
+"""The disk cache: one file per compiled variant, named by the hash of everything that went into it.
+
+Many processes may use one directory: a file is written under a temporary name and renamed into
+place, so a reader sees all of it or nothing, and the image's own checksum tells a damaged file
+from a whole one. A damaged entry counts as absent and is written anew. The directory belongs to
+the user alone (mode 0700), because what it holds is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from tilec.runtime.image import Image, ImageError
+
+_SUFFIX = ".tilec"
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def cache_root() -> Path | None:
+    """The directory of the cache (TILEC_CACHE_DIR, else the user's cache directory); None if it
+    is disabled."""
+    if os.environ.get("TILEC_DISABLE_CACHE", "0") not in ("", "0"):
+        return None
+    chosen = os.environ.get("TILEC_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilec"
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    """A key for these texts, which no other sequence of texts has."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class DiskCache:
+    """Images by key, under `root`. A cache that cannot be written warns once and then does
+    nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._broken = False
+
+    def path(self, key: str) -> Path:
+        return self.root / key[:2] / (key + _SUFFIX)
+
+    def get(self, key: str) -> Image | None:
+        """The image stored under `key`; None if there is none or it is damaged."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if not self._owned():
+            return None
+        try:
+            return Image.from_bytes(data, str(path))
+        except ImageError:
+            return None
+
+    def put(self, key: str, image: Image) -> None:
+        """Store `image` under `key`, in place of whatever is there."""
+        self.write(self.path(key), image.to_bytes())
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Put `data` at `path` (inside the cache) in one step, or warn that the cache is
+        unusable."""
+        if self._broken or not self._owned():
+            return
+        temporary = ""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError as e:
+            self._give_up(str(e))
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+
+    def _owned(self) -> bool:
+        """Whether nobody else can have put code into the cache."""
+        try:
+            facts = self.root.stat()
+        except OSError:
+            return True
+        if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
+            self._give_up("others can write to it")
+            return False
+        return True
+
+    def _give_up(self, why: str) -> None:
+        if not self._broken:
+            warnings.warn(
+                f"tilec compiles without its cache: {self.root}: {why}; set TILEC_CACHE_DIR to "
+                "another directory or TILEC_DISABLE_CACHE=1",
+                stacklevel=2,
+            )
+        self._broken = True
+
+    def entries(self) -> list[Path]:
+        """The files of all stored images."""
+        return sorted(self.root.glob(f"??/*{_SUFFIX}"))
+
+    def clear(self) -> int:
+        """Delete all stored images; returns how many there were."""
+        entries = self.entries()
+        for path in entries:
+            path.unlink(missing_ok=True)
+        return len(entries)
+
+
+def file_identity(path: str | Path | None) -> str:
+    """What tells one version of a file from another without reading it; "absent" if there is no
+    file."""
+    if path is None:
+        return "absent"
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return "absent"
+    return f"{path}:{facts.st_size}:{facts.st_mtime_ns}"
+
+
+def compiler_fingerprint(cache: DiskCache | None) -> str:
+    """A hash of tilec's own code and of LLVM's version: two compilers with equal ones make equal
+    code.
+
+    The files' contents are hashed once; afterwards `cache` remembers the result under the files'
+    sizes and times.
+    """
+    sources = sorted(_PACKAGE.rglob("*.py"))
+    llvmlite = importlib.util.find_spec("llvmlite")
+    version = (
+        Path(llvmlite.origin).with_name("_version.py") if llvmlite and llvmlite.origin else None
+    )
+    identity = hash_parts([*map(file_identity, sources), file_identity(version)])
+    note = cache.root / f"compiler-{identity[:32]}" if cache else None
+    if note is not None:
+        try:
+            known = note.read_text()
+        except OSError:
+            known = ""
+        if len(known) == 64:
+            return known
+    texts = [f"{p.relative_to(_PACKAGE)}\n{p.read_text()}" for p in sources]
+    found = hash_parts([*texts, version.read_text() if version else ""])
+    if cache is not None and note is not None:
+        cache.write(note, found.encode())
+    return found

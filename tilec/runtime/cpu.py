@@ -1,0 +1,172 @@
+"""The CPU as a device: the host object in memory, its blocks spread over a pool of threads.
+
+A kernel's entry has the C signature `void (void **args, int32 begin, int32 end, int32 gx, int32
+gy, int32 gz)` and runs the blocks [begin, end), counted with x fastest. ctypes gives up the
+interpreter lock for the call, so Python threads run blocks at the same time. A launch returns
+when all blocks are done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from tilec.runtime.block import Block
+from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
+from tilec.runtime.image import Image
+from tilec.runtime.tensors import Tensor
+
+GRID_LIMITS: Grid = (2**31 - 1, 2**31 - 1, 2**31 - 1)
+# A thread takes a share of the blocks that is this much smaller than an even one, so that a
+# thread that the system has taken away for a while holds up little.
+_SHARES_PER_THREAD = 4
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
+
+
+def thread_count() -> int:
+    """Threads a launch uses: TILEC_NUM_THREADS, else the processors this process may run on."""
+    wanted = os.environ.get("TILEC_NUM_THREADS", "")
+    if not wanted:
+        return (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+    if not wanted.isdigit() or int(wanted) == 0:
+        raise DriverError(f"TILEC_NUM_THREADS is {wanted!r}, not a positive number")
+    return int(wanted)
+
+
+class Pool:
+    """Threads that wait for work. `run(task, helpers)` calls `task` in this thread and in
+    `helpers` others at the same time and returns when all calls have ended; an exception of any
+    is raised here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        # A forked child has the queue but not the threads that served it.
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._threads = 0
+
+    def _serve(self) -> None:
+        work = self._work
+        while True:
+            work.get()()
+
+    def run(self, task: Callable[[], None], helpers: int) -> None:
+        with self._lock:
+            while self._threads < helpers:
+                threading.Thread(target=self._serve, name="tilec-cpu", daemon=True).start()
+                self._threads += 1
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def helper() -> None:
+            try:
+                task()
+            except BaseException as e:
+                done.put(e)
+            else:
+                done.put(None)
+
+        for _ in range(helpers):
+            self._work.put(helper)
+        try:
+            task()
+        finally:
+            failures = [e for e in (done.get() for _ in range(helpers)) if e is not None]
+        if failures:
+            raise failures[0]
+
+
+_pool = Pool()
+
+
+def run_blocks(entry: Callable[..., None], args: int, grid: Grid, threads: int) -> None:
+    """Call `entry` for all blocks of `grid`, in contiguous shares, from `threads` threads."""
+    total = grid[0] * grid[1] * grid[2]
+    threads = min(threads, total)
+    if threads == 1:
+        entry(args, 0, total, *grid)
+        return
+    share = max(1, total // (threads * _SHARES_PER_THREAD))
+    starts = itertools.count(0, share)  # next() on it is atomic
+
+    def work() -> None:
+        for begin in starts:
+            if begin >= total:
+                return
+            entry(args, begin, min(begin + share, total), *grid)
+
+    _pool.run(work, threads - 1)
+
+
+class CpuDriver:
+    """The processor this program runs on."""
+
+    kind = "cpu"
+    grid_limits = GRID_LIMITS
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+
+    def target_of(self, index: int) -> str:
+        return "cpu"
+
+    def current_stream(self, index: int) -> int:
+        return 0
+
+    def load(self, image: Image, index: int) -> Kernel:
+        return CpuKernel(image)
+
+
+class CpuKernel:
+    """A kernel's host code in memory; it stays there as long as this object."""
+
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self._engine, address = load_object(image.binary, image.symbol)
+        self._entry = _ENTRY(address)
+
+    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        def call() -> int:
+            run_blocks(self._entry, block.address, grid, thread_count())
+            return 0
+
+        return call
+
+    def launch(self, ready: Ready) -> None:
+        ready()
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        raise DriverError(
+            f"{self.image.name}: parameter {param} is a tensor map, which a CPU does not have"
+        )
+
+    def resident_blocks(self) -> int:
+        return thread_count()
+
+
+def load_object(binary: bytes, symbol: str) -> tuple[Any, int]:
+    """Link a host object file into this process: the engine that owns the code, and the symbol's
+    address."""
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
+    engine.finalize_object()
+    address = engine.get_function_address(symbol)
+    if not address:
+        raise DriverError(f"the host object has no function {symbol}")
+    return engine, address

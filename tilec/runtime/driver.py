@@ -1,0 +1,102 @@
+"""What the three drivers have in common: a device, a loaded kernel, a launch made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tilec.ir.errors import LaunchError, TilecError
+from tilec.runtime.block import Block, Value
+from tilec.runtime.image import Image
+from tilec.runtime.tensors import Tensor
+
+Grid = tuple[int, int, int]
+# A launch made ready: no arguments, no allocation, no synchronisation; 0 or the driver's error
+# code.
+Ready = Callable[[], int]
+
+
+class DriverError(TilecError):
+    """No driver, no device, or a call of the driver that failed."""
+
+
+class Kernel(Protocol):
+    """A kernel loaded on one device."""
+
+    image: Image
+
+    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        """A launch of `grid` blocks on `stream` with the arguments in `block`, which it keeps
+        alive."""
+
+    def launch(self, ready: Ready) -> None:
+        """Run `ready` with the device's context current; raise DriverError if it fails."""
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        """The descriptor for parameter number `param`."""
+
+    def resident_blocks(self) -> int:
+        """How many blocks the device runs at once (what a persistent kernel is launched with)."""
+
+
+class Driver(Protocol):
+    """One kind of device."""
+
+    kind: str
+    grid_limits: Grid
+
+    def target_of(self, index: int) -> str:
+        """The target that device `index` runs, e.g. "cuda:sm_90a"."""
+
+    def current_stream(self, index: int) -> int:
+        """torch's current stream on device `index`; the default stream if torch is not loaded."""
+
+    def load(self, image: Image, index: int) -> Kernel:
+        """Put the kernel on device `index`."""
+
+
+def check_grid(image: Image, grid: Grid, limits: Grid) -> None:
+    """Raise LaunchError for a grid that has no block or that the device cannot count."""
+    for axis, blocks, limit in zip("xyz", grid, limits):
+        if blocks <= 0:
+            raise LaunchError(
+                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}: nothing to launch"
+            )
+        if blocks > limit:
+            raise LaunchError(
+                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}, "
+                f"{image.target} counts to {limit}",
+                hint="put the longest dimension in x, or let each block do more",
+            )
+
+
+def argument_block(
+    kernel: Kernel, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
+) -> Block:
+    """The block for one launch of `grid` (as the author wrote it) with these arguments."""
+    values: list[Value] = []
+    for number, p in enumerate(kernel.image.params):
+        match p.role:
+            case "tensor":
+                values.append(tensors[p.arg].pointer)
+            case "scalar":
+                values.append(scalars[p.arg])
+            case "size":
+                values.append(tensors[p.arg].shape[p.dim])
+            case "stride":
+                values.append(tensors[p.arg].strides[p.dim])
+            case "tensor_map":
+                values.append(kernel.tensor_map(number, tensors[p.arg]))
+            case "grid":
+                values.append(grid[p.dim])
+            case _:
+                raise LaunchError(f"{kernel.image.name}: unknown parameter role {p.role!r}")
+    return Block(kernel.image.params, values)
+
+
+def launched_grid(kernel: Kernel, grid: Grid) -> Grid:
+    """The grid to launch: the author's, or, for a persistent kernel, as many blocks as run at
+    once."""
+    if not kernel.image.persistent:
+        return grid
+    return min(grid[0] * grid[1] * grid[2], kernel.resident_blocks()), 1, 1

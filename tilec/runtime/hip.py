@@ -1,0 +1,149 @@
+"""AMD GPUs: the HIP run time through `hip-python`.
+
+Written against the signatures of hip-python 7 and 10 and tested with a recording stand-in; HIP
+keeps one current device per thread instead of CUDA's context stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tilec.runtime.block import Block
+from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
+from tilec.runtime.image import Image
+from tilec.runtime.tensors import Tensor
+
+# HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
+# all in x.
+GRID_LIMITS: Grid = (2**32 // 1024 - 1, 65535, 65535)
+
+
+def _import_bindings() -> Any:
+    try:
+        from hip import hip
+    except ImportError as e:
+        raise DriverError(
+            "the AMD target needs the package hip-python", hint="pip install tilec[hip]"
+        ) from e
+    return hip
+
+
+class HipDriver:
+    """The HIP run time of this machine. Raises DriverError where there is none, or no device."""
+
+    kind = "hip"
+    grid_limits = GRID_LIMITS
+
+    def __init__(self) -> None:
+        self.api = _import_bindings()
+        try:
+            code, count = self.api.hipGetDeviceCount()
+        except RuntimeError as e:  # hip-python opens the library at the first call
+            raise DriverError(
+                f"the ROCm run time (libamdhip64.so) cannot be loaded: {e}",
+                hint="run on the cpu: pass NumPy arrays or CPU tensors",
+            ) from e
+        if code != self.api.hipError_t.hipSuccess or count == 0:
+            raise DriverError("no AMD GPU is visible", hint="see HIP_VISIBLE_DEVICES")
+        self.device_count: int = count
+
+    def check(self, result: Any, doing: str) -> Any:
+        """The value of a HIP call, which failed while `doing` if its first element is not
+        success."""
+        code, *values = result if isinstance(result, tuple) else (result,)
+        if code != self.api.hipError_t.hipSuccess:
+            raise DriverError(f"{doing} failed: {getattr(code, 'name', code)}")
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def target_of(self, index: int) -> str:
+        name = self._properties(index).gcnArchName
+        text = name.decode() if isinstance(name, bytes) else str(name)
+        return f"hip:{text.split(':')[0]}"
+
+    def current_stream(self, index: int) -> int:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return 0
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def multiprocessors(self, index: int) -> int:
+        return int(self._properties(index).multiProcessorCount)
+
+    def _properties(self, index: int) -> Any:
+        properties = self.api.hipDeviceProp_t()
+        self.check(self.api.hipGetDeviceProperties(properties, index), f"asking hip:{index}")
+        return properties
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """Make device `index` current in this thread for a while."""
+        before = self.check(self.api.hipGetDevice(), "asking the current device")
+        if before == index:
+            yield
+            return
+        self.check(self.api.hipSetDevice(index), f"switching to hip:{index}")
+        try:
+            yield
+        finally:
+            self.check(self.api.hipSetDevice(before), f"switching back to hip:{before}")
+
+    def load(self, image: Image, index: int) -> Kernel:
+        return HipKernel(self, image, index)
+
+
+class HipKernel:
+    """A kernel on one device."""
+
+    def __init__(self, driver: HipDriver, image: Image, index: int) -> None:
+        self.driver, self.image, self.index = driver, image, index
+        with driver.device(index):
+            self.module = driver.check(
+                driver.api.hipModuleLoadData(image.binary), f"loading {image.name}"
+            )
+            self.function = driver.check(
+                driver.api.hipModuleGetFunction(self.module, image.symbol.encode()),
+                f"finding {image.symbol}",
+            )
+
+    def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        api, resources = self.driver.api, self.image.resources
+        shape = (*grid, resources.threads, 1, 1)
+        arguments = (*shape, resources.shared_bytes, stream, block.address, None)
+
+        def call(keep: Block = block) -> int:
+            with self.driver.device(self.index):
+                (code,) = api.hipModuleLaunchKernel(self.function, *arguments)
+            return int(code)
+
+        return call
+
+    def launch(self, ready: Ready) -> None:
+        code = ready()
+        if code:
+            error = self.driver.api.hipError_t(code)
+            why = getattr(error, "name", error)
+            raise DriverError(f"launching {self.image.name} on hip:{self.index} failed: {why}")
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        raise DriverError(
+            f"{self.image.name}: parameter {param} is a tensor map, which AMD GPUs do not have"
+        )
+
+    @functools.cached_property
+    def _resident_blocks(self) -> int:
+        resources = self.image.resources
+        with self.driver.device(self.index):
+            per_multiprocessor = self.driver.check(
+                self.driver.api.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
+                    self.function, resources.threads, resources.shared_bytes
+                ),
+                f"asking the occupancy of {self.image.name}",
+            )
+        return int(per_multiprocessor) * self.driver.multiprocessors(self.index)
+
+    def resident_blocks(self) -> int:
+        return self._resident_blocks

@@ -1,0 +1,193 @@
+"""A compiled kernel as a value: all that a launch needs, and nothing of the compiler that made it.
+
+An image is what the disk cache stores, what `CompiledKernel.save` writes and what `tilec.load`
+reads. One file holds, in this order: a magic line, the SHA-256 of the rest, the lengths of the
+two parts, the header (JSON: every field below) and the payload (the binary, then the stages' text
+where they were saved).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec.ir.errors import TilecError
+from tilec.ir.types import DTYPES, TensorMapType
+
+MAGIC = b"tilec image 1\n"
+_LENGTHS = struct.Struct("<QQQ")
+
+
+class ImageError(TilecError):
+    """A file is not an image, is damaged, or was written by another version of the format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kernel takes of the machine.
+
+    `registers` per thread and `spilled_bytes` per thread are the assembler's figures,
+    `blocks_per_sm` the occupancy they allow: None where no assembler was found. `buffers` maps
+    the name of each on-chip buffer to its bytes (all its versions). `threads` is what is
+    launched, producer warps included.
+    """
+
+    registers: int | None
+    spilled_bytes: int | None
+    shared_bytes: int
+    buffers: Mapping[str, int]
+    threads: int
+    blocks_per_sm: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a call as this variant was compiled for it.
+
+    `kind`: "tensor" or "scalar". For a tensor: `shape` and `strides` (in elements) hold
+    compile-time ints and names of run-time values, `align` the power of two up to 16 that divides
+    its address and, in bytes, its run-time strides; `written` whether the kernel stores to it;
+    `output` whether the call allocates it. `default` is a scalar's default value.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int | str, ...] = ()
+    strides: tuple[int | str, ...] = ()
+    align: int = 1
+    written: bool = False
+    output: bool = False
+    default: int | float | bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbiParam:
+    """One parameter of the machine code and where a launch gets its value.
+
+    `role`, `arg`, `dim` as in `tilec.ir.core.Param`; role "grid" is the number of blocks the
+    kernel's author asked for in dimension `dim` (a persistent kernel is launched with fewer).
+    `type` is "pointer", "tensor_map" or a dtype's name. `name` is what the grid's text calls it.
+    """
+
+    role: str
+    arg: str
+    dim: int
+    type: str
+    name: str = ""
+    tensor_map: TensorMapType | None = None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A kernel compiled for one set of facts.
+
+    `name` is the user's name, `symbol` the entry in `binary`, whose `format` is "cubin", "ptx",
+    "hsaco" or "object". `grid` is Python text of a tuple of three expressions over names of sizes
+    and scalars ("" where the launch gives the grid). `returned` names the outputs a call returns.
+    """
+
+    name: str
+    symbol: str
+    target: str
+    arguments: tuple[Argument, ...]
+    params: tuple[AbiParam, ...]
+    grid: str
+    returned: tuple[str, ...]
+    resources: Resources
+    format: str
+    binary: bytes
+    persistent: bool = False
+    may_alias: bool = False
+    wide: bool = False
+    stages: Mapping[str, str] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The image as the content of a file."""
+        header = json.dumps(_header(self)).encode()
+        stages = zlib.compress(json.dumps(dict(self.stages)).encode(), 6) if self.stages else b""
+        body = _LENGTHS.pack(len(header), len(self.binary), len(stages))
+        body += header + self.binary + stages
+        return MAGIC + hashlib.sha256(body).digest() + body
+
+    @staticmethod
+    def from_bytes(data: bytes, origin: str) -> Image:
+        """The image in `data`; `origin` names it in messages. Raises ImageError if it is not
+        whole."""
+        if not data.startswith(MAGIC):
+            raise ImageError(f"{origin} is not a tilec image of this version")
+        start = len(MAGIC) + 32
+        digest, body = data[len(MAGIC) : start], memoryview(data)[start:]
+        if hashlib.sha256(body).digest() != digest:
+            raise ImageError(f"{origin} is damaged: its checksum does not match its content")
+        n_header, n_binary, n_stages = _LENGTHS.unpack_from(body)
+        at = _LENGTHS.size
+        fields = json.loads(bytes(body[at : at + n_header]))
+        at += n_header
+        binary = bytes(body[at : at + n_binary])
+        at += n_binary
+        stages = json.loads(zlib.decompress(body[at : at + n_stages])) if n_stages else {}
+        return _image(fields, binary, stages)
+
+
+def _header(image: Image) -> dict[str, Any]:
+    """The image's fields as JSON values, less the payload."""
+    return {
+        "name": image.name,
+        "symbol": image.symbol,
+        "target": image.target,
+        "arguments": [[getattr(a, f) for f in Argument.__slots__] for a in image.arguments],
+        "params": [
+            [p.role, p.arg, p.dim, p.type, p.name, _map_fields(p.tensor_map)] for p in image.params
+        ],
+        "grid": image.grid,
+        "returned": image.returned,
+        "resources": [
+            dict(v) if isinstance(v := getattr(image.resources, f), Mapping) else v
+            for f in Resources.__slots__
+        ],
+        "format": image.format,
+        "persistent": image.persistent,
+        "may_alias": image.may_alias,
+        "wide": image.wide,
+    }
+
+
+def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> Image:
+    plain = {
+        k: fields[k] for k in fields if k not in ("arguments", "params", "returned", "resources")
+    }
+    arguments = []
+    for values in fields["arguments"]:
+        named = dict(zip(Argument.__slots__, values))
+        named["shape"], named["strides"] = tuple(named["shape"]), tuple(named["strides"])
+        arguments.append(Argument(**named))
+    params = [
+        AbiParam(role, arg, dim, kind, name, _tensor_map(tensor_map))
+        for role, arg, dim, kind, name, tensor_map in fields["params"]
+    ]
+    return Image(
+        **plain,
+        arguments=tuple(arguments),
+        params=tuple(params),
+        returned=tuple(fields["returned"]),
+        resources=Resources(*fields["resources"]),
+        binary=binary,
+        stages=stages,
+    )
+
+
+def _map_fields(t: TensorMapType | None) -> list[Any] | None:
+    return None if t is None else [t.tensor, t.dims, t.box, t.swizzle, t.dtype.name]
+
+
+def _tensor_map(fields: list[Any] | None) -> TensorMapType | None:
+    if fields is None:
+        return None
+    tensor, dims, box, swizzle, dtype = fields
+    return TensorMapType(tensor, tuple(dims), tuple(box), swizzle, DTYPES[dtype])

@@ -1,0 +1,270 @@
+"""What a launch needs to know of an array, whoever made it.
+
+Four kinds are read: torch tensors, NumPy arrays, `__cuda_array_interface__` and `__dlpack__` (in
+this order). Neither torch nor NumPy is imported here: an object of theirs can only come from a
+program that has already done so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.ir.errors import LaunchError
+from tilec.ir.types import DTYPES
+from tilec.lazy import Lazy
+
+ml_dtypes = Lazy("ml_dtypes")
+
+# What an array's own dtype is called, where that differs from tilec's name. The FNUZ forms stay
+# apart: their encodings differ, so only a target that computes with them may read them.
+_FOREIGN_DTYPES = {"float8_e4m3fn": "float8_e4m3", "bool_": "bool"}
+_FNUZ = {"float8_e4m3": "float8_e4m3fnuz", "float8_e5m2": "float8_e5m2fnuz"}
+_STORAGE = {"tfloat32": "float32"}
+_TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn"}
+
+# DLPack's DLDataTypeCode and DLDeviceType (dlpack.h, version 1.1).
+_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
+_DLPACK_FLOAT8 = {10: "float8_e4m3", 12: "float8_e5m2"}
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
+_ARRAY_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array as a launch sees it.
+
+    `pointer` is the address of the first element, `strides` count elements, `dtype` is tilec's
+    name (or the foreign one if tilec has none), `itemsize` is in bytes. `device` is "cpu",
+    "cuda", "hip" or "meta" (a shape without memory), `index` the device's ordinal. `owner` keeps
+    the memory alive.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    device: str
+    index: int
+    owner: Any
+    writable: bool = True
+
+    @property
+    def place(self) -> str:
+        """The device in words: "cpu", "cuda:0"."""
+        return self.device if self.device in ("cpu", "meta") else f"{self.device}:{self.index}"
+
+    def span(self) -> tuple[int, int]:
+        """First and last-plus-one byte address that an element of the array occupies."""
+        low = high = 0
+        for extent, stride in zip(self.shape, self.strides):
+            reach = (extent - 1) * stride
+            low, high = min(low, low + reach), max(high, high + reach)
+        return self.pointer + low * self.itemsize, self.pointer + (high + 1) * self.itemsize
+
+    def elements_spanned(self) -> int:
+        """Elements from the lowest to the highest address, both included."""
+        low, high = self.span()
+        return (high - low) // self.itemsize
+
+
+def accepts(wanted: str, given: str, target: str) -> bool:
+    """Whether a parameter of dtype `wanted`, compiled for `target`, reads an array of dtype
+    `given`."""
+    storage = _STORAGE.get(wanted, wanted)
+    return given == (_FNUZ.get(storage, storage) if target == "hip:gfx942" else storage)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a row-major array without gaps."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def read_tensor(value: object, name: str) -> Tensor | None:
+    """`value` as a Tensor; None if it is no array.
+
+    Raises LaunchError, which calls the parameter `name`, for an array that cannot be addressed by
+    strides of whole elements (a sparse tensor, foreign byte order).
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _read_torch(torch, value, name)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _read_numpy(value, name)
+    if isinstance(getattr(value, "__cuda_array_interface__", None), dict):
+        return _read_cuda_interface(value, name)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _read_dlpack(value, name)
+    return None
+
+
+def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
+    if value.layout is not torch.strided:
+        raise LaunchError(
+            f"{name}: a {value.layout} tensor has no strides", hint=f"pass {name}.to_dense()"
+        )
+    if value.is_neg() or value.is_conj():
+        raise LaunchError(
+            f"{name}: the tensor is a lazy negation or conjugation",
+            hint=f"pass {name}.resolve_neg()",
+        )
+    device = value.device.type
+    if device == "cuda" and torch.version.hip:
+        device = "hip"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Tensor(
+        0 if device == "meta" else value.data_ptr(),
+        tuple(value.shape),
+        value.stride(),
+        _FOREIGN_DTYPES.get(dtype, dtype),
+        value.element_size(),
+        device,
+        value.get_device() if device in ("cuda", "hip") else 0,
+        value,
+    )
+
+
+def _read_numpy(value: Any, name: str) -> Tensor:
+    dtype = value.dtype.name
+    if not value.dtype.isnative:
+        raise LaunchError(
+            f"{name}: the array's bytes are in foreign order",
+            hint=f"pass {name}.astype({name}.dtype.newbyteorder('='))",
+        )
+    if dtype in DTYPES and DTYPES[dtype].bits < 8:
+        dtype += " (one per byte)"
+    strides = _element_strides(value.strides, value.itemsize, name)
+    return Tensor(
+        value.__array_interface__["data"][0] if value.dtype.kind in "biuf" else value.ctypes.data,
+        value.shape,
+        strides,
+        _FOREIGN_DTYPES.get(dtype, dtype),
+        value.itemsize,
+        "cpu",
+        0,
+        value,
+        value.flags.writeable,
+    )
+
+
+def _read_cuda_interface(value: Any, name: str) -> Tensor:
+    facts = value.__cuda_array_interface__
+    order, kind, itemsize = facts["typestr"][0], facts["typestr"][1], int(facts["typestr"][2:])
+    if order == ">":
+        raise LaunchError(f"{name}: the array's bytes are in foreign order")
+    dtype = getattr(getattr(value, "dtype", None), "name", None)
+    if kind in _ARRAY_KINDS:
+        dtype = "bool" if kind == "b" else f"{_ARRAY_KINDS[kind]}{itemsize * 8}"
+    shape = tuple(facts["shape"])
+    strides = facts.get("strides")
+    pointer, readonly = facts["data"]
+    return Tensor(
+        pointer or 0,
+        shape,
+        contiguous_strides(shape) if strides is None else _element_strides(strides, itemsize, name),
+        _FOREIGN_DTYPES.get(dtype, dtype) if dtype else facts["typestr"],
+        itemsize,
+        "cuda",
+        int(getattr(getattr(value, "device", None), "id", 0)),
+        value,
+        not readonly,
+    )
+
+
+class _DLTensor(ctypes.Structure):
+    """`DLTensor` of dlpack.h, flattened; a legacy capsule's DLManagedTensor begins with it."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _read_dlpack(value: Any, name: str) -> Tensor:
+    kind = _DLPACK_DEVICES.get(int(value.__dlpack_device__()[0]))
+    if kind is None:
+        raise LaunchError(f"{name}: the array lives on a device that tilec does not know")
+    # Stream 1 is CUDA's legacy default stream, 0 is HIP's: work queued there is ordered before
+    # ours.
+    capsule = (
+        value.__dlpack__(stream={"cuda": 1, "hip": 0}[kind])
+        if kind != "cpu"
+        else value.__dlpack__()
+    )
+    d = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    shape = tuple(d.shape[i] for i in range(d.ndim))
+    strides = tuple(d.strides[i] for i in range(d.ndim)) if d.strides else contiguous_strides(shape)
+    family = _DLPACK_KINDS.get(d.code)
+    dtype = _DLPACK_FLOAT8.get(d.code) or ("bool" if family == "bool" else f"{family}{d.bits}")
+    if d.lanes != 1:
+        dtype += f" (vectors of {d.lanes})"
+    return Tensor(
+        (d.data or 0) + d.byte_offset,
+        shape,
+        strides,
+        dtype,
+        d.bits // 8,
+        kind,
+        d.device_id,
+        capsule,
+    )
+
+
+def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[int, ...]:
+    if any(s % itemsize for s in strides):
+        raise LaunchError(
+            f"{name}: strides of {tuple(strides)} bytes are not whole elements of {itemsize} bytes",
+            hint="pass a contiguous copy",
+        )
+    return tuple(s // itemsize for s in strides)
+
+
+def allocate(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Any:
+    """An uninitialised array of the kind `like` is, on its device: torch tensor or NumPy array.
+
+    Raises LaunchError for other kinds, of which no constructor is known.
+    """
+    storage = _STORAGE.get(dtype, dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        found = getattr(torch, _TORCH_DTYPES.get(storage, storage), None)
+        if found is None:
+            raise LaunchError(f"output {name}: torch has no dtype {dtype}")
+        return torch.empty(shape, dtype=found, device=like.device)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return numpy.empty(shape, numpy_dtype(storage))
+    raise LaunchError(
+        f"output {name}: tilec cannot allocate an array of type {type(like).__name__}",
+        hint=f"allocate {name} yourself and pass it",
+    )
+
+
+def numpy_dtype(name: str) -> Any:
+    """NumPy's dtype of that name, from `ml_dtypes` where NumPy has none."""
+    numpy = sys.modules["numpy"]
+    if hasattr(numpy, name):
+        return numpy.dtype(getattr(numpy, name))
+    return numpy.dtype(getattr(ml_dtypes, _TORCH_DTYPES.get(name, name)))
