@@ -62,8 +62,10 @@ class Copy(Op):
 
     The two `*_extents` have one entry per dimension of their buffer; dropping the entries that are 1 leaves
     the same shape on both sides. Reads out of a global tensor's bounds give its safe value, writes out of
-    bounds are dropped. `coalesced_width` (elements), `disable_tma` and `eviction_policy` are the user's wishes;
-    the remaining attributes are decided by `select_copies` (see there).
+    bounds are dropped. `coalesced_width` (elements), `disable_tma` and `eviction_policy` are the user's
+    wishes. Decided by passes: `ahead`, the copy may run before its iteration (`plan_pipeline`); `agent`, who
+    moves the data ("threads", "cp_async", "tma", "tma_store"), and `vector`, elements per access
+    (`select_copies`).
     """
 
     source: Value
@@ -75,6 +77,7 @@ class Copy(Op):
     coalesced_width: int = 0
     disable_tma: bool = False
     eviction_policy: str = ""
+    ahead: bool = False
     agent: str = ""
     vector: int = 0
 
@@ -105,8 +108,9 @@ class Gemm(Op):
     """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if `transpose_b`; C is
     an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two dimensions of a region.
 
-    `policy` is how the user wants warps spread over C. `row` (the instruction's name) and `warps` (how many along M
-    and N) are decided by `select_gemm`.
+    `policy` is how the user wants warps spread over C. Decided by passes: `row` (the instruction's name)
+    and `warps` (how many along M and N) by `select_gemm`; `asynchronous` (C is in flight until a
+    `wgmma_wait`) by `expand_pipeline`.
     """
 
     a: Value
@@ -123,6 +127,7 @@ class Gemm(Op):
     allow_tf32: bool = False
     row: str = ""
     warps: tuple[int, ...] = ()
+    asynchronous: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,0 +1,78 @@
+"""What a `parallel` loop touches, and by which of its indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.ir.core import Op, Value, walk
+from tilec.ir.layout import Layout
+from tilec.ir.ops import Const, Load, Parallel, Store
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store in a parallel loop. `dims`: for each index of the buffer the loop dimension it is, in the
+    buffer's order; constant zeros (of extent-1 dimensions) are left out."""
+
+    op: Op
+    buffer: Value
+    write: bool
+    dims: tuple[int, ...]
+    indices: tuple[Value, ...]
+    depends: tuple[frozenset[Value], ...]
+
+    def project(self, loop: Layout) -> Layout:
+        """The layout that the loop's layout means for this buffer: the dimensions it is not indexed by drop."""
+        layout = loop
+        for d in reversed(range(len(loop.shape))):
+            if d not in self.dims:
+                layout = layout.drop(d)
+        kept = sorted(self.dims)
+        layout = layout.permute(tuple(kept.index(d) for d in self.dims))
+        shape = self.buffer.buffer.static_shape
+        return layout if layout.shape == shape else layout.reshape(shape)
+
+    def uses_of(self, index: int) -> frozenset[Value]:
+        """The loop indices that the buffer's index number `index` depends on."""
+        return self.depends[index]
+
+
+def parallel_accesses(p: Parallel) -> list[Access]:
+    """Every load and store in the loop, with `dims` only where all indices are loop indices."""
+    args = {a: frozenset((a,)) for a in p.body.args}
+    depends: dict[Value, frozenset[Value]] = dict(args)
+    position = {a: i for i, a in enumerate(p.body.args)}
+    zeros: set[Value] = set()
+    found: list[Access] = []
+    for o in walk(p.body):
+        if isinstance(o, Const) and o.value == 0:
+            zeros.add(o.result)
+        joined = frozenset[Value]().union(*(depends.get(v, frozenset()) for v in o.operands))
+        for r in o.results:
+            depends[r] = joined
+        if isinstance(o, (Load, Store)):
+            buffer = o.source if isinstance(o, Load) else o.dest
+            shape = buffer.buffer.shape
+            kept = [
+                v
+                for v, e in zip(o.indices, shape)
+                if not (e == 1 and (v in zeros or v not in depends))
+            ]
+            plain = all(v in position for v in kept) and len(set(kept)) == len(kept)
+            dims = tuple(position[v] for v in kept) if plain else ()
+            uses = tuple(depends.get(v, frozenset()) for v in o.indices)
+            found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices, uses))
+    return found
+
+
+def fragment_accesses(p: Parallel) -> list[Access]:
+    """The accesses to fragments by the loop's own indices, over their whole extents."""
+    out = []
+    for a in parallel_accesses(p):
+        t = a.buffer.buffer
+        if t.space != "fragment" or not a.dims:
+            continue
+        extents = tuple(e for e in t.static_shape if e != 1)
+        if extents == tuple(p.extents[d] for d in a.dims if p.extents[d] != 1):
+            out.append(a)
+    return out

@@ -1,0 +1,189 @@
+"""expand_pipeline: loops whose copies run ahead in the threads that also compute.
+
+Before: copies marked `ahead` remain where the producer warps did not take them. After: none is `ahead`; each
+such loop is one of two shapes, and every use of a ring names its version:
+
+- *asynchronous* (all copies "cp_async"): `versions - 1` copies are in flight; an iteration waits for the oldest,
+  meets the other threads, starts the copy that is `versions - 1` iterations away and computes;
+- *through registers* (anything else): an iteration loads the next tile into fragments, computes on this one, then
+  stores the fragments into the other version.
+
+The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.layout import blocked
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Binary,
+    Compare,
+    Copy,
+    CpAsyncCommit,
+    CpAsyncWait,
+    For,
+    Gemm,
+    ProxyFence,
+    Version,
+    squeeze,
+)
+from tilec.passes.rings import Position, const, only_if
+from tilec.passes.slicing import Slice
+from tilec.target import Target
+
+
+def expand_pipeline(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    threads = int(func.attrs["threads"])
+    specialised = int(func.attrs["launch_threads"]) != threads
+    expander = _Expander(target, threads, specialised)
+
+    def visit(o: Op) -> None | list[Op]:
+        if isinstance(o, For) and any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
+            return expander.expand(o)
+        return None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+class _Expander:
+    def __init__(self, target: Target, threads: int, specialised: bool) -> None:
+        self.target = target
+        self.threads = threads
+        self.barrier = (1, threads) if specialised else (0, 0)
+        self.rings = 0
+
+    def expand(self, loop: For) -> list[Op]:
+        copies = [o for o in loop.body.ops if isinstance(o, Copy) and o.ahead]
+        if all(o.agent == "cp_async" for o in copies):
+            return self._asynchronous(loop, copies)
+        return self._through_registers(loop, copies)
+
+    def _copies(
+        self, b: Builder, loop: For, copies: list[Copy], index: Value, slot: Value
+    ) -> list[Copy]:
+        """The loop's copies for iteration `index`, into version `slot`."""
+        subst: Substitution = {loop.body.args[0]: index}
+        part = Slice(loop.body, copies)
+        done = []
+        versions: dict[Value, Value] = {}
+        for o in part.copy(loop.body, subst):
+            if isinstance(o, Copy):
+                if o.dest not in versions:
+                    versions[o.dest] = b.value(Version, o.dest, slot, name=o.dest.name)
+                o = replace(o, dest=versions[o.dest], ahead=False)
+                done.append(o)
+            b.ops.append(o)
+        return done
+
+    def _body(
+        self, b: Builder, loop: For, copies: list[Copy], slot: Value
+    ) -> None:
+        """What is left of the loop's body, on version `slot`, without its Yield."""
+        subst: Substitution = {}
+        for o in copies:
+            subst[o.dest] = b.value(Version, o.dest, slot, name=o.dest.name)
+        rest = Block((), tuple(o for o in loop.body.ops[:-1] if o not in copies))
+        b.ops += rewrite(rest, lambda _: None, subst).ops
+
+    def _synchronise(self, b: Builder, copies: list[Copy], loop: For) -> None:
+        """All threads' writes to the ring are done and visible to whoever reads it."""
+        filled = {o.dest for o in copies}
+        by_engine = any(
+            isinstance(o, Gemm) and o.row.startswith("wgmma") and {o.a, o.b} & filled
+            for o in walk(loop.body)
+        )
+        if by_engine:
+            b.emit(ProxyFence)
+        b.emit(Barrier, *self.barrier)
+
+    def _asynchronous(self, loop: For, copies: list[Copy]) -> list[Op]:
+        stages = copies[0].dest.buffer.versions
+        b = Builder(loop.loc)
+        at = Position(b, stages, 0, f"pipe{self.rings}")
+        self.rings += 1
+        index = loop.lo
+        for s in range(stages - 1):
+            inner = Builder(loop.loc)
+            self._copies(inner, loop, copies, index, const(inner, s))
+            only_if(b, b.value(Compare, "lt", index, loop.hi), inner.ops)
+            b.emit(CpAsyncCommit)
+            index = b.value(Binary, "add", index, loop.step)
+        distance = b.value(Binary, "sub", index, loop.lo)
+        body = Builder(loop.loc)
+        slot = at.get_slot(body)
+        body.emit(CpAsyncWait, stages - 2)
+        self._synchronise(body, copies, loop)
+        following = body.value(Binary, "add", loop.body.args[0], distance)
+        inner = Builder(loop.loc)
+        self._copies(inner, loop, copies, following, at.before(inner, slot))
+        only_if(body, body.value(Compare, "lt", following, loop.hi), inner.ops)
+        body.emit(CpAsyncCommit)
+        self._body(body, loop, copies, slot)
+        at.advance(body, slot)
+        body.ops.append(loop.body.ops[-1])
+        b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
+        b.emit(CpAsyncWait, 0)
+        return b.ops
+
+    def _through_registers(self, loop: For, copies: list[Copy]) -> list[Op]:
+        b = Builder(loop.loc)
+        at = Position(b, 2, 0, f"pipe{self.rings}")
+        self.rings += 1
+        warps = self.threads // self.target.warp_size
+        staged = {}
+        for o in copies:
+            shape = squeeze(o.dest.buffer.static_shape) or (1,)
+            layout = blocked(shape, self.target.warp_size, warps, max(1, o.vector))
+            t = replace(o.dest.buffer, shape=shape, space="fragment", versions=1, layout=layout)
+            staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
+        zero = const(b, 0)
+
+        def load(into: Builder, index: Value) -> None:
+            subst: Substitution = {loop.body.args[0]: index}
+            for o in Slice(loop.body, copies).copy(loop.body, subst):
+                if isinstance(o, Copy):
+                    fragment = staged[o.dest]
+                    shape = fragment.buffer.static_shape
+                    zeros = tuple(zero for _ in shape)
+                    o = replace(
+                        o, dest=fragment, dest_offsets=zeros, dest_extents=shape, ahead=False,
+                        agent="threads",
+                    )
+                into.ops.append(o)
+
+        def store(into: Builder, slot: Value) -> None:
+            for root, fragment in staged.items():
+                version = into.value(Version, root, slot, name=root.name)
+                shape, full = fragment.buffer.static_shape, root.buffer.static_shape
+                into.emit(
+                    Copy, fragment, tuple(zero for _ in shape), shape, version,
+                    tuple(zero for _ in full), full, agent="threads", vector=1,
+                )
+
+        first = Builder(loop.loc)
+        load(first, loop.lo)
+        store(first, zero)
+        only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
+        self._synchronise(b, copies, loop)
+        body = Builder(loop.loc)
+        slot = at.get_slot(body)
+        following = body.value(Binary, "add", loop.body.args[0], loop.step)
+        more = body.value(Compare, "lt", following, loop.hi)
+        ahead = Builder(loop.loc)
+        load(ahead, following)
+        only_if(body, more, ahead.ops)
+        self._body(body, loop, copies, slot)
+        other = body.value(Binary, "sub", const(body, 1), slot)
+        behind = Builder(loop.loc)
+        store(behind, other)
+        only_if(body, more, behind.ops)
+        self._synchronise(body, copies, loop)
+        at.advance(body, slot)
+        body.ops.append(loop.body.ops[-1])
+        b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
+        return b.ops

@@ -1,0 +1,288 @@
+"""expand_scopes: producer warps that bring tiles by TMA, the user's threads that compute.
+
+Before: copies of pipelined loops have the agent "tma". After: the function's body is the set-up (shared
+buffers, mbarriers) and two scopes. The producer's is a slice of the program: the copies, the control flow around
+them and the scalars these need. The consumers' is the rest, in which a ring's first reader waits for the slot
+to be full and its last reader frees it. Where every reader is a wgmma whose accumulator nothing else in the
+loop touches, one product stays in flight over the iteration's end and the slot before is freed instead.
+If something the producer needs cannot be computed twice, the copies go back to the threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, substitute, walk
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Compare,
+    Copy,
+    For,
+    Gemm,
+    MbarrierInitFence,
+    Scope,
+    Version,
+    WarpSync,
+    WgmmaWait,
+    Yield,
+)
+from tilec.passes.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
+from tilec.passes.slicing import NotClonable, Slice
+from tilec.target import Target
+
+
+def expand_scopes(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
+    if not tiles:
+        return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
+    try:
+        part = Slice(func.body, tiles)
+    except NotClonable:
+        return expand_scopes(_without_tma(func), target)
+    warps = int(func.attrs["threads"]) // target.warp_size
+    rings = _make_rings(func, warps)
+    ring_of = {v: r for r in rings for v in r.buffers}
+    maps = TensorMaps()
+    top = Builder(func.loc)
+    body = _hoist_buffers(func.body, top)
+    for r in rings:
+        r.allocate(top)
+    producer_warps = 4 if warps % 4 == 0 else 1
+    producer = _producer(func, part, rings, ring_of, maps)
+    consumer = _consumers(body, func, rings, ring_of)
+    registers = _register_split(warps, producer_warps, target)
+    init = Builder(func.loc)
+    for r in rings:
+        r.initialise(init)
+    init.emit(MbarrierInitFence)
+    maps.prefetch(init)
+    only_if(top, elected(top), init.ops)
+    top.emit(Barrier)
+    top.emit(Scope, "consumer", 0, warps, consumer, registers[0])
+    top.emit(Scope, "producer", warps, producer_warps, producer, registers[1])
+    func = Func(
+        func.name,
+        (*func.params, *(p for p in maps.params.values())),
+        func.grid,
+        top.block(),
+        func.attrs,
+        func.loc,
+    )
+    return func.with_attrs(launch_threads=(warps + producer_warps) * target.warp_size)
+
+
+def _without_tma(func: Func) -> Func:
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, Copy) and o.agent == "tma":
+            wide = o.vector * o.source.dtype.bits // 8 >= 4
+            return replace(o, agent="cp_async" if wide else "threads")
+        return None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _register_split(warps: int, producer_warps: int, target: Target) -> tuple[int, int]:
+    """Registers per thread of consumers and producers: the sum over warpgroups may not exceed what the block got
+    at launch, or the kernel hangs where it asks for them. (0, 0): leave them as they are."""
+    groups = (warps + producer_warps) // 4
+    if not target.has("setmaxnreg") or warps % 4 or groups < 3:
+        return 0, 0
+    at_launch = target.registers // (groups * 128) // 8 * 8
+    producer = 40 if groups == 3 else 32
+    consumer = min((at_launch * groups - producer) // (groups - 1) // 8 * 8, 240)
+    return consumer, producer
+
+
+def _hoist_buffers(body: Block, top: Builder) -> Block:
+    """Move shared allocations to the top, where both scopes see them."""
+
+    def visit(o: Op) -> None | list[Op]:
+        if isinstance(o, Alloc) and o.type.space == "shared":
+            top.ops.append(o)
+            return []
+        return None
+
+    return rewrite(body, visit)
+
+
+def _readers(loop: For, buffers: set[Value]) -> list[int]:
+    """Positions in the loop's body of the ops that read any of the buffers."""
+    found = []
+    for i, o in enumerate(loop.body.ops):
+        if isinstance(o, Copy) and o.agent == "tma" and o.dest in buffers:
+            continue
+        touched = set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
+        if touched & buffers:
+            found.append(i)
+    return found
+
+
+def _make_rings(func: Func, warps: int) -> list[Ring]:
+    """One ring for the buffers of a loop that have the same first and last reader."""
+    rings = []
+    for loop in walk(func.body):
+        if not isinstance(loop, For):
+            continue
+        groups: dict[tuple[int, int], list[Value]] = {}
+        for o in loop.body.ops:
+            if isinstance(o, Copy) and o.agent == "tma":
+                at = _readers(loop, {o.dest})
+                groups.setdefault((at[0], at[-1]) if at else (-1, -1), []).append(o.dest)
+        for buffers in groups.values():
+            readers = [loop.body.ops[i] for i in _readers(loop, set(buffers))]
+            by_group = all(isinstance(o, Gemm) and o.row.startswith("wgmma") for o in readers)
+            every = 4 if by_group else 1
+            rings.append(
+                Ring(
+                    f"ring{len(rings)}",
+                    tuple(buffers),
+                    buffers[0].buffer.versions,
+                    warps // every,
+                    every,
+                )
+            )
+    return rings
+
+
+def _producer(
+    func: Func, part: Slice, rings: list[Ring], ring_of: dict[Value, Ring], maps: TensorMaps
+) -> Block:
+    top = Builder(func.loc)
+    positions = {r: Position(top, r.stages, 1, r.name) for r in rings}
+    ops = part.copy(func.body, {})
+    started: dict[Ring, tuple[Value, Value]] = {}
+    left = {r: len(r.buffers) for r in rings}
+
+    def visit(o: Op) -> None | list[Op]:
+        if not (isinstance(o, Copy) and o.agent == "tma"):
+            return None
+        ring = ring_of[o.dest]
+        at = positions[ring]
+        b = Builder(o.loc)
+        if ring not in started:
+            phase = at.get_phase(b)
+            started[ring] = (ring.wait_empty(b, at), phase)
+            left[ring] = len(ring.buffers)
+        slot, phase = started[ring]
+        assert ring.full is not None
+        tma_boxes(b, o, maps, ring.full, slot)
+        left[ring] -= 1
+        if left[ring] == 0:
+            at.advance(b, slot, phase)
+            del started[ring]
+        return b.ops
+
+    body = rewrite(Block((), tuple(ops)), visit)
+    issuing = [*top.ops, *body.ops]
+    outer = Builder(func.loc)
+    only_if(outer, elected(outer), issuing)
+    return outer.block()
+
+
+def _consumers(body: Block, func: Func, rings: list[Ring], ring_of: dict[Value, Ring]) -> Block:
+    top = Builder(func.loc)
+    positions = {r: Position(top, r.stages, 0, r.name) for r in rings}
+
+    def visit(o: Op) -> None | list[Op]:
+        if isinstance(o, For) and any(isinstance(x, Copy) and x.agent == "tma" for x in o.body.ops):
+            return _consumer_loop(o, positions, ring_of)
+        return None
+
+    inner = rewrite(body, visit)
+    return Block((), (*top.ops, *inner.ops))
+
+
+def _consumer_loop(
+    loop: For, positions: dict[Ring, Position], ring_of: dict[Value, Ring]
+) -> list[Op]:
+    here = {ring_of[o.dest] for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"}
+    rings = [r for r in positions if r in here]
+    products = _free_running(loop, rings)
+    b = Builder(loop.loc)
+    subst: Substitution = {}
+    slots: dict[Ring, Value] = {}
+    phases: dict[Ring, Value] = {}
+    spans = {r: _readers(loop, set(r.buffers)) for r in rings}
+    for i, o in enumerate(loop.body.ops):
+        b.loc = o.loc
+        if isinstance(o, Copy) and o.agent == "tma":
+            continue
+        if isinstance(o, Yield):
+            break
+        for r in rings:
+            if spans[r] and i == spans[r][0]:
+                phases[r] = positions[r].get_phase(b)
+                slots[r] = r.wait_full(b, positions[r])
+                for v in r.buffers:
+                    subst[v] = b.value(Version, v, slots[r], name=v.name)
+        (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
+        if o in products:
+            done = replace(done, asynchronous=True)  # type: ignore[call-arg]
+        b.ops.append(done)
+        if products:
+            continue
+        for r in rings:
+            if spans[r] and i == spans[r][-1]:
+                if r.release_every == 1:
+                    b.emit(WarpSync)
+                r.release(b, slots[r])
+                positions[r].advance(b, slots[r], phases[r])
+    if not products:
+        for r in rings:
+            if not spans[r]:
+                _skip(b, r, positions[r])
+        b.ops.append(substitute(loop.body.ops[-1], subst))
+        return [replace(loop, body=Block(loop.body.args, tuple(b.ops)))]
+    return _finish_free_running(loop, b, rings, positions, slots, phases, products)
+
+
+def _skip(b: Builder, r: Ring, at: Position) -> None:
+    """A slot that nothing reads is waited for and freed all the same."""
+    phase = at.get_phase(b)
+    slot = r.wait_full(b, at)
+    b.emit(WarpSync)
+    r.release(b, slot)
+    at.advance(b, slot, phase)
+
+
+def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
+    """The wgmma products of the loop, if all rings are read by them only and nothing else in the loop touches their
+    accumulators; [] otherwise."""
+    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
+    if not products or any(r.release_every != 4 for r in rings):
+        return []
+    accumulators = {o.c for o in products}
+    if len(accumulators) != len(products) or any(o.clear for o in products):
+        return []
+    for o in walk(loop.body):
+        if o not in products and accumulators & set(o.operands):
+            return []
+    return products
+
+
+def _finish_free_running(
+    loop: For,
+    b: Builder,
+    rings: list[Ring],
+    positions: dict[Ring, Position],
+    slots: dict[Ring, Value],
+    phases: dict[Ring, Value],
+    products: list[Gemm],
+) -> list[Op]:
+    b.loc = products[-1].loc
+    accumulators = tuple(o.c for o in products)
+    b.emit(WgmmaWait, len(products), accumulators)
+    later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+    for r in rings:
+        r.release(b, positions[r].before(b, slots[r]), later)
+        positions[r].advance(b, slots[r], phases[r])
+    b.ops.append(loop.body.ops[-1])
+    after = Builder(products[-1].loc)
+    after.emit(WgmmaWait, 0, accumulators)
+    ran = after.value(Compare, "gt", loop.hi, loop.lo)
+    for r in rings:
+        at = positions[r]
+        r.release(after, at.before(after, at.get_slot(after)), ran)
+    return [replace(loop, body=Block(loop.body.args, tuple(b.ops))), *after.ops]

@@ -1,0 +1,366 @@
+"""infer_layouts: where every element of every on-chip buffer lives, and which thread runs what.
+
+Before: no fragment, shared buffer or `parallel` has a layout. After: all of them have one, `annotate_layout` is
+gone, and every disagreement between two layouts of a fragment is an explicit copy into a fragment of the other
+layout. `func.attrs["layout_reasons"]` says why each layout was chosen.
+
+This is algorithm 1 of the TileLang paper (appendix E) over the graph of tile ops and the buffers between them:
+*strict* layouts first (fixed by an instruction or by the user), then *common* ones (carried through
+element-wise loops, copies and broadcasts in both directions until nothing changes), then *free* ones (the
+widest coalesced access), each free choice carried on like a strict one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.errors import LayoutError
+from tilec.ir.instr import find_row
+from tilec.ir.layout import Digit, Layout, LayoutRequest, blocked, padded, row_major, swizzled
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    Const,
+    Copy,
+    Fill,
+    Gemm,
+    Load,
+    Parallel,
+    Store,
+    squeeze,
+)
+from tilec.ir.types import INT32
+from tilec.passes.accesses import Access, fragment_accesses, parallel_accesses
+from tilec.target import Target
+
+PAD_BYTES = (
+    16  # skipped after every row of an unswizzled operand, so that rows start in other banks
+)
+
+
+def infer_layouts(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises LayoutError where an annotated layout does not fit its buffer."""
+    inference = _Inference(_demote(func), target)
+    inference.strict()
+    inference.common()
+    inference.free()
+    return inference.rewrite()
+
+
+# --- the layouts that instructions fix ---
+
+
+def spread(
+    row_layout: Layout,
+    atom: tuple[int, int],
+    shape: tuple[int, int],
+    warps: tuple[int, int],
+    row_warps: int,
+    total: int,
+) -> Layout:
+    """A row's operand layout repeated over a tile: `warps` shares along (dim 0, dim 1), each warp's share in
+    registers, dim 1 before dim 0; warps left over repeat the work."""
+    w0, w1 = warps[0] // row_warps, warps[1]
+    share0, share1 = shape[0] // w0, shape[1] // w1
+    digits = [
+        *row_layout.digits,
+        Digit("reg", share1 // atom[1], (0, atom[1])),
+        Digit("reg", share0 // atom[0], (atom[0], 0)),
+        Digit("warp", w0, (share0, 0)),
+        Digit("warp", w1, (0, share1)),
+        Digit("warp", total // (warps[0] * w1), (0, 0)),
+    ]
+    return Layout(shape, tuple(d for d in digits if d.radix > 1), (1, 1))
+
+
+def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
+    """Layout of the C fragment of a gemm whose row and warps are chosen."""
+    m, n, _ = o.shape
+    if o.row.startswith("simt"):
+        return blocked((m, n), warp_size, total_warps, 4)
+    row = find_row(o.row)
+    return spread(row.c, (row.m, row.n), (m, n), (o.warps[0], o.warps[1]), row.warps, total_warps)
+
+
+def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
+    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other dimension hold
+    the same elements."""
+    m, n, k = o.shape
+    row = find_row(o.row)
+    wm, wn = o.warps
+    if which == "a":
+        shape, layout, atom = (m, k), row.a, (row.m, row.k)
+        digits = [Digit("warp", wm, (m // wm, 0)), Digit("warp", wn, (0, 0))]
+        share = (m // wm, k)
+    else:
+        shape, layout, atom = (k, n), row.b, (row.k, row.n)
+        digits = [Digit("warp", wm, (0, 0)), Digit("warp", wn, (0, n // wn))]
+        share = (k, n // wn)
+    inner = [
+        *layout.digits,
+        Digit("reg", share[1] // atom[1], (0, atom[1])),
+        Digit("reg", share[0] // atom[0], (atom[0], 0)),
+    ]
+    spare = [Digit("warp", total_warps // (wm * wn), (0, 0))]
+    return Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
+
+
+def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:
+    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes for the
+    instructions that read 8x8 matrices, rows set apart by 16 bytes for the others."""
+    if row.startswith(("wgmma", "mma")) and shape[-2] % 8 == 0:
+        for width in (128, 64, 32):
+            if shape[-1] * bits // 8 % width == 0:
+                return swizzled(shape, bits, width)
+    return padded(shape, shape[-1], PAD_BYTES * 8 // bits)
+
+
+# --- inference ---
+
+
+class _Inference:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.func = func
+        self.target = target
+        self.warps = int(func.attrs["threads"]) // target.warp_size
+        self.ops = list(walk(func.body))
+        self.layouts: dict[Value, Layout] = {}
+        self.loops: dict[Parallel, Layout] = {}
+        self.reasons: list[str] = []
+        self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
+        self.accesses = {p: fragment_accesses(p) for p in self.parallels}
+
+    def set(self, buffer: Value, layout: Layout, reason: str) -> None:
+        if buffer not in self.layouts:
+            self.layouts[buffer] = layout
+            self.reasons.append(f"{buffer.name or 'buffer'}: {reason}")
+
+    def strict(self) -> None:
+        """What the user annotated, then what instructions demand."""
+        for o in self.ops:
+            if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout):
+                if o.layout.shape != o.dest.buffer.static_shape:
+                    raise LayoutError(
+                        f"a layout of shape {o.layout.shape} for the buffer {o.dest.name}, which is {o.dest.type}",
+                        o.loc,
+                    )
+                self.set(o.dest, o.layout, "annotated")
+        gemms = [o for o in self.ops if isinstance(o, Gemm)]
+        for o in gemms:
+            self.set(
+                o.c,
+                accumulator_layout(o, self.warps, self.target.warp_size),
+                f"strict: C of {o.row}",
+            )
+        for o in gemms:
+            for which, operand in (("a", o.a), ("b", o.b)):
+                t = operand.buffer
+                if t.space == "shared":
+                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
+                    self.set(operand, layout, f"strict: {which.upper()} of {o.row}")
+                elif t.space == "fragment" and not o.row.startswith("simt"):
+                    layout = operand_fragment_layout(o, which, self.warps)
+                    self.set(operand, layout, f"strict: {which.upper()} of {o.row} in registers")
+        for o in self.ops:
+            if isinstance(o, AnnotateLayout) and isinstance(o.layout, LayoutRequest):
+                t = o.dest.buffer
+                layout = operand_shared_layout(t.static_shape, t.dtype.bits, "mma")
+                self.set(o.dest, layout, f"annotated: {o.layout.name}")
+
+    def common(self) -> None:
+        """Carry layouts through element-wise loops and register copies until nothing changes."""
+        changed = True
+        while changed:
+            before = len(self.layouts) + len(self.loops)
+            for p in self.parallels:
+                self._through_loop(p)
+            for o in self.ops:
+                if isinstance(o, Copy) and _both_fragments(o):
+                    for x, y in ((o.source, o.dest), (o.dest, o.source)):
+                        if x in self.layouts and x.buffer.shape == y.buffer.shape:
+                            self.set(y, self.layouts[x], f"common: copy with {x.name}")
+            changed = len(self.layouts) + len(self.loops) != before
+
+    def _through_loop(self, p: Parallel) -> None:
+        if p not in self.loops:
+            for a in self.accesses[p]:
+                if a.buffer in self.layouts and len(a.dims) == len(p.extents):
+                    order = tuple(a.dims.index(d) for d in range(len(p.extents)))
+                    self.loops[p] = self.layouts[a.buffer].permute(order)
+                    break
+        if p in self.loops:
+            for a in self.accesses[p]:
+                if a.buffer not in self.layouts:
+                    self.set(a.buffer, a.project(self.loops[p]), "common: element-wise")
+
+    def free(self) -> None:
+        """Loops and fragments that nothing ties down: coalesced, as wide as the accesses allow."""
+        for p in sorted(self.parallels, key=lambda p: -len(p.extents)):
+            if p not in self.loops:
+                self.loops[p] = self._blocked(p.extents, _narrowest(p))
+                self.common()
+        for o in self.ops:
+            if isinstance(o, Alloc) and o.result not in self.layouts:
+                t = o.type
+                if t.space == "fragment":
+                    shape = t.static_shape
+                    self.set(o.result, self._blocked(shape, t.dtype.bits), "free: coalesced")
+                    self.common()
+                elif t.space == "shared":
+                    self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
+
+    def _blocked(self, extents: tuple[int, ...], bits: int) -> Layout:
+        total = 1
+        for e in extents:
+            total *= e
+        vector = max(1, 128 // bits)
+        threads = self.warps * self.target.warp_size
+        while vector > 1 and (total < vector * threads or extents[-1] % vector):
+            vector //= 2
+        return blocked(extents, self.target.warp_size, self.warps, vector)
+
+    def _shared(self, buffer: Value) -> Layout:
+        """Row-major; rows set apart by one bank if a loop walks down a column of it."""
+        shape = buffer.buffer.static_shape
+        bits = buffer.dtype.bits
+        for p in self.parallels:
+            last = p.body.args[-1]
+            for a in parallel_accesses(p):
+                if a.buffer is buffer and len(shape) > 1 and last not in a.uses_of(len(shape) - 1):
+                    return padded(shape, shape[-1], max(1, 32 // bits))
+        return row_major(shape)
+
+    # --- writing it down ---
+
+    def rewrite(self) -> Func:
+        subst: Substitution = {}
+
+        def visit(o: Op) -> None | Op | list[Op]:
+            match o:
+                case Alloc(type=t) if o.result in self.layouts:
+                    typed = t.with_layout(self.layouts[o.result])
+                    fresh = Value(typed, o.result.name)
+                    subst[o.result] = fresh
+                    return replace(o, type=typed, results=(fresh,))
+                case AnnotateLayout():
+                    return []
+            return None
+
+        laid = {p: layout for p, layout in self.loops.items()}
+        func = self.func.with_body(_set_loops(self.func, laid))
+        func = func.with_body(rewrite(func.body, visit, subst))
+        func = func.with_body(_convert(func))
+        return func.with_attrs(layout_reasons=tuple(self.reasons))
+
+
+def _set_loops(func: Func, loops: dict[Parallel, Layout]) -> Block:
+    by_args = {p.body.args: layout for p, layout in loops.items()}
+
+    def visit(o: Op) -> None | Op:
+        if isinstance(o, Parallel) and o.body.args in by_args:
+            return replace(o, layout=by_args[o.body.args])
+        return None
+
+    return rewrite(func.body, visit)
+
+
+def _both_fragments(o: Copy) -> bool:
+    return o.source.buffer.space == "fragment" and o.dest.buffer.space == "fragment"
+
+
+def _narrowest(p: Parallel) -> int:
+    """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
+    widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
+    return max(8, min(widths, default=32))
+
+
+def _convert(func: Func) -> Block:
+    """Where a loop runs over another layout than a fragment has, give the loop a fragment of its own: copied in
+    before if the loop reads it, copied back after if the loop writes it."""
+
+    def visit(o: Op) -> None | list[Op]:
+        match o:
+            case Parallel(layout=layout) if layout is not None:
+                wanted = {a.buffer: a.project(layout) for a in fragment_accesses(o)}
+                return _with_copies(o, wanted, fragment_accesses(o))
+            case Gemm() if not o.row.startswith("simt"):
+                total = int(func.attrs["threads"]) // 32
+                wanted = {
+                    v: operand_fragment_layout(o, which, total)
+                    for which, v in (("a", o.a), ("b", o.b))
+                    if v.buffer.space == "fragment"
+                }
+                return _with_copies(o, wanted, [])
+        return None
+
+    return rewrite(func.body, visit)
+
+
+def _with_copies(o: Op, wanted: dict[Value, Layout], accesses: list[Access]) -> list[Op] | None:
+    before, after = Builder(o.loc), Builder(o.loc)
+    subst: Substitution = {}
+    for buffer, layout in wanted.items():
+        if buffer.buffer.layout == layout:
+            continue
+        fresh = before.value(
+            Alloc, buffer.buffer.with_layout(layout), name=f"{buffer.name}_converted"
+        )
+        uses = [a for a in accesses if a.buffer is buffer]
+        if not uses or any(not a.write for a in uses):
+            copy_whole(before, buffer, fresh)
+        if any(a.write for a in uses):
+            copy_whole(after, fresh, buffer)
+        subst[buffer] = fresh
+    if not subst:
+        return None
+    (body,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
+    return [*before.ops, body, *after.ops]
+
+
+def copy_whole(b: Builder, source: Value, dest: Value) -> None:
+    """A copy of one whole buffer onto another of the same shape."""
+    shape = source.buffer.static_shape
+    zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
+    b.emit(Copy, source, zeros, shape, dest, zeros, shape)
+
+
+def _demote(func: Func) -> Func:
+    """Fragments that are indexed in a way registers cannot be (outside of a parallel loop, or not by the
+    loop's own indices) live in shared memory instead, where any thread reaches any element."""
+    bad: set[Value] = set()
+    good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
+    for o in walk(func.body):
+        if isinstance(o, (Load, Store)) and o not in good:
+            buffer = o.source if isinstance(o, Load) else o.dest
+            if buffer.buffer.space == "fragment":
+                bad.add(buffer)
+        if isinstance(o, (Copy, Fill)):
+            sides = [(o.dest, o.extents if isinstance(o, Fill) else o.dest_extents)]
+            if isinstance(o, Copy):
+                sides.append((o.source, o.source_extents))
+            bad |= {
+                b
+                for b, e in sides
+                if b.buffer.space == "fragment" and squeeze(e) != squeeze(b.buffer.static_shape)
+            }
+    if not bad:
+        return func
+    for o in walk(func.body):
+        if isinstance(o, Gemm) and o.c in bad:
+            raise LayoutError(
+                f"{o.c.name} is the accumulator of a gemm and is also indexed by other than a parallel loop's indices",
+                o.loc,
+                "copy it to a shared buffer and index that",
+            )
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | Op:
+        if isinstance(o, Alloc) and o.result in bad:
+            typed = replace(o.type, space="shared")
+            fresh = Value(typed, o.result.name)
+            subst[o.result] = fresh
+            return replace(o, type=typed, results=(fresh,))
+        return None
+
+    return func.with_body(rewrite(func.body, visit, subst))

@@ -1,0 +1,189 @@
+"""insert_sync: barriers and proxy fences where threads exchange data through shared or global memory.
+
+Before: pipelined rings are in order among themselves; nothing else is synchronised. After: between two accesses
+of the same bytes by different threads, one of them a write, every path has a barrier of the scope; between a
+thread's write and an asynchronous engine's read there is also a proxy fence.
+
+The pass walks each scope once, keeping what has been read and written since the last barrier; a loop's body is
+walked twice, so that its end meets its beginning. Two shared buffers conflict where their bytes overlap
+(`plan_shared` comes first). Accesses inside a pipelined loop to its own rings are skipped: `expand_pipeline`
+ordered them; the loop as a whole reads and writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Load,
+    Parallel,
+    Print,
+    ProxyFence,
+    Scope,
+    Store,
+    Version,
+    While,
+)
+from tilec.target import Target
+
+Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
+
+
+def insert_sync(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    threads = int(func.attrs["threads"])
+    specialised = int(func.attrs["launch_threads"]) != threads
+    placer = _Placer(func, (1, threads) if specialised else (0, 0))
+    return func.with_body(placer.block(func.body, _State()))
+
+
+@dataclass
+class _State:
+    """What happened since the last barrier."""
+
+    reads: set[Span] = field(default_factory=set)
+    writes: set[Span] = field(default_factory=set)
+    unfenced: set[Span] = field(default_factory=set)
+
+    def merge(self, other: _State) -> None:
+        self.reads |= other.reads
+        self.writes |= other.writes
+        self.unfenced |= other.unfenced
+
+    def copy(self) -> _State:
+        return _State(set(self.reads), set(self.writes), set(self.unfenced))
+
+
+@dataclass
+class _Effects:
+    reads: set[Span] = field(default_factory=set)
+    writes: set[Span] = field(default_factory=set)
+    engine_reads: set[Span] = field(default_factory=set)
+
+
+def _overlap(xs: set[Span], ys: set[Span]) -> bool:
+    return any(a[0] is b[0] and a[1] < b[2] and b[1] < a[2] for a in xs for b in ys)
+
+
+class _Placer:
+    def __init__(self, func: Func, barrier: tuple[int, int]) -> None:
+        self.barrier = barrier
+        self.spans: dict[Value, Span] = {}
+        self.own_rings: set[Value] = set()
+        self.root: dict[Value, Value] = {}
+        written = {
+            o.dest for o in walk(func.body) if isinstance(o, (Store, Copy, Fill)) and _is_global(o.dest)
+        }
+        for o in walk(func.body):
+            if isinstance(o, Alloc) and o.type.space == "shared":
+                size = version_bytes(o.type) * o.type.versions
+                self.spans[o.result] = ("shared", o.address, o.address + size)
+            if isinstance(o, Version):
+                self.root[o.result] = self.root.get(o.root, o.root)
+        for v in written:
+            self.spans[v] = (v, 0, 1)
+
+    def span(self, v: Value) -> set[Span]:
+        v = self.root.get(v, v)
+        if v in self.own_rings or v not in self.spans:
+            return set()
+        return {self.spans[v]}
+
+    def effects(self, o: Op) -> _Effects:
+        e = _Effects()
+        match o:
+            case Load():
+                e.reads = self.span(o.source)
+            case Store():
+                e.writes = self.span(o.dest)
+            case Fill():
+                e.writes = self.span(o.dest)
+            case Copy():
+                e.reads, e.writes = self.span(o.source), self.span(o.dest)
+            case Gemm():
+                e.reads = self.span(o.a) | self.span(o.b)
+                if o.row.startswith("wgmma"):
+                    e.engine_reads = e.reads
+            case Print() if o.buffer is not None:
+                e.reads = self.span(o.buffer)
+            case Parallel():
+                for inner in walk(o.body):
+                    got = self.effects(inner) if not inner.regions else _Effects()
+                    e.reads |= got.reads
+                    e.writes |= got.writes
+        return e
+
+    def block(self, block: Block, state: _State) -> Block:
+        ops: list[Op] = []
+        for o in block.ops:
+            match o:
+                case Scope():
+                    ops.append(replace(o, body=self.block(o.body, _State())))
+                case For():
+                    ops.append(self._loop(o, state))
+                case While():
+                    after = state.copy()
+                    self.block(o.body, after)
+                    state.merge(after)
+                    ops.append(replace(o, body=self.block(o.body, state)))
+                case If():
+                    other = state.copy()
+                    then = self.block(o.then, state)
+                    orelse = self.block(o.orelse, other)
+                    state.merge(other)
+                    ops.append(replace(o, then=then, orelse=orelse))
+                case Barrier():
+                    state.reads.clear()
+                    state.writes.clear()
+                    ops.append(o)
+                case ProxyFence():
+                    state.unfenced.clear()
+                    ops.append(o)
+                case _:
+                    self._before(o, state, ops)
+                    ops.append(o)
+        return block if tuple(ops) == block.ops else Block(block.args, tuple(ops))
+
+    def _loop(self, o: For, state: _State) -> For:
+        rings = set()
+        if o.kind == "pipelined":
+            rings = {
+                self.root.get(x.root, x.root) for x in walk(o.body) if isinstance(x, Version)
+            } - self.own_rings
+        ring_spans = set().union(*(self.span(v) for v in rings)) if rings else set()
+        self.own_rings |= rings
+        after = state.copy()
+        self.block(o.body, after)
+        state.merge(after)
+        done = replace(o, body=self.block(o.body, state))
+        self.own_rings -= rings
+        state.reads |= ring_spans
+        state.writes |= ring_spans
+        return done
+
+    def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
+        """Put what `o` needs before it, and note what it does."""
+        e = self.effects(o)
+        if _overlap(e.engine_reads, state.unfenced):
+            ops.append(ProxyFence(loc=o.loc))
+            state.unfenced.clear()
+        if _overlap(e.reads, state.writes) or _overlap(e.writes, state.writes | state.reads):
+            ops.append(Barrier(*self.barrier, loc=o.loc))
+            state.reads.clear()
+            state.writes.clear()
+        state.reads |= e.reads
+        state.writes |= e.writes
+        state.unfenced |= {s for s in e.writes if s[0] == "shared"}
+
+
+def _is_global(v: Value) -> bool:
+    return v.buffer.space == "global"

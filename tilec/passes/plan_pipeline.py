@@ -1,0 +1,100 @@
+"""plan_pipeline: which copies of a pipelined loop run ahead, and how many versions their buffers get.
+
+Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and `stage`.
+After: a copy that may run ahead has `ahead=True` and its shared buffer has that many versions; a loop in which
+nothing may run ahead is "serial". A buffer gets versions only if each iteration overwrites it whole before
+reading it, it is used nowhere else, and what its copy needs can be computed ahead of time; otherwise it has
+one version and orders the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.ops import Alloc, Const, Copy, For, Yield
+from tilec.passes.slicing import NotClonable, Slice, written_tensors
+from tilec.target import Target
+
+
+def plan_pipeline(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    uses: dict[Value, list[Op]] = {}
+    for o in walk(func.body):
+        for v in set(o.operands):
+            uses.setdefault(v, []).append(o)
+    written = written_tensors(func.body)
+    allocs = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
+    zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+    ahead: set[Op] = set()
+    versions: dict[Value, int] = {}
+    for loop in [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]:
+        stages = loop.num_stages if target.has("cp_async") else min(loop.num_stages, 2)
+        if stages < 2:
+            continue
+        for o in _candidates(loop):
+            inside = set(walk(loop.body))
+            if (
+                o.dest in allocs
+                and _whole(o, zeros)
+                and o.source not in written
+                and all(u in inside for u in uses[o.dest])
+                and not any(u is not o and getattr(u, "dest", None) is o.dest for u in uses[o.dest])
+                and _comes_first(loop.body, o, uses[o.dest])
+                and can_run_ahead(loop, o)
+            ):
+                ahead.add(o)
+                versions[o.dest] = stages
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | Op:
+        match o:
+            case Alloc(type=t) if o.result in versions:
+                typed = replace(t, versions=versions[o.result])
+                subst[o.result] = Value(typed, o.result.name)
+                return replace(o, type=typed, results=(subst[o.result],))
+            case For(kind="pipelined"):
+                if not any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
+                    return replace(o, kind="serial", num_stages=0, order=(), stage=())
+            case Copy() if any(o.dest is subst.get(a.dest) for a in ahead if isinstance(a, Copy)):
+                return replace(o, ahead=True)
+        return None
+
+    return func.with_body(rewrite(func.body, visit, subst))
+
+
+def _candidates(loop: For) -> list[Copy]:
+    """Copies into shared memory at the top of the body that the user's `stage` does not hold back."""
+    acting = [o for o in loop.body.ops if not o.pure and not isinstance(o, (Alloc, Yield))]
+    copies = [
+        o
+        for o in acting
+        if isinstance(o, Copy)
+        and o.source.buffer.space == "global"
+        and o.dest.buffer.space == "shared"
+    ]
+    if len(loop.stage) == len(acting):
+        last = max(loop.stage)
+        copies = [o for o in copies if loop.stage[acting.index(o)] < last]
+    return copies
+
+
+def _whole(o: Copy, zeros: set[Value]) -> bool:
+    return o.dest_extents == o.dest.buffer.static_shape and all(v in zeros for v in o.dest_offsets)
+
+
+def _comes_first(body: Block, copy: Op, uses: list[Op]) -> bool:
+    """Whether every other use of the copy's buffer stands after it in the body."""
+    at = body.ops.index(copy)
+    before = set(walk(Block((), body.ops[:at])))
+    return not any(u in before for u in uses)
+
+
+def can_run_ahead(loop: For, copy: Op) -> bool:
+    """Whether the copy's operands can be computed for a later iteration: no carried value is needed."""
+    try:
+        needed = Slice(loop.body, [copy])
+    except NotClonable:
+        return False
+    carried = set(loop.body.args[1:])
+    return not carried & needed.needed

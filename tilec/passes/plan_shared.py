@@ -1,0 +1,117 @@
+"""plan_shared: the byte offset of every shared buffer and barrier.
+
+Before: shared and barrier buffers have no address. After: all do, and `func.attrs["shared_bytes"]` is what a block
+needs. Buffers that are never in use at the same time share bytes; rings and barriers, which asynchronous
+engines write, keep theirs for the whole kernel. Raises ResourceError, with every buffer listed, if the target
+has less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilec.ir.core import Block, Func, Op, Value, rewrite
+from tilec.ir.errors import ResourceError
+from tilec.ir.memory import alignment_bytes, version_bytes
+from tilec.ir.ops import Alloc, For, While
+from tilec.target import Target
+
+
+@dataclass
+class _Life:
+    """A buffer's bytes and the positions of its first and last use in program order."""
+
+    alloc: Alloc
+    size: int
+    first: int
+    last: int
+    address: int = -1
+
+
+def plan_shared(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    lives = _lifetimes(func.body)
+    placed: list[_Life] = []
+    for life in sorted(lives, key=lambda x: (-alignment_bytes(x.alloc.type), -x.size)):
+        align = alignment_bytes(life.alloc.type)
+        address = 0
+        rivals = [p for p in placed if p.first <= life.last and life.first <= p.last]
+        for p in sorted(rivals, key=lambda p: p.address):
+            if address + life.size <= p.address:
+                break
+            address = max(address, p.address + p.size)
+            address = (address + align - 1) // align * align
+        life.address = address
+        placed.append(life)
+    total = max((p.address + p.size for p in placed), default=0)
+    if total > target.shared_bytes:
+        raise _too_much(func, lives, total, target)
+    where = {p.alloc.result: p.address for p in placed}
+
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, Alloc) and o.result in where:
+            return replace(o, address=where[o.result])
+        return None
+
+    return func.with_body(rewrite(func.body, visit)).with_attrs(shared_bytes=total)
+
+
+def _lifetimes(body: Block) -> list[_Life]:
+    lives: dict[Value, _Life] = {}
+    alias: dict[Value, Value] = {}
+    clock = 0
+
+    def touch(v: Value, first: int, last: int) -> None:
+        life = lives.get(alias.get(v, v))
+        if life:
+            life.first = min(life.first, first)
+            life.last = max(life.last, last)
+
+    def visit(block: Block, loops: list[tuple[int, set[Value]]]) -> None:
+        nonlocal clock
+        for o in block.ops:
+            clock += 1
+            if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
+                size = version_bytes(o.type) * o.type.versions
+                whole = o.type.space == "barrier" or o.type.versions > 1
+                lives[o.result] = _Life(o, size, 0 if whole else 1 << 60, (1 << 60) if whole else -1)
+            for r in o.results:
+                if o.opname == "version":
+                    alias[r] = alias.get(o.operands[0], o.operands[0])
+            for v in o.operands:
+                touch(v, clock, clock)
+                for _, used in loops:
+                    used.add(alias.get(v, v))
+            if isinstance(o, (For, While)):
+                start, used = clock, set[Value]()
+                for region in o.regions:
+                    visit(region, [*loops, (start, used)])
+                for v in used:
+                    touch(v, start, clock)
+            else:
+                for region in o.regions:
+                    visit(region, loops)
+
+    visit(body, [])
+    return [x for x in lives.values() if x.last >= 0]
+
+
+def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:
+    rows = sorted(lives, key=lambda x: -x.size)[:5]
+    listed = ", ".join(
+        f"{x.alloc.result.name} {x.alloc.type.shape}x{x.alloc.type.dtype}"
+        + (f" x{x.alloc.type.versions} stages" if x.alloc.type.versions > 1 else "")
+        + f" {x.size:,} B"
+        for x in rows
+    )
+    stages = max((x.alloc.type.versions for x in lives), default=1)
+    hint = "make the tiles smaller"
+    if stages > 1:
+        ring = sum(x.size // x.alloc.type.versions for x in lives if x.alloc.type.versions > 1)
+        fits = (target.shared_bytes - (total - ring * stages)) // ring
+        hint = f"num_stages={fits} fits" if fits >= 1 else "make the tiles smaller: one stage does not fit"
+    return ResourceError(
+        f"the kernel needs {total:,} bytes of shared memory a block, {target} has {target.shared_bytes:,}: {listed}",
+        rows[0].alloc.loc if rows else func.loc,
+        hint,
+    )

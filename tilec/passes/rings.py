@@ -1,0 +1,200 @@
+"""Ring buffers: the positions, barriers and box copies that pipelined loops are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilec.ir.core import Block, Builder, Op, Param, Value
+from tilec.ir.layout import tma_box
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    If,
+    Lane,
+    Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierInit,
+    MbarrierWait,
+    PrefetchMap,
+    Select,
+    Store,
+    TmaLoad,
+    Version,
+    Warp,
+    Yield,
+)
+from tilec.ir.types import BOOL, INT32, INT64, BufferType, TensorMapType
+
+
+def const(b: Builder, value: int) -> Value:
+    return b.value(Const, value, INT32)
+
+
+def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
+    """The ops where `cond` holds."""
+    b.emit(If, cond, Block((), (*ops, Yield(loc=b.loc))), Block((), (Yield(loc=b.loc),)))
+
+
+def elected(b: Builder, every_warps: int = 0) -> Value:
+    """True in one thread of the scope, or, with `every_warps`, in one thread of every so many warps."""
+    zero = const(b, 0)
+    first_lane = b.value(Compare, "eq", b.value(Lane), zero)
+    warp = b.value(Warp)
+    if every_warps == 1:
+        return first_lane
+    if every_warps:
+        warp = b.value(Binary, "mod", warp, const(b, every_warps))
+    first_warp = b.value(Compare, "eq", warp, zero)
+    return b.value(Binary, "and", first_lane, first_warp)
+
+
+class Position:
+    """Where a scope stands in a ring: a (slot, phase) pair that it carries for itself.
+
+    A pair is advanced once per acquire that is executed, never computed from a loop index, so loops may be
+    nested, skipped or left early.
+    """
+
+    def __init__(self, b: Builder, stages: int, phase: int, name: str) -> None:
+        local = BufferType((1,), INT32, "local")
+        self.stages = stages
+        self.slot = b.value(Alloc, local, name=f"{name}_slot")
+        self.phase = b.value(Alloc, local, name=f"{name}_phase")
+        zero = const(b, 0)
+        b.emit(Store, self.slot, (zero,), zero)
+        b.emit(Store, self.phase, (zero,), const(b, phase))
+
+    def get_slot(self, b: Builder) -> Value:
+        return b.value(Load, self.slot, (const(b, 0),), name="slot")
+
+    def get_phase(self, b: Builder) -> Value:
+        return b.value(Load, self.phase, (const(b, 0),), name="phase")
+
+    def before(self, b: Builder, slot: Value) -> Value:
+        """The slot before `slot`."""
+        at_start = b.value(Compare, "eq", slot, const(b, 0))
+        less = b.value(Binary, "sub", slot, const(b, 1))
+        return b.value(Select, at_start, const(b, self.stages - 1), less)
+
+    def advance(self, b: Builder, slot: Value, phase: Value | None = None) -> None:
+        zero = const(b, 0)
+        following = b.value(Binary, "add", slot, const(b, 1))
+        wrap = b.value(Compare, "eq", following, const(b, self.stages))
+        b.emit(Store, self.slot, (zero,), b.value(Select, wrap, zero, following))
+        if phase is not None:
+            turned = b.value(Binary, "xor", phase, b.value(Cast, wrap, INT32))
+            b.emit(Store, self.phase, (zero,), turned)
+
+
+@dataclass(eq=False)
+class Ring:
+    """The buffers that are filled and freed together, and the pair of barriers that guards them.
+
+    `arrivals`: how many times a slot must be released; `release_every`: one thread of every so many warps
+    releases (4: a warpgroup, whose instruction reads for all its warps)."""
+
+    name: str
+    buffers: tuple[Value, ...]
+    stages: int
+    arrivals: int
+    release_every: int
+    full: Value | None = None
+    empty: Value | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that fill one slot."""
+        return sum(v.buffer.size * v.buffer.dtype.bits // 8 for v in self.buffers)
+
+    def allocate(self, b: Builder) -> None:
+        slots = BufferType((self.stages,), INT64, "barrier")
+        self.full = b.value(Alloc, slots, name=f"{self.name}_full")
+        self.empty = b.value(Alloc, slots, name=f"{self.name}_empty")
+
+    def initialise(self, b: Builder) -> None:
+        assert self.full is not None and self.empty is not None
+        b.emit(MbarrierInit, self.full, 1)
+        b.emit(MbarrierInit, self.empty, self.arrivals)
+
+    def wait_full(self, b: Builder, at: Position) -> Value:
+        """Wait until the slot at `at` is filled; returns the slot."""
+        assert self.full is not None
+        slot = at.get_slot(b)
+        b.emit(MbarrierWait, self.full, slot, at.get_phase(b))
+        return slot
+
+    def wait_empty(self, b: Builder, at: Position) -> Value:
+        """Wait until the slot at `at` is free and announce its bytes; returns the slot."""
+        assert self.full is not None and self.empty is not None
+        slot = at.get_slot(b)
+        b.emit(MbarrierWait, self.empty, slot, at.get_phase(b))
+        b.emit(MbarrierExpect, self.full, slot, self.bytes)
+        return slot
+
+    def release(self, b: Builder, slot: Value, guard: Value | None = None) -> None:
+        assert self.empty is not None
+        who = elected(b, self.release_every)
+        if guard is not None:
+            who = b.value(Binary, "and", who, guard)
+        b.emit(MbarrierArrive, self.empty, slot, who)
+
+
+class TensorMaps:
+    """The TMA descriptors a kernel takes as parameters, one for each different box of a tensor."""
+
+    def __init__(self) -> None:
+        self.params: dict[TensorMapType, Param] = {}
+
+    def get(self, tensor: Value, box: tuple[int, ...], swizzle: int) -> Value:
+        """The descriptor's value; `box` is innermost first."""
+        dims = tuple(reversed(range(tensor.buffer.rank)))
+        t = TensorMapType(tensor.name, dims, box, swizzle, tensor.dtype)
+        if t not in self.params:
+            n = sum(p.arg == tensor.name for p in self.params.values())
+            name = f"{tensor.name}_map{n or ''}"
+            self.params[t] = Param(Value(t, name), "tensor_map", tensor.name)
+        return self.params[t].value
+
+    def prefetch(self, b: Builder) -> None:
+        for p in self.params.values():
+            b.emit(PrefetchMap, p.value)
+
+
+def tma_boxes(b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value) -> None:
+    """The box copies that bring one tile into version `slot` of its buffer."""
+    t = o.dest.buffer
+    assert t.layout is not None
+    found = tma_box(t.layout, t.dtype.bits)
+    assert found is not None
+    box, swizzle = found
+    version = b.value(Version, o.dest, slot)
+    shape = t.static_shape
+    offsets = t.layout.offsets()
+    tile_dims = [d for d, e in enumerate(shape) if e != 1]
+    source_dims = [d for d, e in enumerate(o.source_extents) if e != 1]
+    tile_of = dict(zip(source_dims, tile_dims))
+    full_box = tuple(
+        box[tile_of[d]] if d in tile_of else 1 for d in reversed(range(o.source.buffer.rank))
+    )
+    descriptor = maps.get(o.source, full_box, swizzle)
+    for origin in itertools.product(*(range(0, e, x) for e, x in zip(shape, box))):
+        coords = []
+        for d in reversed(range(o.source.buffer.rank)):
+            base = o.source_offsets[d]
+            shift = origin[tile_of[d]] if d in tile_of else 0
+            if base.dtype != INT32:
+                base = b.value(Cast, base, INT32)
+            coords.append(b.value(Binary, "add", base, const(b, shift)) if shift else base)
+        where = const(b, int(offsets[origin]))
+        b.emit(TmaLoad, version, where, descriptor, tuple(coords), barrier, slot)
+
+
+def true(b: Builder) -> Value:
+    return b.value(Const, True, BOOL)

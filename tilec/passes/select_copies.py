@@ -1,0 +1,199 @@
+"""select_copies: who moves the data of each copy, and how much at a time.
+
+Before: copies name regions. After: each copy has an `agent` and a `vector`:
+- "tma": one thread starts box copies into shared memory (run-ahead copies of specialised kernels);
+- "cp_async": threads start copies past their registers (run-ahead copies);
+- "tma_store": a fragment is staged in shared memory and leaves through TMA, warp by warp;
+- "threads": loads and stores of `vector` consecutive elements.
+A tensor whose base or strides do not allow an agent takes the next one down. The facts come from the tensor's
+type, never from values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.analysis import Facts
+from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.layout import Layout, tma_box
+from tilec.ir.ops import AnnotateSafeValue, Const, Copy, Gemm, squeeze
+from tilec.ir.types import BufferType
+from tilec.target import Target
+
+TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
+MAX_BOX = 256  # elements of a TMA box in one dimension
+
+
+def select_copies(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    chooser = _Chooser(func, target)
+
+    def visit(o: Op) -> Op | None:
+        return chooser.choose(o) if isinstance(o, Copy) else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+class _Chooser:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.target = target
+        self.func = func
+        self.facts = Facts(func)
+        constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+        self.safe = {
+            o.dest: constants.get(o.value)
+            for o in walk(func.body)
+            if isinstance(o, AnnotateSafeValue)
+        }
+
+    def choose(self, o: Copy) -> Op:
+        vector = self.vector(o)
+        if o.ahead:
+            if self.func.attrs.get("specialise") and self._tma_load(o):
+                return replace(o, agent="tma", vector=vector)
+            width = vector * o.source.dtype.bits // 8
+            same = o.source.dtype == o.dest.dtype and not self.safe.get(o.source)
+            if self.target.has("cp_async") and same and width in (4, 8, 16):
+                return replace(o, agent="cp_async", vector=vector)
+        if self.func.attrs.get("staged_store") and self._tma_store(o):
+            return replace(o, agent="tma_store", vector=vector)
+        return replace(o, agent="threads", vector=vector)
+
+    def vector(self, o: Copy) -> int:
+        """Elements per access: what the global side's alignment allows, at most 16 bytes."""
+        widest = 16 * 8 // max(o.source.dtype.bits, o.dest.dtype.bits)
+        for buffer, offsets, extents in (
+            (o.source, o.source_offsets, o.source_extents),
+            (o.dest, o.dest_offsets, o.dest_extents),
+        ):
+            if buffer.buffer.space == "global":
+                widest = min(widest, self.contiguous(buffer.buffer, offsets, extents))
+        last = squeeze(o.dest_extents) or (1,)
+        while last[-1] % widest:
+            widest //= 2
+        if o.coalesced_width:
+            while widest > o.coalesced_width:
+                widest //= 2
+        return widest
+
+    def contiguous(
+        self, t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...]
+    ) -> int:
+        """How many elements from any multiple of itself on are known to be adjacent and aligned together."""
+        if t.strides is None or t.strides[-1] != 1 or (extents[-1] == 1 and squeeze(extents)):
+            return 1
+        elements = alignment(t) * 8 // t.dtype.bits
+        elements = min(elements, 64)
+        return max(1, gcd2(elements, self.facts.divisor(offsets[-1])))
+
+    def _tma_load(self, o: Copy) -> bool:
+        t, s = o.source.buffer, o.dest.buffer
+        return (
+            self.target.has("tma")
+            and not o.disable_tma
+            and t.dtype == s.dtype
+            and not self.safe.get(o.source)
+            and tensor_map_fits(t)
+            and s.layout is not None
+            and box_fits(s.layout, s.dtype.bits)
+            and _same_order(o)
+        )
+
+    def _tma_store(self, o: Copy) -> bool:
+        f, t = o.source.buffer, o.dest.buffer
+        return (
+            self.target.has("tma")
+            and self.target.has("stmatrix")
+            and not o.disable_tma
+            and f.space == "fragment"
+            and t.space == "global"
+            and t.dtype.bits == 16
+            and t.dtype.is_float
+            and len(f.shape) == 2
+            and f.layout is not None
+            and store_atoms(f.layout) is not None
+            and tensor_map_fits(t)
+            and o.dest_extents[-2:] == f.static_shape
+        )
+
+
+def gcd2(limit: int, divisor: int) -> int:
+    """The largest power of two that divides both."""
+    g = 1
+    while limit % (2 * g) == 0 and divisor % (2 * g) == 0:
+        g *= 2
+    return g
+
+
+def alignment(t: BufferType) -> int:
+    """Bytes (a power of two up to 16) that divide the address of every element whose last index is 0."""
+    known = t.align
+    for s in (t.strides or ())[:-1]:
+        if isinstance(s, int):
+            known = gcd2(known, s * t.dtype.bits // 8)
+    return known
+
+
+def tensor_map_fits(t: BufferType) -> bool:
+    """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base and strides."""
+    return (
+        1 <= t.rank <= 5
+        and t.strides is not None
+        and t.strides[-1] == 1
+        and t.dtype.bits % 8 == 0
+        and alignment(t) == TMA_ALIGN
+    )
+
+
+def box_fits(layout: Layout, bits: int) -> bool:
+    """Whether TMA boxes can write this shared layout."""
+    found = tma_box(layout, bits)
+    return found is not None and all(e <= MAX_BOX for e in found[0])
+
+
+def _same_order(o: Copy) -> bool:
+    """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous one."""
+    wide = [i for i, e in enumerate(o.source_extents) if e != 1]
+    return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
+        not wide or wide[-1] == len(o.source_extents) - 1
+    )
+
+
+def store_atoms(layout: Layout) -> tuple[int, int] | None:
+    """(m blocks of 16 rows, column blocks of 8) each warp holds, if every warp's registers are 16x8 blocks as
+    `stmatrix` distributes them, columns before rows; None otherwise."""
+    reg = [d for d in layout.digits if d.owner == "reg"]
+    lane = [(d.radix, d.step) for d in layout.digits if d.owner == "lane"]
+    steps: list[tuple[int, int]] = []
+    for radix, step in lane:
+        if radix & (radix - 1):
+            return None
+        while radix > 1:
+            steps.append((step[0], step[1]))
+            step = (2 * step[0], 2 * step[1])
+            radix //= 2
+    if steps != [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]:
+        return None
+    if [(d.radix, d.step) for d in reg[:2]] != [(2, (0, 1)), (2, (8, 0))]:
+        return None
+    rest = [(d.radix, d.step) for d in reg[2:]]
+    columns = rows = 1
+    if rest and rest[0][1] == (0, 8):
+        columns = rest.pop(0)[0]
+    while rest and rest[0][1] == (0, 8 * columns):
+        columns *= rest.pop(0)[0]
+    if rest and rest[0][1][1] == 0 and rest[0][1][0] % 16 == 0:
+        rows = rest.pop(0)[0]
+    if rest or columns % 2:
+        return None
+    return rows, columns
+
+
+def reads_with_wgmma(func: Func) -> set[Value]:
+    """Shared buffers that wgmma reads."""
+    return {
+        v
+        for o in walk(func.body)
+        if isinstance(o, Gemm) and o.row.startswith("wgmma")
+        for v in (o.a, o.b)
+    }

@@ -1,0 +1,192 @@
+"""Copying the part of a program that some of its ops need: the way scalars reach another scope or an earlier
+iteration without being sent there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
+from tilec.ir.ops import For, If, Load, Parallel, Store, While, Yield, yielded
+
+
+class NotClonable(Exception):
+    """A value is made by something that must not be done twice."""
+
+    def __init__(self, op: Op | None) -> None:
+        super().__init__(op)
+        self.op = op
+
+
+def written_tensors(block: Block) -> set[Value]:
+    """Global tensors that a program writes."""
+    found = set()
+    for o in walk(block):
+        dest = getattr(o, "dest", None)
+        if isinstance(dest, Value) and dest.buffer.space == "global":
+            found.add(dest)
+    return found
+
+
+def is_clonable(o: Op, written: set[Value]) -> bool:
+    """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no effect."""
+    if o.pure:
+        return True
+    return isinstance(o, Load) and o.source.buffer.space == "global" and o.source not in written
+
+
+class Slice:
+    """Everything in `block` that the ops of `keep` need: themselves, the loops and branches around them, and the
+    clonable ops that make their operands. Raises NotClonable if an operand cannot be made again."""
+
+    def __init__(self, block: Block, keep: Iterable[Op]) -> None:
+        self.keep = set(keep)
+        self.written = written_tensors(block)
+        self.needed: set[Value] = set()
+        self.defs: dict[Value, Op] = {}
+        self.arg_of: dict[Value, tuple[Op, int]] = {}
+        self.kept_blocks: set[Block] = set()
+        for o in walk(block):
+            for r in o.results:
+                self.defs[r] = o
+            for region in o.regions:
+                for i, a in enumerate(region.args):
+                    self.arg_of[a] = (o, i)
+        self._mark_around(block)
+
+    def _mark_around(self, block: Block) -> bool:
+        """Mark the control flow that leads to kept ops, and need what it depends on."""
+        any_kept = False
+        for o in block.ops:
+            inside = [self._mark_around(region) for region in o.regions]
+            if o in self.keep:
+                any_kept = True
+                for v in o.operands:
+                    self.need(v)
+            elif any(inside):
+                any_kept = True
+                match o:
+                    case For():
+                        for v in (o.lo, o.hi, o.step):
+                            self.need(v)
+                    case If():
+                        self.need(o.cond)
+                    case While():
+                        for v in yielded(o.cond):
+                            self.need(v)
+                    case Parallel():
+                        pass
+        if any_kept:
+            self.kept_blocks.add(block)
+        return any_kept
+
+    def need(self, v: Value) -> None:
+        if v in self.needed:
+            return
+        self.needed.add(v)
+        if v in self.defs:
+            o = self.defs[v]
+            match o:
+                case For() | While():
+                    self._need_carried(o, o.results.index(v))
+                case If():
+                    i = o.results.index(v)
+                    self.need(o.cond)
+                    for region in o.regions:
+                        self.kept_blocks.add(region)
+                        self.need(yielded(region)[i])
+                case _ if is_clonable(o, self.written):
+                    for operand in o.operands:
+                        self.need(operand)
+                case _ if v.type.__class__.__name__ == "BufferType":
+                    pass
+                case _:
+                    raise NotClonable(o)
+        elif v in self.arg_of:
+            o, i = self.arg_of[v]
+            if isinstance(o, For) and i > 0:
+                self._need_carried(o, i - 1)
+            elif isinstance(o, While):
+                self._need_carried(o, i)
+
+    def _need_carried(self, o: For | While, i: int) -> None:
+        self.need(o.inits[i])
+        self.need(yielded(o.body)[i])
+        self.needed.add(o.results[i])
+        body_arg = o.body.args[i + 1] if isinstance(o, For) else o.body.args[i]
+        self.needed.add(body_arg)
+        if isinstance(o, For):
+            for v in (o.lo, o.hi, o.step):
+                self.need(v)
+        else:
+            for v in yielded(o.cond):
+                self.need(v)
+        self.kept_blocks.add(o.body)
+
+    def copy(self, block: Block, subst: Substitution) -> list[Op]:
+        """The needed part of `block` with fresh values; kept ops are cloned like the others."""
+        out: list[Op] = []
+        for o in block.ops:
+            if o in self.keep:
+                out.append(clone(o, subst))
+            elif any(r in self.kept_blocks for r in o.regions) or (
+                o.regions and any(r in self.needed for r in o.results)
+            ):
+                out.append(self._copy_control(o, subst))
+            elif any(r in self.needed for r in o.results) and is_clonable(o, self.written):
+                out.append(clone(o, subst))
+        return out
+
+    def _copy_control(self, o: Op, subst: Substitution) -> Op:
+        def get(v: Value) -> Value:
+            return subst.get(v, v)
+
+        def fresh(v: Value) -> Value:
+            subst[v] = Value(v.type, v.name)
+            return subst[v]
+
+        match o:
+            case For():
+                kept = [i for i, r in enumerate(o.results) if self._carried_needed(o, i)]
+                inits = tuple(get(o.inits[i]) for i in kept)
+                args = (fresh(o.body.args[0]), *(fresh(o.body.args[i + 1]) for i in kept))
+                ops = self.copy(o.body, subst)
+                ops.append(Yield(tuple(get(yielded(o.body)[i]) for i in kept), loc=o.loc))
+                results = tuple(fresh(o.results[i]) for i in kept)
+                return replace(
+                    o,
+                    lo=get(o.lo),
+                    hi=get(o.hi),
+                    step=get(o.step),
+                    inits=inits,
+                    body=Block(args, tuple(ops)),
+                    results=results,
+                )
+            case If():
+                kept = [i for i, r in enumerate(o.results) if r in self.needed]
+                blocks = []
+                for region in (o.then, o.orelse):
+                    ops = self.copy(region, subst)
+                    ops.append(Yield(tuple(get(yielded(region)[i]) for i in kept), loc=o.loc))
+                    blocks.append(Block((), tuple(ops)))
+                results = tuple(fresh(o.results[i]) for i in kept)
+                types = tuple(o.types[i] for i in kept)
+                return replace(
+                    o,
+                    cond=get(o.cond),
+                    then=blocks[0],
+                    orelse=blocks[1],
+                    types=types,
+                    results=results,
+                )
+            case While():
+                return clone(o, subst)
+        raise NotClonable(o)
+
+    def _carried_needed(self, o: For, i: int) -> bool:
+        return o.results[i] in self.needed or o.body.args[i + 1] in self.needed
+
+
+def store_targets(block: Block) -> set[Value]:
+    """Buffers that element stores write."""
+    return {o.dest for o in walk(block) if isinstance(o, Store)}
