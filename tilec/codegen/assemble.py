@@ -1,0 +1,223 @@
+"""LLVM text -> machine code: everything that happens after a code generator has spelled a kernel.
+
+    cuda   LLVM text -> optimised -> PTX -> (ptxas, where found) cubin
+    hip    LLVM text -> optimised -> relocatable object -> hsaco (`amd_link`)
+    cpu    LLVM text -> optimised -> host object
+
+What is only read (the optimised LLVM text, the assembly of hip and cpu) is made when it is asked
+for, from the LLVM text again: LLVM's code generator changes the module it is given, so a module
+serves one emission.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from tilec.codegen.amd_link import link
+from tilec.codegen.amd_metadata import read_kernel_metadata
+from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.codegen.selectable import check_intrinsics
+from tilec.ir.errors import InternalError
+from tilec.target import Target
+
+PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx80"}
+"""The oldest PTX that has all of an architecture's instructions: the newest drivers are not
+needed."""
+
+_TRIPLES = {"cuda": "nvptx64-nvidia-cuda", "hip": "amdgcn-amd-amdhsa"}
+_SPEED_LEVELS = {"cuda": 2, "hip": 3, "cpu": 3}
+
+
+@dataclass
+class Assembled:
+    """One kernel module as machine code, with what its assembler said.
+
+    `binary`: cubin (None without ptxas: the driver compiles `asm`), hsaco, or host object.
+    `registers`, `spilled_bytes` and `stack_bytes` are per thread, None where nothing reports them
+    (cpu; cuda without ptxas). `advisories` are the assembler's warnings, C75xx lines and spills:
+    empty for a good kernel. `seconds` maps each phase that ran to the time it took.
+    """
+
+    llvm_text: str
+    target: Target
+    binary: bytes | None = None
+    registers: int | None = None
+    spilled_bytes: int | None = None
+    stack_bytes: int | None = None
+    advisories: tuple[str, ...] = ()
+    log: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @functools.cached_property
+    def asm(self) -> str:
+        """PTX, GCN assembly or host assembly."""
+        machine = _machine(self.target)
+        return str(machine.emit_assembly(_optimised(self.llvm_text, self.target, {})))
+
+    @functools.cached_property
+    def llvm_opt(self) -> str:
+        """The module as LLVM's optimiser leaves it."""
+        return str(_optimised(self.llvm_text, self.target, {}))
+
+
+def assemble(llvm_text: str, target: Target) -> Assembled:
+    """Compile the module `llvm_text` for `target`.
+
+    Raises InternalError, with the line it is about where there is one, if LLVM or ptxas refuses the
+    text: every user error has been found before.
+    """
+    made = Assembled(llvm_text, target)
+    with _timed(made.seconds, "check"):
+        check_intrinsics(llvm_text, target)
+    module = _optimised(llvm_text, target, made.seconds)
+    machine = _machine(target)
+    with _timed(made.seconds, "emit"):
+        emitted = (
+            machine.emit_assembly(module) if target.kind == "cuda" else machine.emit_object(module)
+        )
+    match target.kind:
+        case "cuda":
+            made.asm = emitted
+            _finish_cuda(made, emitted)
+        case "hip":
+            _finish_hip(made, emitted)
+        case _:
+            made.binary = emitted
+    return made
+
+
+def _finish_cuda(made: Assembled, ptx: str) -> None:
+    missing = re.search(r"\.extern \.func .*?([\w.$]+)\s*(?:\(|;|$)", ptx, re.MULTILINE | re.DOTALL)
+    if missing:
+        raise InternalError(f"the kernel calls {missing[1]}, which no library provides")
+    ptxas = find_ptxas()
+    if ptxas is None:
+        return
+    with _timed(made.seconds, "ptxas"):
+        result = run_ptxas(ptxas, ptx, made.target.arch)
+    made.binary, made.log, made.advisories = result.cubin, result.log, result.advisories
+    made.registers, made.spilled_bytes = result.registers, result.spilled_bytes
+    made.stack_bytes = result.stack_bytes
+
+
+def _finish_hip(made: Assembled, relocatable: bytes) -> None:
+    with _timed(made.seconds, "link"):
+        made.binary = link(relocatable)
+        kernels = read_kernel_metadata(relocatable)
+    made.registers = max((k[".vgpr_count"] for k in kernels), default=0)
+    made.spilled_bytes = 4 * max((k[".vgpr_spill_count"] for k in kernels), default=0)
+    made.stack_bytes = max((k[".private_segment_fixed_size"] for k in kernels), default=0)
+    made.log = "\n".join(
+        f"{key} {value}" for k in kernels for key, value in k.items() if key != ".args"
+    )
+    if made.spilled_bytes:
+        made.advisories = (f"{made.spilled_bytes} bytes of registers spilled to scratch memory",)
+
+
+# --- LLVM ---
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+
+
+_machines = threading.local()
+
+
+def _machine(target: Target) -> Any:
+    """This thread's LLVM target machine for `target`: making one takes a millisecond, sharing one
+    is unsafe."""
+    cache: dict[str, Any] = _machines.__dict__
+    if target.name not in cache:
+        cache[target.name] = _make_machine(target)
+    return cache[target.name]
+
+
+def _make_machine(target: Target) -> Any:
+    _initialize()
+    match target.kind:
+        case "cuda":
+            maker = llvm.Target.from_triple(_TRIPLES["cuda"])
+            return maker.create_target_machine(
+                cpu=target.arch, features=PTX_VERSIONS[target.arch], opt=3
+            )
+        case "hip":
+            maker = llvm.Target.from_triple(_TRIPLES["hip"])
+            return maker.create_target_machine(
+                cpu=target.arch, opt=3, reloc="pic", codemodel="default"
+            )
+        case "cpu":
+            maker = llvm.Target.from_triple(llvm.get_process_triple())
+            return maker.create_target_machine(
+                cpu=llvm.get_host_cpu_name(),
+                features=llvm.get_host_cpu_features().flatten(),
+                opt=3,
+                reloc="pic",
+                codemodel="small",
+            )
+        case kind:
+            raise InternalError(f"no code generator for targets of kind {kind!r}")
+
+
+def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any:
+    """A fresh module, parsed, verified and optimised for `target`.
+
+    The pass builder gets the target machine: without it AMDGPU's attributor does not run and a
+    kernel takes 19 hidden arguments.
+    """
+    machine = _machine(target)
+    with _timed(seconds, "parse"):
+        module = _parse(llvm_text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+    with _timed(seconds, "verify"):
+        try:
+            module.verify()
+        except RuntimeError as e:
+            raise InternalError(f"LLVM's verifier refuses the module: {e}".rstrip()) from e
+    with _timed(seconds, "optimise"):
+        tuning = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVELS[target.kind])
+        tuning.slp_vectorization = target.kind == "cpu"
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def _parse(llvm_text: str) -> Any:
+    """A module in a context of its own, so that nothing of it outlives it."""
+    try:
+        return llvm.parse_assembly(llvm_text, context=llvm.create_context())
+    except RuntimeError as e:
+        raise InternalError(f"LLVM cannot parse the module: {_with_line(str(e), llvm_text)}") from e
+
+
+def _with_line(message: str, llvm_text: str) -> str:
+    """LLVM's message with the line of text it is about (which LLVM cuts or leaves out)."""
+    found = re.search(r"<string>:(\d+):(\d+): (.*)", message)
+    if not found:
+        return message
+    number = int(found[1])
+    lines = llvm_text.splitlines()
+    line = lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
+    return f"{found[3]} (line {number})\n    {line}"
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start

@@ -1,0 +1,126 @@
+"""The CUDA assembler: where it is found, how it is called, what its report says.
+
+`ptxas` is not needed to compile: without it the driver assembles PTX at load time. With it a kernel
+loads in a fraction of a millisecond and its registers, spills and serialised instructions are known
+at compile time. Its options and report: https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilec.ir.errors import InternalError, TilecError
+
+ENVIRONMENT = "TILEC_PTXAS"
+"""Names the assembler to use; "off" means none, so that the driver assembles."""
+
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ADVISORY = re.compile(r"\bC75\d\d\b|\bwarning\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class PtxasResult:
+    """A cubin and the assembler's report on it.
+
+    `registers` per thread; `spilled_bytes` (stores to local memory) and `stack_bytes` per thread:
+    each the largest over the file's functions. `advisories` are the lines that a kernel should not
+    cause: warnings, C75xx (serialised wgmma), spills.
+    """
+
+    cubin: bytes
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+    advisories: tuple[str, ...]
+    log: str
+
+
+def find_ptxas() -> Path | None:
+    """The assembler: $TILEC_PTXAS, else the one on PATH, else the one of the `nvidia-cuda-nvcc`
+    wheel.
+
+    Raises TilecError if $TILEC_PTXAS names something that cannot be executed.
+    """
+    named = os.environ.get(ENVIRONMENT, "")
+    if named == "off":
+        return None
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise TilecError(
+                f"{ENVIRONMENT}={named!r} is not an executable file",
+                hint=f"unset {ENVIRONMENT}, or let it name ptxas (or 'off': the driver assembles)",
+            )
+        return Path(found)
+    found = shutil.which("ptxas")
+    return Path(found) if found else _ptxas_of_wheel()
+
+
+@functools.cache
+def _ptxas_of_wheel() -> Path | None:
+    """ptxas below site-packages/nvidia: `cu13/bin` in today's wheels, `cuda_nvcc/bin` in those
+    before."""
+    spec = importlib.util.find_spec("nvidia")
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    for folder in spec.submodule_search_locations:
+        for path in sorted(Path(folder).glob("*/bin/ptxas*"), reverse=True):
+            if path.stem == "ptxas" and os.access(path, os.X_OK):
+                return path
+    return None
+
+
+def run_ptxas(ptxas: Path, ptx: str, arch: str) -> PtxasResult:
+    """Assemble `ptx` for `arch` ("sm_90a"), keeping line information where the PTX has it.
+
+    Raises InternalError with ptxas's own message if it refuses the text: what it refuses, tilec
+    should have refused before.
+    """
+    with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [str(ptxas), f"-arch={arch}", "-v", "-o", str(cubin), str(source)]
+        if "\t.loc\t" in ptx:
+            command.append("-lineinfo")
+        done = subprocess.run(command, capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode != 0:
+            raise InternalError(f"ptxas refuses the kernel ({arch}): {_complaint(log, ptx)}")
+        return parse_report(cubin.read_bytes(), log)
+
+
+def parse_report(cubin: bytes, log: str) -> PtxasResult:
+    """The figures of `ptxas -v`; a report without them counts as zero."""
+    frames = [tuple(map(int, m.groups())) for m in _FRAME.finditer(log)]
+    spilled = max((max(stores, loads) for _, stores, loads in frames), default=0)
+    advisories = [line.strip() for line in log.splitlines() if _ADVISORY.search(line)]
+    if spilled:
+        advisories.append(f"{spilled} bytes of registers spilled to local memory")
+    return PtxasResult(
+        cubin,
+        max((int(r) for r in _REGISTERS.findall(log)), default=0),
+        spilled,
+        max((stack for stack, _, _ in frames), default=0),
+        tuple(advisories),
+        log,
+    )
+
+
+def _complaint(log: str, ptx: str) -> str:
+    """ptxas's first error, with the line of PTX that it names."""
+    errors = [line for line in log.splitlines() if "error" in line or "fatal" in line]
+    first = errors[0] if errors else log.strip().split("\n")[-1] or "no message"
+    named = re.search(r"line (\d+)", first)
+    lines = ptx.splitlines()
+    if named and 0 < int(named[1]) <= len(lines):
+        return f"{first}\n    {lines[int(named[1]) - 1].strip()}"
+    return first
