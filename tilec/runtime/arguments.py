@@ -5,6 +5,7 @@ Each message names the parameter, what was expected and what came.
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.types import DTYPES
+from tilec.runtime.expressions import evaluate, is_name
 from tilec.runtime.tensors import Tensor, accepts, read_tensor
 
 REQUIRED = object()
@@ -162,11 +164,21 @@ def _check_extent(what: str, origin: str, wanted: int | str | None, got: int, si
         case int():
             if got != wanted:
                 raise LaunchError(f"{what}: expected {wanted}, got {got}")
-        case str():
+        case str() if is_name(wanted):
             known = sizes.values.setdefault(wanted, got)
             first = sizes.origins.setdefault(wanted, origin)
             if known != got:
                 raise LaunchError(f"{what}: expected {wanted} = {known} (from {first}), got {got}")
+
+
+def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
+    """Check extents and strides that are arithmetic on sizes, all of which are known by now."""
+    for what, wanted, got in (("dimension", p.shape, t.shape), ("stride", p.strides, t.strides)):
+        for dim, (w, g) in enumerate(zip(wanted or (), got)):
+            if isinstance(w, str) and not is_name(w):
+                value = evaluate(w, sizes.values, f"{p.name}: {what} {dim}")
+                if value != g:
+                    raise LaunchError(f"{p.name}: {what} {dim}: expected {w} = {value}, got {g}")
 
 
 def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -259,3 +271,74 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
         for (begin, _), other in spans[i + 1 :]
         if begin < end
     ]
+
+
+@dataclass(slots=True)
+class Call:
+    """The checked arguments of one call. Arrays have the strides of `normal_strides`; `first` is
+    the first array as the caller gave it."""
+
+    tensors: dict[str, Tensor]
+    scalars: dict[str, int | float | bool]
+    constants: dict[str, Any]
+    sizes: Sizes
+    device: str
+    index: int
+    first: object
+
+
+def read_arguments(
+    kernel: str,
+    parameters: Sequence[Parameter],
+    bound: Mapping[str, Any],
+    target: str | Callable[[str, int], str],
+) -> Call:
+    """Read and check the arguments in `bound` (see `bind_call`).
+
+    `target` is what they are checked for: its name, or a function of the device they are on. Raises
+    LaunchError.
+    """
+    tensors, scalars, constants = {}, {}, {}
+    for p in parameters:
+        match p.kind:
+            case "tensor":
+                tensors[p.name] = require_tensor(p, bound[p.name])
+            case "scalar":
+                scalars[p.name] = check_scalar(p, bound[p.name])
+            case _:
+                constants[p.name] = bound[p.name]
+    device, index = check_places(kernel, tensors)
+    name = target if isinstance(target, str) else target(device, index)
+    sizes = Sizes()
+    by_name = {p.name: p for p in parameters}
+    for n, t in tensors.items():
+        check_tensor(by_name[n], t, sizes, name)
+    for n, t in tensors.items():
+        check_expressions(by_name[n], t, sizes)
+    plain = {n: dataclasses.replace(t, strides=normal_strides(t)) for n, t in tensors.items()}
+    return Call(plain, scalars, constants, sizes, device, index, bound[next(iter(tensors))])
+
+
+def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The strides as a variant is compiled for them: 1 in the innermost dimension and the
+    contiguous stride above compile-time extents are ints, any other is the name of a run-time
+    value."""
+    facts: list[int | str] = []
+    step: int | None = 1
+    for dim in reversed(range(len(shape))):
+        known = step is not None and t.strides[dim] == step
+        facts.append(t.strides[dim] if known else f"{name}_stride{dim}")
+        extent = shape[dim]
+        step = step * extent if step is not None and isinstance(extent, int) else None
+    return tuple(reversed(facts))
+
+
+def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:
+    """The power of two up to 16 that divides the address and, in bytes, every run-time stride
+    (those that `strides` holds names for). A stride below one element apart leaves only the
+    element's own."""
+    fact = alignment(t.pointer)
+    for stride, known in zip(t.strides, strides):
+        if isinstance(known, str):
+            fact = min(fact, alignment(stride * t.itemsize) if stride > 0 else t.itemsize)
+    return fact

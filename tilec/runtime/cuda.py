@@ -110,7 +110,7 @@ class CudaDriver:
         if major == 8:
             return "cuda:sm_80"
         raise DriverError(
-            f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_89 and sm_90 today"
+            f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_90"
         )
 
     def current_stream(self, index: int) -> int:

@@ -17,8 +17,8 @@ from tilec.ir.errors import LaunchError
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 _NODES = (
-    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.BinOp, ast.UnaryOp, ast.Compare,
-    ast.BoolOp, ast.IfExp, ast.Call, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
+    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.BinOp, ast.UnaryOp,
+    ast.Compare, ast.BoolOp, ast.IfExp, ast.Call, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
 )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ program that has already done so.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,8 +242,9 @@ def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[
     return tuple(s // itemsize for s in strides)
 
 
-def allocate(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Any:
-    """An uninitialised array of the kind `like` is, on its device: torch tensor or NumPy array.
+def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Callable[[], Any]:
+    """A function that makes uninitialised arrays of the kind `like` is, on its device: torch
+    tensors or NumPy arrays.
 
     Raises LaunchError for other kinds, of which no constructor is known.
     """
@@ -252,10 +254,10 @@ def allocate(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Any
         found = getattr(torch, _TORCH_DTYPES.get(storage, storage), None)
         if found is None:
             raise LaunchError(f"output {name}: torch has no dtype {dtype}")
-        return torch.empty(shape, dtype=found, device=like.device)
+        return functools.partial(torch.empty, shape, dtype=found, device=like.device)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(like, numpy.ndarray):
-        return numpy.empty(shape, numpy_dtype(storage))
+        return functools.partial(numpy.empty, shape, numpy_dtype(storage))
     raise LaunchError(
         f"output {name}: tilec cannot allocate an array of type {type(like).__name__}",
         hint=f"allocate {name} yourself and pass it",

@@ -1,0 +1,254 @@
+"""`CompiledKernel`: one variant of a kernel, to look at, to launch, to keep in a file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilec.ir.errors import LaunchError
+from tilec.runtime.arguments import (
+    REQUIRED,
+    Call,
+    Parameter,
+    alignment_fact,
+    bind_call,
+    is_wide,
+    overlapping,
+    read_arguments,
+)
+from tilec.runtime.devices import driver
+from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
+from tilec.runtime.expressions import evaluate
+from tilec.runtime.image import Argument, Image, Resources
+from tilec.runtime.tensors import allocator, read_tensor
+from tilec.stages import Stages
+
+_ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
+
+
+class CompiledKernel:
+    """A kernel compiled for one target and one set of facts about its arguments.
+
+    `stages` maps the name of each stage to its text, `resources` says what the kernel takes of
+    the machine, `binary` is a cubin (PTX text where no assembler was found), hsaco or host
+    object. Call it like the kernel, less the compile-time arguments; `compiled[grid](…)` where
+    the launch gives the grid.
+    """
+
+    def __init__(self, image: Image, stages: Stages) -> None:
+        self.image = image
+        self.stages = stages
+        self._parameters = tuple(_parameter(a) for a in image.arguments if not a.output)
+        self._loaded: dict[int, Kernel] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return self.image.name
+
+    @property
+    def target(self) -> str:
+        return self.image.target
+
+    @property
+    def resources(self) -> Resources:
+        return self.image.resources
+
+    @property
+    def binary(self) -> bytes:
+        return self.image.binary
+
+    @property
+    def asm(self) -> str:
+        """PTX, GCN assembly or host assembly."""
+        return self.stages[_ASSEMBLY[self.target.split(":")[0]]]
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(_parameter(a).describe() for a in self.image.arguments)
+        return f"<{self.name}({arguments}) for {self.target}>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the kernel with all its stages to a file for `tilec.load`."""
+        whole = Image(**{**self.image.__dict__, "stages": dict(self.stages)})
+        Path(path).write_bytes(whole.to_bytes())
+
+    def loaded(self, index: int) -> Kernel:
+        """The kernel on device `index`, loaded there at the first use."""
+        found = self._loaded.get(index)
+        if found is None:
+            with self._lock:
+                found = self._loaded.get(index)
+                if found is None:
+                    found = driver(self.target.split(":")[0]).load(self.image, index)
+                    self._loaded[index] = found
+        return found
+
+    def grid(self, call: Call, given: Grid | None) -> Grid:
+        """The grid of a launch: the kernel's own, or the one `given` with it.
+
+        Raises LaunchError if there are both or neither, or if it has no block or too many.
+        """
+        if self.image.grid and given is not None:
+            raise LaunchError(
+                f"{self.name} gives its grid in T.Kernel and was called with the grid {given} too",
+                hint=f"call {self.name}(…), or leave the extents out of T.Kernel",
+            )
+        if given is None and not self.image.grid:
+            raise LaunchError(
+                f"{self.name} leaves its grid to the launch, which gives none",
+                hint=f"call {self.name}[grid](…), or write the extents into T.Kernel",
+            )
+        if given is None:
+            values = {
+                p.name: _value(p.role, p.arg, p.dim, call) for p in self.image.params if p.name
+            }
+            given = evaluate(self.image.grid, values, f"the grid of {self.name}")
+        assert given is not None
+        check_grid(self.image, given, driver(self.target.split(":")[0]).grid_limits)
+        return given
+
+    def allocate_outputs(self, call: Call, like: object) -> dict[str, Callable[[], Any]]:
+        """For each array that a call makes and returns, a function that makes it, of the kind
+        `like` is."""
+        made: dict[str, Callable[[], Any]] = {}
+        for a in self.image.arguments:
+            if a.output:
+                shape = tuple(
+                    e
+                    if isinstance(e, int)
+                    else int(evaluate(e, call.sizes.values, f"{a.name}.shape"))
+                    for e in a.shape
+                )
+                made[a.name] = allocator(like, shape, a.dtype, a.name)
+        return made
+
+    def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
+        """The kernel on the call's device and a launch of it made ready."""
+        kernel = self.loaded(call.index)
+        block = argument_block(kernel, call.tensors, call.scalars, grid)
+        return kernel, kernel.ready(launched_grid(kernel, grid), block, stream)
+
+    def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
+        return self._launch(None, args, kwargs, stream)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        def launch(*args: Any, stream: Any = None, **kwargs: Any) -> Any:
+            return self._launch(spread_grid(grid, {}), args, kwargs, stream)
+
+        return launch
+
+    def _launch(
+        self, grid: Grid | None, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Any
+    ) -> Any:
+        bound = bind_call(self.name, self._parameters, args, kwargs)
+        call = read_arguments(self.name, self._parameters, bound, self.target)
+        self._check_facts(call)
+        outputs = {n: make() for n, make in self.allocate_outputs(call, call.first).items()}
+        add_outputs(call, outputs)
+        kernel, ready = self.ready(call, self.grid(call, grid), stream_handle(stream, call))
+        kernel.launch(ready)
+        return returned(self.image, outputs)
+
+    def _check_facts(self, call: Call) -> None:
+        """Raise LaunchError where the arguments break what this variant was compiled under."""
+        kind = self.target.split(":")[0]
+        if call.device != kind:
+            raise LaunchError(
+                f"{self.name} was compiled for {self.target}, the arguments are on {call.device}"
+            )
+        for a in self.image.arguments:
+            if a.kind != "tensor" or a.output:
+                continue
+            t = call.tensors[a.name]
+            fact = alignment_fact(t, a.strides)
+            if fact < a.align:
+                raise LaunchError(
+                    f"{a.name}: this variant was compiled for an address and strides divisible by "
+                    f"{a.align} bytes, got {fact}",
+                    hint="compile it for a specification of such an array, or pass a copy",
+                )
+            if is_wide(t) and not self.image.wide:
+                raise LaunchError(
+                    f"{a.name}: this variant was compiled for tensors below 2**31 elements"
+                )
+        if not self.image.may_alias and (pair := self.aliases(call)):
+            raise LaunchError(
+                f"{pair[0]} and {pair[1]} share memory and one is written; "
+                "this variant takes them to be apart"
+            )
+
+    def aliases(self, call: Call) -> tuple[str, str] | None:
+        """Two arguments that share memory, one of them written; None if there are none."""
+        written = {a.name for a in self.image.arguments if a.written}
+        for pair in overlapping(call.tensors):
+            if written & set(pair):
+                return pair
+        return None
+
+
+def load(path: str | Path) -> CompiledKernel:
+    """The kernel that `CompiledKernel.save` wrote; its Python source is not needed.
+
+    Raises ImageError if the file is not whole, OSError if it cannot be read.
+    """
+    image = Image.from_bytes(Path(path).read_bytes(), str(path))
+    return CompiledKernel(image, Stages(image.stages))
+
+
+def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
+    """`grid` of `kernel[grid]` as three ints: an int, a sequence, or a function of the
+    meta-parameters."""
+    if callable(grid):
+        grid = grid(meta)
+    extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    if not 1 <= len(extents) <= 3 or not all(hasattr(e, "__index__") for e in extents):
+        raise LaunchError(f"a grid is one to three ints, got {grid!r}")
+    x, y, z = (*(e.__index__() for e in extents), 1, 1)[:3]
+    return x, y, z
+
+
+def stream_handle(stream: Any, call: Call) -> int:
+    """`stream=` as the driver's handle: None is the current one; an int, a torch stream or an
+    object with `__cuda_stream__` is taken at its word."""
+    if stream is None:
+        return driver(call.device).current_stream(call.index)
+    if hasattr(stream, "cuda_stream"):
+        return int(stream.cuda_stream)
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    try:
+        return int(stream)
+    except (TypeError, ValueError):
+        raise LaunchError(f"stream: expected a stream or its handle, got {stream!r}") from None
+
+
+def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:
+    """Make arrays allocated by the call arguments of it."""
+    for name, value in outputs.items():
+        tensor = read_tensor(value, name)
+        assert tensor is not None
+        call.tensors[name] = tensor
+
+
+def returned(image: Image, outputs: Mapping[str, Any]) -> Any:
+    """What a call returns: nothing, one array, or a tuple of arrays."""
+    values = tuple(outputs[name] for name in image.returned)
+    return values[0] if len(values) == 1 else values or None
+
+
+def _value(role: str, arg: str, dim: int, call: Call) -> Any:
+    match role:
+        case "size":
+            return call.tensors[arg].shape[dim]
+        case "stride":
+            return call.tensors[arg].strides[dim]
+        case "scalar":
+            return call.scalars[arg]
+    return None
+
+
+def _parameter(a: Argument) -> Parameter:
+    default = REQUIRED if a.default is None else a.default
+    return Parameter(a.name, a.kind, a.dtype, a.shape, a.strides, default)

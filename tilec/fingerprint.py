@@ -1,0 +1,104 @@
+"""What a kernel's source means, as text for a cache key: the code, and every value it captures.
+
+Two kernels with the same text here are compiled to the same code. A value whose text is not
+stable from one process to the next only costs a compilation: it never matches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tilec.ir.types import DType
+
+_KNOWN_MODULES = ("tilec.language", "tilec.layout", "torch")
+_WORD = re.compile(r"[^\W\d]\w*")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+
+
+def fingerprint(function: Callable[..., Any]) -> str:
+    """Source, file, first line (they are in the binary's line tables), captured globals and
+    closure values."""
+    return _Describer().function(function)
+
+
+def describe(value: Any) -> str:
+    """A compile-time value as text that tells it from every other."""
+    return _Describer().value(value)
+
+
+class _Describer:
+    """Text of values; a function is described once, so that recursion ends."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def value(self, value: Any) -> str:
+        match value:
+            case DType():
+                return f"dtype {value.name}"
+            case enum.Enum():
+                return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
+            case _ if isinstance(value, _PLAIN):
+                return f"{type(value).__name__} {value!r}"
+            case tuple() | list():
+                return f"{type(value).__name__}({', '.join(map(self.value, value))})"
+            case dict():
+                items = (f"{self.value(k)}: {self.value(v)}" for k, v in value.items())
+                return f"dict({', '.join(items)})"
+            case types.ModuleType():
+                return f"module {value.__name__}"
+            case types.FunctionType():
+                return self.function(value)
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(wrapped, types.FunctionType):
+            return f"{type(value).__qualname__} of {self.function(wrapped)}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = (f.name for f in dataclasses.fields(value))
+            fields = (f"{name}={self.value(getattr(value, name))}" for name in names)
+            return f"{type(value).__qualname__}({', '.join(fields)})"
+        kind = type(value)
+        # No kernel can use a value of a foreign class, whose repr may be long or differ each time.
+        return (
+            f"{kind.__qualname__} {value!r}"
+            if kind.__module__ in _KNOWN_MODULES
+            else kind.__qualname__
+        )
+
+    def function(self, function: Callable[..., Any]) -> str:
+        module = getattr(function, "__module__", "") or ""
+        if module.split(".")[0] == "tilec":
+            return f"{module}.{function.__qualname__}"  # covered by the compiler's own fingerprint
+        if id(function) in self._seen:
+            return f"again {function.__qualname__}"
+        self._seen.add(id(function))
+        code = function.__code__
+        try:
+            source = inspect.getsource(function)
+        except (OSError, TypeError):
+            source = f"{code.co_code.hex()} {code.co_consts!r} {' '.join(code.co_names)}"
+        captured = [f"{name} = {self.value(v)}" for name, v in _captured(function, source)]
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        return "\n".join([f"function {function.__qualname__} {place}", source, *captured])
+
+
+def _captured(function: Callable[..., Any], source: str) -> Iterator[tuple[str, Any]]:
+    """Names the source reads from its closure and its module, with their values.
+
+    Every word of the text counts, not only what Python compiled: it drops the annotations of
+    local names.
+    """
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not bound yet: a function that refers to itself
+    for name in sorted(set(_WORD.findall(source))):
+        if name in function.__globals__ and name != function.__name__:
+            yield name, function.__globals__[name]

@@ -1,0 +1,57 @@
+"""The drivers of this process, each started when it is first asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from tilec.lazy import Lazy
+from tilec.runtime.cuda import CudaDriver
+from tilec.runtime.driver import Driver, DriverError
+from tilec.runtime.hip import HipDriver
+from tilec.target import find_target
+
+cpu = Lazy("tilec.runtime.cpu")  # loads LLVM
+
+_STARTERS: dict[str, Callable[[], Driver]] = {
+    "cuda": CudaDriver,
+    "hip": HipDriver,
+    "cpu": lambda: cpu.CpuDriver(),
+}
+_drivers: dict[str, Driver] = {}
+_lock = threading.Lock()
+
+
+def driver(kind: str) -> Driver:
+    """The driver of "cuda", "hip" or "cpu". Raises DriverError where there is none."""
+    found = _drivers.get(kind)
+    if found is None:
+        with _lock:
+            found = _drivers.get(kind) or _STARTERS[kind]()
+            _drivers[kind] = found
+    return found
+
+
+def default_target() -> str:
+    """What specifications without a device are compiled for: TILEC_TARGET, else the GPU found,
+    else "cpu"."""
+    chosen = os.environ.get("TILEC_TARGET", "")
+    if chosen:
+        return resolve_target(chosen)
+    for kind in ("cuda", "hip"):
+        try:
+            return driver(kind).target_of(0)
+        except DriverError:
+            continue
+    return "cpu"
+
+
+def resolve_target(name: str) -> str:
+    """A target's full name: "cuda" and "hip" mean the device found.
+
+    Raises TargetError for an unknown name, DriverError for "cuda" or "hip" without a device.
+    """
+    if name in ("cuda", "hip"):
+        return driver(name).target_of(0)
+    return find_target(name).name

@@ -1,0 +1,117 @@
+"""The stages of a compiled kernel as text, and writing them to files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+Text = str | Callable[[], str | None]
+
+
+class Stages(Mapping[str, str]):
+    """An ordered mapping from a stage's name to its text, which is made when it is first read.
+
+    A stage whose text turns out to be None (there is no disassembler) is not in the mapping.
+    """
+
+    def __init__(self, texts: Mapping[str, Text] | None = None) -> None:
+        self._texts: dict[str, Text | None] = dict(texts or {})
+
+    def add(self, name: str, text: Text) -> None:
+        self._texts[name] = text
+
+    def _text(self, name: str) -> str | None:
+        text = self._texts[name]
+        if callable(text):
+            text = self._texts[name] = text()
+        return text
+
+    def __getitem__(self, name: str) -> str:
+        text = self._text(name)
+        if text is None:
+            raise KeyError(name)
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        # Only the disassembly can be absent; the others are listed without being made.
+        for name in self._texts:
+            if name != "sass" or self._text(name) is not None:
+                yield name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class MadeLater(Stages):
+    """Stages of a kernel that came from the disk cache: the first look compiles it again."""
+
+    def __init__(self, make: Callable[[], Stages]) -> None:
+        self._make: Callable[[], Stages] | None = make
+        self._lock = threading.Lock()
+        super().__init__()
+
+    def _ensure(self) -> None:
+        with self._lock:
+            if self._make is not None:
+                self._texts = self._make()._texts
+                self._make = None
+
+    def _text(self, name: str) -> str | None:
+        self._ensure()
+        return super()._text(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._ensure()
+        return super().__iter__()
+
+
+_dump_lock = threading.Lock()
+_dumped: dict[Path, int] = {}
+
+
+class Dump:
+    """Writes stages as they come: TILEC_DUMP names them ("all", or names with commas between), and
+    TILEC_DUMP_DIR the directory for the numbered files; without one they go to stderr.
+
+    The first kernel a program compiles gets the directory itself, each further one a folder in it.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        wanted = os.environ.get("TILEC_DUMP", "")
+        self._names = {n.strip() for n in wanted.split(",") if n.strip()}
+        self._kernel, self._count = kernel, 0
+        self._folder: Path | None = None
+        directory = os.environ.get("TILEC_DUMP_DIR", "")
+        if self._names and directory:
+            self._folder = _claim(Path(directory), kernel)
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def wants(self, name: str) -> bool:
+        return name in self._names or "all" in self._names
+
+    def stage(self, name: str, text: Callable[[], str]) -> None:
+        """The next stage; `text` is called only if it is wanted."""
+        number, self._count = self._count, self._count + 1
+        if not self.wants(name):
+            return
+        if self._folder is None:
+            print(f"// {self._kernel}: {number:02d}-{name}\n{text()}", file=sys.stderr)
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{number:02d}-{name}.txt").write_text(text())
+
+
+def _claim(directory: Path, kernel: str) -> Path:
+    with _dump_lock:
+        number = _dumped.get(directory, 0)
+        _dumped[directory] = number + 1
+    if number == 0:
+        return directory
+    name = re.sub(r"[^\w.-]", "_", kernel)
+    return directory / f"{name}-{number}"
