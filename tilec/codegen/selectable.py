@@ -168,7 +168,7 @@ def _check_amd(names: list[str], text: str, target: Target) -> None:
         line = text[text.rfind("\n", 0, match.start()) + 1 : text.find("\n", match.end())]
         raise _cannot("inline assembly", target, "an intrinsic", f": {line.strip()[:120]}")
     for call in _LDS_DMA.findall(text):
-        size = call.split(", ")[2].removeprefix("i32 ")
+        size = call.split(", ")[2].removeprefix("i32 ").rstrip(")")
         if size not in _LDS_DMA_SIZES[target.arch]:
             raise _cannot(f"a load to LDS of {size} bytes per lane", target, "4 bytes per lane")
     lds = sum(int(count) * _BYTES[element] for count, element in _LDS.findall(text))
