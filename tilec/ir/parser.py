@@ -1,9 +1,9 @@
 """Reads the text form of the IR back (see `printer.py` for its shape).
 
-A recursive descent driven by the fields of the op classes: nothing here knows a single op but `const`,
-whose nameless results are called after their value. Line ends carry no meaning, commas between fields may
-be missing, and a result type left out is inferred. An op's location is its place in the text, so a
-verifier's message about parsed IR points at the text's line.
+A recursive descent driven by the fields of the op classes: nothing here knows a single op but
+`const`, whose nameless results are called after their value. Line ends carry no meaning, commas
+between fields may be missing, and a result type left out is inferred. An op's location is its
+place in the text, so a verifier's message about parsed IR points at the text's line.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 from bisect import bisect_right
 from typing import Any, NoReturn
 
+from tilec.ir.layout import Layout
+
 from tilec.ir.core import OPS, Block, Func, Op, Param, Value
 from tilec.ir.errors import TilecError, did_you_mean
-from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Const
 from tilec.ir.printer import FieldForm, Opaque, op_form
@@ -77,6 +78,7 @@ class _Parser:
         self.text = text
         self.file = file
         self.values: dict[str, Value] = {}
+        self.scope: set[str] = set()  # names that cannot be defined again here
         self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
         self.pos = self.stop = 0
         self.kind = self.token = ""
@@ -160,7 +162,7 @@ class _Parser:
         blocks = []
         for part in ("grid", "body"):
             self.expect(part)
-            blocks.append(self.braced(()))
+            blocks.append(self.region())
         return Func(name, tuple(params), blocks[0], blocks[1], attrs, loc)
 
     def param(self) -> Param:
@@ -183,8 +185,9 @@ class _Parser:
         return self.take()[1:]
 
     def define(self, name: str, type: Type, at: int, called: str | None = None) -> Value:
-        if name in self.values:
+        if name in self.scope:
             self.fail(f"%{name} is defined twice", at)
+        self.scope.add(name)
         kept = ("" if name.isdecimal() else name) if called is None else called
         made = self.values[name] = Value(type, kept)
         return made
@@ -199,21 +202,29 @@ class _Parser:
         self.jump(self.stop)
         return found
 
-    def braced(self, args: tuple[Value, ...]) -> Block:
+    def region(self) -> Block:
+        """`(%i: i32, …) { ops }`. Its names may be defined again afterwards."""
+        outer, self.scope = self.scope, set(self.scope)
+        args = []
+        if self.accept("("):
+            while not self.accept(")"):
+                args.append(self.declared())
+                self.accept(",")
         self.expect("{")
         ops: list[Op] = []
         while not self.accept("}"):
             ops.append(self.op())
-        return Block(args, tuple(ops))
+        self.scope = outer
+        return Block(tuple(args), tuple(ops))
 
     # --- ops --------------------------------------------------------------------------------------
 
     def op(self) -> Op:
-        names: list[tuple[str, int]] = []
+        names: list[tuple[int, str]] = []
         if self.kind == "value":
-            names.append((self.new_name(), self.pos))
+            names.append((self.pos, self.new_name()))
             while self.accept(","):
-                names.append((self.new_name(), self.pos))
+                names.append((self.pos, self.new_name()))
             self.expect("=")
         loc, at = self.loc(), self.pos
         opname, _, op_kind = self.word("an op").partition(".")
@@ -240,7 +251,7 @@ class _Parser:
         if len(types) != len(names):
             self.fail(f"{opname} has {len(types)} results, {len(names)} are named", at)
         results = []
-        for (name, where), t in zip(names, types):
+        for (where, name), t in zip(names, types):
             results.append(self.define(name, t, where, self.called(name, made)))
         object.__setattr__(made, "results", tuple(results))
         return made
@@ -289,14 +300,6 @@ class _Parser:
             found.append(self.type())
             self.accept(",")
         return tuple(found)
-
-    def region(self) -> Block:
-        args = []
-        if self.accept("("):
-            while not self.accept(")"):
-                args.append(self.declared())
-                self.accept(",")
-        return self.braced(tuple(args))
 
     def result_types(self, o: Op) -> tuple[Type, ...]:
         if not self.accept(":"):

@@ -1,18 +1,19 @@
-"""The IR as text. `parser.py` reads it back: `print_func(parse_func(t)) == t` for whatever is printed here.
+"""The IR as text; `parser.py` reads it back: `print_func(parse_func(t)) == t` whatever `t` it printed.
 
 Printing is generic over an op's fields, in the order they are declared:
 
-    %v: …  = opname.kind  positional fields, name=value …  body(%i: i32) { … }  : result types
+    %v, … = opname.kind positional fields, name=value … body(%i: i32) { … } : result types
 
 - A first field called `kind` is joined to the op's name: `binary.add %a, %b : i32`.
-- Fields without a default are positional, as are tuples of operands (`[%a, %b]`, left out where nothing
-  can be mistaken). Indices, offsets and coordinates stand right behind their buffer: `load %A[%i, %j]`.
+- Fields without a default are positional, as are tuples of operands (`[%a, %b]`, left out where
+  empty and unmistakable). Indices, offsets and coordinates stand right behind their buffer:
+  `load %A[%i, %j]`.
 - Other fields are `name=value`, and left out where they hold their default.
 - A region is its field's name, its arguments and its ops in braces; an empty one is left out.
 - Result types are left out where the op names them itself (`const 3, i32`, `alloc shared<64xf16>`).
 
-Values are called by their name, made unique; a nameless integer constant is `%c16`, any other nameless
-value `%0`, `%1`, … in textual order. `//` starts a comment.
+Values are called by their name, made unique; a nameless integer constant is `%c16`, any other
+nameless value `%0`, `%1`, … in textual order. `//` starts a comment.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.layout import Layout
+
+from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.ops import Const
 from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, TokenType, Type, VectorType
 
@@ -37,14 +39,18 @@ _NOT_NAME = re.compile(r"[^\w]")
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An attribute the text form cannot take apart; it prints as it was written and means nothing."""
+    """An attribute the text form cannot take apart; it prints as it was written and means
+    nothing.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class FieldForm:
-    """How one field of an op class is written. `role`: "value", "values", "word", "types" or "attribute"."""
+    """How one field of an op class is written. `role`: "value", "values", "word", "types" or
+    "attribute".
+    """
 
     name: str
     role: str
@@ -68,7 +74,7 @@ _OPERAND_ROLES = {"Value": "value", "Value | None": "value", "tuple[Value, ...]"
 _TYPE_ROLES = {"Type": "types", "BufferType": "types", "tuple[Type, ...]": "types"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_form(cls: type[Op]) -> OpForm:
     """The form of an op class, read off its fields."""
     made = [f for f in dataclasses.fields(cls) if f.name not in ("results", "loc")]
@@ -132,7 +138,9 @@ def print_type(t: Type) -> str:
 
 
 def print_attribute(value: Any) -> str:
-    """A compile-time value: number, string, None, dtype, type, layout, tuple, list or dict of these."""
+    """A compile-time value: number, string, None, dtype, type, layout, tuple, list or dict of
+    these.
+    """
     match value:
         case None:
             return "none"

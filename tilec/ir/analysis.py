@@ -1,0 +1,371 @@
+"""What is known of scalar values before a kernel runs: ranges, divisors, and who agrees on them.
+
+`Facts` is an interval and power-of-two analysis in one pass over the function, for guards, vector
+widths and unsigned division. `Uniformity` says over which group of threads a value is the same.
+
+Integer ops wrap, and a wrapped value obeys no interval. So a bound is an int only where it is
+proved, wrapping included: a value read from memory has its dtype's range, and an op that may leave
+its dtype's range has that range too. Indices are the exception. Sizes, block indices and what is
+computed from them have no upper bound here, written None, and are taken not to overflow: their
+dtype is chosen so that no index does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops
+from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
+from tilec.ir.ops import (
+    Binary,
+    BlockIndex,
+    Cast,
+    Compare,
+    Const,
+    For,
+    GridSize,
+    If,
+    Lane,
+    Lookup,
+    Parallel,
+    Scope,
+    Select,
+    Store,
+    ThreadIndex,
+    Unary,
+    Warp,
+    While,
+    yielded,
+)
+from tilec.ir.types import BufferType, ScalarType
+
+_WARP_LANES = 64  # of the widest target
+_BLOCK_THREADS = 1024
+
+
+class Facts:
+    """Ranges and divisors of every integer scalar of `func`, as it stands now.
+
+    Blocks count from 0 and, where the grid's extents are known, below them; sizes are at least 0, a
+    loop index lies between its bounds, a dynamic stride is a multiple of what its tensor's `align`
+    promises.
+    """
+
+    def __init__(self, func: Func) -> None:
+        self._ranges: dict[Value, Range] = {}
+        self._divisors: dict[Value, int] = {}
+        self._grid: tuple[Value, ...] = ()
+        self._defined = defining_ops(func.body)
+        threads = func.attrs.get("threads")
+        self._threads = threads if isinstance(threads, int) and threads > 0 else _BLOCK_THREADS
+        for p in func.params:
+            self._param(func, p)
+        self._block(func.grid)
+        self._grid = yielded(func.grid)
+        self._block(func.body)
+
+    def range(self, value: Value) -> Range:
+        """(lo, hi), both included; None where there is no bound (see the module's opening)."""
+        found = self._ranges.get(value)
+        if found is not None:
+            return found
+        return dtype_range(value.dtype) if _is_integer(value) else (None, None)
+
+    def divisor(self, value: Value) -> int:
+        """Largest power of two known to divide `value` (`MOST` for zero)."""
+        return self._divisors.get(value, 1)
+
+    def constant(self, value: Value) -> int | None:
+        """The one value it can have."""
+        lo, hi = self.range(value)
+        return lo if lo == hi else None
+
+    def non_negative(self, value: Value) -> bool:
+        """Whether a signed division of it may be made unsigned."""
+        lo = self.range(value)[0]
+        return lo is not None and lo >= 0
+
+    def below(self, value: Value, bound: int) -> bool:
+        """Whether 0 <= value < bound always."""
+        hi = self.range(value)[1]
+        return self.non_negative(value) and hi is not None and hi < bound
+
+    # --- one pass in textual order ----------------------------------------------------------------
+
+    def _set(self, value: Value, found: Range, divisor: int = 1) -> None:
+        if not _is_integer(value):
+            return
+        limits = dtype_range(value.dtype)
+        lo, hi = found
+        if (lo is not None and lo < limits[0]) or (hi is not None and hi > limits[1]):
+            found = limits  # it may wrap
+        elif lo is None and value.dtype.kind != "int":
+            found = limits  # below zero an unsigned value wraps
+        self._ranges[value] = found
+        if found[0] is not None and found[0] == found[1]:
+            divisor = low_bit(found[0])
+        self._divisors[value] = min(divisor, MOST)
+
+    def _param(self, func: Func, p: Param) -> None:
+        if p.role == "size":
+            self._set(p.value, (0, None))
+        elif p.role == "stride":
+            divisor = 1
+            for q in func.params:
+                if q.role == "tensor" and q.arg == p.arg and isinstance(q.value.type, BufferType):
+                    t = q.value.type
+                    divisor = low_bit(max(t.align * 8 // t.dtype.bits, 1))
+            self._set(p.value, (None, None), divisor)
+
+    def _block(self, block: Block) -> None:
+        for o in block.ops:
+            if not o.region_fields:
+                if len(o.results) == 1 and _is_integer(o.results[0]):
+                    self._op(o, o.results[0])
+                continue
+            match o:
+                case For():
+                    self._index(o)
+                    self._carried(o.inits, yielded(o.body), o.body.args[1:], o.results)
+                case While():
+                    nexts = yielded(o.body)
+                    self._carried(o.inits, nexts, o.body.args, o.results, o.cond.args)
+                case Parallel():
+                    for arg, extent in zip(o.body.args, o.extents):
+                        self._set(arg, (0, max(extent - 1, 0)))
+                case _:
+                    pass
+            for region in o.regions:
+                self._block(region)
+            if isinstance(o, If):
+                for r, a, b in zip(o.results, yielded(o.then), yielded(o.orelse)):
+                    both = union(self.range(a), self.range(b))
+                    self._set(r, both, min(self.divisor(a), self.divisor(b)))
+
+    def _index(self, o: For) -> None:
+        (lo, lo_most), (_, hi), step = self.range(o.lo), self.range(o.hi), self.range(o.step)[0]
+        if step is None or step <= 0:
+            self._set(o.body.args[0], (None, None))
+            return
+        last = add(hi, -1)
+        exact = self.constant(o.step)
+        if last is not None and lo is not None and lo == lo_most and exact:
+            last = max(lo + (last - lo) // exact * exact, lo)
+        self._set(o.body.args[0], (lo, last), min(self.divisor(o.lo), self.divisor(o.step)))
+
+    def _carried(
+        self, inits: Sequence[Value], nexts: Sequence[Value], *same: Sequence[Value]
+    ) -> None:
+        """Carried values that are only ever advanced by steps known before the loop. `same`: the
+        block arguments and results that hold them."""
+        for n, (init, after) in enumerate(zip(inits, nexts)):
+            arg = same[0][n]
+            step = self._advance(after, {v[n] for v in same}, 16)
+            if not _is_integer(arg) or step is None:
+                continue
+            grows, divisor = step
+            found: Range = (self.range(init)[0], None) if grows else (None, None)
+            for values in same:
+                self._set(values[n], found, min(divisor, self.divisor(init)))
+
+    def _advance(self, value: Value, args: set[Value], depth: int) -> tuple[bool, int] | None:
+        """Whether `value` is never below the carried value (one of `args`), and what divides their
+        difference; None if that cannot be told."""
+        if value in args:
+            return True, MOST
+        match self._defined.get(value) if depth else None:
+            case Binary(kind="add" | "sub" as kind, lhs=lhs, rhs=rhs):
+                before = self._advance(lhs, args, depth - 1)
+                by = rhs
+                if before is None and kind == "add":
+                    before, by = self._advance(rhs, args, depth - 1), lhs
+                step = self._known(by)
+                if before is None or step is None:
+                    return None
+                lo, hi, divisor = step
+                up = lo is not None and lo >= 0 if kind == "add" else hi is not None and hi <= 0
+                return before[0] and up, min(before[1], divisor)
+            case Select(on_true=a, on_false=b):
+                pair = a, b
+            case If() as branch:
+                n = branch.results.index(value)
+                pair = yielded(branch.then)[n], yielded(branch.orelse)[n]
+            case _:
+                return None
+        first, second = (self._advance(v, args, depth - 1) for v in pair)
+        if first is None or second is None:
+            return None
+        return first[0] and second[0], min(first[1], second[1])
+
+    def _known(self, value: Value) -> tuple[int | None, int | None, int] | None:
+        """(lo, hi, divisor) of a constant or of a value already visited."""
+        o = self._defined.get(value)
+        if isinstance(o, Const) and isinstance(o.value, int):
+            return o.value, o.value, low_bit(o.value)
+        if value in self._ranges:
+            return *self._ranges[value], self.divisor(value)
+        return None
+
+    def _op(self, o: Op, result: Value) -> None:
+        match o:
+            case Const(value=int() as n):
+                self._set(result, (int(n), int(n)))
+            case Binary():
+                self._binary(o, result)
+            case Unary(kind="neg", operand=x):
+                self._set(result, negate(self.range(x)), self.divisor(x))
+            case Unary(kind="abs", operand=x):
+                lo, hi = self.range(x)
+                top = None if lo is None or hi is None else max(abs(lo), abs(hi))
+                self._set(result, (0, top), self.divisor(x))
+            case Unary(kind="popcount" | "clz"):
+                self._set(result, (0, result.dtype.bits))
+            case Select(on_true=a, on_false=b):
+                both = union(self.range(a), self.range(b))
+                self._set(result, both, min(self.divisor(a), self.divisor(b)))
+            case Cast(operand=x) if _is_integer(x) and result.dtype.kind != "bool":
+                self._cast(x, result)
+            case Compare(kind=kind, lhs=a, rhs=b) if _is_integer(a):
+                self._set(result, decide(kind, self.range(a), self.range(b)))
+            case BlockIndex(dim=dim):
+                hi = self.range(self._grid[dim])[1] if dim < len(self._grid) else None
+                self._set(result, (0, None if hi is None else max(hi - 1, 0)))
+            case GridSize(dim=dim):
+                lo, hi = self.range(self._grid[dim]) if dim < len(self._grid) else (1, None)
+                self._set(result, (max(lo or 1, 1), hi))
+            case ThreadIndex():
+                self._set(result, (0, self._threads - 1))
+            case Lane():
+                self._set(result, (0, _WARP_LANES - 1))
+            case Warp():
+                self._set(result, (0, _BLOCK_THREADS // 32 - 1))
+            case Lookup(table=table) if table:
+                self._set(result, (min(table), max(table)), min(map(low_bit, table)))
+            case _:
+                self._set(result, dtype_range(result.dtype))
+
+    def _cast(self, x: Value, result: Value) -> None:
+        found = self.range(x)
+        if result.dtype.bits < x.dtype.bits and None in found:
+            found = dtype_range(result.dtype)
+        self._set(result, found, self.divisor(x))
+
+    def _binary(self, o: Binary, result: Value) -> None:
+        a, b = self.range(o.lhs), self.range(o.rhs)
+        rule = RANGES.get(o.kind)
+        found = rule(a, b) if rule else (None, None)
+        if rule is None or (found == (None, None) and o.kind not in ("add", "sub", "mul")):
+            found = dtype_range(result.dtype)
+        da, db = self.divisor(o.lhs), self.divisor(o.rhs)
+        match o.kind:
+            case "mul":
+                divisor = da * db
+            case "and":
+                divisor = max(da, db)
+            case "shl":
+                divisor = da << min(b[0] or 0, 62)
+            case "floordiv" | "truncdiv" | "shr" if b[0] is not None and b[0] == b[1] and b[0] >= 0:
+                by = 1 << min(b[0], 62) if o.kind == "shr" else b[0]
+                divisor = da // by if by and by == low_bit(by) and da > by else 1
+            case "add" | "sub" | "or" | "xor" | "min" | "max" | "mod" | "truncmod":
+                divisor = min(da, db)
+            case _:
+                divisor = 1
+        self._set(result, found, divisor)
+
+
+def _is_integer(value: Value) -> bool:
+    t = value.type
+    return isinstance(t, ScalarType) and t.dtype.is_int
+
+
+class Level(IntEnum):
+    """The largest group of threads in which a value is the same for all."""
+
+    BLOCK = 0
+    WARP = 1
+    THREAD = 2
+
+
+_LEVELS = {
+    "thread_index": Level.THREAD,
+    "lane": Level.THREAD,
+    "warp": Level.WARP,
+    "reg_read": Level.THREAD,
+    "mem_load": Level.THREAD,
+}
+
+
+class Uniformity:
+    """The `Level` of every scalar of `func`, and of what a `local` buffer holds.
+
+    Uniform by meaning, not by place: an element read at a uniform index is uniform, whichever
+    thread holds it. What is computed under a condition is no more uniform than the condition.
+    """
+
+    def __init__(self, func: Func) -> None:
+        self._levels: dict[Value, Level] = {}
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            self._block(func.body, Level.BLOCK)
+
+    def level(self, value: Value) -> Level:
+        return self._levels.get(value, Level.BLOCK)
+
+    def _raise(self, value: Value, level: Level) -> None:
+        if level > self._levels.get(value, Level.BLOCK):
+            self._levels[value] = level
+            self._changed = True
+
+    def _block(self, block: Block, around: Level) -> None:
+        for o in block.ops:
+            level = max([self.level(v) for v in o.operands], default=Level.BLOCK)
+            level = max(level, _LEVELS.get(o.opname, Level.BLOCK))
+            match o:
+                case Store(dest=dest):
+                    if dest.buffer.space == "local":
+                        self._raise(dest, max(level, around))
+                case Parallel():
+                    for arg in o.body.args:
+                        self._raise(arg, Level.THREAD)
+                    self._block(o.body, Level.THREAD)
+                case For():
+                    bounds = max(self.level(v) for v in (o.lo, o.hi, o.step))
+                    self._raise(o.body.args[0], bounds)
+                    self._loop(o, o.inits, o.body.args[1:], bounds)
+                    self._block(o.body, max(around, bounds))
+                case While():
+                    self._loop(o, o.inits, o.body.args, Level.BLOCK)
+                    for v, arg in zip(o.inits, o.cond.args):
+                        self._raise(arg, self.level(v))
+                    self._block(o.cond, around)
+                    goes_on = max([self.level(v) for v in yielded(o.cond)], default=Level.BLOCK)
+                    self._loop(o, o.inits, o.body.args, goes_on)
+                    for v, arg in zip(yielded(o.body), o.cond.args):
+                        self._raise(arg, max(self.level(v), goes_on))
+                    self._block(o.body, max(around, goes_on))
+                case If():
+                    inside = max(around, self.level(o.cond))
+                    self._block(o.then, inside)
+                    self._block(o.orelse, inside)
+                    for region in o.regions:
+                        for r, v in zip(o.results, yielded(region)):
+                            self._raise(r, max(self.level(v), self.level(o.cond)))
+                case Scope(body=body):
+                    self._block(body, Level.BLOCK)
+                case _:
+                    for region in o.regions:
+                        self._block(region, around)
+                    for r in o.results:
+                        self._raise(r, level)
+
+    def _loop(
+        self, o: For | While, inits: Sequence[Value], args: Sequence[Value], trips: Level
+    ) -> None:
+        """A carried value is as uniform as all that flows into it; after the loop, as the number of
+        trips, too."""
+        for init, arg, after, result in zip(inits, args, yielded(o.body), o.results):
+            self._raise(arg, max(self.level(init), self.level(after)))
+            self._raise(result, max(self.level(arg), trips))

@@ -1,0 +1,398 @@
+"""Checks that a function keeps the rules of the IR; the pass runner calls it between passes.
+
+`verify(func, contract)` checks what holds under every contract (structure), which ops may appear
+under this one (`allowed`), and the contract's own rules (`RULES`). A breach is an `InternalError`:
+a pass made it. The one exception is the uniformity rule, which the user can break, and which is a
+`CompileError` at his line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.ops import (
+    Alloc,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Load,
+    Parallel,
+    Scope,
+    Store,
+    While,
+    Yield,
+    yielded,
+)
+from tilec.ir.printer import print_op
+from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
+
+CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
+
+# Where the ops of each module of `tilec.ir.ops` may appear: from the first contract to the last.
+MODULE_SPAN = {
+    "scalar": ("TILE", "LOWERED"),
+    "control": ("TILE", "LOWERED"),
+    "tile": ("TILE", "SCHEDULED"),
+    "schedule": ("SCHEDULED", "LOWERED"),
+    "thread": ("LOWERED", "LOWERED"),
+}
+# Ops that differ from their module: what users write themselves, and what does not survive to the
+# end.
+OP_SPAN = {
+    "alloc": ("TILE", "LOWERED"),
+    "print": ("TILE", "LOWERED"),
+    "parallel": ("TILE", "SCHEDULED"),
+    "scope": ("TILE", "LOWERED"),
+    "barrier": ("TILE", "LOWERED"),
+    "warp_sync": ("TILE", "LOWERED"),
+    "proxy_fence": ("TILE", "LOWERED"),
+    "mbarrier_expect": ("TILE", "LOWERED"),
+    "mbarrier_arrive": ("TILE", "LOWERED"),
+    "mbarrier_wait": ("TILE", "LOWERED"),
+    "lane": ("TILE", "LOWERED"),
+    "warp": ("TILE", "LOWERED"),
+}
+
+
+def span(cls: type[Op]) -> tuple[str, str]:
+    """First and last contract an op may appear under."""
+    found = OP_SPAN.get(cls.opname) or MODULE_SPAN.get(cls.__module__.rsplit(".", 1)[-1])
+    return found or ("TILE", "LOWERED")
+
+
+def allowed(cls: type[Op], contract: str) -> bool:
+    """Whether ops of this class may appear under `contract`."""
+    first, last = map(CONTRACTS.index, span(cls))
+    return first <= CONTRACTS.index(contract) <= last
+
+
+def verify(func: Func, contract: str = "TILE") -> None:
+    """Raise InternalError (CompileError for the uniformity rule) if `func` breaks a rule."""
+    _Structure(func, contract).check()
+    for rule in RULES[contract]:
+        rule(func)
+
+
+def _breach(o: Op, message: str) -> InternalError:
+    text = print_op(o).split("\n", 1)[0]
+    return InternalError(f"{message}\n  in: {text}", o.loc)
+
+
+# --- structure ----------------------------------------------------------------------------------
+
+
+class _Structure:
+    """What holds under every contract: SSA, types, regions, what each op says of itself."""
+
+    def __init__(self, func: Func, contract: str) -> None:
+        self.func = func
+        self.contract = contract
+        self.live: set[Value] = set()
+        self.ever: set[Value] = set()
+        self.permitted: dict[type[Op], bool] = {}
+
+    def check(self) -> None:
+        func = self.func
+        for p in func.params:
+            self.define(p.value, None)
+        self.params()
+        params = set(self.live)
+        self.block(func.grid, None)
+        if not func.grid.ops or not isinstance(func.grid.ops[-1], Yield):
+            raise InternalError(f"the grid of {func.name} ends without a yield", func.loc)
+        for v in yielded(func.grid):
+            if not _is_integer(v):
+                raise InternalError(f"a grid extent is {v.type}, not an integer", func.loc)
+        self.live = params
+        self.block(func.body, None)
+        if yielded(func.body):
+            raise InternalError(f"the body of {func.name} yields values", func.loc)
+
+    def params(self) -> None:
+        func = self.func
+        sizes = {p.value.name for p in func.params if _is_integer(p.value)}
+        for p in func.params:
+            t = p.value.type
+            if p.role == "tensor" and not (isinstance(t, BufferType) and t.space == "global"):
+                raise InternalError(f"tensor parameter %{p.value.name} is {t}", func.loc)
+            if isinstance(t, BufferType):
+                for extent in (*t.shape, *(t.strides or ())):
+                    if isinstance(extent, str) and extent not in sizes:
+                        raise InternalError(
+                            f"%{p.value.name}: {t} names {extent}, which is no parameter", func.loc
+                        )
+
+    def define(self, value: Value, o: Op | None) -> None:
+        if value in self.ever:
+            message = f"{value} is defined twice"
+            raise _breach(o, message) if o else InternalError(message, self.func.loc)
+        self.ever.add(value)
+        self.live.add(value)
+
+    def block(self, block: Block, owner: Op | None) -> None:
+        """Check a region; afterwards what it defined is dead."""
+        mine: list[Value] = []
+        for arg in block.args:
+            self.define(arg, owner)
+            mine.append(arg)
+        last = len(block.ops) - 1
+        for n, o in enumerate(block.ops):
+            for v in o.operands:
+                if v not in self.live:
+                    why = "outside its region" if v in self.ever else "before its definition"
+                    raise _breach(o, f"{v} is used {why}")
+            if isinstance(o, Yield):
+                if n != last:
+                    raise _breach(o, "a yield is not the last op of its region")
+                self.leaving(o, mine, block)
+            self.op(o)
+            for r in o.results:
+                self.define(r, o)
+                mine.append(r)
+        self.live.difference_update(mine)
+
+    def leaving(self, o: Yield, mine: list[Value], block: Block) -> None:
+        """A buffer must not outlive the region it was allocated in."""
+        for v in o.values:
+            if isinstance(v.type, BufferType) and v in mine and v not in block.args:
+                raise _breach(o, f"{v} leaves the region it lives in")
+
+    def op(self, o: Op) -> None:
+        cls = type(o)
+        permitted = self.permitted.get(cls)
+        if permitted is None:
+            permitted = self.permitted[cls] = allowed(cls, self.contract)
+        if not permitted:
+            raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
+        try:
+            types = tuple(o.infer())
+            o.verify()
+        except (AttributeError, ValueError, TypeError, IndexError) as error:
+            raise _breach(o, f"malformed {o.opname}: {error}") from error
+        if types != tuple([r.type for r in o.results]):
+            raise _breach(
+                o, f"results are {[str(r.type) for r in o.results]}, should be {[*map(str, types)]}"
+            )
+        check = CHECKS.get(cls)
+        if check is not None:
+            check(o)
+        for region in o.regions:
+            self.block(region, o)
+
+
+def _is_integer(v: Value) -> bool:
+    return isinstance(v.type, ScalarType) and v.type.dtype.is_int
+
+
+def _check_for(o: Op) -> None:
+    assert isinstance(o, For)
+    if not o.body.args:
+        raise _breach(o, "the loop's body takes no index")
+    index = o.body.args[0].type
+    if not _is_integer(o.lo) or {o.lo.type, o.hi.type, o.step.type} != {index}:
+        raise _breach(
+            o, f"a loop index of {index} from {o.lo.type} to {o.hi.type} by {o.step.type}"
+        )
+    _check_end(o, o.body)
+
+
+def _check_while(o: Op) -> None:
+    assert isinstance(o, While)
+    want = [v.type for v in o.inits]
+    if [a.type for a in o.cond.args] != want:
+        raise _breach(o, f"the loop carries {[*map(str, want)]}, its condition takes {o.cond.args}")
+    if [v.type for v in yielded(o.cond)] != [ScalarType(BOOL)]:
+        raise _breach(o, f"the condition yields {yielded(o.cond)}, not one bool")
+    _check_end(o, o.body)
+
+
+def _check_end(o: Op, body: Block) -> None:
+    if not body.ops or not isinstance(body.ops[-1], Yield):
+        raise _breach(o, "the loop's body ends without a yield")
+
+
+def _check_if(o: Op) -> None:
+    assert isinstance(o, If)
+    if o.cond.type != ScalarType(BOOL):
+        raise _breach(o, f"the condition is {o.cond.type}, not a bool")
+    if o.then.args or o.orelse.args:
+        raise _breach(o, "a branch takes no arguments")
+
+
+def _check_parallel(o: Op) -> None:
+    assert isinstance(o, Parallel)
+    if any(a.type != ScalarType(INT32) for a in o.body.args) or yielded(o.body):
+        raise _breach(o, "a parallel body takes i32 indices and yields nothing")
+
+
+def _check_alloc(o: Op) -> None:
+    assert isinstance(o, Alloc)
+    t = o.type
+    if t.space not in ("shared", "fragment", "local", "barrier"):
+        raise _breach(o, f"an alloc in {t.space} memory")
+    if any(isinstance(e, str) or e < 1 for e in t.shape):
+        raise _breach(o, f"an on-chip buffer needs compile-time extents above 0, not {t}")
+
+
+def _check_indices(o: Op) -> None:
+    for name in o.operand_fields:
+        if name == "indices" or name.endswith("offsets"):
+            for v in getattr(o, name):
+                if not _is_integer(v):
+                    raise _breach(o, f"index {v} is not an integer")
+
+
+def _check_gemm(o: Op) -> None:
+    assert isinstance(o, Gemm)
+    for buffer, offsets, extents in (
+        (o.a, o.a_offsets, o.a_extents),
+        (o.b, o.b_offsets, o.b_extents),
+    ):
+        rank = buffer.buffer.rank
+        if rank < 2 or len(offsets) != rank or len(extents) != rank:
+            raise _breach(
+                o, f"a region of {len(offsets)} offsets and extents {extents} of {buffer}"
+            )
+    _check_indices(o)
+
+
+CHECKS: dict[type[Op], Callable[[Op], None]] = {
+    For: _check_for,
+    While: _check_while,
+    If: _check_if,
+    Parallel: _check_parallel,
+    Alloc: _check_alloc,
+    Load: _check_indices,
+    Store: _check_indices,
+    Copy: _check_indices,
+    Fill: _check_indices,
+    Gemm: _check_gemm,
+}
+
+
+# --- rules of the contracts ---------------------------------------------------------------------
+
+
+def no_layouts(func: Func) -> None:
+    """TILE: nobody has decided a layout yet."""
+    for o in walk(func.body):
+        for r in o.results:
+            if isinstance(r.type, BufferType) and r.type.layout is not None:
+                raise _breach(o, f"{r} has a layout already")
+        if isinstance(o, Parallel) and o.layout is not None:
+            raise _breach(o, "a parallel has a layout already")
+
+
+def all_laid_out(func: Func) -> None:
+    """LAID_OUT and later: every fragment and shared buffer has a layout."""
+    for o in walk(func.body):
+        if (
+            isinstance(o, Alloc)
+            and o.type.space in ("fragment", "shared")
+            and o.type.layout is None
+        ):
+            raise _breach(o, f"{o.result} has no layout")
+
+
+def rows_chosen(func: Func) -> None:
+    """LAID_OUT and later: every product has its instruction row."""
+    for o in walk(func.body):
+        if isinstance(o, Gemm) and not o.row:
+            raise _breach(o, "no instruction was selected for this gemm")
+
+
+def uniform_tile_ops(func: Func) -> None:
+    """A tile op or barrier stands under conditions that are the same for all threads of its
+    scope.
+    """
+    facts = Uniformity(func)
+    for o, condition, level in _under(func.body, facts, None, Level.BLOCK, Level.BLOCK):
+        needed = _needs(o)
+        if needed is not None and level > needed:
+            raise _divergent(o, condition, level)
+
+
+def _under(
+    block: Block, facts: Uniformity, cause: Op | None, level: Level, same: Level
+) -> Iterator[tuple[Op, Op | None, Level]]:
+    """Each op with the op whose condition it stands under and that condition's level. `same`: the
+    level that counts as uniform here (a scope of one warp is uniform over itself)."""
+    for o in block.ops:
+        yield o, cause, level
+        match o:
+            case If(cond=cond):
+                own = facts.level(cond)
+            case For(lo=lo, hi=hi, step=step):
+                own = max(facts.level(lo), facts.level(hi), facts.level(step))
+            case While(cond=region):
+                own = max((facts.level(v) for v in yielded(region)), default=Level.BLOCK)
+            case Parallel():
+                own = Level.THREAD
+            case Scope(body=body, warps=warps):
+                one = Level.WARP if warps == 1 else Level.BLOCK
+                yield from _under(body, facts, None, Level.BLOCK, one)
+                continue
+            case _:
+                continue
+        own = Level.BLOCK if own <= same else own
+        inner = (o, own) if own > level else (cause, level)
+        for region in o.regions:
+            yield from _under(region, facts, *inner, same)
+
+
+_FREE_TILE_OPS = (
+    "alloc",
+    "load",
+    "store",
+    "print",
+    "annotate_layout",
+    "annotate_safe_value",
+    "use_swizzle",
+)
+
+
+def _needs(o: Op) -> Level | None:
+    """The level at which the threads that meet at `o` must agree; None where each may go its
+    own way.
+    """
+    if o.opname == "warp_sync":
+        return Level.WARP
+    if isinstance(o, Parallel) or o.opname == "barrier":
+        return Level.BLOCK
+    if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
+        return None
+    spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}
+    return None if spaces <= {"local", "global"} and "local" in spaces else Level.BLOCK
+
+
+def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
+    who = "thread" if level == Level.THREAD else "warp"
+    what = {"parallel": "T.Parallel", "barrier": "T.sync_threads()"}.get(o.opname, f"T.{o.opname}")
+    if isinstance(condition, Parallel):
+        return CompileError(
+            f"{what} inside T.Parallel: it works on a whole tile, an iteration on one element",
+            o.loc,
+            "move it out of the T.Parallel loop, or write the element's own arithmetic there",
+        )
+    where = f" (line {condition.loc.line})" if condition is not None else ""
+    kind = "if" if isinstance(condition, If) else "loop"
+    return CompileError(
+        f"{what} needs every thread of its scope, but stands under a condition{where} that differs "
+        f"from {who} to {who}",
+        o.loc,
+        f"move it out of the {kind}, or make the condition the same for the whole block "
+        "(block indices, sizes, loop indices); choose elements with T.if_then_else",
+    )
+
+
+RULES: dict[str, tuple[Callable[[Func], None], ...]] = {
+    "TILE": (no_layouts, uniform_tile_ops),
+    "LAID_OUT": (all_laid_out, rows_chosen, uniform_tile_ops),
+    "SCHEDULED": (all_laid_out, rows_chosen),
+    "LOWERED": (all_laid_out,),
+}
