@@ -1,0 +1,99 @@
+"""The passes, in order: a table of contents.
+
+Every pass is `name(func, target) -> func` in the file of its name; it may expect valid IR of the contract before
+it and must leave valid IR of the contract after it. The runner verifies, dumps and times between passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilec.ir.core import Func
+from tilec.ir.errors import ResourceError
+from tilec.ir.plan import plans
+from tilec.ir.verify import verify
+from tilec.passes.block_order import block_order
+from tilec.passes.convert_fragments import convert_fragments
+from tilec.passes.expand_pipeline import expand_pipeline
+from tilec.passes.expand_scopes import expand_scopes
+from tilec.passes.infer_layouts import infer_layouts
+from tilec.passes.insert_sync import insert_sync
+from tilec.passes.lower_copies import lower_copies
+from tilec.passes.lower_gemm import lower_gemm
+from tilec.passes.lower_parallel import lower_parallel
+from tilec.passes.lower_stores import lower_stores, stage_stores
+from tilec.passes.place_buffers import place_buffers
+from tilec.passes.plan_pipeline import plan_pipeline
+from tilec.passes.plan_shared import plan_shared
+from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.select_copies import select_copies
+from tilec.passes.select_gemm import select_gemm
+from tilec.passes.simplify import simplify
+from tilec.target import Target
+
+Pass = Callable[[Func, Target], Func]
+OnStage = Callable[[str, Func], None]
+
+NORMALISE: tuple[tuple[Pass, str], ...] = (
+    (simplify, "TILE"),
+    (raise_tiles, "TILE"),
+    (place_buffers, "TILE"),
+)
+
+DECIDE: tuple[tuple[Pass, str], ...] = (
+    (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
+    (select_gemm, "TILE"),
+    (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
+    (infer_layouts, "LAID_OUT"),
+    (select_copies, "LAID_OUT"),
+)
+
+EXPAND: tuple[tuple[Pass, str], ...] = (
+    (stage_stores, "LAID_OUT"),
+    (convert_fragments, "LAID_OUT"),
+    (expand_scopes, "SCHEDULED"),
+    (expand_pipeline, "SCHEDULED"),
+    (plan_shared, "SCHEDULED"),  # before insert_sync: two buffers in one place are a hazard like any other
+    (insert_sync, "SCHEDULED"),
+    (lower_stores, "SCHEDULED"),
+    (lower_copies, "SCHEDULED"),
+    (lower_gemm, "SCHEDULED"),
+    (lower_parallel, "LOWERED"),
+    (simplify, "LOWERED"),
+)
+
+
+def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
+    """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED for GPUs.
+
+    `on_stage(name, func)` is called after every pass of the plan that was kept. Raises CompileError and its kinds;
+    where several plans exist, the first whose resources fit is taken.
+    """
+    func = _run(NORMALISE, func, target, on_stage)
+    if target.kind == "cpu":
+        return func
+    first: ResourceError | None = None
+    for plan in plans(func, target):
+        kept: list[tuple[str, Func]] = []
+        try:
+            done = _run((*DECIDE, *EXPAND), plan.apply(func), target, lambda n, f: kept.append((n, f)))
+        except ResourceError as error:
+            first = first or error
+            continue
+        if on_stage is not None:
+            for name, stage in kept:
+                on_stage(name, stage)
+        return done
+    assert first is not None
+    raise first
+
+
+def _run(
+    passes: tuple[tuple[Pass, str], ...], func: Func, target: Target, on_stage: OnStage | None
+) -> Func:
+    for apply, contract in passes:
+        func = apply(func, target)
+        verify(func, contract)
+        if on_stage is not None:
+            on_stage(apply.__name__, func)
+    return func

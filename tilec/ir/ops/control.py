@@ -91,12 +91,14 @@ class If(Op):
 class Parallel(Op):
     """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one i32 index per
     extent. Iterations must not read what another iteration writes. `layout` (registers, lanes and warps over
-    the extents) says which thread runs which iteration; decided by `infer_layouts`."""
+    the extents) says which thread runs which iteration; decided by `infer_layouts`. `agent` "cp_async": the body
+    is one load and one store, done past the registers."""
 
     extents: tuple[int, ...]
     body: Block
     coalesced_width: int = 0
     layout: Layout | None = None
+    agent: str = ""
 
     def verify(self) -> None:
         if len(self.body.args) != len(self.extents):

@@ -65,7 +65,7 @@ class Copy(Op):
     bounds are dropped. `coalesced_width` (elements), `disable_tma` and `eviction_policy` are the user's
     wishes. Decided by passes: `ahead`, the copy may run before its iteration (`plan_pipeline`); `agent`, who
     moves the data ("threads", "cp_async", "tma", "tma_store"), and `vector`, elements per access
-    (`select_copies`).
+    (`select_copies`); `staging`, the shared memory a "tma_store" goes through (`stage_stores`).
     """
 
     source: Value
@@ -74,6 +74,7 @@ class Copy(Op):
     dest: Value
     dest_offsets: tuple[Value, ...]
     dest_extents: tuple[int, ...]
+    staging: Value | None = None
     coalesced_width: int = 0
     disable_tma: bool = False
     eviction_policy: str = ""

@@ -1,0 +1,191 @@
+"""From layouts to arithmetic: coordinates of a register, offsets of a coordinate, bounds of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.errors import InternalError
+from tilec.ir.layout import Layout, Term
+from tilec.ir.ops import Alloc, AnnotateSafeValue, Binary, Cast, Compare, Const, Lane, Version, Warp
+from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
+
+
+class Numbers:
+    """Integer arithmetic at one place, with the identities that keep generated code short."""
+
+    def __init__(self, b: Builder, dtype: DType = INT32) -> None:
+        self.b = b
+        self.dtype = dtype
+        self.known: dict[Value, int] = {}
+        self.consts: dict[int, Value] = {}
+
+    def const(self, value: int) -> Value:
+        if value not in self.consts:
+            made = self.b.value(Const, value, self.dtype)
+            self.consts[value] = made
+            self.known[made] = value
+        return self.consts[value]
+
+    def op(self, kind: str, x: Value, y: Value) -> Value:
+        a, c = self.known.get(x), self.known.get(y)
+        if kind in ("add", "xor", "sub") and c == 0:
+            return x
+        if kind in ("add", "xor") and a == 0:
+            return y
+        if kind == "mul" and (a == 0 or c == 0):
+            return self.const(0)
+        if kind in ("mul", "floordiv") and c == 1:
+            return x
+        if kind == "mul" and a == 1:
+            return y
+        return self.b.value(Binary, kind, x, y)
+
+    def term(self, source: Value, t: Term) -> Value:
+        value = source
+        if t.div != 1:
+            value = self.op("floordiv", value, self.const(t.div))
+        if t.mod:
+            value = self.op("mod", value, self.const(t.mod))
+        return self.op("mul", value, self.const(t.mul))
+
+    def combine(self, terms: Sequence[Term], source: Callable[[Term], Value]) -> Value:
+        total = self.const(0)
+        for t in terms:
+            total = self.op("xor" if t.xor else "add", total, self.term(source(t), t))
+        return total
+
+
+class Place:
+    """This thread's place in its scope: lane and warp, made once where they are first asked for."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+        self._lane: Value | None = None
+        self._warp: Value | None = None
+
+    @property
+    def lane(self) -> Value:
+        if self._lane is None:
+            self._lane = self.b.value(Lane)
+        return self._lane
+
+    @property
+    def warp(self) -> Value:
+        if self._warp is None:
+            self._warp = self.b.value(Warp)
+        return self._warp
+
+    def make(self, layout: Layout) -> None:
+        """Bring into being what `coordinates` of this layout will ask for, here."""
+        if layout.size("lane") > 1:
+            _ = self.lane
+        if layout.size("warp") > 1:
+            _ = self.warp
+
+
+def coordinates(b: Builder, layout: Layout, place: Place, reg: Value) -> list[Value]:
+    """The coordinate that register `reg` of this thread holds, one i32 per dimension."""
+    n = Numbers(b)
+
+    def source(t: Term) -> Value:
+        if t.source == "reg":
+            return reg
+        return place.lane if t.source == "lane" else place.warp
+
+    return [n.combine(layout.forward_terms(d), source) for d in range(len(layout.shape))]
+
+
+def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
+    """Offset in elements of a coordinate in a shared buffer, padding included."""
+    n = Numbers(b)
+    offset = n.combine(layout.inverse_terms(), lambda t: coords[int(t.source)])
+    if layout.pad:
+        every, skip = layout.pad
+        extra = n.op("mul", n.op("floordiv", offset, n.const(every)), n.const(skip))
+        offset = n.op("add", offset, extra)
+    return offset
+
+
+def unique_replica(b: Builder, layout: Layout, place: Place) -> Value | None:
+    """True in the one thread among those that hold the same elements that acts for them; None if no element is held
+    twice."""
+    n = Numbers(b)
+    conds = []
+    for owner in ("lane", "warp"):
+        below = 1
+        for d in layout.digits:
+            if d.owner != owner:
+                continue
+            if not any(d.step) and d.radix > 1:
+                at = place.lane if owner == "lane" else place.warp
+                digit = n.op("mod", n.op("floordiv", at, n.const(below)), n.const(d.radix))
+                conds.append(b.value(Compare, "eq", digit, n.const(0)))
+            below *= d.radix
+    return conjunction(b, conds)
+
+
+def conjunction(b: Builder, conds: Sequence[Value]) -> Value | None:
+    """All of them; None if there are none."""
+    total: Value | None = None
+    for c in conds:
+        total = c if total is None else b.value(Binary, "and", total, c)
+    return total
+
+
+class Tensors:
+    """What a function knows about its tensors and buffers: sizes, strides, safe values, roots."""
+
+    def __init__(self, func: Func) -> None:
+        self.named = {p.value.name: p.value for p in func.params}
+        constants = {o.result: o for o in walk(func.body) if isinstance(o, Const)}
+        self.safe: dict[Value, Const] = {}
+        for o in walk(func.body):
+            if isinstance(o, AnnotateSafeValue):
+                if o.value not in constants:
+                    raise InternalError("a safe value that is not a constant", o.loc)
+                self.safe[o.dest] = constants[o.value]
+        self.root: dict[Value, Value] = {}
+        for o in walk(func.body):
+            if isinstance(o, Version):
+                self.root[o.result] = self.root.get(o.root, o.root)
+            elif isinstance(o, Alloc):
+                self.root[o.result] = o.result
+
+    def number(self, b: Builder, e: Extent, dtype: DType) -> Value:
+        """An extent or stride as a value of `dtype`."""
+        if isinstance(e, int):
+            return b.value(Const, e, dtype)
+        v = self.named[e]
+        return v if v.dtype == dtype else b.value(Cast, v, dtype)
+
+    def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
+        """Offset in elements of an element of a global tensor: i64."""
+        n = Numbers(b, INT64)
+        assert t.strides is not None
+        total = n.const(0)
+        for index, stride in zip(indices, t.strides):
+            wide = index if index.dtype == INT64 else b.value(Cast, index, INT64)
+            if stride == 1:
+                step = wide
+            elif isinstance(stride, int):
+                step = n.op("mul", wide, n.const(stride))
+            else:
+                step = n.op("mul", wide, self.number(b, stride, INT64))
+            total = n.op("add", total, step)
+        return total
+
+
+def clone_expression(b: Builder, v: Value, defs: dict[Value, Op], subst: Substitution) -> Value:
+    """`v` computed again at `b`, with values replaced by `subst` (which grows)."""
+    if v in subst:
+        return subst[v]
+    o = defs.get(v)
+    if o is None or not o.pure:
+        return v
+    for operand in o.operands:
+        clone_expression(b, operand, defs, subst)
+    if not any(operand in subst and subst[operand] is not operand for operand in o.operands):
+        return v
+    b.ops.append(clone(o, subst))
+    return subst[v]

@@ -1,0 +1,44 @@
+"""convert_fragments: a copy between fragments of different layouts goes through shared memory.
+
+Before: `copy` ops whose two sides are fragments in different layouts (put there by `infer_layouts`). After: each
+is a copy into an ordinary shared buffer and one out of it, which `plan_shared` places and `insert_sync` orders.
+The dump shows the price: the bytes written and read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.layout import padded
+from tilec.ir.ops import Alloc, Const, Copy
+from tilec.ir.types import INT32
+from tilec.target import Target
+
+
+def convert_fragments(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Copy):
+            return None
+        s, d = o.source.buffer, o.dest.buffer
+        if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:
+            return None
+        b = Builder(o.loc)
+        shape = d.static_shape
+        skip = 128 // d.dtype.bits
+        t = replace(d, space="shared", layout=padded(shape, shape[-1], skip))
+        scratch = b.value(Alloc, t, name=f"{o.dest.name}_scratch")
+        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
+        b.emit(
+            Copy, o.source, o.source_offsets, o.source_extents, scratch, zeros, shape, agent="threads",
+            vector=1,
+        )
+        b.emit(
+            Copy, scratch, zeros, shape, o.dest, o.dest_offsets, o.dest_extents, agent="threads",
+            vector=1,
+        )
+        return b.ops
+
+    return func.with_body(rewrite(func.body, visit))

@@ -1,0 +1,124 @@
+"""lower_copies: copies and fills become parallel loops, boxes and fragments' own transfers.
+
+Before: `copy` and `fill` ops with agents. After: none is left. A copy that threads make is a parallel loop over its
+region, in the layout of the fragment on one side or else coalesced over the block; a fragment that leaves
+through TMA is staged warp by warp (`lower_stores`); two fragments of different layouts exchange their elements
+through shared memory, where no register or shuffle path is known.
+"""
+
+from __future__ import annotations
+
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.errors import InternalError
+from tilec.ir.layout import Layout, blocked
+from tilec.ir.ops import (
+    Binary,
+    Cast,
+    Const,
+    Copy,
+    Fill,
+    Load,
+    Parallel,
+    Store,
+    squeeze,
+)
+from tilec.ir.types import INT32, ScalarType
+from tilec.target import Target
+
+
+def lower_copies(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    warps = int(func.attrs["threads"]) // target.warp_size
+
+    def visit(o: Op) -> None | list[Op]:
+        match o:
+            case Copy() if o.agent != "tma_store":
+                return [*_copy(o, warps, target)]
+            case Fill():
+                return [*_fill(o, warps, target)]
+        return None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _loop_layout(
+    sides: list[Value], extents: tuple[int, ...], vector: int, warps: int, target: Target
+) -> Layout:
+    """The layout of a fragment taking part, without its dimensions of extent 1; coalesced without one."""
+    for v in sides:
+        t = v.buffer
+        if t.space == "fragment":
+            if t.layout is None:
+                raise InternalError(f"{t} has no layout")
+            return t.layout if t.layout.shape == extents else t.layout.reshape(extents)
+    total = 1
+    for e in extents:
+        total *= e
+    vector = max(1, vector)
+    while vector > 1 and extents[-1] % vector:
+        vector //= 2
+    return blocked(extents, target.warp_size, warps, vector)
+
+
+def _loop(
+    o: Op, extents: tuple[int, ...], layout: Layout, agent: str = ""
+) -> tuple[Builder, tuple[Value, ...], Parallel]:
+    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
+    b = Builder(o.loc)
+    return b, args, Parallel(extents, Block(args), layout=layout, agent=agent, loc=o.loc)
+
+
+def _indices(
+    b: Builder, offsets: tuple[Value, ...], extents: tuple[int, ...], args: tuple[Value, ...]
+) -> tuple[Value, ...]:
+    """The buffer's indices for the loop's: dimensions of extent 1 keep their offset."""
+    left = list(args)
+    indices = []
+    for offset, extent in zip(offsets, extents):
+        if extent == 1 and squeeze(extents):
+            indices.append(offset)
+            continue
+        arg = left.pop(0)
+        wide = arg if offset.dtype == INT32 else b.value(Cast, arg, offset.dtype)
+        indices.append(b.value(Binary, "add", offset, wide))
+    return tuple(indices)
+
+
+def _fragment_indices(
+    b: Builder, v: Value, offsets: tuple[Value, ...], extents: tuple[int, ...], args: tuple[Value, ...]
+) -> tuple[Value, ...]:
+    """A fragment is copied whole: its indices are the loop's own, zeros where its extent is 1."""
+    if v.buffer.space != "fragment":
+        return _indices(b, offsets, extents, args)
+    left = list(args)
+    return tuple(
+        b.value(Const, 0, INT32) if e == 1 and squeeze(extents) else left.pop(0) for e in extents
+    )
+
+
+def _copy(o: Copy, warps: int, target: Target) -> list[Op]:
+    extents = squeeze(o.dest_extents) or (1,)
+    layout = _loop_layout([o.source, o.dest], extents, o.vector, warps, target)
+    b, args, loop = _loop(o, extents, layout, "cp_async" if o.agent == "cp_async" else "")
+    source = _fragment_indices(b, o.source, o.source_offsets, o.source_extents, args)
+    dest = _fragment_indices(b, o.dest, o.dest_offsets, o.dest_extents, args)
+    value = b.value(Load, o.source, source)
+    if value.dtype != o.dest.dtype:
+        value = b.value(Cast, value, o.dest.dtype)
+    b.emit(Store, o.dest, dest, value)
+    return [_close(loop, args, b)]
+
+
+def _fill(o: Fill, warps: int, target: Target) -> list[Op]:
+    extents = squeeze(o.extents) or (1,)
+    vector = 128 // o.dest.dtype.bits
+    layout = _loop_layout([o.dest], extents, vector, warps, target)
+    b, args, loop = _loop(o, extents, layout)
+    b.emit(Store, o.dest, _fragment_indices(b, o.dest, o.offsets, o.extents, args), o.value)
+    return [_close(loop, args, b)]
+
+
+def _close(loop: Parallel, args: tuple[Value, ...], b: Builder) -> Parallel:
+    return Parallel(
+        loop.extents, b.block(args), layout=loop.layout, agent=loop.agent, loc=loop.loc
+    )

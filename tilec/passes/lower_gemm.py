@@ -1,0 +1,373 @@
+"""lower_gemm: tile products become instructions.
+
+Before: every `gemm` has a row and warps, its operands and accumulator have layouts. After: none is left.
+
+- wgmma: descriptors of the shared operands, one op for the whole tile, and a wait unless the product is
+  `asynchronous`;
+- mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout allows it, element
+  runs otherwise), then one instruction per atom of C;
+- SIMT: for each k, each register of C gets one fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.errors import InternalError
+from tilec.ir.instr import find_row
+from tilec.ir.layout import Digit, Layout, wgmma_operand
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Const,
+    Extract,
+    Fma,
+    For,
+    Gemm,
+    Ldmatrix,
+    Lookup,
+    MemLoad,
+    Mma,
+    RegRead,
+    RegWrite,
+    Wgmma,
+    WgmmaWait,
+    Yield,
+)
+from tilec.ir.types import BOOL, INT32, BufferType
+from tilec.passes.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.target import Target
+
+
+def lower_gemm(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    packs: dict[Value, int] = {}
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Gemm):
+            return None
+        b = Builder(o.loc)
+        if o.clear and not o.row.startswith("wgmma"):
+            _clear(b, o.c)
+        if o.row.startswith("wgmma"):
+            _wgmma(b, o)
+        elif o.row.startswith("simt"):
+            _simt(b, o)
+        else:
+            _matrix(b, o, packs)
+        return b.ops
+
+    body = rewrite(func.body, visit)
+
+    def pack(o: Op) -> None | Op:
+        if isinstance(o, Alloc) and o.result in packs:
+            return replace(o, packed=packs[o.result])
+        return None
+
+    return func.with_body(rewrite(body, pack) if packs else body)
+
+
+def unrolled(b: Builder, count: int, name: str) -> tuple[Value, Builder]:
+    """The index and the body of a loop that the emitter unrolls; close it with `close`."""
+    return Value(b.value(Const, 0, INT32).type, name), Builder(b.loc)
+
+
+def close(b: Builder, kind: str, index: Value, count: int, inner: Builder) -> None:
+    inner.emit(Yield)
+    zero, end, one = (b.value(Const, n, INT32) for n in (0, count, 1))
+    b.emit(For, kind, zero, end, one, (), inner.block([index]))
+
+
+def _clear(b: Builder, c: Value) -> None:
+    layout = c.buffer.layout
+    assert layout is not None
+    r, inner = unrolled(b, layout.size("reg"), "r")
+    inner.emit(RegWrite, c, r, inner.value(Const, 0 if c.dtype.is_int else 0.0, c.dtype))
+    close(b, "unroll", r, layout.size("reg"), inner)
+
+
+# --- wgmma ---
+
+
+def _wgmma(b: Builder, o: Gemm) -> None:
+    row = find_row(o.row)
+    m, n, k = o.shape
+    groups_m, groups_n = o.warps[0] // 4, o.warps[1]
+    m_blocks = m // groups_m // row.m
+    numbers = Numbers(b)
+    group = numbers.op("floordiv", Place(b).warp, numbers.const(4))
+    at_m = numbers.op("mod", group, numbers.const(groups_m)) if groups_n > 1 else group
+    at_n = numbers.op("floordiv", group, numbers.const(groups_m)) if groups_n > 1 else None
+    a = _WgmmaOperand(o.a, o.transpose_a, m // groups_m, across_rows=True)
+    bb = _WgmmaOperand(o.b, o.transpose_b, n // groups_n, across_rows=False)
+    a_offset = numbers.op("mul", at_m, numbers.const(a.share_step)) if groups_m > 1 else numbers.const(0)
+    b_offset = (
+        numbers.op("mul", at_n, numbers.const(bb.share_step)) if at_n is not None else numbers.const(0)
+    )
+    steps = range(0, k, row.k)
+    b.emit(
+        Wgmma,
+        o.row,
+        o.c,
+        o.a,
+        a_offset,
+        o.b,
+        b_offset,
+        m_blocks,
+        a.fields,
+        bb.fields,
+        tuple(a.units(i * row.m, s) for i in range(m_blocks) for s in steps),
+        tuple(bb.units(0, s) for s in steps),
+        a.mn_major,
+        bb.mn_major,
+        b.value(Const, False, BOOL) if o.clear else None,
+    )
+    if not o.asynchronous:
+        b.emit(WgmmaWait, 0, (o.c,))
+
+
+class _WgmmaOperand:
+    """Where the pieces of a shared operand start: coordinates are (along M or N, along K)."""
+
+    def __init__(self, v: Value, transposed: bool, share: int, across_rows: bool) -> None:
+        layout = v.buffer.layout
+        assert layout is not None
+        self.offsets = layout.offsets()
+        self.bits = v.dtype.bits
+        # A is stored (M, K) unless transposed, B (K, N) unless transposed: MN-major is the other way round.
+        self.mn_first = transposed != across_rows
+        self.mn_major = transposed if across_rows else not transposed
+        found = wgmma_operand(layout, self.bits, "mn" if self.mn_major else "k")
+        if found is None:
+            raise InternalError(f"wgmma cannot read {layout}")
+        lbo, sbo, _, swizzle = found
+        self.fields = swizzle << 62 | sbo << 32 | lbo << 16
+        limit = self.offsets.shape[0 if self.mn_first else 1]
+        self.share_step = self._at(share, 0) - self._at(0, 0) if share < limit else 0
+        for i in range(0, limit - share + 1, share):
+            if self._at(i, 0) != i // share * self.share_step:
+                raise InternalError(f"shares of {layout} do not start at equal distances")
+
+    def _at(self, mn: int, k: int) -> int:
+        return int(self.offsets[(mn, k) if self.mn_first else (k, mn)])
+
+    def units(self, mn: int, k: int) -> int:
+        """Distance of a piece from the operand's start, in units of 16 bytes."""
+        return self._at(mn, k) * self.bits // 128
+
+
+# --- mma and mfma ---
+
+
+def _matrix(b: Builder, o: Gemm, packs: dict[Value, int]) -> None:
+    row = find_row(o.row)
+    m, n, k = o.shape
+    wm, wn = o.warps
+    m_atoms, n_atoms = m // wm // row.m, n // wn // row.n
+    place = Place(b)
+    _ = place.lane, place.warp
+    a_pack, b_pack, c_pack = row.packs
+    if c_pack > 1:
+        packs[o.c] = c_pack
+    step, inner = unrolled(b, k // row.k, "k")
+    parts = {}
+    for which, v, pack in (("a", o.a, a_pack), ("b", o.b, b_pack)):
+        if v.buffer.space == "fragment":
+            packs[v] = pack
+            parts[which] = (v, k // row.k)
+        else:
+            fragment = _operand(b, inner, o, which, step, place, pack)
+            parts[which] = (fragment, 1)
+    (a, a_steps), (bb, b_steps) = parts["a"], parts["b"]
+    a_size, b_size, c_size = (
+        layout.size("reg") // pack
+        for layout, pack in ((row.a, a_pack), (row.b, b_pack), (row.c, c_pack))
+    )
+    i, rows = unrolled(inner, m_atoms, "i")
+    j, cols = unrolled(rows, n_atoms, "j")
+    x = Numbers(cols)
+    c_index = x.op("add", x.op("mul", i, x.const(n_atoms * c_size)), x.op("mul", j, x.const(c_size)))
+    a_index = x.op("mul", i, x.const(a_steps * a_size))
+    if a_steps > 1:
+        a_index = x.op("add", a_index, x.op("mul", step, x.const(a_size)))
+    b_index = x.op("mul", j, x.const(b_size))
+    if b_steps > 1:
+        b_index = x.op("add", b_index, x.op("mul", step, x.const(n_atoms * b_size)))
+    cols.emit(Mma, o.row, o.c, c_index, a, a_index, bb, b_index)
+    close(rows, "unroll", j, n_atoms, cols)
+    close(inner, "unroll", i, m_atoms, rows)
+    close(b, "unroll", step, k // row.k, inner)
+
+
+def _operand(
+    b: Builder, inner: Builder, o: Gemm, which: str, step: Value, place: Place, pack: int
+) -> Value:
+    """One k step of an operand, brought from shared memory to a fragment."""
+    row = find_row(o.row)
+    m, n, _ = o.shape
+    wm, wn = o.warps
+    v, transposed = (o.a, o.transpose_a) if which == "a" else (o.b, o.transpose_b)
+    atom = row.a if which == "a" else row.b
+    if which == "a":
+        share, atoms, width = m // wm, m // wm // row.m, row.m
+        outer = [Digit("reg", atoms, (width, 0)), Digit("warp", wm, (share, 0)), Digit("warp", wn, (0, 0))]
+        shape = (m, row.k)
+    else:
+        share, atoms, width = n // wn, n // wn // row.n, row.n
+        outer = [Digit("reg", atoms, (0, width)), Digit("warp", wm, (0, 0)), Digit("warp", wn, (0, share))]
+        shape = (row.k, n)
+    layout = Layout(shape, tuple(d for d in (*atom.digits, *outer) if d.radix > 1), (1, 1))
+    t = BufferType(shape, v.dtype, "fragment", layout=layout)
+    fragment = b.value(Alloc, t, packed=pack, name=f"{v.name}_{which}")
+    memory = v.buffer.layout
+    assert memory is not None
+    k_dim = (1 if which == "a" else 0) if not transposed else (0 if which == "a" else 1)
+    k0 = Numbers(inner).op("mul", step, inner.value(Const, row.k, INT32))
+    if o.row.startswith("mma") and _matrices(memory, v.dtype.bits):
+        _load_matrices(inner, fragment, v, which, atoms, k_dim, k0, share, o, place)
+    else:
+        _load_elements(inner, fragment, layout, v, which, k_dim, k0, place, pack)
+    return fragment
+
+
+def _matrices(memory: Layout, bits: int) -> bool:
+    """Whether every aligned run of 8 elements of the last dimension is 16 adjacent bytes."""
+    if bits != 16 or memory.shape[-1] % 8:
+        return False
+    groups = memory.offsets().reshape(-1, 8)
+    return bool(
+        (groups[:, :1] % 8 == 0).all() and (groups - groups[:, :1] == list(range(8))).all()
+    )
+
+
+def _load_matrices(
+    b: Builder, fragment: Value, v: Value, which: str, atoms: int, k_dim: int, k0: Value, share: int,
+    o: Gemm, place: Place,
+) -> None:
+    """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first), two of B's atoms are 2x2
+    (k first); `.trans` where K is not the contiguous dimension."""
+    x = Numbers(b)
+    wm = o.warps[0]
+    k_last = k_dim == 1
+    lane, warp = place.lane, place.warp
+    number = x.op("floordiv", lane, x.const(8))
+    row_in = x.op("mod", lane, x.const(8))
+    first = x.op("mod", number, x.const(2))
+    second = x.op("floordiv", number, x.const(2))
+    eight = x.const(8)
+    # mn_at, k_at: which of the two matrices along M/N and along K this lane's address belongs to.
+    mn_at, k_at = (first, second) if which == "a" else (second, first)
+    at = x.op("mod", warp, x.const(wm)) if which == "a" else x.op("floordiv", warp, x.const(wm))
+    if which == "b" and o.warps[1] == 1:
+        at = x.const(0)
+    elif which == "b":
+        at = x.op("mod", at, x.const(o.warps[1]))
+    base = x.op("mul", at, x.const(share))
+    count = 4
+    per = 1 if which == "a" else 2
+    if which == "b" and atoms % 2:
+        per, count = 1, 2
+        mn_at = x.const(0)
+    i, inner = unrolled(b, atoms // per, "i")
+    y = Numbers(inner)
+    width = 16 if which == "a" else 8 * per
+    mn = y.op("add", y.op("add", base, y.op("mul", i, y.const(width))), y.op("mul", mn_at, eight))
+    kk = y.op("add", k0, y.op("mul", k_at, eight))
+    # The rows of a stored matrix run along the dimension that is not contiguous.
+    if k_last:
+        coords = (y.op("add", mn, row_in), kk)
+    else:
+        coords = (y.op("add", kk, row_in), mn)
+    layout = v.buffer.layout
+    assert layout is not None
+    offset = shared_offset(inner, layout, coords)
+    register = y.op("mul", i, y.const(count))
+    inner.emit(Ldmatrix, fragment, register, v, offset, count, not k_last)
+    close(b, "unroll", i, atoms // per, inner)
+
+
+def _load_elements(
+    b: Builder, fragment: Value, layout: Layout, v: Value, which: str, k_dim: int, k0: Value,
+    place: Place, pack: int,
+) -> None:
+    """Each thread reads its own elements, `pack` at once where they are adjacent."""
+    memory = v.buffer.layout
+    assert memory is not None
+    k_of = 1 if which == "a" else 0
+    adjacent = k_dim == 1 and memory.shape[-1] % pack == 0
+    if adjacent:
+        groups = memory.offsets().reshape(-1, pack)
+        adjacent = bool(
+            (groups[:, :1] % pack == 0).all() and (groups - groups[:, :1] == list(range(pack))).all()
+        )
+    r, inner = unrolled(b, layout.size("reg") // pack, "r")
+    x = Numbers(inner)
+    first = x.op("mul", r, x.const(pack))
+    width = pack if adjacent else 1
+    for e in range(0, pack, width):
+        reg = x.op("add", first, x.const(e))
+        c = coordinates(inner, layout, place, reg)
+        kk = x.op("add", k0, c[k_of])
+        mn = c[1 - k_of]
+        coords = (mn, kk) if k_dim == 1 else (kk, mn)
+        offset = shared_offset(inner, memory, coords)
+        loaded = inner.value(MemLoad, v, offset, width, width * v.dtype.bits // 8)
+        for q in range(width):
+            value = loaded if width == 1 else inner.value(Extract, loaded, q)
+            inner.emit(RegWrite, fragment, x.op("add", reg, x.const(q)), value)
+    close(b, "unroll", r, layout.size("reg") // pack, inner)
+
+
+# --- SIMT ---
+
+
+def _simt(b: Builder, o: Gemm) -> None:
+    """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it needs once."""
+    layout = o.c.buffer.layout
+    assert layout is not None
+    place = Place(b)
+    place.make(layout)
+    k = Value(b.value(Const, 0, INT32).type, "k")
+    step = Builder(o.loc)
+    table = layout.table("reg")
+    parts = {}
+    for which, dim, v, transposed in (("a", 0, o.a, o.transpose_a), ("b", 1, o.b, o.transpose_b)):
+        if v.buffer.space != "shared":
+            raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
+        firsts: dict[int, int] = {}
+        for r, c in enumerate(table):
+            firsts.setdefault(int(c[dim]), r)
+        distinct = sorted(firsts)
+        line = Layout((len(distinct),), (Digit("reg", len(distinct), (1,)),), (1,))
+        if len(distinct) == 1:
+            line = Layout((1,), (), (1,))
+        t = BufferType((len(distinct),), o.c.dtype, "fragment", layout=line)
+        held = b.value(Alloc, t, name=f"{v.name}_line")
+        i, inner = unrolled(step, len(distinct), "i")
+        register = inner.value(Lookup, tuple(firsts[x] for x in distinct), i)
+        at = coordinates(inner, layout, place, register)[dim]
+        k_last = (which == "a") != transposed
+        memory = v.buffer.layout
+        assert memory is not None
+        offset = shared_offset(inner, memory, (at, k) if k_last else (k, at))
+        value = inner.value(MemLoad, v, offset, 1, v.dtype.bits // 8)
+        if value.dtype != o.c.dtype:
+            value = inner.value(Cast, value, o.c.dtype)
+        inner.emit(RegWrite, held, i, value)
+        close(step, "unroll", i, len(distinct), inner)
+        parts[which] = (held, tuple(distinct.index(int(c[dim])) for c in table))
+    r, inner = unrolled(step, len(table), "r")
+    x = inner.value(RegRead, parts["a"][0], inner.value(Lookup, parts["a"][1], r))
+    y = inner.value(RegRead, parts["b"][0], inner.value(Lookup, parts["b"][1], r))
+    old = inner.value(RegRead, o.c, r)
+    if o.c.dtype.is_float:
+        new = inner.value(Fma, x, y, old)
+    else:
+        new = inner.value(Binary, "add", inner.value(Binary, "mul", x, y), old)
+    inner.emit(RegWrite, o.c, r, new)
+    close(step, "unroll", r, len(table), inner)
+    step.emit(Yield)
+    zero, end, one = (b.value(Const, n, INT32) for n in (0, o.shape[2], 1))
+    b.emit(For, "serial", zero, end, one, (), Block((k,), tuple(step.ops)))
