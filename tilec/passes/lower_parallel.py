@@ -314,10 +314,12 @@ def leading_run(layout: Layout) -> tuple[int, int]:
         return -1, 1
     run, used = 1, 0
     for d in regs:
-        if d.step[dim] != run or any(s for i, s in enumerate(d.step) if i != dim) or d.radix & (d.radix - 1):
+        if d.step[dim] != run or any(s for i, s in enumerate(d.step) if i != dim):
             break
-        run *= d.radix
+        run *= d.radix & -d.radix
         used += 1
+        if d.radix & (d.radix - 1):
+            break
     rest = [d for d in layout.digits if d.owner != "reg"] + regs[used:]
     while run > 1 and any(d.step[dim] % run for d in rest):
         run //= 2
