@@ -1,0 +1,477 @@
+"""The CUDA and HIP drivers against recording stand-ins: what is called, in which order, with
+which bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+import threading
+import types
+
+import pytest
+
+from tilec.ir.errors import LaunchError
+from tilec.ir.types import FLOAT16, TensorMapType
+from tilec.runtime import cuda, hip
+from tilec.runtime.block import Block
+from tilec.runtime.driver import DriverError, argument_block, check_grid, launched_grid
+from tilec.runtime.image import AbiParam, Argument, Image, Resources
+from tilec.runtime.tensor_map import map_arguments
+from tilec.runtime.tensors import Tensor
+
+SEED = random.Random(2024)
+
+
+class Names:
+    """An enumeration whose members are made when they are asked for: their value is their name."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+
+class FakeMap:
+    """A tensor map: 128 bytes that tell which one it is."""
+
+    def __init__(self, content: bytes) -> None:
+        self.memory = ctypes.create_string_buffer(content, 128)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.memory)
+
+
+class FakeCuda(types.ModuleType):
+    """`cuda.bindings.driver`: every call is recorded; `failing` names calls that return an error
+    code."""
+
+    CUdevice_attribute = Names("device")
+    CUfunction_attribute = Names("function")
+    CUtensorMapDataType = Names("type")
+    CUtensorMapInterleave = Names("interleave")
+    CUtensorMapSwizzle = Names("swizzle")
+    CUtensorMapL2promotion = Names("l2")
+    CUtensorMapFloatOOBfill = Names("oob")
+    cuuint64_t = cuuint32_t = int
+
+    def __init__(self, devices: int = 1, capability: tuple[int, int] = (9, 0)) -> None:
+        super().__init__("cuda.bindings.driver")
+        self.devices, self.capability = devices, capability
+        self.calls: list[tuple] = []
+        self.failing: dict[str, int] = {}
+        self.contexts: dict[int, list[int]] = {}
+        self.maps = 0
+
+    def stack(self) -> list[int]:
+        return self.contexts.setdefault(threading.get_ident(), [])
+
+    def names(self) -> list[str]:
+        return [c[0] for c in self.calls]
+
+    def record(self, name: str, *args: object) -> int:
+        self.calls.append((name, *args))
+        return self.failing.get(name, 0)
+
+    def CUresult(self, code: int) -> object:
+        return types.SimpleNamespace(
+            name={700: "CUDA_ERROR_ILLEGAL_ADDRESS"}.get(code, "CUDA_ERROR_X")
+        )
+
+    def cuGetErrorString(self, result: object) -> tuple:
+        return 0, b"an explanation"
+
+    def cuInit(self, flags: int) -> tuple:
+        return (self.record("cuInit"),)
+
+    def cuDeviceGetCount(self) -> tuple:
+        return self.record("cuDeviceGetCount"), self.devices
+
+    def cuDeviceGet(self, index: int) -> tuple:
+        return self.record("cuDeviceGet", index), 100 + index
+
+    def cuDeviceGetAttribute(self, attribute: str, device: int) -> tuple:
+        major, minor = self.capability
+        value = {"MAJOR": major, "MINOR": minor, "COUNT": 132}[attribute.rsplit("_", 1)[1]]
+        return self.record("cuDeviceGetAttribute", attribute), value
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple:
+        return self.record("cuDevicePrimaryCtxRetain", device), 0xC000 + device
+
+    def cuCtxPushCurrent(self, context: int) -> tuple:
+        self.stack().append(context)
+        return (self.record("cuCtxPushCurrent", context),)
+
+    def cuCtxPopCurrent(self) -> tuple:
+        return self.record("cuCtxPopCurrent"), self.stack().pop()
+
+    def cuModuleLoadData(self, code: bytes) -> tuple:
+        assert self.stack(), "a module was loaded without a context"
+        return self.record("cuModuleLoadData", code), 0xA000
+
+    def cuModuleGetFunction(self, module: int, name: bytes) -> tuple:
+        return self.record("cuModuleGetFunction", module, name), 0xF000
+
+    def cuFuncSetAttribute(self, function: int, attribute: str, value: int) -> tuple:
+        return (self.record("cuFuncSetAttribute", attribute, value),)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *args: int) -> tuple:
+        return self.record("cuOccupancyMaxActiveBlocksPerMultiprocessor", *args), 2
+
+    def cuTensorMapEncodeTiled(self, *args: object) -> tuple:
+        self.maps += 1
+        return self.record("cuTensorMapEncodeTiled", *args), FakeMap(bytes([self.maps]) * 128)
+
+    def launch(self, config: int, function: int, params: int, extra: None) -> int:
+        c = cuda.LaunchConfig.from_address(config)
+        code = self.record(
+            "launch", tuple(c.grid), tuple(c.block), c.shared_bytes, c.stream, function, params
+        )
+        return code if self.stack() or not self.failing.get("no context") else 201
+
+    def get_current(self, out: object) -> int:
+        out._obj.value = self.stack()[-1] if self.stack() else None  # type: ignore[attr-defined]
+        return 0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return install(monkeypatch, FakeCuda())
+
+
+def install(monkeypatch: pytest.MonkeyPatch, api: FakeCuda) -> FakeCuda:
+    package, bindings = types.ModuleType("cuda"), types.ModuleType("cuda.bindings")
+    package.bindings, bindings.driver = bindings, api  # type: ignore[attr-defined]
+    for name, module in (("cuda", package), ("cuda.bindings", bindings), (api.__name__, api)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(cuda, "_entry_points", lambda: (api.launch, api.get_current))
+    return api
+
+
+MAP = TensorMapType("A", (1, 0), (64, 96), 128, FLOAT16)
+PARAMS = (
+    AbiParam("size", "A", 0, "int32", "M"),
+    AbiParam("tensor_map", "A", -1, "tensor_map", "", MAP),
+    AbiParam("tensor", "C", -1, "pointer"),
+    AbiParam("stride", "C", 0, "int64", "C_stride0"),
+    AbiParam("scalar", "x", -1, "float32", "x"),
+    AbiParam("grid", "", 1, "int32", "grid1"),
+)
+
+
+def image(**changes: object) -> Image:
+    fields = dict(
+        name="k",
+        symbol="k_entry",
+        target="cuda:sm_90a",
+        arguments=(Argument("A", "tensor", "float16", ("M", "K"), ("A_stride0", 1), 16),),
+        params=PARAMS,
+        grid="((M + 127) // 128, 3, 1)",
+        returned=(),
+        resources=Resources(168, 0, 213_000, {"A_s": 32768}, 384, 1),
+        format="cubin",
+        binary=b"\x7fELF cubin",
+    )
+    return Image(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def tensor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return Tensor(pointer, shape, strides, "float16", 2, "cuda", 0, None)
+
+
+A = tensor(0x7F00_0000_1000, (1000, 776), (784, 1))
+C = tensor(0x7F00_0002_0010, (1000, 520), (520, 1))
+
+
+def test_load_sets_shared_memory_in_the_device_context(fake: FakeCuda) -> None:
+    cuda.CudaDriver().load(image(), 0)
+    assert ("cuModuleLoadData", b"\x7fELF cubin") in fake.calls
+    assert ("cuModuleGetFunction", 0xA000, b"k_entry") in fake.calls
+    attribute = "function.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+    assert ("cuFuncSetAttribute", attribute, 213_000) in fake.calls
+    assert fake.names().index("cuCtxPushCurrent") < fake.names().index("cuModuleLoadData")
+    assert fake.stack() == []
+
+
+def test_ptx_is_terminated(fake: FakeCuda) -> None:
+    cuda.CudaDriver().load(image(format="ptx", binary=b".version 8.0"), 0)
+    assert ("cuModuleLoadData", b".version 8.0\0") in fake.calls
+
+
+def test_argument_block_layout(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    x = SEED.uniform(-9, 9)
+    block = argument_block(kernel, {"A": A, "C": C}, {"x": x}, (8, 3, 1))
+    pointers = (ctypes.c_uint64 * len(PARAMS)).from_address(block.address)
+    read = [ctypes.string_at(p, n) for p, n in zip(pointers, (4, 128, 8, 8, 4, 4))]
+    assert struct.unpack("<i", read[0]) == (1000,)
+    assert pointers[1] % 64 == 0 and read[1] == b"\x01" * 128
+    assert struct.unpack("<Q", read[2]) == (C.pointer,)
+    assert struct.unpack("<q", read[3]) == (520,)
+    assert struct.unpack("<f", read[4])[0] == pytest.approx(x, rel=1e-6)
+    assert struct.unpack("<i", read[5]) == (3,)
+
+
+def test_tensor_map_arguments(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    kernel.tensor_map(1, A)
+    kernel.tensor_map(1, A)
+    (call,) = [c for c in fake.calls if c[0] == "cuTensorMapEncodeTiled"]
+    assert call[1:] == (
+        "type.CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2, A.pointer, [776, 1000], [784 * 2], [64, 96], [1, 1],
+        "interleave.CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle.CU_TENSOR_MAP_SWIZZLE_128B",
+        "l2.CU_TENSOR_MAP_L2_PROMOTION_L2_256B", "oob.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+    )  # fmt: skip
+    other = tensor(A.pointer + 4096, A.shape, A.strides)
+    assert kernel.tensor_map(1, other) == b"\x02" * 128
+    assert kernel.tensor_map(1, A) == b"\x01" * 128
+
+
+def test_tensor_map_of_five_dimensions_is_innermost_first() -> None:
+    shape = tuple(SEED.randrange(2, 9) for _ in range(5))
+    strides = (shape[1] * shape[2] * shape[3] * shape[4] * 8, 4096, 512, 64, 1)
+    kind = TensorMapType("X", (4, 3, 2, 1, 0), (8, 1, 1, 1, 1), 0, FLOAT16)
+    m = map_arguments(kind, Tensor(4096, shape, strides, "float16", 2, "cuda", 0, None))
+    assert m.sizes == shape[::-1]
+    assert m.strides == (128, 1024, 8192, strides[0] * 2)
+    assert m.swizzle == "NONE"
+
+
+def test_tensor_map_refuses_an_extent_it_cannot_hold() -> None:
+    huge = tensor(4096, (3, 2**32 + 2), (2**33, 1))
+    with pytest.raises(LaunchError, match=r"A: dimension 1 has 4294967298 elements"):
+        map_arguments(MAP, huge)
+
+
+def test_launch_passes_grid_threads_shared_and_stream(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    block = argument_block(kernel, {"A": A, "C": C}, {"x": 1.5}, (8, 3, 1))
+    ready = kernel.ready((8, 3, 1), block, 0x5555)
+    fake.calls.clear()
+    assert ready() == 0
+    assert fake.calls == [
+        ("launch", (8, 3, 1), (384, 1, 1), 213_000, 0x5555, 0xF000, block.address)
+    ], "the ready path calls the driver once and nothing else: it can be captured in a graph"
+
+
+def test_blocks_survive_other_launches(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    blocks = [
+        argument_block(
+            kernel,
+            {"A": A, "C": tensor(C.pointer + 64 * i, C.shape, C.strides)},
+            {"x": i},
+            (8, 3, 1),
+        )
+        for i in range(17)
+    ]
+    for i, block in enumerate(blocks):
+        pointers = (ctypes.c_uint64 * 6).from_address(block.address)
+        assert struct.unpack("<Q", ctypes.string_at(pointers[2], 8)) == (C.pointer + 64 * i,)
+        assert struct.unpack("<f", ctypes.string_at(pointers[4], 4)) == (i,)
+
+
+def test_persistent_grid(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(persistent=True), 0)
+    assert launched_grid(kernel, (100, 7, 1)) == (264, 1, 1)
+    assert launched_grid(kernel, (10, 7, 1)) == (70, 1, 1)
+
+
+def test_failed_launch_names_kernel_and_error(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    fake.failing["launch"] = 700
+    assert ready() == 700
+    with pytest.raises(DriverError, match="launching k on cuda:0.*ILLEGAL_ADDRESS.*an explanation"):
+        kernel.launch(ready)
+
+
+def test_a_thread_without_context_gets_one(fake: FakeCuda) -> None:
+    kernel = cuda.CudaDriver().load(image(), 0)
+    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    fake.failing["no context"] = 1
+    codes: list[int] = []
+
+    def work() -> None:
+        codes.append(ready())
+        kernel.launch(ready)
+        codes.append(0)
+
+    t = threading.Thread(target=work)
+    t.start()
+    t.join()
+    assert codes == [201, 0]
+
+
+def test_several_devices_switch_context_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, FakeCuda(devices=2))
+    kernel = cuda.CudaDriver().load(image(), 1)
+    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    fake.calls.clear()
+    ready()
+    assert fake.names() == ["cuCtxPushCurrent", "launch", "cuCtxPopCurrent"]
+    fake.stack().append(0xC000 + 101)
+    fake.calls.clear()
+    ready()
+    assert fake.names() == ["launch"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((9, 0), "cuda:sm_90a"), ((8, 0), "cuda:sm_80"), ((8, 9), "cuda:sm_80")],
+)
+def test_target_of_device(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], target: str
+) -> None:
+    install(monkeypatch, FakeCuda(capability=capability))
+    assert cuda.CudaDriver().target_of(0) == target
+
+
+def test_device_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeCuda(capability=(7, 5)))
+    with pytest.raises(DriverError, match="cuda:0 is an sm_75"):
+        cuda.CudaDriver().target_of(0)
+
+
+def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeCuda(devices=0))
+    with pytest.raises(DriverError, match="no NVIDIA GPU is visible"):
+        cuda.CudaDriver()
+
+
+def test_no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    with pytest.raises(DriverError, match="cuda-bindings") as e:
+        cuda.CudaDriver()
+    assert "pip install tilec[cuda]" in str(e.value)
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(monkeypatch, FakeCuda())
+
+    def missing(flags: int) -> tuple:
+        raise RuntimeError("libcuda.so.1: cannot open")
+
+    monkeypatch.setattr(fake, "cuInit", missing)
+    with pytest.raises(DriverError, match=r"CUDA driver \(libcuda.so.1\) cannot be loaded"):
+        cuda.CudaDriver()
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ((0, 1, 1), "0 blocks in x"),
+        ((1, 65536, 1), "65536 blocks in y"),
+        ((1, 1, -2), "-2 blocks in z"),
+    ],
+)
+def test_grid_limits(grid: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        check_grid(image(), grid, cuda.GRID_LIMITS)
+
+
+def test_scalar_that_does_not_fit() -> None:
+    with pytest.raises(LaunchError, match="x: 1e\\+300 does not fit in float32"):
+        Block((AbiParam("scalar", "x", -1, "float32", "x"),), [1e300])
+
+
+# --- HIP
+# ----------------------------------------------------------------------------------------------------
+
+
+class FakeHip(types.ModuleType):
+    """`hip.hip` of hip-python, recording."""
+
+    class hipError_t(int):
+        hipSuccess = 0
+        name = "hipErrorLaunchFailure"
+
+    class hipDeviceProp_t:
+        gcnArchName = b"gfx942:sramecc+:xnack-"
+        multiProcessorCount = 304
+
+    def __init__(self) -> None:
+        super().__init__("hip.hip")
+        self.calls: list[tuple] = []
+        self.current = 0
+        self.launch_code = 0
+
+    def hipGetDeviceCount(self) -> tuple:
+        return 0, 2
+
+    def hipGetDeviceProperties(self, properties: object, index: int) -> tuple:
+        return (0,)
+
+    def hipGetDevice(self) -> tuple:
+        return 0, self.current
+
+    def hipSetDevice(self, index: int) -> tuple:
+        self.current = index
+        return (0,)
+
+    def hipModuleLoadData(self, code: bytes) -> tuple:
+        self.calls.append(("load", self.current, code))
+        return 0, 0xA0
+
+    def hipModuleGetFunction(self, module: int, name: bytes) -> tuple:
+        self.calls.append(("function", module, name))
+        return 0, 0xF0
+
+    def hipModuleLaunchKernel(self, *args: object) -> tuple:
+        self.calls.append(("launch", self.current, *args))
+        return (self.launch_code,)
+
+    def hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(self, *args: object) -> tuple:
+        return 0, 3
+
+
+@pytest.fixture
+def fake_hip(monkeypatch: pytest.MonkeyPatch) -> FakeHip:
+    api, package = FakeHip(), types.ModuleType("hip")
+    package.hip = api  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hip", package)
+    monkeypatch.setitem(sys.modules, "hip.hip", api)
+    return api
+
+
+HIP_IMAGE = image(target="hip:gfx942", format="hsaco", params=PARAMS[2:5], binary=b"\x7fELF hsaco")
+
+
+def test_hip_launch_on_the_second_device(fake_hip: FakeHip) -> None:
+    driver = hip.HipDriver()
+    assert driver.target_of(1) == "hip:gfx942"
+    kernel = driver.load(HIP_IMAGE, 1)
+    block = argument_block(kernel, {"C": C}, {"x": 0.5}, (5, 2, 1))
+    ready = kernel.ready((5, 2, 1), block, 77)
+    assert ready() == 0
+    assert fake_hip.calls == [
+        ("load", 1, b"\x7fELF hsaco"),
+        ("function", 0xA0, b"k_entry"),
+        ("launch", 1, 0xF0, 5, 2, 1, 384, 1, 1, 213_000, 77, block.address, None),
+    ]
+    assert fake_hip.current == 0
+    assert kernel.resident_blocks() == 3 * 304
+
+
+def test_hip_failed_launch(fake_hip: FakeHip) -> None:
+    kernel = hip.HipDriver().load(HIP_IMAGE, 0)
+    fake_hip.launch_code = 719
+    with pytest.raises(DriverError, match="launching k on hip:0 failed: hipErrorLaunchFailure"):
+        kernel.launch(kernel.ready((1, 1, 1), Block(PARAMS[2:3], [64]), 0))
+
+
+def test_hip_without_rocm(monkeypatch: pytest.MonkeyPatch, fake_hip: FakeHip) -> None:
+    def missing() -> tuple:
+        raise RuntimeError("failed to dlopen libamdhip64.so")
+
+    monkeypatch.setattr(fake_hip, "hipGetDeviceCount", missing)
+    with pytest.raises(DriverError, match=r"ROCm run time \(libamdhip64.so\) cannot be loaded"):
+        hip.HipDriver()
+
+
+def test_hip_without_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hip", None)
+    with pytest.raises(DriverError, match="hip-python"):
+        hip.HipDriver()

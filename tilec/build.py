@@ -1,0 +1,189 @@
+"""From a traced kernel to an image: plans, passes, code generation, assembly, each stage kept to
+be read.
+
+This is the compiler as a whole; it is loaded when the first variant has to be compiled, so that a
+program whose kernels all come from the disk cache never loads LLVM for a GPU target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilec import codegen, passes
+from tilec.codegen.assemble import Assembled, assemble
+from tilec.codegen.disassemble import disassemble
+from tilec.compiled import CompiledKernel
+from tilec.ir.core import Func, Param, walk
+from tilec.ir.errors import CompileError, ResourceError
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import Alloc, Copy, Fill, Store
+from tilec.ir.plan import Plan, plans
+from tilec.ir.printer import print_func
+from tilec.ir.types import BufferType, ScalarType, TensorMapType
+from tilec.launch_grid import grid_text
+from tilec.runtime.image import AbiParam, Argument, Image, Resources
+from tilec.stages import Dump, Stages
+from tilec.target import Target
+
+_ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
+_FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
+_WRITES = (Copy, Fill, Store)
+
+
+def build(
+    func: Func,
+    target: Target,
+    arguments: Sequence[Argument],
+    returned: Sequence[str],
+    wide: bool,
+) -> CompiledKernel:
+    """Compile `func` (TILE) for `target`.
+
+    Plans are tried best first; one is left when it needs more than the target has, or when the
+    assembler reports spills or serialised instructions and another plan is left. Each stage's
+    function carries the attribute `rejected_plans` with the reasons. Raises CompileError.
+    """
+    candidates = plans(func, target)
+    rejected: list[str] = []
+    for number, plan in enumerate(candidates):
+        last = number == len(candidates) - 1
+        planned = plan.apply(func)
+        if rejected:
+            planned = planned.with_attrs(rejected_plans=tuple(rejected))
+        try:
+            attempt = _attempt(planned, target)
+        except ResourceError as e:
+            if last:
+                raise
+            rejected.append(_reason(plan, e.message.split("\n")[0]))
+            continue
+        if last or not attempt.assembled.advisories:
+            break
+        rejected.append(_reason(plan, attempt.assembled.advisories[0]))
+    return _compiled(func, attempt, target, arguments, returned, wide)
+
+
+def _reason(plan: Plan, why: str) -> str:
+    return f"{plan.name}: {why}"
+
+
+class _Attempt:
+    """One plan carried through to machine code."""
+
+    def __init__(self, final: Func, assembled: Assembled, stages: Stages, dump: Dump) -> None:
+        self.final, self.assembled, self.stages, self.dump = final, assembled, stages, dump
+
+
+def _attempt(func: Func, target: Target) -> _Attempt:
+    stages, dump = Stages(), Dump(func.name)
+
+    def keep(name: str, text: Callable[[], str]) -> None:
+        stages.add(name, text)
+        dump.stage(name, lambda: stages[name])
+
+    keep("tile", lambda: print_func(func))
+    final = passes.run(func, target, lambda name, f: keep(name, lambda: print_func(f)))
+    llvm_text = codegen.emit(final, target)
+    keep("llvm", lambda: llvm_text)
+    assembled = assemble(llvm_text, target)
+    keep("llvm-opt", lambda: assembled.llvm_opt)
+    keep(_ASSEMBLY[target.kind], lambda: assembled.asm)
+    if target.kind == "cuda" and assembled.binary is not None:
+        binary = assembled.binary
+        stages.add("sass", lambda: disassemble(binary, target))
+        if dump.wants("sass") and "sass" in stages:
+            dump.stage("sass", lambda: stages["sass"])
+    return _Attempt(final, assembled, stages, dump)
+
+
+def _compiled(
+    func: Func,
+    attempt: _Attempt,
+    target: Target,
+    arguments: Sequence[Argument],
+    returned: Sequence[str],
+    wide: bool,
+) -> CompiledKernel:
+    final, assembled = attempt.final, attempt.assembled
+    written = written_tensors(func)
+    binary, kind = assembled.binary, _FORMATS[target.kind]
+    if binary is None:
+        binary, kind = assembled.asm.encode(), "ptx"
+    image = Image(
+        name=func.name,
+        symbol=final.name,
+        target=target.name,
+        arguments=tuple(replace(a, written=a.name in written) for a in arguments),
+        params=tuple(_abi_param(p) for p in final.params),
+        grid="" if func.attrs.get("grid_from_launch") else grid_text(func),
+        returned=tuple(returned),
+        resources=_resources(final, assembled, target),
+        format=kind,
+        binary=binary,
+        persistent=bool(final.attrs.get("persistent")),
+        may_alias=bool(func.attrs.get("may_alias")),
+        wide=wide,
+    )
+    return CompiledKernel(image, attempt.stages)
+
+
+def written_tensors(func: Func) -> set[str]:
+    """Names of the tensor arguments that a kernel in TILE form stores to."""
+    tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
+    return {
+        tensors[o.dest] for o in walk(func.body) if isinstance(o, _WRITES) and o.dest in tensors
+    }
+
+
+def _abi_param(p: Param) -> AbiParam:
+    match p.value.type:
+        case BufferType():
+            return AbiParam(p.role, p.arg, p.dim, "pointer")
+        case TensorMapType() as tensor_map:
+            return AbiParam(p.role, p.arg, p.dim, "tensor_map", "", tensor_map)
+        case ScalarType(dtype=dtype):
+            return AbiParam(p.role, p.arg, p.dim, dtype.name, p.value.name)
+    raise CompileError(f"a kernel cannot take a parameter of type {p.value.type}")
+
+
+def _resources(final: Func, assembled: Assembled, target: Target) -> Resources:
+    buffers = {
+        o.result.name: version_bytes(o.type) * o.type.versions
+        for o in walk(final.body)
+        if isinstance(o, Alloc) and o.type.space in ("shared", "barrier")
+    }
+    threads = int(final.attrs.get("launch_threads", final.attrs.get("threads") or 1))
+    shared = int(final.attrs.get("shared_bytes", 0))
+    return Resources(
+        assembled.registers,
+        assembled.spilled_bytes,
+        shared,
+        buffers,
+        threads,
+        occupancy(target, assembled.registers, shared, threads),
+    )
+
+
+# Per multiprocessor (compute unit): threads, blocks, shared bytes and what a block reserves of
+# them, the unit registers are given out in per warp. CUDA C++ Programming Guide, "Compute
+# Capabilities"; AMD CDNA3 instruction set, section 3.6.
+_LIMITS = {
+    "cuda:sm_80": (2048, 32, 167_936, 1024, 256),
+    "cuda:sm_90a": (2048, 32, 233_472, 1024, 256),
+    "hip:gfx942": (2048, 32, 65_536, 0, 512),
+}
+
+
+def occupancy(target: Target, registers: int | None, shared: int, threads: int) -> int | None:
+    """Blocks of `threads` threads that one multiprocessor holds at once; None where `registers`
+    is unknown."""
+    if registers is None or target.name not in _LIMITS:
+        return None
+    max_threads, max_blocks, shared_total, reserved, unit = _LIMITS[target.name]
+    warps = -(-threads // target.warp_size)
+    per_warp = -(-registers * target.warp_size // unit) * unit
+    limits = [max_blocks, max_threads // (warps * target.warp_size)]
+    limits.append(target.registers // (per_warp * warps) if per_warp else max_blocks)
+    limits.append(shared_total // (shared + reserved) if shared + reserved else max_blocks)
+    return min(limits)
