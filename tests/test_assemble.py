@@ -332,7 +332,8 @@ def test_a_misspelt_intrinsic_gets_a_suggestion() -> None:
 def test_the_table_is_true(name: str, text: str, survives: bool) -> None:
     """With the table switched off, LLVM ends the process on what it refuses, and only then."""
     script = (
-        "import sys; from tilec.codegen import assemble as a; from tilec.target import find_target\n"
+        "import sys; from tilec.codegen import assemble as a\n"
+        "from tilec.target import find_target\n"
         "a.check_intrinsics = lambda *_: None\n"
         f"a.assemble(sys.stdin.read(), find_target({name!r}))"
     )
