@@ -2,7 +2,8 @@
 
     python -m benchmarks.bench_gemm [--quick] [--json results/gemm.json]
 
-Each row: TFLOP/s of both (median of shuffled rounds), their ratio, and the relative error of both against float64.
+Each row: TFLOP/s of both (median of shuffled rounds), their ratio, and the relative error of both
+against float64.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def matmul_nt(
 
 
 def tiles(m: int, n: int) -> dict[str, int]:
-    """Tile of each shape class: large tiles where they fill the chip, small ones where they cannot."""
+    """Tile of each shape class: large ones where they fill the chip."""
     if m * n <= 2048 * 2048:
         return {"BM": 128, "BN": 128, "BK": 64, "stages": 5}
     return {"BM": 128, "BN": 256, "BK": 64, "stages": 4}

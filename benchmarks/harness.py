@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-def interleaved(candidates: dict[str, Callable[[], Any]], rounds: int, inner: int = 1) -> dict[str, list[float]]:
-    """Milliseconds per call of each candidate, `rounds` samples: in every round each candidate is timed once by
-    CUDA events, in a new random order, so that clock and temperature are shared fairly."""
+def interleaved(
+    candidates: dict[str, Callable[[], Any]], rounds: int, inner: int = 1
+) -> dict[str, list[float]]:
+    """Milliseconds per call of each candidate, `rounds` samples: in every round each candidate is
+    timed once by CUDA events, in a new random order, so that clock and temperature are shared."""
     import torch
 
     names = list(candidates)

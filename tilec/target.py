@@ -19,10 +19,10 @@ class TargetError(ValueError):
 class Target:
     """One machine tilec compiles for.
 
-    `warp_size` is the lanes that execute together (a wave on AMD); `shared_bytes` the shared memory
-    (LDS) one block may use; `registers` the 32-bit registers of one multiprocessor that blocks share;
-    `multiprocessors` a default for grids of persistent kernels when no device is at hand.
-    """
+    `warp_size` is the lanes that execute together (a wave on AMD); `shared_bytes` the shared
+    memory (LDS) one block may use; `registers` the 32-bit registers of one multiprocessor that
+    blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
+    hand. """
 
     name: str
     kind: str
@@ -36,7 +36,8 @@ class Target:
     features: frozenset[str] = field(default_factory=frozenset)
 
     def has(self, feature: str) -> bool:
-        """Whether the machine has `feature`, e.g. "mma", "ldmatrix", "cp_async", "wgmma", "tma", "mfma"."""
+        """Whether the machine has `feature`, e.g. "mma", "ldmatrix", "cp_async", "wgmma", "tma",
+        "mfma"."""
         return feature in self.features
 
     def __str__(self) -> str:
@@ -72,9 +73,8 @@ NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
 def find_target(name: str) -> Target:
     """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu").
 
-    Raises TargetError for a name that is planned but not built, and for one that is unknown (with the
-    nearest name that exists).
-    """
+    Raises TargetError for a name that is planned but not built, and for one that is unknown (with
+    the nearest name that exists). """
     if name in TARGETS:
         return TARGETS[name]
     if name in NOT_YET:

@@ -1,12 +1,12 @@
 """The IR itself: values, ops, blocks and functions, and the four ways to walk and change them.
 
-An op is a frozen dataclass made by the `op` decorator. Its fields *are* its definition: a field typed
-`Value`, `Value | None` or `tuple[Value, ...]` is an operand, a field typed `Block` is a region, every other
-field is an attribute. Printing, parsing, cloning and walking are generic over these fields.
+An op is a frozen dataclass made by the `op` decorator. Its fields *are* its definition: a field
+typed `Value`, `Value | None` or `tuple[Value, ...]` is an operand, a field typed `Block` is a
+region, every other field is an attribute. Printing, parsing, cloning and walking are generic over
+these fields.
 
-Values have identity (two values are equal only if they are the same object) and carry their type; blocks
-and ops are immutable, so a pass shares what it does not change and rebuilds the rest.
-"""
+Values have identity (two values are equal only if they are the same object) and carry their type;
+blocks and ops are immutable, so a pass shares what it does not change and rebuilds the rest. """
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tilec.ir.types import BufferType, DType, ScalarType, Type
 
 
 class Value:
-    """An SSA value: the result of one op, a block argument, or a parameter. Compared by identity."""
+    """An SSA value: the result of one op, a block argument, or a parameter. Compared by
+    identity."""
 
     __slots__ = ("name", "type")
 
@@ -103,7 +104,8 @@ _T = TypeVar("_T", bound=type[Op])
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
-    """Make a class an op called `name`. `pure`: no effect but its results, may be removed or repeated."""
+    """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
+    repeated."""
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
@@ -132,10 +134,9 @@ def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
 class Param:
     """A parameter of a kernel and where a launch gets it from.
 
-    `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent `dim` of
-    tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a descriptor made from
-    tensor argument `arg`).
-    """
+    `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent
+    `dim` of tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a
+    descriptor made from tensor argument `arg`). """
 
     value: Value
     role: str
@@ -197,7 +198,7 @@ class Builder:
         return Block(tuple(args), tuple(self.ops))
 
 
-# --- walking ------------------------------------------------------------------------------------------------
+# --- walking ---
 
 
 def walk(block: Block) -> Iterator[Op]:
@@ -213,7 +214,7 @@ def defining_ops(block: Block) -> dict[Value, Op]:
     return {r: o for o in walk(block) for r in o.results}
 
 
-# --- changing -----------------------------------------------------------------------------------------------
+# --- changing ---
 
 Substitution = dict[Value, Value]
 
@@ -229,7 +230,8 @@ def _map_operand(got: Any, subst: Substitution) -> Any:
 
 
 def substitute(o: Op, subst: Substitution) -> Op:
-    """`o` with its operands replaced (regions are left alone); the same object if nothing changes."""
+    """`o` with its operands replaced (regions are left alone); the same object if nothing
+    changes."""
     changed: dict[str, Any] = {}
     for name in o.operand_fields:
         got = getattr(o, name)
@@ -245,9 +247,9 @@ Replacement = None | Op | Sequence[Op]
 def rewrite(
     block: Block, visit: Callable[[Op], Replacement], subst: Substitution | None = None
 ) -> Block:
-    """Rebuild `block`, inner regions first: `visit` sees each op (operands already replaced) and returns
-    None to keep it, an op or a list of ops to put in its place. It may add to `subst`, which later ops see.
-    Returns the same object if nothing changed."""
+    """Rebuild `block`, inner regions first: `visit` sees each op (operands already replaced) and
+    returns None to keep it, an op or a list of ops to put in its place. It may add to `subst`,
+    which later ops see. Returns the same object if nothing changed."""
     subst = {} if subst is None else subst
     ops: list[Op] = []
     same = True
@@ -275,7 +277,8 @@ def rewrite(
 
 
 def clone(o: Op, subst: Substitution) -> Op:
-    """A copy of `o` with fresh results and block arguments; `subst` maps old values to new and grows."""
+    """A copy of `o` with fresh results and block arguments; `subst` maps old values to new and
+    grows."""
     changed: dict[str, Any] = {}
     for name in o.operand_fields:
         changed[name] = _map_operand(getattr(o, name), subst)

@@ -50,7 +50,8 @@ class LaunchError(TilecError):
 
 
 class InternalError(TilecError):
-    """A contract between tilec's own parts is broken: a bug in tilec, never in the user's program."""
+    """A contract between tilec's own parts is broken: a bug in tilec, never in the user's
+    program."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,10 +1,10 @@
 """LLVM records: what code generators write and what the text given to LLVM is printed from.
 
-A record (`Inst`) keeps its opcode, operands, types, hardware row, source location and, for a branch, the label
-where its sides meet again, so that another reader than LLVM can execute exactly the code that is shipped.
-`Function` appends records and folds integer constants as it goes, because most index arithmetic of an
-unrolled tile is known when it is printed. LLVM language reference: https://llvm.org/docs/LangRef.html
-"""
+A record (`Inst`) keeps its opcode, operands, types, hardware row, source location and, for a
+branch, the label where its sides meet again, so that another reader than LLVM can execute exactly
+the code that is shipped. `Function` appends records and folds integer constants as it goes,
+because most index arithmetic of an unrolled tile is known when it is printed. LLVM language
+reference: https://llvm.org/docs/LangRef.html """
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ class Function:
         return result
 
     def pure(self, opcode: str, type: str, operands: tuple[Val, ...], text: str) -> Val:
-        """`inst` of an instruction without effects: where `known` is a dict, one that was appended before
-        and still dominates this place (see `mark`) is used again."""
+        """`inst` of an instruction without effects: where `known` is a dict, one that was appended
+        before and still dominates this place (see `mark`) is used again."""
         if self.known is None:
             return self.inst(opcode, type, operands, text)
         found = self.known.get(text)
@@ -165,7 +165,8 @@ class Function:
         return found
 
     def mark(self) -> int:
-        """To be called where a region begins that does not dominate what follows it; see `forget`."""
+        """To be called where a region begins that does not dominate what follows it; see
+        `forget`."""
         return len(self._log)
 
     def forget(self, mark: int) -> None:
@@ -182,7 +183,8 @@ class Function:
         self.block.insts.append(Inst(opcode, None, operands, text, row, self.loc, merge))
 
     def binary(self, opcode: str, a: Val, b: Val, flags: str = "") -> Val:
-        """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub fmul fdiv …"""
+        """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub
+        fmul fdiv …"""
         folded = _fold(opcode, a, b)
         if folded is not None:
             return folded
@@ -392,10 +394,12 @@ class DebugInfo:
         folder, _, name = self.loc.file.rpartition("/")
         quote = _escape
         lines = [
-            f"!{self.compile_unit} = distinct !DICompileUnit(language: DW_LANG_C99, file: !{self.file}, "
+            f"!{self.compile_unit} = distinct !DICompileUnit(language: DW_LANG_C99, "
+            f"file: !{self.file}, "
             f'producer: "tilec", isOptimized: true, runtimeVersion: 0, emissionKind: {self.kind})',
             f'!{self.file} = !DIFile(filename: "{quote(name)}", directory: "{quote(folder)}")',
-            f'!{self.subprogram} = distinct !DISubprogram(name: "{quote(self.func)}", scope: !{self.file}, '
+            f'!{self.subprogram} = distinct !DISubprogram(name: "{quote(self.func)}", '
+            f"scope: !{self.file}, "
             f"file: !{self.file}, line: {self.loc.line}, type: !{self.type}, "
             f"spFlags: DISPFlagDefinition | DISPFlagOptimized, unit: !{self.compile_unit})",
             f"!{self.type} = !DISubroutineType(types: !{{null}})",

@@ -117,12 +117,12 @@ Extent = int | str  # a compile-time extent, or the name of the size parameter t
 class BufferType:
     """A multi-dimensional array in one memory space.
 
-    `space`: "global" (a tensor parameter), "shared", "fragment" (registers of a scope's threads), "local"
-    (one thread's own registers or stack), "barrier". `shape` entries, and for global tensors `strides`
-    (in elements), are ints or names of size/stride parameters. `align` is the fact known of a global
-    tensor: the largest power of two up to 16 that divides its base address and, in bytes, each of its
-    dynamic strides. `layout` is None until `infer_layouts`. `versions` > 1: a ring of that many copies.
-    """
+    `space`: "global" (a tensor parameter), "shared", "fragment" (registers of a scope's threads),
+    "local" (one thread's own registers or stack), "barrier". `shape` entries, and for global
+    tensors `strides` (in elements), are ints or names of size/stride parameters. `align` is the
+    fact known of a global tensor: the largest power of two up to 16 that divides its base address
+    and, in bytes, each of its dynamic strides. `layout` is None until `infer_layouts`. `versions`
+    > 1: a ring of that many copies. """
 
     shape: tuple[Extent, ...]
     dtype: DType
@@ -138,7 +138,8 @@ class BufferType:
 
     @property
     def static_shape(self) -> tuple[int, ...]:
-        """The shape, all of whose extents must be compile-time ints (true of every on-chip buffer)."""
+        """The shape, all of whose extents must be compile-time ints (true of every on-chip
+        buffer)."""
         if not all(isinstance(e, int) for e in self.shape):
             raise ValueError(f"{self} has run-time extents")
         return tuple(e for e in self.shape if isinstance(e, int))
@@ -170,7 +171,8 @@ class BufferType:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapType:
-    """A TMA descriptor of a tensor parameter, passed by value (CUDA driver API, cuTensorMapEncodeTiled).
+    """A TMA descriptor of a tensor parameter, passed by value (CUDA driver API,
+    cuTensorMapEncodeTiled).
 
     `tensor` is the parameter's name, `dims` its dimensions innermost first, `box` the elements one
     instruction moves in each of them, `swizzle` the bytes of the shared-memory pattern (0: none).
@@ -206,7 +208,8 @@ def scalar(dtype: DType) -> ScalarType:
 
 
 def find_dtype(name: object) -> DType | None:
-    """The dtype meant by `name`: a DType, "float16", a NumPy, torch or ml_dtypes dtype; None if unknown."""
+    """The dtype meant by `name`: a DType, "float16", a NumPy, torch or ml_dtypes dtype; None if
+    unknown."""
     if isinstance(name, DType):
         return name
     found = getattr(name, "dtype", None)

@@ -1,12 +1,16 @@
 """The passes, in order: a table of contents.
 
-Every pass is `name(func, target) -> func` in the file of its name; it may expect valid IR of the contract before
-it and must leave valid IR of the contract after it. The runner verifies, dumps and times between passes.
-"""
+Every pass is `name(func, target) -> func` in the file of its name; it may expect valid IR of the
+contract before it and must leave valid IR of the contract after it. The runner verifies, dumps and
+times between passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from tilec.passes.place_buffers import place_buffers
+from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.simplify import simplify
 
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
@@ -22,13 +26,10 @@ from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_stores import lower_stores, stage_stores
-from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
-from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
-from tilec.passes.simplify import simplify
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
@@ -53,7 +54,10 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
-    (plan_shared, "SCHEDULED"),  # before insert_sync: two buffers in one place are a hazard like any other
+    (
+        plan_shared,
+        "SCHEDULED",
+    ),  # before insert_sync: two buffers in one place are a hazard like any other
     (insert_sync, "SCHEDULED"),
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
@@ -64,10 +68,11 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
 
 
 def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
-    """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED for GPUs.
+    """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
+    for GPUs.
 
-    `on_stage(name, func)` is called after every pass of the plan that was kept. Raises CompileError and its kinds;
-    where several plans exist, the first whose resources fit is taken.
+    `on_stage(name, func)` is called after every pass of the plan that was kept. Raises
+    CompileError and its kinds; where several plans exist, the first whose resources fit is taken.
     """
     func = _run(NORMALISE, func, target, on_stage)
     if target.kind == "cpu":
@@ -76,7 +81,7 @@ def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
     for plan in plans(func, target):
         kept: list[tuple[str, Func]] = []
         try:
-            done = _run((*DECIDE, *EXPAND), plan.apply(func), target, lambda n, f: kept.append((n, f)))
+            done = _run((*DECIDE, *EXPAND), plan.apply(func), target, _recorder(kept))
         except ResourceError as error:
             first = first or error
             continue
@@ -86,6 +91,10 @@ def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
         return done
     assert first is not None
     raise first
+
+
+def _recorder(kept: list[tuple[str, Func]]) -> OnStage:
+    return lambda name, func: kept.append((name, func))
 
 
 def _run(

@@ -11,8 +11,9 @@ from tilec.ir.ops import Const, Load, Parallel, Store
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store in a parallel loop. `dims`: for each index of the buffer the loop dimension it is, in the
-    buffer's order; constant zeros (of extent-1 dimensions) are left out."""
+    """One load or store in a parallel loop. `dims`: for each index of the buffer the loop
+    dimension it is, in the buffer's order; constant zeros (of extent-1 dimensions) are left
+    out."""
 
     op: Op
     buffer: Value
@@ -22,7 +23,8 @@ class Access:
     depends: tuple[frozenset[Value], ...]
 
     def project(self, loop: Layout) -> Layout:
-        """The layout that the loop's layout means for this buffer: the dimensions it is not indexed by drop."""
+        """The layout that the loop's layout means for this buffer: the dimensions it is not
+        indexed by drop."""
         layout = loop
         for d in reversed(range(len(loop.shape))):
             if d not in self.dims:

@@ -1,4 +1,5 @@
-"""From layouts to arithmetic: coordinates of a register, offsets of a coordinate, bounds of an index."""
+"""From layouts to arithmetic: coordinates of a register, offsets of a coordinate, bounds of an
+index."""
 
 from __future__ import annotations
 
@@ -108,8 +109,8 @@ def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
 
 
 def unique_replica(b: Builder, layout: Layout, place: Place) -> Value | None:
-    """True in the one thread among those that hold the same elements that acts for them; None if no element is held
-    twice."""
+    """True in the one thread among those that hold the same elements that acts for them; None if
+    no element is held twice."""
     n = Numbers(b)
     conds = []
     for owner in ("lane", "warp"):

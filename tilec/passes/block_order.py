@@ -1,11 +1,11 @@
 """block_order: which block of the user's grid a launched block works on, and when.
 
-Before: `block_index` and `grid_size` mean the user's grid; at most one `use_swizzle` says how to walk over it.
-After: no `use_swizzle` is left. In a persistent kernel the body stands in a loop over the blocks
-`block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so that `group` neighbours in
-dimension 1 follow each other (they share columns of one operand in the L2 cache while the rows of the other
-stay there); otherwise the two leading indices are renumbered in place.
-"""
+Before: `block_index` and `grid_size` mean the user's grid; at most one `use_swizzle` says how to
+walk over it. After: no `use_swizzle` is left. In a persistent kernel the body stands in a loop
+over the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so
+that `group` neighbours in dimension 1 follow each other (they share columns of one operand in the
+L2 cache while the rows of the other stay there); otherwise the two leading indices are renumbered
+in place."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def block_order(func: Func, target: Target) -> Func:
 
 
 def can_persist(func: Func) -> bool:
-    """Whether a launched block may run the body several times: it has a pipelined loop worth keeping busy,
-    and does not walk over blocks by itself."""
+    """Whether a launched block may run the body several times: it has a pipelined loop worth
+    keeping busy, and does not walk over blocks by itself."""
     loops = [o for o in walk(func.body) if isinstance(o, For)]
     return any(o.kind == "pipelined" for o in loops) and not any(
         o.kind == "persistent" for o in loops
@@ -59,8 +59,8 @@ class _Numbers:
         return self.b.value(Binary, kind, x, y)
 
     def grouped(self, tile: Value, across: Value, along: Value, group: int) -> tuple[Value, Value]:
-        """The `tile`-th position of an `across` x `along` grid that is walked in panels of `group` along the
-        second dimension: (index across, index along)."""
+        """The `tile`-th position of an `across` x `along` grid that is walked in panels of `group`
+        along the second dimension: (index across, index along)."""
         size = self.const(group)
         panel = self.op("mul", across, size)
         number = self.op("floordiv", tile, panel)

@@ -1,9 +1,9 @@
 """convert_fragments: a copy between fragments of different layouts goes through shared memory.
 
-Before: `copy` ops whose two sides are fragments in different layouts (put there by `infer_layouts`). After: each
-is a copy into an ordinary shared buffer and one out of it, which `plan_shared` places and `insert_sync` orders.
-The dump shows the price: the bytes written and read.
-"""
+Before: `copy` ops whose two sides are fragments in different layouts (put there by
+`infer_layouts`). After: each is a copy into an ordinary shared buffer and one out of it, which
+`plan_shared` places and `insert_sync` orders. The dump shows the price: the bytes written and
+read."""
 
 from __future__ import annotations
 
@@ -32,11 +32,25 @@ def convert_fragments(func: Func, target: Target) -> Func:
         scratch = b.value(Alloc, t, name=f"{o.dest.name}_scratch")
         zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
         b.emit(
-            Copy, o.source, o.source_offsets, o.source_extents, scratch, zeros, shape, agent="threads",
+            Copy,
+            o.source,
+            o.source_offsets,
+            o.source_extents,
+            scratch,
+            zeros,
+            shape,
+            agent="threads",
             vector=1,
         )
         b.emit(
-            Copy, scratch, zeros, shape, o.dest, o.dest_offsets, o.dest_extents, agent="threads",
+            Copy,
+            scratch,
+            zeros,
+            shape,
+            o.dest,
+            o.dest_offsets,
+            o.dest_extents,
+            agent="threads",
             vector=1,
         )
         return b.ops

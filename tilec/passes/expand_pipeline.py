@@ -1,15 +1,16 @@
 """expand_pipeline: loops whose copies run ahead in the threads that also compute.
 
-Before: copies marked `ahead` remain where the producer warps did not take them. After: none is `ahead`; each
-such loop is one of two shapes, and every use of a ring names its version:
+Before: copies marked `ahead` remain where the producer warps did not take them. After: none is
+`ahead`; each such loop is one of two shapes, and every use of a ring names its version:
 
-- *asynchronous* (all copies "cp_async"): `versions - 1` copies are in flight; an iteration waits for the oldest,
-  meets the other threads, starts the copy that is `versions - 1` iterations away and computes;
-- *through registers* (anything else): an iteration loads the next tile into fragments, computes on this one, then
-  stores the fragments into the other version.
+- *asynchronous* (all copies "cp_async"): `versions - 1` copies are in flight; an iteration waits
+  for the oldest, meets the other threads, starts the copy that is `versions - 1` iterations away
+  and computes;
+- *through registers* (anything else): an iteration loads the next tile into fragments, computes on
+  this one, then stores the fragments into the other version.
 
-The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside it.
-"""
+The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside
+it."""
 
 from __future__ import annotations
 
@@ -80,9 +81,7 @@ class _Expander:
             b.ops.append(o)
         return done
 
-    def _body(
-        self, b: Builder, loop: For, copies: list[Copy], slot: Value
-    ) -> None:
+    def _body(self, b: Builder, loop: For, copies: list[Copy], slot: Value) -> None:
         """What is left of the loop's body, on version `slot`, without its Yield."""
         subst: Substitution = {}
         for o in copies:
@@ -151,7 +150,11 @@ class _Expander:
                     shape = fragment.buffer.static_shape
                     zeros = tuple(zero for _ in shape)
                     o = replace(
-                        o, dest=fragment, dest_offsets=zeros, dest_extents=shape, ahead=False,
+                        o,
+                        dest=fragment,
+                        dest_offsets=zeros,
+                        dest_extents=shape,
+                        ahead=False,
                         agent="threads",
                     )
                 into.ops.append(o)
@@ -161,8 +164,15 @@ class _Expander:
                 version = into.value(Version, root, slot, name=root.name)
                 shape, full = fragment.buffer.static_shape, root.buffer.static_shape
                 into.emit(
-                    Copy, fragment, tuple(zero for _ in shape), shape, version,
-                    tuple(zero for _ in full), full, agent="threads", vector=1,
+                    Copy,
+                    fragment,
+                    tuple(zero for _ in shape),
+                    shape,
+                    version,
+                    tuple(zero for _ in full),
+                    full,
+                    agent="threads",
+                    vector=1,
                 )
 
         first = Builder(loop.loc)

@@ -1,12 +1,12 @@
 """expand_scopes: producer warps that bring tiles by TMA, the user's threads that compute.
 
-Before: copies of pipelined loops have the agent "tma". After: the function's body is the set-up (shared
-buffers, mbarriers) and two scopes. The producer's is a slice of the program: the copies, the control flow around
-them and the scalars these need. The consumers' is the rest, in which a ring's first reader waits for the slot
-to be full and its last reader frees it. Where every reader is a wgmma whose accumulator nothing else in the
-loop touches, one product stays in flight over the iteration's end and the slot before is freed instead.
-If something the producer needs cannot be computed twice, the copies go back to the threads.
-"""
+Before: copies of pipelined loops have the agent "tma". After: the function's body is the set-up
+(shared buffers, mbarriers) and two scopes. The producer's is a slice of the program: the copies,
+the control flow around them and the scalars these need. The consumers' is the rest, in which a
+ring's first reader waits for the slot to be full and its last reader frees it. Where every reader
+is a wgmma whose accumulator nothing else in the loop touches, one product stays in flight over the
+iteration's end and the slot before is freed instead. If something the producer needs cannot be
+computed twice, the copies go back to the threads."""
 
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ def _without_tma(func: Func) -> Func:
 
 
 def _register_split(warps: int, producer_warps: int, target: Target) -> tuple[int, int]:
-    """Registers per thread of consumers and producers: the sum over warpgroups may not exceed what the block got
-    at launch, or the kernel hangs where it asks for them. (0, 0): leave them as they are."""
+    """Registers per thread of consumers and producers: the sum over warpgroups may not exceed what
+    the block got at launch, or the kernel hangs where it asks for them. (0, 0): leave them as they
+    are."""
     groups = (warps + producer_warps) // 4
     if not target.has("setmaxnreg") or warps % 4 or groups < 3:
         return 0, 0
@@ -248,8 +249,8 @@ def _skip(b: Builder, r: Ring, at: Position) -> None:
 
 
 def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
-    """The wgmma products of the loop, if all rings are read by them only and nothing else in the loop touches their
-    accumulators; [] otherwise."""
+    """The wgmma products of the loop, if all rings are read by them only and nothing else in the
+    loop touches their accumulators; [] otherwise."""
     products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
     if not products or any(r.release_every != 4 for r in rings):
         return []

@@ -1,14 +1,15 @@
 """infer_layouts: where every element of every on-chip buffer lives, and which thread runs what.
 
-Before: no fragment, shared buffer or `parallel` has a layout. After: all of them have one, `annotate_layout` is
-gone, and every disagreement between two layouts of a fragment is an explicit copy into a fragment of the other
-layout. `func.attrs["layout_reasons"]` says why each layout was chosen.
+Before: no fragment, shared buffer or `parallel` has a layout. After: all of them have one,
+`annotate_layout` is gone, and every disagreement between two layouts of a fragment is an explicit
+copy into a fragment of the other layout. `func.attrs["layout_reasons"]` says why each layout was
+chosen.
 
-This is algorithm 1 of the TileLang paper (appendix E) over the graph of tile ops and the buffers between them:
-*strict* layouts first (fixed by an instruction or by the user), then *common* ones (carried through
-element-wise loops, copies and broadcasts in both directions until nothing changes), then *free* ones (the
-widest coalesced access), each free choice carried on like a strict one.
-"""
+This is algorithm 1 of the TileLang paper (appendix E) over the graph of tile ops and the buffers
+between them: *strict* layouts first (fixed by an instruction or by the user), then *common* ones
+(carried through element-wise loops, copies and broadcasts in both directions until nothing
+changes), then *free* ones (the widest coalesced access), each free choice carried on like a strict
+one."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ PAD_BYTES = (
 
 
 def infer_layouts(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises LayoutError where an annotated layout does not fit its buffer."""
+    """See the module's opening. Raises LayoutError where an annotated layout does not fit its
+    buffer."""
     inference = _Inference(_demote(func), target)
     inference.strict()
     inference.common()
@@ -59,8 +61,8 @@ def spread(
     row_warps: int,
     total: int,
 ) -> Layout:
-    """A row's operand layout repeated over a tile: `warps` shares along (dim 0, dim 1), each warp's share in
-    registers, dim 1 before dim 0; warps left over repeat the work."""
+    """A row's operand layout repeated over a tile: `warps` shares along (dim 0, dim 1), each
+    warp's share in registers, dim 1 before dim 0; warps left over repeat the work."""
     w0, w1 = warps[0] // row_warps, warps[1]
     share0, share1 = shape[0] // w0, shape[1] // w1
     digits = [
@@ -84,8 +86,8 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
 
 
 def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
-    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other dimension hold
-    the same elements."""
+    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other
+    dimension hold the same elements."""
     m, n, k = o.shape
     row = find_row(o.row)
     wm, wn = o.warps
@@ -107,8 +109,8 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
 
 
 def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:
-    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes for the
-    instructions that read 8x8 matrices, rows set apart by 16 bytes for the others."""
+    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes
+    for the instructions that read 8x8 matrices, rows set apart by 16 bytes for the others."""
     if row.startswith(("wgmma", "mma")) and shape[-2] % 8 == 0:
         for width in (128, 64, 32):
             if shape[-1] * bits // 8 % width == 0:
@@ -142,7 +144,7 @@ class _Inference:
             if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout):
                 if o.layout.shape != o.dest.buffer.static_shape:
                     raise LayoutError(
-                        f"a layout of shape {o.layout.shape} for the buffer {o.dest.name}, which is {o.dest.type}",
+                        f"a layout of shape {o.layout.shape} for {o.dest.name}, which is {o.dest.type}",
                         o.loc,
                     )
                 self.set(o.dest, o.layout, "annotated")
@@ -276,8 +278,8 @@ def _narrowest(p: Parallel) -> int:
 
 
 def _convert(func: Func) -> Block:
-    """Where a loop runs over another layout than a fragment has, give the loop a fragment of its own: copied in
-    before if the loop reads it, copied back after if the loop writes it."""
+    """Where a loop runs over another layout than a fragment has, give the loop a fragment of its
+    own: copied in before if the loop reads it, copied back after if the loop writes it."""
 
     def visit(o: Op) -> None | list[Op]:
         match o:
@@ -326,8 +328,9 @@ def copy_whole(b: Builder, source: Value, dest: Value) -> None:
 
 
 def _demote(func: Func) -> Func:
-    """Fragments that are indexed in a way registers cannot be (outside of a parallel loop, or not by the
-    loop's own indices) live in shared memory instead, where any thread reaches any element."""
+    """Fragments that are indexed in a way registers cannot be (outside of a parallel loop, or not
+    by the loop's own indices) live in shared memory instead, where any thread reaches any
+    element."""
     bad: set[Value] = set()
     good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
@@ -349,7 +352,8 @@ def _demote(func: Func) -> Func:
     for o in walk(func.body):
         if isinstance(o, Gemm) and o.c in bad:
             raise LayoutError(
-                f"{o.c.name} is the accumulator of a gemm and is also indexed by other than a parallel loop's indices",
+                f"{o.c.name} is the accumulator of a gemm and is also indexed by other than a "
+                "parallel loop's own indices",
                 o.loc,
                 "copy it to a shared buffer and index that",
             )

@@ -1,14 +1,15 @@
-"""insert_sync: barriers and proxy fences where threads exchange data through shared or global memory.
+"""insert_sync: barriers and proxy fences where threads exchange data through shared or global
+memory.
 
-Before: pipelined rings are in order among themselves; nothing else is synchronised. After: between two accesses
-of the same bytes by different threads, one of them a write, every path has a barrier of the scope; between a
-thread's write and an asynchronous engine's read there is also a proxy fence.
+Before: pipelined rings are in order among themselves; nothing else is synchronised. After: between
+two accesses of the same bytes by different threads, one of them a write, every path has a barrier
+of the scope; between a thread's write and an asynchronous engine's read there is also a proxy
+fence.
 
-The pass walks each scope once, keeping what has been read and written since the last barrier; a loop's body is
-walked twice, so that its end meets its beginning. Two shared buffers conflict where their bytes overlap
-(`plan_shared` comes first). Accesses inside a pipelined loop to its own rings are skipped: `expand_pipeline`
-ordered them; the loop as a whole reads and writes them.
-"""
+The pass walks each scope once, keeping what has been read and written since the last barrier; a
+loop's body is walked twice, so that its end meets its beginning. Two shared buffers conflict where
+their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to its own rings
+are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes them."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ class _Placer:
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
         written = {
-            o.dest for o in walk(func.body) if isinstance(o, (Store, Copy, Fill)) and _is_global(o.dest)
+            o.dest
+            for o in walk(func.body)
+            if isinstance(o, (Store, Copy, Fill)) and _is_global(o.dest)
         }
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":

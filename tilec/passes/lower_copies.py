@@ -1,10 +1,10 @@
 """lower_copies: copies and fills become parallel loops, boxes and fragments' own transfers.
 
-Before: `copy` and `fill` ops with agents. After: none is left. A copy that threads make is a parallel loop over its
-region, in the layout of the fragment on one side or else coalesced over the block; a fragment that leaves
-through TMA is staged warp by warp (`lower_stores`); two fragments of different layouts exchange their elements
-through shared memory, where no register or shuffle path is known.
-"""
+Before: `copy` and `fill` ops with agents. After: none is left. A copy that threads make is a
+parallel loop over its region, in the layout of the fragment on one side or else coalesced over the
+block; a fragment that leaves through TMA is staged warp by warp (`lower_stores`); two fragments of
+different layouts exchange their elements through shared memory, where no register or shuffle path
+is known."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def lower_copies(func: Func, target: Target) -> Func:
 def _loop_layout(
     sides: list[Value], extents: tuple[int, ...], vector: int, warps: int, target: Target
 ) -> Layout:
-    """The layout of a fragment taking part, without its dimensions of extent 1; coalesced without one."""
+    """The layout of a fragment taking part, without its dimensions of extent 1; coalesced without
+    one."""
     for v in sides:
         t = v.buffer
         if t.space == "fragment":
@@ -85,7 +86,11 @@ def _indices(
 
 
 def _fragment_indices(
-    b: Builder, v: Value, offsets: tuple[Value, ...], extents: tuple[int, ...], args: tuple[Value, ...]
+    b: Builder,
+    v: Value,
+    offsets: tuple[Value, ...],
+    extents: tuple[int, ...],
+    args: tuple[Value, ...],
 ) -> tuple[Value, ...]:
     """A fragment is copied whole: its indices are the loop's own, zeros where its extent is 1."""
     if v.buffer.space != "fragment":
@@ -119,6 +124,4 @@ def _fill(o: Fill, warps: int, target: Target) -> list[Op]:
 
 
 def _close(loop: Parallel, args: tuple[Value, ...], b: Builder) -> Parallel:
-    return Parallel(
-        loop.extents, b.block(args), layout=loop.layout, agent=loop.agent, loc=loop.loc
-    )
+    return Parallel(loop.extents, b.block(args), layout=loop.layout, agent=loop.agent, loc=loop.loc)

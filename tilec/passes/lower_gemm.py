@@ -1,11 +1,12 @@
 """lower_gemm: tile products become instructions.
 
-Before: every `gemm` has a row and warps, its operands and accumulator have layouts. After: none is left.
+Before: every `gemm` has a row and warps, its operands and accumulator have layouts. After: none is
+left.
 
-- wgmma: descriptors of the shared operands, one op for the whole tile, and a wait unless the product is
-  `asynchronous`;
-- mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout allows it, element
-  runs otherwise), then one instruction per atom of C;
+- wgmma: descriptors of the shared operands, one op for the whole tile, and a wait unless the
+  product is `asynchronous`;
+- mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout
+  allows it, element runs otherwise), then one instruction per atom of C;
 - SIMT: for each k, each register of C gets one fused multiply-add.
 """
 
@@ -102,9 +103,13 @@ def _wgmma(b: Builder, o: Gemm) -> None:
     at_n = numbers.op("floordiv", group, numbers.const(groups_m)) if groups_n > 1 else None
     a = _WgmmaOperand(o.a, o.transpose_a, m // groups_m, across_rows=True)
     bb = _WgmmaOperand(o.b, o.transpose_b, n // groups_n, across_rows=False)
-    a_offset = numbers.op("mul", at_m, numbers.const(a.share_step)) if groups_m > 1 else numbers.const(0)
+    a_offset = (
+        numbers.op("mul", at_m, numbers.const(a.share_step)) if groups_m > 1 else numbers.const(0)
+    )
     b_offset = (
-        numbers.op("mul", at_n, numbers.const(bb.share_step)) if at_n is not None else numbers.const(0)
+        numbers.op("mul", at_n, numbers.const(bb.share_step))
+        if at_n is not None
+        else numbers.const(0)
     )
     steps = range(0, k, row.k)
     b.emit(
@@ -136,7 +141,7 @@ class _WgmmaOperand:
         assert layout is not None
         self.offsets = layout.offsets()
         self.bits = v.dtype.bits
-        # A is stored (M, K) unless transposed, B (K, N) unless transposed: MN-major is the other way round.
+        # A is stored (M, K) unless transposed, B (K, N) unless transposed.
         self.mn_first = transposed != across_rows
         self.mn_major = transposed if across_rows else not transposed
         found = wgmma_operand(layout, self.bits, "mn" if self.mn_major else "k")
@@ -188,7 +193,9 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int]) -> None:
     i, rows = unrolled(inner, m_atoms, "i")
     j, cols = unrolled(rows, n_atoms, "j")
     x = Numbers(cols)
-    c_index = x.op("add", x.op("mul", i, x.const(n_atoms * c_size)), x.op("mul", j, x.const(c_size)))
+    c_index = x.op(
+        "add", x.op("mul", i, x.const(n_atoms * c_size)), x.op("mul", j, x.const(c_size))
+    )
     a_index = x.op("mul", i, x.const(a_steps * a_size))
     if a_steps > 1:
         a_index = x.op("add", a_index, x.op("mul", step, x.const(a_size)))
@@ -212,11 +219,19 @@ def _operand(
     atom = row.a if which == "a" else row.b
     if which == "a":
         share, atoms, width = m // wm, m // wm // row.m, row.m
-        outer = [Digit("reg", atoms, (width, 0)), Digit("warp", wm, (share, 0)), Digit("warp", wn, (0, 0))]
+        outer = [
+            Digit("reg", atoms, (width, 0)),
+            Digit("warp", wm, (share, 0)),
+            Digit("warp", wn, (0, 0)),
+        ]
         shape = (m, row.k)
     else:
         share, atoms, width = n // wn, n // wn // row.n, row.n
-        outer = [Digit("reg", atoms, (0, width)), Digit("warp", wm, (0, 0)), Digit("warp", wn, (0, share))]
+        outer = [
+            Digit("reg", atoms, (0, width)),
+            Digit("warp", wm, (0, 0)),
+            Digit("warp", wn, (0, share)),
+        ]
         shape = (row.k, n)
     layout = Layout(shape, tuple(d for d in (*atom.digits, *outer) if d.radix > 1), (1, 1))
     t = BufferType(shape, v.dtype, "fragment", layout=layout)
@@ -237,17 +252,23 @@ def _matrices(memory: Layout, bits: int) -> bool:
     if bits != 16 or memory.shape[-1] % 8:
         return False
     groups = memory.offsets().reshape(-1, 8)
-    return bool(
-        (groups[:, :1] % 8 == 0).all() and (groups - groups[:, :1] == list(range(8))).all()
-    )
+    return bool((groups[:, :1] % 8 == 0).all() and (groups - groups[:, :1] == list(range(8))).all())
 
 
 def _load_matrices(
-    b: Builder, fragment: Value, v: Value, which: str, atoms: int, k_dim: int, k0: Value, share: int,
-    o: Gemm, place: Place,
+    b: Builder,
+    fragment: Value,
+    v: Value,
+    which: str,
+    atoms: int,
+    k_dim: int,
+    k0: Value,
+    share: int,
+    o: Gemm,
+    place: Place,
 ) -> None:
-    """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first), two of B's atoms are 2x2
-    (k first); `.trans` where K is not the contiguous dimension."""
+    """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first), two
+    of B's atoms are 2x2 (k first); `.trans` where K is not the contiguous dimension."""
     x = Numbers(b)
     wm = o.warps[0]
     k_last = k_dim == 1
@@ -289,8 +310,15 @@ def _load_matrices(
 
 
 def _load_elements(
-    b: Builder, fragment: Value, layout: Layout, v: Value, which: str, k_dim: int, k0: Value,
-    place: Place, pack: int,
+    b: Builder,
+    fragment: Value,
+    layout: Layout,
+    v: Value,
+    which: str,
+    k_dim: int,
+    k0: Value,
+    place: Place,
+    pack: int,
 ) -> None:
     """Each thread reads its own elements, `pack` at once where they are adjacent."""
     memory = v.buffer.layout
@@ -300,7 +328,8 @@ def _load_elements(
     if adjacent:
         groups = memory.offsets().reshape(-1, pack)
         adjacent = bool(
-            (groups[:, :1] % pack == 0).all() and (groups - groups[:, :1] == list(range(pack))).all()
+            (groups[:, :1] % pack == 0).all()
+            and (groups - groups[:, :1] == list(range(pack))).all()
         )
     r, inner = unrolled(b, layout.size("reg") // pack, "r")
     x = Numbers(inner)
@@ -324,7 +353,8 @@ def _load_elements(
 
 
 def _simt(b: Builder, o: Gemm) -> None:
-    """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it needs once."""
+    """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it
+    needs once."""
     layout = o.c.buffer.layout
     assert layout is not None
     place = Place(b)

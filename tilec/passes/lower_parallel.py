@@ -1,14 +1,14 @@
 """lower_parallel: loops over a tile become loops over one thread's registers.
 
-Before: every `parallel` has a layout; copies and fills have become parallel loops (`lower_copies`). After: no
-`parallel`, and no element access outside of `local` buffers: only `reg_read`/`reg_write` of fragments and
-`mem_load`/`mem_store`/`cp_async` with offset, width and guard.
+Before: every `parallel` has a layout; copies and fills have become parallel loops
+(`lower_copies`). After: no `parallel`, and no element access outside of `local` buffers: only
+`reg_read`/`reg_write` of fragments and `mem_load`/`mem_store`/`cp_async` with offset, width and
+guard.
 
-A loop runs over groups of `v` registers whose elements are neighbours, so that the memory accesses among them
-become vector accesses where alignment is known. An index that may leave its tensor is guarded. The test is made
-once for the whole tile: inside, the fast form has no guards; only a tile that crosses an edge takes the
-guarded form.
-"""
+A loop runs over groups of `v` registers whose elements are neighbours, so that the memory accesses
+among them become vector accesses where alignment is known. An index that may leave its tensor is
+guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
+that crosses an edge takes the guarded form."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Block, Builder, Func, Op, Replacement, Substitution, Value, clone, substitute, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Replacement,
+    Substitution,
+    Value,
+    clone,
+    substitute,
+    walk,
+)
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
-    Alloc,
     AnnotateSafeValue,
     Binary,
     Cast,
@@ -105,10 +115,13 @@ def _in_memory(o: Op) -> bool:
 
 @dataclass
 class _Memory:
-    """One access to memory in a parallel loop: the widest vector it may use, and the tests it needs."""
+    """One access to memory in a parallel loop: the widest vector it may use, and the tests it
+    needs."""
 
     width: int
-    checks: tuple[tuple[int, bool, bool], ...]  # (dimension, below zero possible, past the end possible)
+    checks: tuple[
+        tuple[int, bool, bool], ...
+    ]  # (dimension, below zero possible, past the end possible)
 
 
 class Lowering:
@@ -125,7 +138,8 @@ class Lowering:
     # --- what an access allows ---
 
     def affine(self, v: Value, arg: Value) -> tuple[int, int] | None:
-        """(coefficient of `arg`, a power of two that divides the rest), if `v` is linear in `arg`."""
+        """(coefficient of `arg`, a power of two that divides the rest), if `v` is linear in
+        `arg`."""
         if v is arg:
             return 1, 1 << 30
         o = self.defs.get(v)
@@ -156,7 +170,8 @@ class Lowering:
         return self.runs[layout]
 
     def memory(self, o: Load | Store, arg: Value | None, limit: int) -> _Memory:
-        """What is known of an access; `arg` is the loop index along which registers are neighbours."""
+        """What is known of an access; `arg` is the loop index along which registers are
+        neighbours."""
         buffer = o.source if isinstance(o, Load) else o.dest
         t = buffer.buffer
         width = 1
@@ -240,7 +255,8 @@ class Lowering:
     def _tile_inside(
         self, b: Builder, p: Parallel, needs: list[tuple[Load | Store, tuple[int, bool, bool]]]
     ) -> Value | None:
-        """Whether all accesses of the loop lie inside their tensors, tested at the tile's corners."""
+        """Whether all accesses of the loop lie inside their tensors, tested at the tile's
+        corners."""
         conds: list[Value] = []
         done: set[tuple[object, ...]] = set()
         zero_args: Substitution = {a: b.value(Const, 0, INT32) for a in p.body.args}
@@ -264,9 +280,7 @@ class Lowering:
                 conds.append(b.value(Compare, "lt", most, extent))
             if low:
                 least = clone_expression(b, index, self.defs, dict(zero_args))
-                conds.append(
-                    b.value(Compare, "ge", least, b.value(Const, 0, least.dtype))
-                )
+                conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
         return conjunction(b, conds)
 
     def _emit(
@@ -304,8 +318,8 @@ class Lowering:
 
 
 def leading_run(layout: Layout) -> tuple[int, int]:
-    """(dimension, length): how many of a thread's first registers are neighbours along a dimension, each run
-    starting at a multiple of its length. (-1, 1) if none are."""
+    """(dimension, length): how many of a thread's first registers are neighbours along a
+    dimension, each run starting at a multiple of its length. (-1, 1) if none are."""
     regs = [d for d in layout.digits if d.owner == "reg"]
     if not regs:
         return -1, 1
@@ -338,8 +352,8 @@ def _depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
 
 
 class _Body:
-    """Lowers a loop's body for several neighbouring elements at once. `envs[e]` maps the body's values to those of
-    element e; an op whose operands are the same in all of them is made once."""
+    """Lowers a loop's body for several neighbouring elements at once. `envs[e]` maps the body's
+    values to those of element e; an op whose operands are the same in all of them is made once."""
 
     def __init__(
         self,
@@ -449,7 +463,8 @@ class _Body:
             return tuple(where[tuple(int(c[d]) for d in kept)] for c in mine)
         except KeyError:
             raise InternalError(
-                f"the loop's layout {self.loop.layout} does not match {fragment.type}", self.loop.loc
+                f"the loop's layout {self.loop.layout} does not match {fragment.type}",
+                self.loop.loc,
             ) from None
 
     # --- memory ---
@@ -478,7 +493,9 @@ class _Body:
         assert t.layout is not None
         return shared_offset(self.b, t.layout, indices)
 
-    def _guard(self, o: Load | Store, env: Substitution, known: _Memory, skip: int = -1) -> list[Value]:
+    def _guard(
+        self, o: Load | Store, env: Substitution, known: _Memory, skip: int = -1
+    ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
         conds: list[Value] = []
@@ -499,10 +516,15 @@ class _Body:
         return max(1, width * t.dtype.bits // 8)
 
     def _crossing(self, o: Load | Store, group: list[Substitution], known: _Memory) -> Value | None:
-        """Whether a whole vector lies inside along its own dimension; None if it cannot cross the edge."""
+        """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
+        edge."""
         t = (o.source if isinstance(o, Load) else o.dest).buffer
         last = len(o.indices) - 1
-        if len(group) == 1 or not self.guarded or not any(d == last and h for d, _, h in known.checks):
+        if (
+            len(group) == 1
+            or not self.guarded
+            or not any(d == last and h for d, _, h in known.checks)
+        ):
             return None
         b = self.b
         index = group[-1].get(o.indices[-1], o.indices[-1])
@@ -570,7 +592,9 @@ class _Body:
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         t = o.dest.buffer
-        b.emit(MemStore, o.dest, self._offset(o, group[0]), value, self._bytes(t, len(group)), guard)
+        b.emit(
+            MemStore, o.dest, self._offset(o, group[0]), value, self._bytes(t, len(group)), guard
+        )
 
     def _async(self, o: Load | Store, group: list[Substitution], known: _Memory) -> None:
         """A copy past the registers: made at its store; the load only says from where."""

@@ -1,10 +1,11 @@
-"""lower_stores: a fragment of matrix accumulators leaves for global memory through shared memory and TMA.
+"""lower_stores: a fragment of matrix accumulators leaves for global memory through shared memory
+and TMA.
 
-Before: copies with the agent "tma_store", each with its shared staging buffer. After: none. Every warp works alone on
-its own 16 rows of staging, one chunk of columns at a time: wait until the last chunk has been read from there,
-write 8x8 matrices (`stmatrix`), fence, and let one lane start the box. TMA drops what lies outside of the tensor, so
-ragged tiles need no guards. The scope ends by waiting for its stores.
-"""
+Before: copies with the agent "tma_store", each with its shared staging buffer. After: none. Every
+warp works alone on its own 16 rows of staging, one chunk of columns at a time: wait until the last
+chunk has been read from there, write 8x8 matrices (`stmatrix`), fence, and let one lane start the
+box. TMA drops what lies outside of the tensor, so ragged tiles need no guards. The scope ends by
+waiting for its stores."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def stage_stores(func: Func, target: Target) -> Func:
 
 
 def chunk_columns(o: Copy) -> int:
-    """Columns of a chunk: as many as one swizzled row of 128, 64 or 32 bytes holds and the warp's share divides
-    into."""
+    """Columns of a chunk: as many as one swizzled row of 128, 64 or 32 bytes holds and the warp's
+    share divides into."""
     assert o.source.buffer.layout is not None
     found = store_atoms(o.source.buffer.layout)
     assert found is not None
@@ -156,8 +157,16 @@ def _store(o: Copy, maps: TensorMaps) -> list[Op]:
     send = Builder(o.loc)
     z = Numbers(send)
     at = [
-        z.op("add", z.op("add", _narrow(send, o.dest_offsets[-1]), origin[1]), z.op("mul", j, z.const(columns))),
-        z.op("add", z.op("add", _narrow(send, o.dest_offsets[-2]), origin[0]), z.op("mul", i, z.const(step_row))),
+        z.op(
+            "add",
+            z.op("add", _narrow(send, o.dest_offsets[-1]), origin[1]),
+            z.op("mul", j, z.const(columns)),
+        ),
+        z.op(
+            "add",
+            z.op("add", _narrow(send, o.dest_offsets[-2]), origin[0]),
+            z.op("mul", i, z.const(step_row)),
+        ),
         *(_narrow(send, v) for v in reversed(o.dest_offsets[:-2])),
     ]
     send.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset)

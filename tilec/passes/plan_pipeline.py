@@ -1,11 +1,11 @@
-"""plan_pipeline: which copies of a pipelined loop run ahead, and how many versions their buffers get.
+"""plan_pipeline: which copies of a pipelined loop run ahead, and how many versions their buffers
+get.
 
-Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and `stage`.
-After: a copy that may run ahead has `ahead=True` and its shared buffer has that many versions; a loop in which
-nothing may run ahead is "serial". A buffer gets versions only if each iteration overwrites it whole before
-reading it, it is used nowhere else, and what its copy needs can be computed ahead of time; otherwise it has
-one version and orders the loop.
-"""
+Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and
+`stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer has that many
+versions; a loop in which nothing may run ahead is "serial". A buffer gets versions only if each
+iteration overwrites it whole before reading it, it is used nowhere else, and what its copy needs
+can be computed ahead of time; otherwise it has one version and orders the loop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def plan_pipeline(func: Func, target: Target) -> Func:
 
 
 def _candidates(loop: For) -> list[Copy]:
-    """Copies into shared memory at the top of the body that the user's `stage` does not hold back."""
+    """Copies into shared memory at the top of the body that the user's `stage` does not hold
+    back."""
     acting = [o for o in loop.body.ops if not o.pure and not isinstance(o, (Alloc, Yield))]
     copies = [
         o
@@ -91,7 +92,8 @@ def _comes_first(body: Block, copy: Op, uses: list[Op]) -> bool:
 
 
 def can_run_ahead(loop: For, copy: Op) -> bool:
-    """Whether the copy's operands can be computed for a later iteration: no carried value is needed."""
+    """Whether the copy's operands can be computed for a later iteration: no carried value is
+    needed."""
     try:
         needed = Slice(loop.body, [copy])
     except NotClonable:

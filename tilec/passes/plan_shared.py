@@ -1,10 +1,9 @@
 """plan_shared: the byte offset of every shared buffer and barrier.
 
-Before: shared and barrier buffers have no address. After: all do, and `func.attrs["shared_bytes"]` is what a block
-needs. Buffers that are never in use at the same time share bytes; rings and barriers, which asynchronous
-engines write, keep theirs for the whole kernel. Raises ResourceError, with every buffer listed, if the target
-has less.
-"""
+Before: shared and barrier buffers have no address. After: all do, and `func.attrs["shared_bytes"]`
+is what a block needs. Buffers that are never in use at the same time share bytes; rings and
+barriers, which asynchronous engines write, keep theirs for the whole kernel. Raises ResourceError,
+with every buffer listed, if the target has less."""
 
 from __future__ import annotations
 
@@ -74,7 +73,9 @@ def _lifetimes(body: Block) -> list[_Life]:
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
                 size = version_bytes(o.type) * o.type.versions
                 whole = o.type.space == "barrier" or o.type.versions > 1
-                lives[o.result] = _Life(o, size, 0 if whole else 1 << 60, (1 << 60) if whole else -1)
+                lives[o.result] = _Life(
+                    o, size, 0 if whole else 1 << 60, (1 << 60) if whole else -1
+                )
             for r in o.results:
                 if o.opname == "version":
                     alias[r] = alias.get(o.operands[0], o.operands[0])
@@ -109,9 +110,10 @@ def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> Res
     if stages > 1:
         ring = sum(x.size // x.alloc.type.versions for x in lives if x.alloc.type.versions > 1)
         fits = (target.shared_bytes - (total - ring * stages)) // ring
-        hint = f"num_stages={fits} fits" if fits >= 1 else "make the tiles smaller: one stage does not fit"
+        hint = f"num_stages={fits} fits" if fits >= 1 else f"{hint}: one stage does not fit"
     return ResourceError(
-        f"the kernel needs {total:,} bytes of shared memory a block, {target} has {target.shared_bytes:,}: {listed}",
+        f"the kernel needs {total:,} bytes of shared memory a block, {target} has "
+        f"{target.shared_bytes:,}: {listed}",
         rows[0].alloc.loc if rows else func.loc,
         hint,
     )

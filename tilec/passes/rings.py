@@ -43,7 +43,8 @@ def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
 
 
 def elected(b: Builder, every_warps: int = 0) -> Value:
-    """True in one thread of the scope, or, with `every_warps`, in one thread of every so many warps."""
+    """True in one thread of the scope, or, with `every_warps`, in one thread of every so many
+    warps."""
     zero = const(b, 0)
     first_lane = b.value(Compare, "eq", b.value(Lane), zero)
     warp = b.value(Warp)
@@ -58,9 +59,8 @@ def elected(b: Builder, every_warps: int = 0) -> Value:
 class Position:
     """Where a scope stands in a ring: a (slot, phase) pair that it carries for itself.
 
-    A pair is advanced once per acquire that is executed, never computed from a loop index, so loops may be
-    nested, skipped or left early.
-    """
+    A pair is advanced once per acquire that is executed, never computed from a loop index, so
+    loops may be nested, skipped or left early."""
 
     def __init__(self, b: Builder, stages: int, phase: int, name: str) -> None:
         local = BufferType((1,), INT32, "local")
@@ -97,8 +97,8 @@ class Position:
 class Ring:
     """The buffers that are filled and freed together, and the pair of barriers that guards them.
 
-    `arrivals`: how many times a slot must be released; `release_every`: one thread of every so many warps
-    releases (4: a warpgroup, whose instruction reads for all its warps)."""
+    `arrivals`: how many times a slot must be released; `release_every`: one thread of every so
+    many warps releases (4: a warpgroup, whose instruction reads for all its warps)."""
 
     name: str
     buffers: tuple[Value, ...]

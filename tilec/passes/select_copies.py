@@ -4,10 +4,9 @@ Before: copies name regions. After: each copy has an `agent` and a `vector`:
 - "tma": one thread starts box copies into shared memory (run-ahead copies of specialised kernels);
 - "cp_async": threads start copies past their registers (run-ahead copies);
 - "tma_store": a fragment is staged in shared memory and leaves through TMA, warp by warp;
-- "threads": loads and stores of `vector` consecutive elements.
-A tensor whose base or strides do not allow an agent takes the next one down. The facts come from the tensor's
-type, never from values.
-"""
+- "threads": loads and stores of `vector` consecutive elements. A tensor whose base or strides do
+  not allow an agent takes the next one down. The facts come from the tensor's type, never from
+  values."""
 
 from __future__ import annotations
 
@@ -79,7 +78,8 @@ class _Chooser:
     def contiguous(
         self, t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...]
     ) -> int:
-        """How many elements from any multiple of itself on are known to be adjacent and aligned together."""
+        """How many elements from any multiple of itself on are known to be adjacent and aligned
+        together."""
         if t.strides is None or t.strides[-1] != 1 or (extents[-1] == 1 and squeeze(extents)):
             return 1
         elements = alignment(t) * 8 // t.dtype.bits
@@ -126,7 +126,8 @@ def gcd2(limit: int, divisor: int) -> int:
 
 
 def alignment(t: BufferType) -> int:
-    """Bytes (a power of two up to 16) that divide the address of every element whose last index is 0."""
+    """Bytes (a power of two up to 16) that divide the address of every element whose last index is
+    0."""
     known = t.align
     for s in (t.strides or ())[:-1]:
         if isinstance(s, int):
@@ -135,7 +136,8 @@ def alignment(t: BufferType) -> int:
 
 
 def tensor_map_fits(t: BufferType) -> bool:
-    """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base and strides."""
+    """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
+    and strides."""
     return (
         1 <= t.rank <= 5
         and t.strides is not None
@@ -152,7 +154,8 @@ def box_fits(layout: Layout, bits: int) -> bool:
 
 
 def _same_order(o: Copy) -> bool:
-    """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous one."""
+    """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
+    one."""
     wide = [i for i, e in enumerate(o.source_extents) if e != 1]
     return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
         not wide or wide[-1] == len(o.source_extents) - 1
@@ -160,8 +163,8 @@ def _same_order(o: Copy) -> bool:
 
 
 def store_atoms(layout: Layout) -> tuple[int, int] | None:
-    """(m blocks of 16 rows, column blocks of 8) each warp holds, if every warp's registers are 16x8 blocks as
-    `stmatrix` distributes them, columns before rows; None otherwise."""
+    """(m blocks of 16 rows, column blocks of 8) each warp holds, if every warp's registers are
+    16x8 blocks as `stmatrix` distributes them, columns before rows; None otherwise."""
     reg = [d for d in layout.digits if d.owner == "reg"]
     lane = [(d.radix, d.step) for d in layout.digits if d.owner == "lane"]
     steps: list[tuple[int, int]] = []

@@ -1,10 +1,9 @@
 """select_gemm: the instruction of every tile product and how the warps share its result.
 
-Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of a hardware row) and `warps`
-(how many along M and along N); the function knows its number of threads. A policy is a preference: where it
-does not divide the tile the nearest partition that does is taken; a tile that no matrix instruction divides
-gets the SIMT row.
-"""
+Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of a hardware row)
+and `warps` (how many along M and along N); the function knows its number of threads. A policy is a
+preference: where it does not divide the tile the nearest partition that does is taken; a tile that
+no matrix instruction divides gets the SIMT row."""
 
 from __future__ import annotations
 
@@ -20,14 +19,17 @@ DEFAULT_THREADS = 128
 
 
 def select_gemm(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a number of threads the target cannot run."""
+    """See the module's opening. Raises CompileError for a number of threads the target cannot
+    run."""
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     if threads % target.warp_size or threads > target.max_threads:
+        unit = target.warp_size
+        fits = max(unit, min(target.max_threads, threads) // unit * unit)
         raise CompileError(
-            f"threads={threads} is not a multiple of {target.warp_size} up to {target.max_threads}, which "
+            f"threads={threads} is not a multiple of {unit} up to {target.max_threads}, which "
             f"{target} needs",
             func.loc,
-            f"write threads={max(target.warp_size, min(target.max_threads, threads) // target.warp_size * target.warp_size)}",
+            f"write threads={fits}",
         )
     func = func.with_attrs(threads=threads)
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
@@ -52,8 +54,8 @@ def _half_inputs(o: Gemm) -> bool:
 
 
 def partitions(warps: int, m: int, n: int, atom_m: int, atom_n: int) -> list[tuple[int, int]]:
-    """Every (along M, along N) split of `warps` whose shares are whole atoms; where there is none, splits of
-    the largest number of warps that has one (the others repeat the work)."""
+    """Every (along M, along N) split of `warps` whose shares are whole atoms; where there is none,
+    splits of the largest number of warps that has one (the others repeat the work)."""
     for used in range(warps, 0, -1):
         if warps % used:
             continue
@@ -99,7 +101,8 @@ def _mfma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | 
 
 
 def _wgmma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | None:
-    """Warpgroups share C; rows first, because a wide instruction reads less shared memory per flop."""
+    """Warpgroups share C; rows first, because a wide instruction reads less shared memory per
+    flop."""
     m, n, k = o.shape
     shared = o.a.buffer.space == "shared" and o.b.buffer.space == "shared"
     if not target.has("wgmma") or not _half_inputs(o) or not shared or warps % 4 or k % 16:
@@ -121,5 +124,6 @@ def _wgmma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] |
 
 
 def _swizzles(extents: tuple[int, ...]) -> bool:
-    """Whether a 16-bit operand tile can be laid out as wgmma reads it: rows of whole 32-byte units."""
+    """Whether a 16-bit operand tile can be laid out as wgmma reads it: rows of whole 32-byte
+    units."""
     return extents[-1] % 16 == 0 and extents[-2] % 8 == 0

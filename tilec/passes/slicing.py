@@ -1,5 +1,5 @@
-"""Copying the part of a program that some of its ops need: the way scalars reach another scope or an earlier
-iteration without being sent there."""
+"""Copying the part of a program that some of its ops need: the way scalars reach another scope or
+an earlier iteration without being sent there."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def written_tensors(block: Block) -> set[Value]:
 
 
 def is_clonable(o: Op, written: set[Value]) -> bool:
-    """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no effect."""
+    """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no
+    effect."""
     if o.pure:
         return True
     return isinstance(o, Load) and o.source.buffer.space == "global" and o.source not in written
 
 
 class Slice:
-    """Everything in `block` that the ops of `keep` need: themselves, the loops and branches around them, and the
-    clonable ops that make their operands. Raises NotClonable if an operand cannot be made again."""
+    """Everything in `block` that the ops of `keep` need: themselves, the loops and branches around
+    them, and the clonable ops that make their operands. Raises NotClonable if an operand cannot be
+    made again."""
 
     def __init__(self, block: Block, keep: Iterable[Op]) -> None:
         self.keep = set(keep)

@@ -1,4 +1,5 @@
-"""The ops, one frozen dataclass each, by the contract they first appear in (see `tilec.ir.verify`)."""
+"""The ops, one frozen dataclass each, by the contract they first appear in (see
+`tilec.ir.verify`)."""
 
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, yielded
 from tilec.ir.ops.scalar import (

@@ -26,11 +26,11 @@ class Yield(Op):
 class For(Op):
     """`for i in range(lo, hi, step)`; `step` > 0 where it is known.
 
-    `body.args` are the index (of `lo`'s type), then one per carried value; its Yield gives the next values.
-    Results are the carried values after the last iteration (`inits` if there was none). `kind` says how the
-    user wrote it; `num_stages`, `order` and `stage` belong to "pipelined" (`order`/`stage`: one int per op
-    of the body that acts, or empty to let tilec infer them).
-    """
+    `body.args` are the index (of `lo`'s type), then one per carried value; its Yield gives the
+    next values. Results are the carried values after the last iteration (`inits` if there was
+    none). `kind` says how the user wrote it; `num_stages`, `order` and `stage` belong to
+    "pipelined" (`order`/`stage`: one int per op of the body that acts, or empty to let tilec infer
+    them)."""
 
     kind: str
     lo: Value
@@ -54,8 +54,8 @@ class For(Op):
 
 @op("while")
 class While(Op):
-    """`while cond: body`, carrying values. `cond.args` and `body.args` are the carried values; `cond` yields
-    one bool; `body` yields the next values."""
+    """`while cond: body`, carrying values. `cond.args` and `body.args` are the carried values;
+    `cond` yields one bool; `body` yields the next values."""
 
     inits: tuple[Value, ...]
     cond: Block
@@ -70,7 +70,8 @@ class While(Op):
 
 @op("if")
 class If(Op):
-    """`then` where `cond` holds, else `orelse`; both yield values of `types`, which are the results."""
+    """`then` where `cond` holds, else `orelse`; both yield values of `types`, which are the
+    results."""
 
     cond: Value
     then: Block
@@ -89,10 +90,11 @@ class If(Op):
 
 @op("parallel")
 class Parallel(Op):
-    """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one i32 index per
-    extent. Iterations must not read what another iteration writes. `layout` (registers, lanes and warps over
-    the extents) says which thread runs which iteration; decided by `infer_layouts`. `agent` "cp_async": the body
-    is one load and one store, done past the registers."""
+    """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one
+    i32 index per extent. Iterations must not read what another iteration writes. `layout`
+    (registers, lanes and warps over the extents) says which thread runs which iteration; decided
+    by `infer_layouts`. `agent` "cp_async": the body is one load and one store, done past the
+    registers."""
 
     extents: tuple[int, ...]
     body: Block
@@ -119,7 +121,7 @@ def check_carried(o: Op, body: Block, inits: tuple[Value, ...], extra: int) -> N
     want = [v.type for v in inits]
     if [a.type for a in body.args[extra:]] != want or [v.type for v in yielded(body)] != want:
         raise InternalError(
-            f"the loop carries {want}, its body takes {[a.type for a in body.args[extra:]]} and yields "
-            f"{[v.type for v in yielded(body)]}",
+            f"the loop carries {want}, its body takes {[a.type for a in body.args[extra:]]} "
+            f"and yields {[v.type for v in yielded(body)]}",
             o.loc,
         )

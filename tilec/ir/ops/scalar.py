@@ -8,9 +8,9 @@ from tilec.ir.core import Op, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
 
-# Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's do,
-# `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is arithmetic for
-# signed, logical for unsigned.
+# Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's
+# do, `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is
+# arithmetic for signed, logical for unsigned.
 BINARY_KINDS = (
     "add",
     "sub",
@@ -97,7 +97,8 @@ class Binary(Op):
 
 @op("unary", pure=True)
 class Unary(Op):
-    """`kind` (see UNARY_KINDS) of one value; isnan and isinf give bool, the others the operand's type."""
+    """`kind` (see UNARY_KINDS) of one value; isnan and isinf give bool, the others the operand's
+    type."""
 
     kind: str
     operand: Value
@@ -161,7 +162,8 @@ class Select(Op):
 
 @op("cast", pure=True)
 class Cast(Op):
-    """Convert to `dtype`: nearest even; float to int and to float8 saturate, float to int truncates."""
+    """Convert to `dtype`: nearest even; float to int and to float8 saturate, float to int
+    truncates."""
 
     operand: Value
     dtype: DType

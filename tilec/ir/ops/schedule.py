@@ -1,8 +1,8 @@
 """Ops of the SCHEDULED contract: who runs what, ring buffers, barriers, waits and fences.
 
-A *ring* is a shared buffer with `versions` > 1 and two barrier buffers ("full", "empty") of as many slots. Its
-position is a pair of scalars (slot, phase) that each scope carries for itself and advances once per acquire.
-"""
+A *ring* is a shared buffer with `versions` > 1 and two barrier buffers ("full", "empty") of as
+many slots. Its position is a pair of scalars (slot, phase) that each scope carries for itself and
+advances once per acquire."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tilec.ir.types import BufferType, Type
 
 @op("scope")
 class Scope(Op):
-    """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `lane` and `warp` ops inside
-    count from its first warp. `registers` > 0: each thread's share of the register file from here on (setmaxnreg)."""
+    """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `lane` and
+    `warp` ops inside count from its first warp. `registers` > 0: each thread's share of the
+    register file from here on (setmaxnreg)."""
 
     name: str
     first_warp: int
@@ -28,7 +29,8 @@ class Scope(Op):
 
 @op("version", pure=True)
 class Version(Op):
-    """Version `slot` (i32) of a ring: a buffer of the same type with one version. Its root is `root`."""
+    """Version `slot` (i32) of a ring: a buffer of the same type with one version. Its root is
+    `root`."""
 
     root: Value
     slot: Value
@@ -39,8 +41,8 @@ class Version(Op):
 
 @op("barrier")
 class Barrier(Op):
-    """Wait until `threads` threads of the block are here (0: all of them), their shared-memory accesses done.
-    `id` (0 to 15) tells barriers apart that are in use at once."""
+    """Wait until `threads` threads of the block are here (0: all of them), their shared-memory
+    accesses done. `id` (0 to 15) tells barriers apart that are in use at once."""
 
     id: int = 0
     threads: int = 0
@@ -58,8 +60,8 @@ class ProxyFence(Op):
 
 @op("mbarrier_init")
 class MbarrierInit(Op):
-    """Set every slot of `barrier` to expect `count` arrivals (one thread executes it). After the last one, the
-    emitter's `mbarrier_init_fence` and a block barrier make them known."""
+    """Set every slot of `barrier` to expect `count` arrivals (one thread executes it). After the
+    last one, the emitter's `mbarrier_init_fence` and a block barrier make them known."""
 
     barrier: Value
     count: int
@@ -114,8 +116,8 @@ class CpAsyncWait(Op):
 
 @op("wgmma_wait")
 class WgmmaWait(Op):
-    """Wait until at most `pending` of this warpgroup's newest wgmma groups are unfinished. `fragments` are those
-    whose registers may be touched again, or may not be touched before."""
+    """Wait until at most `pending` of this warpgroup's newest wgmma groups are unfinished.
+    `fragments` are those whose registers may be touched again, or may not be touched before."""
 
     pending: int
     fragments: tuple[Value, ...]
@@ -128,8 +130,8 @@ class TmaStoreCommit(Op):
 
 @op("tma_store_wait")
 class TmaStoreWait(Op):
-    """Wait until at most `pending` of this thread's newest TMA store groups are unfinished; `read`: until they have
-    only read their shared memory."""
+    """Wait until at most `pending` of this thread's newest TMA store groups are unfinished;
+    `read`: until they have only read their shared memory."""
 
     pending: int
     read: bool = True

@@ -1,10 +1,10 @@
-"""Ops of the LOWERED contract: what one thread does. Loops of kind "unroll" are unrolled by the emitter while it
-prints, so an index that selects a register is a number by then.
+"""Ops of the LOWERED contract: what one thread does. Loops of kind "unroll" are unrolled by the
+emitter while it prints, so an index that selects a register is a number by then.
 
-Offsets into memory are in elements from the start of the buffer (of the version, for a ring): i64 for global
-tensors, i32 for shared memory. A `guard` is a bool: where it is false nothing is accessed. Registers of a fragment are
-counted in elements by `reg_read`/`reg_write` and in packs (`Alloc.packed` elements each) by the matrix ops.
-"""
+Offsets into memory are in elements from the start of the buffer (of the version, for a ring): i64
+for global tensors, i32 for shared memory. A `guard` is a bool: where it is false nothing is
+accessed. Registers of a fragment are counted in elements by `reg_read`/`reg_write` and in packs
+(`Alloc.packed` elements each) by the matrix ops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Lane(Op):
 
 @op("warp", pure=True)
 class Warp(Op):
-    """This warp's index in its scope: i32, the same in all lanes (and known to be by the back end)."""
+    """This warp's index in its scope: i32, the same in all lanes (and known to be by the back
+    end)."""
 
     def infer(self) -> Sequence[Type]:
         return (ScalarType(INT32),)
@@ -85,8 +86,9 @@ class Pack(Op):
 
 @op("mem_load")
 class MemLoad(Op):
-    """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known of the address.
-    Where `guard` is false: `other` (a scalar, for each element; zero if absent). `cache`: "" or an eviction policy."""
+    """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
+    of the address. Where `guard` is false: `other` (a scalar, for each element; zero if absent).
+    `cache`: "" or an eviction policy."""
 
     source: Value
     offset: Value
@@ -119,8 +121,8 @@ class MemStore(Op):
 
 @op("cp_async")
 class CpAsync(Op):
-    """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers; where `guard` is
-    false, zeros are written instead."""
+    """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the
+    registers; where `guard` is false, zeros are written instead."""
 
     dest: Value
     dest_offset: Value
@@ -132,8 +134,9 @@ class CpAsync(Op):
 
 @op("ldmatrix")
 class Ldmatrix(Op):
-    """Read `count` (1, 2, 4) matrices of 8x8 16-bit elements from shared memory into packs `register` … of a fragment
-    whose packs are two elements. Lane l gives the address of row l % 8 of matrix l / 8. PTX ISA, `ldmatrix`."""
+    """Read `count` (1, 2, 4) matrices of 8x8 16-bit elements from shared memory into packs
+    `register` … of a fragment whose packs are two elements. Lane l gives the address of row l % 8
+    of matrix l / 8. PTX ISA, `ldmatrix`."""
 
     dest: Value
     register: Value
@@ -145,7 +148,8 @@ class Ldmatrix(Op):
 
 @op("stmatrix")
 class Stmatrix(Op):
-    """Write matrices of 8x8 16-bit elements, one per value (each a vector of two elements). PTX ISA, `stmatrix`."""
+    """Write matrices of 8x8 16-bit elements, one per value (each a vector of two elements). PTX
+    ISA, `stmatrix`."""
 
     dest: Value
     offset: Value
@@ -155,8 +159,9 @@ class Stmatrix(Op):
 
 @op("mma")
 class Mma(Op):
-    """c += a @ b by the matrix instruction `row` (a row's name), on the row's own number of consecutive packs
-    starting at pack `c_register`, `a_register`, `b_register` of each fragment."""
+    """c += a @ b by the matrix instruction `row` (a row's name), on the row's own number of
+    consecutive packs starting at pack `c_register`, `a_register`, `b_register` of each
+    fragment."""
 
     row: str
     c: Value
@@ -169,14 +174,14 @@ class Mma(Op):
 
 @op("wgmma")
 class Wgmma(Op):
-    """One warpgroup's product from shared memory, started and committed as one group; the fragment `c` is in flight
-    until a `wgmma_wait`. PTX ISA, `wgmma.mma_async`.
+    """One warpgroup's product from shared memory, started and committed as one group; the fragment
+    `c` is in flight until a `wgmma_wait`. PTX ISA, `wgmma.mma_async`.
 
-    `a_offset`, `b_offset`: elements from the start of the buffer to this warpgroup's operand (i32). `a_fields`, `b_fields`:
-    the descriptor's bits above the address. `a_steps`: units of 16 bytes to add for [m block][k step] (m-major, flat),
-    `b_steps`: for each k step. `c` holds `m_blocks` times the row's registers, one m block after the other.
-    Where `accumulate` (bool) is false the first step overwrites `c`; without it, it adds.
-    """
+    `a_offset`, `b_offset`: elements from the start of the buffer to this warpgroup's operand
+    (i32). `a_fields`, `b_fields`: the descriptor's bits above the address. `a_steps`: units of 16
+    bytes to add for [m block][k step] (m-major, flat), `b_steps`: for each k step. `c` holds
+    `m_blocks` times the row's registers, one m block after the other. Where `accumulate` (bool) is
+    false the first step overwrites `c`; without it, it adds."""
 
     row: str
     c: Value
@@ -196,8 +201,8 @@ class Wgmma(Op):
 
 @op("tma_load")
 class TmaLoad(Op):
-    """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared memory; its bytes are
-    counted on slot `slot` of `barrier`. Executed by one thread."""
+    """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared
+    memory; its bytes are counted on slot `slot` of `barrier`. Executed by one thread."""
 
     dest: Value
     dest_offset: Value
@@ -209,8 +214,8 @@ class TmaLoad(Op):
 
 @op("tma_store")
 class TmaStore(Op):
-    """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are dropped. Executed by
-    the threads where `guard` holds (one per box)."""
+    """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are
+    dropped. Executed by the threads where `guard` holds (one per box)."""
 
     map: Value
     coords: tuple[Value, ...]

@@ -1,5 +1,6 @@
-"""Tile ops: what a user writes about whole tiles. Their buffers are handles; a region of a buffer is the
-buffer, one offset (a scalar Value) per dimension, and one compile-time extent per dimension."""
+"""Tile ops: what a user writes about whole tiles. Their buffers are handles; a region of a buffer
+is the buffer, one offset (a scalar Value) per dimension, and one compile-time extent per
+dimension."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ POLICIES = ("square", "full_row", "full_col")
 
 @op("alloc")
 class Alloc(Op):
-    """An on-chip buffer (shared, fragment, local, barrier) that lives as long as the block of code it stands in.
+    """An on-chip buffer (shared, fragment, local, barrier) that lives as long as the block of code
+    it stands in.
 
-    `address`: byte offset in shared memory, decided by `plan_shared` (-1: not yet). `packed`: how many of a
-    fragment's elements one register value holds (a vector), where a matrix instruction takes them so.
-    """
+    `address`: byte offset in shared memory, decided by `plan_shared` (-1: not yet). `packed`: how
+    many of a fragment's elements one register value holds (a vector), where a matrix instruction
+    takes them so."""
 
     type: BufferType
     address: int = -1
@@ -30,7 +32,8 @@ class Alloc(Op):
 
 @op("load")
 class Load(Op):
-    """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless annotated)."""
+    """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless
+    annotated)."""
 
     source: Value
     indices: tuple[Value, ...]
@@ -44,7 +47,8 @@ class Load(Op):
 
 @op("store")
 class Store(Op):
-    """Write one element, already of the buffer's dtype. Out of a global tensor's bounds: nothing."""
+    """Write one element, already of the buffer's dtype. Out of a global tensor's bounds:
+    nothing."""
 
     dest: Value
     indices: tuple[Value, ...]
@@ -60,13 +64,13 @@ class Store(Op):
 class Copy(Op):
     """Copy a region onto another, converting to the destination's dtype.
 
-    The two `*_extents` have one entry per dimension of their buffer; dropping the entries that are 1 leaves
-    the same shape on both sides. Reads out of a global tensor's bounds give its safe value, writes out of
-    bounds are dropped. `coalesced_width` (elements), `disable_tma` and `eviction_policy` are the user's
-    wishes. Decided by passes: `ahead`, the copy may run before its iteration (`plan_pipeline`); `agent`, who
-    moves the data ("threads", "cp_async", "tma", "tma_store"), and `vector`, elements per access
-    (`select_copies`); `staging`, the shared memory a "tma_store" goes through (`stage_stores`).
-    """
+    The two `*_extents` have one entry per dimension of their buffer; dropping the entries that are
+    1 leaves the same shape on both sides. Reads out of a global tensor's bounds give its safe
+    value, writes out of bounds are dropped. `coalesced_width` (elements), `disable_tma` and
+    `eviction_policy` are the user's wishes. Decided by passes: `ahead`, the copy may run before
+    its iteration (`plan_pipeline`); `agent`, who moves the data ("threads", "cp_async", "tma",
+    "tma_store"), and `vector`, elements per access (`select_copies`); `staging`, the shared memory
+    a "tma_store" goes through (`stage_stores`)."""
 
     source: Value
     source_offsets: tuple[Value, ...]
@@ -106,13 +110,13 @@ class Fill(Op):
 
 @op("gemm")
 class Gemm(Op):
-    """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if `transpose_b`; C is
-    an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two dimensions of a region.
+    """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if
+    `transpose_b`; C is an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two
+    dimensions of a region.
 
-    `policy` is how the user wants warps spread over C. Decided by passes: `row` (the instruction's name)
-    and `warps` (how many along M and N) by `select_gemm`; `asynchronous` (C is in flight until a
-    `wgmma_wait`) by `expand_pipeline`.
-    """
+    `policy` is how the user wants warps spread over C. Decided by passes: `row` (the instruction's
+    name) and `warps` (how many along M and N) by `select_gemm`; `asynchronous` (C is in flight
+    until a `wgmma_wait`) by `expand_pipeline`."""
 
     a: Value
     a_offsets: tuple[Value, ...]
@@ -152,8 +156,8 @@ class Gemm(Op):
 
 @op("print")
 class Print(Op):
-    """Debug output: `format` has one `{}` for each value; one thread of a block prints a scalar that is the same
-    in all of them. `buffer`: print a whole on-chip buffer or tensor instead."""
+    """Debug output: `format` has one `{}` for each value; one thread of a block prints a scalar
+    that is the same in all of them. `buffer`: print a whole on-chip buffer or tensor instead."""
 
     format: str
     values: tuple[Value, ...] = ()
@@ -162,8 +166,8 @@ class Print(Op):
 
 @op("annotate_layout")
 class AnnotateLayout(Op):
-    """The user's layout of an on-chip buffer: a `tilec.ir.layout.Layout`, or a `LayoutRequest` that each target
-    resolves for itself (e.g. "the swizzle that the matrix instruction reads")."""
+    """The user's layout of an on-chip buffer: a `tilec.ir.layout.Layout`, or a `LayoutRequest`
+    that each target resolves for itself (e.g. "the swizzle that the matrix instruction reads")."""
 
     dest: Value
     layout: object
@@ -179,7 +183,8 @@ class AnnotateSafeValue(Op):
 
 @op("use_swizzle")
 class UseSwizzle(Op):
-    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), for the L2 cache."""
+    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), for
+    the L2 cache."""
 
     panel_size: int
     order: str = "row"
