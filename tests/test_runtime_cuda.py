@@ -220,7 +220,8 @@ def test_tensor_map_arguments(fake: FakeCuda) -> None:
     kernel.tensor_map(1, A)
     (call,) = [c for c in fake.calls if c[0] == "cuTensorMapEncodeTiled"]
     assert call[1:] == (
-        "type.CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2, A.pointer, [776, 1000], [784 * 2], [64, 96], [1, 1],
+        "type.CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2, A.pointer,
+        [776, 1000], [784 * 2], [64, 96], [1, 1],
         "interleave.CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle.CU_TENSOR_MAP_SWIZZLE_128B",
         "l2.CU_TENSOR_MAP_L2_PROMOTION_L2_256B", "oob.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     )  # fmt: skip
@@ -377,8 +378,7 @@ def test_scalar_that_does_not_fit() -> None:
         Block((AbiParam("scalar", "x", -1, "float32", "x"),), [1e300])
 
 
-# --- HIP
-# ----------------------------------------------------------------------------------------------------
+# --- HIP --------------------------------------------------------------------------------------
 
 
 class FakeHip(types.ModuleType):

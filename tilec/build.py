@@ -7,6 +7,7 @@ program whose kernels all come from the disk cache never loads LLVM for a GPU ta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -15,10 +16,9 @@ from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.disassemble import disassemble
 from tilec.compiled import CompiledKernel
 from tilec.ir.core import Func, Param, walk
-from tilec.ir.errors import CompileError, ResourceError
+from tilec.ir.errors import InternalError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Store
-from tilec.ir.plan import Plan, plans
 from tilec.ir.printer import print_func
 from tilec.ir.types import BufferType, ScalarType, TensorMapType
 from tilec.launch_grid import grid_text
@@ -38,52 +38,22 @@ def build(
     returned: Sequence[str],
     wide: bool,
 ) -> CompiledKernel:
-    """Compile `func` (TILE) for `target`.
-
-    Plans are tried best first; one is left when it needs more than the target has, or when the
-    assembler reports spills or serialised instructions and another plan is left. Each stage's
-    function carries the attribute `rejected_plans` with the reasons. Raises CompileError.
-    """
-    candidates = plans(func, target)
-    rejected: list[str] = []
-    for number, plan in enumerate(candidates):
-        last = number == len(candidates) - 1
-        planned = plan.apply(func)
-        if rejected:
-            planned = planned.with_attrs(rejected_plans=tuple(rejected))
-        try:
-            attempt = _attempt(planned, target)
-        except ResourceError as e:
-            if last:
-                raise
-            rejected.append(_reason(plan, e.message.split("\n")[0]))
-            continue
-        if last or not attempt.assembled.advisories:
-            break
-        rejected.append(_reason(plan, attempt.assembled.advisories[0]))
-    return _compiled(func, attempt, target, arguments, returned, wide)
-
-
-def _reason(plan: Plan, why: str) -> str:
-    return f"{plan.name}: {why}"
-
-
-class _Attempt:
-    """One plan carried through to machine code."""
-
-    def __init__(self, final: Func, assembled: Assembled, stages: Stages, dump: Dump) -> None:
-        self.final, self.assembled, self.stages, self.dump = final, assembled, stages, dump
-
-
-def _attempt(func: Func, target: Target) -> _Attempt:
+    """Compile `func` (TILE) for `target`, keeping every stage. Raises CompileError and its kinds,
+    and InternalError where the parts of the compiler contradict one another."""
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
         stages.add(name, text)
         dump.stage(name, lambda: stages[name])
 
+    runs: Counter[str] = Counter()
+
+    def keep_pass(name: str, after: Func) -> None:
+        runs[name] += 1  # a pass that runs again gets a number
+        keep(f"{name}-{runs[name]}" if runs[name] > 1 else name, lambda: print_func(after))
+
     keep("tile", lambda: print_func(func))
-    final = passes.run(func, target, lambda name, f: keep(name, lambda: print_func(f)))
+    final = passes.run(func, target, keep_pass)
     llvm_text = codegen.emit(final, target)
     keep("llvm", lambda: llvm_text)
     assembled = assemble(llvm_text, target)
@@ -94,18 +64,19 @@ def _attempt(func: Func, target: Target) -> _Attempt:
         stages.add("sass", lambda: disassemble(binary, target))
         if dump.wants("sass") and "sass" in stages:
             dump.stage("sass", lambda: stages["sass"])
-    return _Attempt(final, assembled, stages, dump)
+    return _compiled(func, final, assembled, stages, target, arguments, returned, wide)
 
 
 def _compiled(
     func: Func,
-    attempt: _Attempt,
+    final: Func,
+    assembled: Assembled,
+    stages: Stages,
     target: Target,
     arguments: Sequence[Argument],
     returned: Sequence[str],
     wide: bool,
 ) -> CompiledKernel:
-    final, assembled = attempt.final, attempt.assembled
     written = written_tensors(func)
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
@@ -125,7 +96,7 @@ def _compiled(
         may_alias=bool(func.attrs.get("may_alias")),
         wide=wide,
     )
-    return CompiledKernel(image, attempt.stages)
+    return CompiledKernel(image, stages)
 
 
 def written_tensors(func: Func) -> set[str]:
@@ -144,7 +115,7 @@ def _abi_param(p: Param) -> AbiParam:
             return AbiParam(p.role, p.arg, p.dim, "tensor_map", "", tensor_map)
         case ScalarType(dtype=dtype):
             return AbiParam(p.role, p.arg, p.dim, dtype.name, p.value.name)
-    raise CompileError(f"a kernel cannot take a parameter of type {p.value.type}")
+    raise InternalError(f"a kernel cannot take a parameter of type {p.value.type}")
 
 
 def _resources(final: Func, assembled: Assembled, target: Target) -> Resources:

@@ -109,7 +109,7 @@ class CompiledKernel:
         check_grid(self.image, given, driver(self.target.split(":")[0]).grid_limits)
         return given
 
-    def allocate_outputs(self, call: Call, like: object) -> dict[str, Callable[[], Any]]:
+    def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:
         """For each array that a call makes and returns, a function that makes it, of the kind
         `like` is."""
         made: dict[str, Callable[[], Any]] = {}
@@ -121,7 +121,7 @@ class CompiledKernel:
                     else int(evaluate(e, call.sizes.values, f"{a.name}.shape"))
                     for e in a.shape
                 )
-                made[a.name] = allocator(like, shape, a.dtype, a.name)
+                made[a.name] = allocator(call.first, shape, a.dtype, a.name)
         return made
 
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
@@ -145,7 +145,7 @@ class CompiledKernel:
         bound = bind_call(self.name, self._parameters, args, kwargs)
         call = read_arguments(self.name, self._parameters, bound, self.target)
         self._check_facts(call)
-        outputs = {n: make() for n, make in self.allocate_outputs(call, call.first).items()}
+        outputs = {n: make() for n, make in self.output_makers(call).items()}
         add_outputs(call, outputs)
         kernel, ready = self.ready(call, self.grid(call, grid), stream_handle(stream, call))
         kernel.launch(ready)

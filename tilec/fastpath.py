@@ -74,7 +74,7 @@ def write_launcher(parameters: Sequence[Parameter], outputs: Sequence[str], with
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
     grid = "grid_" if with_grid else "None"
-    anew = f"anew_(self, {grid}, {{{given}}}, extra_, unknown_, {{{options}}}, key_, what_)"
+    anew = f"anew_(self, {grid}, {{{given}}}, extra_, {{**unknown_, {options}}}, key_, what_)"
     lines += [
         f"        key_ = ({', '.join(key)},)",
         "        ready_ = memo_[key_]",

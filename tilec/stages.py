@@ -89,8 +89,10 @@ class Dump:
         if self._names and directory:
             self._folder = _claim(Path(directory), kernel)
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
+    @staticmethod
+    def wanted() -> bool:
+        """Whether this process writes any stage of any kernel."""
+        return bool(os.environ.get("TILEC_DUMP", ""))
 
     def wants(self, name: str) -> bool:
         return name in self._names or "all" in self._names

@@ -242,6 +242,12 @@ def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[
     return tuple(s // itemsize for s in strides)
 
 
+def is_torch(value: object) -> bool:
+    """Whether `value` is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Callable[[], Any]:
     """A function that makes uninitialised arrays of the kind `like` is, on its device: torch
     tensors or NumPy arrays.

@@ -1,0 +1,67 @@
+"""Variants on disk: the key of a variant, and reading and writing it in the disk cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilec.compiled import CompiledKernel
+from tilec.fingerprint import fingerprint
+from tilec.lazy import Lazy
+from tilec.runtime.cache import (
+    DiskCache,
+    cache_root,
+    compiler_fingerprint,
+    file_identity,
+    hash_parts,
+)
+from tilec.specialise import Facts
+from tilec.stages import Dump, MadeLater, Stages
+
+ptxas = Lazy("tilec.codegen.ptxas")
+llvm = Lazy("llvmlite.binding")
+
+
+@functools.cache
+def _cache(root: Path) -> DiskCache:
+    return DiskCache(root)
+
+
+@functools.cache
+def _compiler(root: Path) -> str:
+    return compiler_fingerprint(_cache(root))
+
+
+def _key(function: Callable[..., Any], facts: Facts, root: Path) -> str:
+    """The hash of everything that decides the code: source and captured values, facts, tilec's own code,
+    and the tool or machine that the target's code depends on."""
+    kind = facts.target.split(":")[0]
+    tool = ""
+    if kind == "cuda":
+        tool = file_identity(ptxas.find_ptxas())
+    elif kind == "cpu":
+        tool = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return hash_parts([_compiler(root), fingerprint(function), facts.text(), tool])
+
+
+def load_variant(
+    function: Callable[..., Any], facts: Facts, stages: Callable[[], Stages]
+) -> CompiledKernel | None:
+    """The variant stored in the disk cache; None if there is none, or if its stages are to be dumped.
+
+    `stages` compiles it again, for whoever looks at the stages.
+    """
+    root = cache_root()
+    if root is None or Dump.wanted():
+        return None
+    image = _cache(root).get(_key(function, facts, root))
+    return None if image is None else CompiledKernel(image, MadeLater(stages))
+
+
+def store_variant(function: Callable[..., Any], facts: Facts, variant: CompiledKernel) -> None:
+    """Put a compiled variant into the disk cache."""
+    root = cache_root()
+    if root is not None:
+        _cache(root).put(_key(function, facts, root), variant.image)
