@@ -1,0 +1,80 @@
+"""What the examples share: where they run, random operands, a check against float64, and timing.
+
+With an NVIDIA GPU and torch, operands are CUDA tensors; otherwise NumPy arrays, and the same
+kernels are compiled for the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+try:
+    import torch
+except ImportError:  # without torch the examples run on NumPy arrays
+    torch = None
+
+ON_GPU = torch is not None and torch.cuda.is_available()
+WHERE = torch.cuda.get_device_name() if ON_GPU else "cpu"
+
+_EXTENSIONS = {"bfloat16": ml_dtypes.bfloat16}
+_ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20}
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    """Normally distributed numbers of `dtype`, on the device the examples run on."""
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    if ON_GPU:
+        return torch.from_numpy(values).to("cuda", getattr(torch, dtype))
+    return values.astype(_EXTENSIONS.get(dtype, dtype))
+
+
+def empty(shape: tuple[int, ...], dtype: str) -> Any:
+    """An output filled with NaN, so that an element which is never written is found."""
+    if ON_GPU:
+        return torch.full(shape, float("nan"), device="cuda", dtype=getattr(torch, dtype))
+    return np.full(shape, np.nan, _EXTENSIONS.get(dtype, dtype))
+
+
+def float64(array: Any) -> np.ndarray:
+    """The array's values in double precision, on the host."""
+    return array.double().cpu().numpy() if ON_GPU else np.asarray(array, np.float64)
+
+
+def check(name: str, got: Any, want: np.ndarray) -> float:
+    """The largest error, relative to the largest value of `want` (float64).
+
+    Raises AssertionError if it is more than the rounding of `got`'s dtype explains.
+    """
+    values = float64(got)
+    assert values.shape == want.shape, f"{name}: shape {values.shape}, expected {want.shape}"
+    assert np.isfinite(values).all(), f"{name}: {(~np.isfinite(values)).sum()} elements not written"
+    error = float(np.abs(values - want).max() / np.abs(want).max())
+    limit = _ROUNDING[str(got.dtype).removeprefix("torch.")]
+    assert error <= limit, f"{name}: relative error {error:.1e}, more than {limit:.1e}"
+    return error
+
+
+def seconds(run: Callable[[], object], repeat: int = 20) -> float:
+    """The median time of one `run()`: events on a GPU, the clock on the CPU; three runs to warm
+    up."""
+    for _ in range(3):
+        run()
+    return float(np.median([_once(run) for _ in range(repeat)]))
+
+
+def _once(run: Callable[[], object]) -> float:
+    if not ON_GPU:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3

@@ -1,0 +1,61 @@
+"""Every example runs, and its own checks pass, on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "example_support")
+
+
+def test_there_are_examples() -> None:
+    assert {"quickstart", "vector_add", "matmul", "stencil", "transpose"} <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "quickstart"])
+def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module(name).main()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 and printed[0].startswith(f"{name} on ")
+
+
+def test_quickstart_as_a_program(tmp_path: Path) -> None:
+    """A size that no tile divides, and the stages written as its last line says."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(FOLDER.parent),
+        "TILEC_DUMP": "all",
+        "TILEC_DUMP_DIR": str(tmp_path / "stages"),
+    }
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "quickstart.py"), "200"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.startswith("matmul 200x200x200") and "GFLOP/s" in first and " of " in first
+    assert "TILEC_DUMP=all" in last
+    written = sorted(p.name for p in (tmp_path / "stages").iterdir() if p.is_file())
+    assert written[0] == "00-tile.txt" and any(n.endswith("-llvm.txt") for n in written)
+
+
+def test_checks_can_fail() -> None:
+    """An example's check refuses a wrong number and one that was not written."""
+    support = importlib.import_module("example_support")
+    want = support.float64(support.random((5, 7), "float32"))
+    got = support.random((5, 7), "float32")
+    assert support.check("right", got, want) < 1e-6
+    got[3, 2] += 0.01
+    with pytest.raises(AssertionError, match="relative error"):
+        support.check("wrong", got, want)
+    got[3, 2] = float("nan")
+    with pytest.raises(AssertionError, match="1 elements not written"):
+        support.check("unwritten", got, want)

@@ -1,0 +1,36 @@
+"""Every kernel of every example compiles for every GPU target, without spills or serialised
+instructions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_examples import EXAMPLES
+
+import tilec
+from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.target import find_target
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+
+
+def kernels() -> Iterator[Any]:
+    for name in EXAMPLES:
+        for number, (kernel, specs, meta) in enumerate(importlib.import_module(name).SPECS):
+            yield pytest.param(kernel, specs, meta, id=f"{name}-{number}")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("kernel", "specs", "meta"), kernels())
+def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], target: str) -> None:
+    compiled: tilec.CompiledKernel = kernel.compile(*specs, target=target, **meta)
+    resources, ptxas = compiled.resources, find_ptxas()
+    assert compiled.binary and resources.threads >= 32
+    if target.startswith("hip") or ptxas is not None:
+        assert resources.registers is not None and resources.registers > 0
+        assert resources.spilled_bytes == 0
+    if target.startswith("cuda") and ptxas is not None:
+        assert run_ptxas(ptxas, compiled.asm, find_target(target).arch).advisories == ()
