@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np

@@ -140,9 +140,10 @@ def _machine(target: Target) -> Any:
     """This thread's LLVM target machine for `target`: making one takes a millisecond, sharing one
     is unsafe."""
     cache: dict[str, Any] = _machines.__dict__
-    if target.name not in cache:
-        cache[target.name] = _make_machine(target)
-    return cache[target.name]
+    key = f"{target.kind}:{target.arch}"
+    if key not in cache:
+        cache[key] = _make_machine(target)
+    return cache[key]
 
 
 def _make_machine(target: Target) -> Any:
@@ -160,9 +161,10 @@ def _make_machine(target: Target) -> Any:
             )
         case "cpu":
             maker = llvm.Target.from_triple(llvm.get_process_triple())
+            is_host = target.arch == "host"
             return maker.create_target_machine(
-                cpu=llvm.get_host_cpu_name(),
-                features=llvm.get_host_cpu_features().flatten(),
+                cpu=llvm.get_host_cpu_name() if is_host else target.arch,
+                features=llvm.get_host_cpu_features().flatten() if is_host else "",
                 opt=3,
                 reloc="pic",
                 codemodel="small",
