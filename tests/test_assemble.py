@@ -158,6 +158,15 @@ def test_optimised_text_is_made_on_demand(name: str, text: str) -> None:
     assert again.asm == made.asm
 
 
+def test_host_code_for_an_older_cpu() -> None:
+    """`arch` names the CPU that code is made for; only "host" may use what this machine has."""
+    if not llvm.get_process_triple().startswith("x86_64"):
+        pytest.skip("x86-64 code")
+    old = replace(find_target("cpu"), arch="x86-64")
+    text = HOST.replace("call float @llvm.exp.f32(float %v)", "fmul float %v, 3.0")
+    assert "ymm" not in assemble(text, old).asm and "mulps" in assemble(text, old).asm
+
+
 def test_threads_have_their_own_machines() -> None:
     found: list[str] = []
     errors: list[BaseException] = []
