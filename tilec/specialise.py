@@ -13,8 +13,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.fingerprint import describe
+from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.types import DTYPES, find_dtype
 from tilec.runtime.arguments import Call, Parameter, alignment_fact, fact_strides, is_wide
 from tilec.runtime.image import Argument
+from tilec.runtime.tensors import Tensor, contiguous_strides
+
+
+def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = None) -> Tensor:
+    """An array to compile for, without memory: `tilec.spec((4096, 512), "float16")`.
+
+    `strides` count elements; without them the array is contiguous. Its address counts as aligned
+    to 16 bytes. Raises CompileError for an unknown dtype or strides that do not match the shape.
+    """
+    found = find_dtype(dtype)
+    if found is None:
+        raise CompileError(f"unknown dtype {dtype!r}{did_you_mean(str(dtype), DTYPES)}")
+    extents = tuple(int(e) for e in shape)
+    steps = contiguous_strides(extents) if strides is None else tuple(int(s) for s in strides)
+    if len(steps) != len(extents):
+        raise CompileError(f"a spec has {len(extents)} extents but {len(steps)} strides")
+    return Tensor(0, extents, steps, found.name, max(found.bits // 8, 1), "meta", 0, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ def read_tensor(value: object, name: str) -> Tensor | None:
     Raises LaunchError, which calls the parameter `name`, for an array that cannot be addressed by
     strides of whole elements (a sparse tensor, foreign byte order).
     """
+    if isinstance(value, Tensor):
+        return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _read_torch(torch, value, name)
