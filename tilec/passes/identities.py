@@ -1,9 +1,9 @@
 """Algebraic identities of scalar ops, used by `simplify`.
 
-`reduce(o, env)` gives an existing value that `o` always equals, or a cheaper op to put in its place, or
-None. A rule holds for every operand of its dtype, bit for bit: integers wrap, floats keep signed zeros,
-infinities and nans (a nan may lose its payload). `x + 0.0`, `x * 0.0` and regrouping are no identities of
-floats and do not appear.
+`reduce(o, env)` gives an existing value that `o` always equals, or a cheaper op to put in its
+place, or None. A rule holds for every operand of its dtype, bit for bit: integers wrap, floats
+keep signed zeros, infinities and nans (a nan may lose its payload). `x + 0.0`, `x * 0.0` and
+regrouping are no identities of floats and do not appear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _FLOAT_DIGITS = {"f16": (11, 5), "bf16": (8, 8), "f32": (24, 8), "f64": (53, 11)
 
 @dataclass(frozen=True)
 class Env:
-    """What a rule may ask and make: the constant a value is, the op that made it, a new constant."""
+    """What a rule may ask and make: the constant a value is, the op that made it, a new
+    constant.
+    """
 
     known: Callable[[Value], Number | None]
     made_by: Callable[[Value], Op | None]
@@ -113,7 +115,9 @@ def _with_constant(o: Binary, env: Env) -> Value | Op | None:
 
 
 def _regrouped(o: Binary, b: int, env: Env) -> Op | None:
-    """`(x + a) + b` as `x + (a + b)`, and likewise for mul and the bitwise ops: exact, as they wrap."""
+    """`(x + a) + b` as `x + (a + b)`, and likewise for mul and the bitwise ops: exact, as they
+    wrap.
+    """
     inner = env.made_by(o.lhs)
     if not isinstance(inner, Binary):
         return None
@@ -124,7 +128,9 @@ def _regrouped(o: Binary, b: int, env: Env) -> Op | None:
     match inner.kind, o.kind:
         case "add" | "sub", "add" | "sub":
             total = (a if inner.kind == "add" else -a) + (b if o.kind == "add" else -b)
-            return replace(o, kind="add", lhs=inner.lhs, rhs=env.constant(wrap(int(total), dtype), dtype))
+            return replace(
+                o, kind="add", lhs=inner.lhs, rhs=env.constant(wrap(int(total), dtype), dtype)
+            )
         case ("mul", "mul"):
             both = wrap(int(a) * b, dtype)
         case ("and", "and"):

@@ -69,6 +69,7 @@ class _Effects:
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
     engine_reads: set[Span] = field(default_factory=set)
+    private: set[Span] = field(default_factory=set)  # each warp its own part, ordered by itself
 
 
 def _overlap(xs: set[Span], ys: set[Span]) -> bool:
@@ -86,13 +87,14 @@ class _Placer:
             for o in walk(func.body)
             if isinstance(o, (Store, Copy, Fill)) and _is_global(o.dest)
         }
+        read = {o.source for o in walk(func.body) if isinstance(o, (Load, Copy))}
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":
                 size = version_bytes(o.type) * o.type.versions
                 self.spans[o.result] = ("shared", o.address, o.address + size)
             if isinstance(o, Version):
                 self.root[o.result] = self.root.get(o.root, o.root)
-        for v in written:
+        for v in written & read:
             self.spans[v] = (v, 0, 1)
 
     def span(self, v: Value) -> set[Span]:
@@ -112,6 +114,8 @@ class _Placer:
                 e.writes = self.span(o.dest)
             case Copy():
                 e.reads, e.writes = self.span(o.source), self.span(o.dest)
+                if o.staging is not None:
+                    e.private = self.span(o.staging)
             case Gemm():
                 e.reads = self.span(o.a) | self.span(o.b)
                 if o.row.startswith("wgmma"):
@@ -179,12 +183,17 @@ class _Placer:
         if _overlap(e.engine_reads, state.unfenced):
             ops.append(ProxyFence(loc=o.loc))
             state.unfenced.clear()
-        if _overlap(e.reads, state.writes) or _overlap(e.writes, state.writes | state.reads):
+        busy = state.writes | state.reads
+        if (
+            _overlap(e.reads, state.writes)
+            or _overlap(e.writes, busy)
+            or _overlap(e.private, busy - e.private)
+        ):
             ops.append(Barrier(*self.barrier, loc=o.loc))
             state.reads.clear()
             state.writes.clear()
         state.reads |= e.reads
-        state.writes |= e.writes
+        state.writes |= e.writes | e.private
         state.unfenced |= {s for s in e.writes if s[0] == "shared"}
 
 

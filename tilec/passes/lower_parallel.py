@@ -48,6 +48,7 @@ from tilec.ir.ops import (
     Parallel,
     RegRead,
     RegWrite,
+    Select,
     Store,
     Yield,
 )
@@ -240,7 +241,7 @@ class Lowering:
         if not needs:
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return b.ops
-        inside = self._tile_inside(b, p, needs) if flat else None
+        inside = self._tile_inside(b, p, needs) if flat and p.agent != "cp_async" else None
         if inside is None:
             self._emit(b, p, place, replica, width if flat else 1, dim, guarded=True)
             return b.ops
@@ -604,30 +605,7 @@ class _Body:
             self._pending = (o, known)
             return
         load, load_known = self._pending
-        width = len(group)
         b = self.b
-        whole = self._crossing(load, group, load_known)
-        if whole is not None:
-            vector, single = Builder(o.loc), Builder(o.loc)
-            last = len(load.indices) - 1
-            checks = tuple((d, low, high and d != last) for d, low, high in load_known.checks)
-            self.b = vector
-            self._cp_async(o, load, group, _Memory(width, checks))
-            vector.emit(Yield)
-            self.b = single
-            for env in group:
-                one = [dict(env)]
-                self._load(load, one, _Memory(1, load_known.checks))
-                self._store(o, one, _Memory(1, ()))
-            single.emit(Yield)
-            self.b = b
-            b.emit(If, whole, vector.block(), single.block())
-            return
-        self._cp_async(o, load, group, load_known)
-
-    def _cp_async(self, o: Store, load: Load, group: list[Substitution], known: _Memory) -> None:
-        b = self.b
-        guard = conjunction(b, self._guard(load, group[-1], known))
         b.emit(
             CpAsync,
             o.dest,
@@ -635,5 +613,30 @@ class _Body:
             load.source,
             self._offset(load, group[0]),
             self._bytes(o.dest.buffer, len(group)),
-            guard,
+            self._valid_bytes(load, group, load_known),
         )
+
+    def _valid_bytes(self, o: Load, group: list[Substitution], known: _Memory) -> Value | None:
+        """How many bytes of a vector lie inside the tensor; None if all of them always do."""
+        last = len(o.indices) - 1
+        b = self.b
+        inside = conjunction(b, self._guard(o, group[0], known, skip=last))
+        t = o.source.buffer
+        size = t.dtype.bits // 8
+        whole = b.value(Const, len(group) * size, INT32)
+        valid = whole
+        if self.guarded and any(d == last and high for d, _, high in known.checks):
+            index = group[0].get(o.indices[-1], o.indices[-1])
+            extent = self.lowering.tensors.number(b, t.shape[-1], index.dtype)
+            left = b.value(Binary, "sub", extent, index)
+            if left.dtype != INT32:
+                left = b.value(
+                    Cast, b.value(Binary, "min", left, b.value(Const, 64, left.dtype)), INT32
+                )
+            count = b.value(Const, len(group), INT32)
+            zero = b.value(Const, 0, INT32)
+            left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)
+            valid = b.value(Binary, "mul", left, b.value(Const, size, INT32))
+        if inside is not None:
+            valid = b.value(Select, inside, valid, b.value(Const, 0, INT32))
+        return None if valid is whole else valid

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from tilec.ir.core import Block, Func, Op, Value, rewrite
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, version_bytes
-from tilec.ir.ops import Alloc, For, While
+from tilec.ir.ops import Alloc, Copy, For, While
 from tilec.target import Target
+
+
+FOREVER = 1 << 60
 
 
 @dataclass
@@ -73,14 +76,14 @@ def _lifetimes(body: Block) -> list[_Life]:
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
                 size = version_bytes(o.type) * o.type.versions
                 whole = o.type.space == "barrier" or o.type.versions > 1
-                lives[o.result] = _Life(
-                    o, size, 0 if whole else 1 << 60, (1 << 60) if whole else -1
-                )
+                lives[o.result] = _Life(o, size, 0 if whole else FOREVER, FOREVER if whole else -1)
             for r in o.results:
                 if o.opname == "version":
                     alias[r] = alias.get(o.operands[0], o.operands[0])
             for v in o.operands:
                 touch(v, clock, clock)
+            if isinstance(o, Copy) and o.staging is not None:
+                touch(o.staging, clock, FOREVER)  # TMA reads it after the copy has been passed
                 for _, used in loops:
                     used.add(alias.get(v, v))
             if isinstance(o, (For, While)):

@@ -4,55 +4,264 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from operator import is_
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
-from tilec.ir.errors import InternalError
 from tilec.ir.fold import Number, fold, literal
+from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
     Binary,
-    Compare,
     Const,
-    Copy,
-    Fill,
     For,
     If,
-    Parallel,
     Scope,
     Select,
-    Store,
     While,
     Yield,
     yielded,
 )
 from tilec.ir.types import DType, ScalarType
+from tilec.passes.dce import keep_results, sweep
 from tilec.passes.identities import COMMUTATIVE, Env, reduce
 from tilec.target import Target
 
 _ROUNDS = 8  # each round feeds the next; in practice two suffice
-_READS = frozenset({"load", "reg_read", "mem_load", "alloc"})  # no effect, so may go if unused
 _PER_SCOPE = frozenset({"thread_index", "lane", "warp"})  # another number in another scope
 
 
 def simplify(func: Func, target: Target) -> Func:
-    """Before: valid IR of any contract. After: the same, and no scalar op has only constant operands,
-    an algebraic identity for a body, an equal in a dominating place, or no use; no condition and no
-    trip count of 0 or 1 is known; no buffer is only written.
+    """Before: valid IR of any contract. After: the same, and no scalar op has only constant
+    operands, an algebraic identity that applies, an equal in a dominating place, or no use; no
+    condition and no trip count of 0 or 1 is known; no buffer is only written.
 
     Floating-point results do not change: nothing is regrouped, and a constant is folded only where
     every machine agrees on the result (see `tilec.ir.fold`).
     """
     for _ in range(_ROUNDS):
-        before = func
-        grid = _Forward(func).region(func.grid)
-        forward = _Forward(func)
-        forward.region(func.grid)
-        body = forward.region(func.body)
+        before, facts = func, Facts(func)
+        grid = _Forward(facts).region(func.grid)
+        body = _Forward(facts).region(func.body)
         if grid is not func.grid or body is not func.body:
             func = replace(func, grid=grid, body=body)
-        func = _sweep(func)
+        func = sweep(func)
         if func is before:
             return func
     return func
+
+
+class _Forward:
+    """One walk in textual order: each op sees operands that are simple already, and either goes out
+    as it is, as a simpler op, or not at all (`subst` says what stands for its results)."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.subst: Substitution = {}
+        self.numbers: dict[Value, Number] = {}
+        self.makers: dict[Value, Op] = {}
+        self.table: dict[Hashable, Value] = {}  # what has been computed, in dominating places
+        self.trail: list[Hashable] = []
+        self.scopes: list[Op] = []
+        self.out: list[Op] = []
+        self.loc = UNKNOWN
+        self.env = Env(self.numbers.get, self.makers.get, self.constant)
+
+    def region(self, block: Block) -> Block:
+        outer, depth = self.out, len(self.trail)
+        self.out = []
+        self.ops(block)
+        done, self.out = self.out, outer
+        for key in self.trail[depth:]:
+            del self.table[key]
+        del self.trail[depth:]
+        if len(done) == len(block.ops) and all(map(is_, done, block.ops)):
+            return block
+        return replace(block, ops=tuple(done))
+
+    def ops(self, block: Block) -> None:
+        for o in block.ops:
+            self.loc = o.loc
+            new = substitute(o, self.subst) if self.subst else o
+            if new.region_fields:
+                self.control(new)
+            elif new.pure and len(new.results) == 1:
+                self.scalar(new)
+            else:
+                self.out.append(new)
+
+    def inline(self, block: Block) -> tuple[Value, ...]:
+        """Put a region's ops in the place of its op; the values it yields."""
+        ends = bool(block.ops) and isinstance(block.ops[-1], Yield)
+        self.ops(Block((), block.ops[:-1] if ends else block.ops))
+        return tuple(self.subst.get(v, v) for v in yielded(block))
+
+    # --- scalars ----------------------------------------------------------------------------------
+
+    def scalar(self, o: Op) -> None:
+        result = o.results[0]
+        while not isinstance(o, Const):
+            got = reduce(o, self.env) or self.decided(o)
+            if isinstance(got, Value):
+                self.subst[result] = got
+                return
+            if got is None:
+                break
+            o = got
+        key = self.key(o)
+        found = self.table.get(key)
+        if found is not None:
+            self.subst[result] = found
+            return
+        self.remember(key, o)
+
+    def remember(self, key: Hashable, o: Op) -> None:
+        self.table[key] = o.results[0]
+        self.trail.append(key)
+        self.makers[o.results[0]] = o
+        number = fold(o, self.numbers.get) if isinstance(o, Const) else None
+        if number is not None:
+            self.numbers[o.results[0]] = number
+        self.out.append(o)
+
+    def constant(self, value: Number, dtype: DType) -> Value:
+        """The constant `value` (normal, see `tilec.ir.fold`), made here if it is not at hand."""
+        made = Const(literal(value, dtype), dtype, loc=self.loc)
+        key = self.key(made)
+        found = self.table.get(key)
+        if found is None:
+            found = Value(ScalarType(dtype))
+            self.remember(key, replace(made, results=(found,)))
+        return found
+
+    def key(self, o: Op) -> Hashable:
+        """Two ops with one key have one value."""
+        if isinstance(o, Const):
+            number = fold(o, self.numbers.get)
+            return Const, o.dtype, repr(o.value if number is None else number)
+        fields = [getattr(o, name) for name in (*o.operand_fields, *o.attribute_fields)]
+        if isinstance(o, Binary) and o.kind in COMMUTATIVE:
+            if not (o.lhs.dtype.is_float and o.kind in ("min", "max")):
+                fields[:2] = sorted(fields[:2], key=id)
+        scope = self.scopes[-1] if self.scopes and o.opname in _PER_SCOPE else None
+        return type(o), scope, *fields
+
+    def decided(self, o: Op) -> Value | None:
+        """What the ranges of its operands say the result of an integer op is."""
+        t = o.results[0].type
+        if not isinstance(t, ScalarType) or t.dtype.is_float:
+            return None
+        facts = self.facts
+        constant = facts.constant(o.results[0])
+        if constant is not None:
+            return self.constant(constant, t.dtype)
+        if not isinstance(o, Binary):
+            return None
+        (lo, hi), (lo2, hi2) = facts.range(o.lhs), facts.range(o.rhs)
+        match o.kind:
+            case "mod" | "truncmod" if lo is not None and hi is not None and lo2 is not None:
+                return o.lhs if 0 <= lo and hi < lo2 else None
+            case "min" | "max":
+                lower = o.kind == "min"
+                if hi is not None and lo2 is not None and hi <= lo2:
+                    return o.lhs if lower else o.rhs
+                if hi2 is not None and lo is not None and hi2 <= lo:
+                    return o.rhs if lower else o.lhs
+        return None
+
+    # --- control flow -----------------------------------------------------------------------------
+
+    def control(self, o: Op) -> None:
+        match o:
+            case If():
+                self.branch(o)
+            case For():
+                self.loop(o)
+            case While():
+                self.while_(o)
+            case Scope():
+                self.scopes.append(o)
+                self.generic(o)
+                self.scopes.pop()
+            case _:
+                self.generic(o)
+
+    def generic(self, o: Op) -> None:
+        self.out.append(self.inner(o))
+
+    def inner(self, o: Op) -> Op:
+        """`o` with its regions simplified."""
+        changed = {}
+        for name in o.region_fields:
+            old = getattr(o, name)
+            new = self.region(old)
+            if new is not old:
+                changed[name] = new
+        return replace(o, **changed) if changed else o
+
+    def branch(self, o: If) -> None:
+        cond = self.numbers.get(o.cond)
+        if cond is not None:
+            self.subst.update(zip(o.results, self.inline(o.then if cond else o.orelse)))
+            return
+        self.numbers[o.cond] = 1
+        then = self.region(o.then)
+        self.numbers[o.cond] = 0
+        orelse = self.region(o.orelse)
+        del self.numbers[o.cond]
+        pairs = list(zip(o.results, yielded(then), yielded(orelse)))
+        if _is_bare(then) and _is_bare(orelse) and all(_is_scalar(r) for r in o.results):
+            for r, a, b in pairs:
+                self.scalar(Select(o.cond, a, b, results=(r,), loc=o.loc))
+            return
+        for r, a, b in pairs:
+            if a is b:
+                self.subst[r] = a
+        if then is not o.then or orelse is not o.orelse:
+            o = replace(o, then=then, orelse=orelse)
+        keep = [n for n, (_, a, b) in enumerate(pairs) if a is not b]
+        self.out.append(keep_results(o, keep))
+
+    def loop(self, o: For) -> None:
+        index, *args = o.body.args
+        lo, hi, step = (self.numbers.get(v) for v in (o.lo, o.hi, o.step))
+        if lo is not None and hi is not None and step is not None and step > 0:
+            if lo >= hi:
+                self.subst.update(zip(o.results, o.inits))
+                return
+            if lo + step >= hi:
+                self.subst.update(zip(o.body.args, (o.lo, *o.inits)))
+                self.subst.update(zip(o.results, self.inline(o.body)))
+                return
+        keep = self.varying(o.inits, yielded(o.body), tuple(args), o.results)
+        self.out.append(keep_results(self.inner(o), keep))
+
+    def while_(self, o: While) -> None:
+        keep = self.varying(o.inits, yielded(o.body), o.body.args, o.results, o.cond.args)
+        done = self.inner(o)
+        assert isinstance(done, While)
+        never = [self.numbers.get(v) for v in yielded(done.cond)] == [0]
+        if never and all(x.pure or isinstance(x, Yield) for x in done.cond.ops):
+            self.subst.update(zip(o.results, o.inits))
+            return
+        self.out.append(keep_results(done, keep))
+
+    def varying(
+        self, inits: Sequence[Value], nexts: Sequence[Value], *same: Sequence[Value]
+    ) -> list[int]:
+        """Positions of carried values that change; the others are replaced by their first value."""
+        keep = []
+        for n, (init, after) in enumerate(zip(inits, nexts)):
+            if after in {values[n] for values in same} or self.subst.get(after, after) is init:
+                for values in same:
+                    self.subst[values[n]] = init
+            else:
+                keep.append(n)
+        return keep
+
+
+def _is_bare(block: Block) -> bool:
+    return all(isinstance(o, Yield) for o in block.ops)
+
+
+def _is_scalar(value: Value) -> bool:
+    return isinstance(value.type, ScalarType)

@@ -121,15 +121,16 @@ class MemStore(Op):
 
 @op("cp_async")
 class CpAsync(Op):
-    """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the
-    registers; where `guard` is false, zeros are written instead."""
+    """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers.
+    With `valid` (i32, 0 to `bytes`) only so many bytes are read; zeros are written after them. PTX
+    ISA, `cp.async` with src-size."""
 
     dest: Value
     dest_offset: Value
     source: Value
     source_offset: Value
     bytes: int
-    guard: Value | None = None
+    valid: Value | None = None
 
 
 @op("ldmatrix")

@@ -1,0 +1,138 @@
+"""Removes what nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import is_
+from typing import Any
+
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.errors import InternalError
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    Copy,
+    Fill,
+    For,
+    If,
+    Parallel,
+    Store,
+    While,
+    Yield,
+)
+from tilec.target import Target
+
+_READS = frozenset({"load", "reg_read", "mem_load", "alloc"})  # no effect, so may go if unused
+_WRITES = (Store, Fill, Copy, AnnotateLayout)  # ops whose one effect is on `dest`
+
+
+def dce(func: Func, target: Target) -> Func:
+    """Before: valid IR of any contract. After: the same without ops that have no effect and whose
+    results are unused, values carried for nobody, and on-chip buffers that are only written."""
+    return sweep(func)
+
+
+def sweep(func: Func) -> Func:
+    """`dce`, for other passes to end with."""
+    used: set[Value] = set()
+    for block in (func.grid, func.body):
+        for o in walk(block):
+            used.update(o.operands)
+    dead = _write_only(func.body)
+    grid = _Sweep(used, dead).block(func.grid)
+    body = _Sweep(used, dead).block(func.body)
+    if grid is func.grid and body is func.body:
+        return func
+    return replace(func, grid=grid, body=body)
+
+
+def _write_only(body: Block) -> set[Value]:
+    """On-chip buffers that are written, but not read."""
+    found = {o.results[0] for o in walk(body) if isinstance(o, Alloc)}
+    for o in walk(body):
+        if isinstance(o, _WRITES):
+            found.difference_update(v for v in o.operands if v is not o.dest)
+        else:
+            found.difference_update(o.operands)
+    return found
+
+
+class _Sweep:
+    """One walk against the textual order."""
+
+    def __init__(self, used: set[Value], dead: set[Value]) -> None:
+        self.used = used
+        self.dead = dead
+        self.live: set[Value] = set()
+
+    def block(self, block: Block) -> Block:
+        kept: list[Op] = []
+        for o in reversed(block.ops):
+            if self.idle(o) and self.live.isdisjoint(o.results):
+                continue
+            if o.region_fields:
+                o = self.control(o)
+            self.live.update(o.operands)
+            kept.append(o)
+        kept.reverse()
+        if len(kept) == len(block.ops) and all(map(is_, kept, block.ops)):
+            return block
+        return replace(block, ops=tuple(kept))
+
+    def idle(self, o: Op) -> bool:
+        """Whether `o` does nothing but give its results."""
+        if o.pure or o.opname in _READS:
+            return True
+        if isinstance(o, _WRITES):
+            return o.dest in self.dead
+        if isinstance(o, For | If | Parallel):
+            return all(isinstance(x, Yield) or self.idle(x) for r in o.regions for x in r.ops)
+        return False
+
+    def control(self, o: Op) -> Op:
+        if isinstance(o, If | For | While):
+            args = [o.results]
+            if isinstance(o, For):
+                args.append(o.body.args[1:])
+            elif isinstance(o, While):
+                args += [o.body.args, o.cond.args]
+            wanted = [n for n in range(len(o.results)) if any(v[n] in self.used for v in args)]
+            o = keep_results(o, wanted)
+        changed = {}
+        for name in reversed(o.region_fields):
+            old = getattr(o, name)
+            new = self.block(old)
+            if new is not old:
+                changed[name] = new
+        return replace(o, **changed) if changed else o
+
+
+def keep_results(o: Op, keep: Sequence[int]) -> Op:
+    """An `If`, `For` or `While` that yields, and carries, only the values at the positions
+    `keep`.
+    """
+    if len(keep) == len(o.results):
+        return o
+
+    def pick(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(values[n] for n in keep)
+
+    def cut(block: Block, extra: int) -> Block:
+        args = (*block.args[:extra], *pick(block.args[extra:])) if block.args else ()
+        last = block.ops[-1]
+        assert isinstance(last, Yield)
+        return Block(args, (*block.ops[:-1], replace(last, values=pick(last.values))))
+
+    results = pick(o.results)
+    match o:
+        case If():
+            then, orelse = cut(o.then, 0), cut(o.orelse, 0)
+            return replace(o, then=then, orelse=orelse, types=pick(o.types), results=results)
+        case For():
+            return replace(o, inits=pick(o.inits), body=cut(o.body, 1), results=results)
+        case While():
+            cond = replace(o.cond, args=pick(o.cond.args))
+            return replace(o, inits=pick(o.inits), cond=cond, body=cut(o.body, 0), results=results)
+        case _:
+            raise InternalError(f"{o.opname} carries no values", o.loc)

@@ -1,0 +1,219 @@
+"""Gives buffers their place: for now, one-element `local` buffers become SSA values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from operator import is_
+
+from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, substitute, walk
+from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
+from tilec.ir.types import ScalarType
+from tilec.passes.dce import sweep
+from tilec.target import Target
+
+_STRUCTURED = (For, If, While)  # what hands values out of its regions
+
+
+def place_buffers(func: Func, target: Target) -> Func:
+    """Before: TILE. After: TILE, and every `local` buffer of one element that is only loaded,
+    stored and filled is gone: its value is an SSA value, carried through `for`, `while` and `if`.
+
+    A buffer stays if its index is not the constant 0, if something else uses it (its address, a
+    copy, a print), if a `parallel` or `scope` around a store to it does not enclose the buffer
+    itself, if the condition of a `while` stores to it, or if a load may come before the first
+    store (so that the simulator can still report it). Fragments and shared buffers are left alone.
+    """
+    promoted = _promotable(func)
+    while promoted:
+        lifting = _Lifting(func, promoted)
+        body = lifting.block(func.body)
+        if not lifting.undefined:
+            return sweep(func.with_body(body))
+        promoted -= lifting.undefined
+    return func
+
+
+# --- which ones ---------------------------------------------------------------------------------
+
+
+def _promotable(func: Func) -> set[Value]:
+    made = defining_ops(func.body)
+    found = {
+        o.result
+        for o in walk(func.body)
+        if isinstance(o, Alloc) and o.type.space == "local" and o.type.size == 1
+    }
+
+    def zeros(indices: Iterable[Value]) -> bool:
+        ops = (made.get(v) for v in indices)
+        return all(isinstance(o, Const) and o.value == 0 for o in ops)
+
+    for o in walk(func.body):
+        match o:
+            case Load(indices=at) | Store(indices=at) | Fill(offsets=at) if zeros(at):
+                pass
+            case _:
+                found.difference_update(o.operands)
+    if found:
+        _drop_trapped(func.body, found, set())
+    return found
+
+
+def _drop_trapped(block: Block, found: set[Value], reach: set[Value]) -> None:
+    """Take from `found` the buffers stored to where no SSA value leads out. `reach`: those
+    allocated inside the innermost region of that kind."""
+    here = set(reach)
+    for o in block.ops:
+        if isinstance(o, Alloc):
+            here.add(o.result)
+        if isinstance(o, Store | Fill) and o.dest not in here:
+            found.discard(o.dest)
+        for name in o.region_fields:
+            open_ = isinstance(o, _STRUCTURED) and name != "cond"
+            _drop_trapped(getattr(o, name), found, here if open_ else set())
+
+
+# --- lifting ------------------------------------------------------------------------------------
+
+
+class _Lifting:
+    """One walk in textual order. `now` holds each live buffer's value, None before its first store;
+    `undefined` collects the buffers loaded while that was None."""
+
+    def __init__(self, func: Func, promoted: set[Value]) -> None:
+        self.promoted = promoted
+        self.undefined: set[Value] = set()
+        self.subst: Substitution = {}
+        self.now: dict[Value, Value | None] = {}
+        self.writes: dict[Op, tuple[Value, ...]] = {}
+        self.out: list[Op] = []
+        self.written(func.body)
+
+    def written(self, block: Block) -> dict[Value, None]:
+        """The promoted buffers written in `block` (in order); remembers them for each op inside."""
+        found: dict[Value, None] = {}
+        for o in block.ops:
+            if isinstance(o, Store | Fill) and o.dest in self.promoted:
+                found[o.dest] = None
+            if o.region_fields:
+                inner: dict[Value, None] = {}
+                for region in o.regions:
+                    inner.update(self.written(region))
+                self.writes[o] = tuple(inner)
+                found.update(inner)
+        return found
+
+    def block(self, block: Block) -> Block:
+        outer, self.out = self.out, []
+        for old in block.ops:
+            self.op(old, substitute(old, self.subst) if self.subst else old)
+        done, self.out = self.out, outer
+        if len(done) == len(block.ops) and all(map(is_, done, block.ops)):
+            return block
+        return replace(block, ops=tuple(done))
+
+    def op(self, old: Op, o: Op) -> None:
+        match o:
+            case Alloc() if o.result in self.promoted:
+                self.now[o.result] = None
+            case Load(source=buffer) if buffer in self.promoted:
+                value = self.now[buffer]
+                if value is None:
+                    self.undefined.add(buffer)
+                    value = self.anything(buffer, o)
+                self.subst[o.result] = value
+            case Store(dest=buffer, value=value) | Fill(dest=buffer, value=value) if (
+                buffer in self.promoted
+            ):
+                self.now[buffer] = value
+            case For() | While() | If():
+                # a buffer that is not in `now` yet was allocated inside, and dies there
+                self.structured(o, [b for b in self.writes[old] if b in self.now])
+            case _ if o.region_fields:
+                kept = dict(self.now)
+                regions = {name: self.block(getattr(o, name)) for name in o.region_fields}
+                self.now = kept
+                same = all(regions[name] is getattr(o, name) for name in regions)
+                self.out.append(o if same else replace(o, **regions))
+            case _:
+                self.out.append(o)
+
+    def structured(self, o: For | While | If, buffers: list[Value]) -> None:
+        results = tuple(_value(b) for b in buffers)
+        done: Op
+        match o:
+            case If():
+                done = self.branch(o, buffers)
+            case For():
+                first = self.first(buffers, o)
+                body = self.region(o.body, buffers)
+                done = (
+                    o
+                    if not first and body is o.body
+                    else replace(o, inits=(*o.inits, *first), body=body)
+                )
+            case While():
+                first = self.first(buffers, o)
+                cond = self.region(o.cond, buffers, hands_over=False)
+                body = self.region(o.body, buffers)
+                same = not first and cond is o.cond and body is o.body
+                done = o if same else replace(o, inits=(*o.inits, *first), cond=cond, body=body)
+        self.now.update(zip(buffers, results))
+        self.out.append(replace(done, results=(*o.results, *results)) if results else done)
+
+    def first(self, buffers: list[Value], o: Op) -> tuple[Value, ...]:
+        """What a loop carries in: anything where nothing was stored yet, for it is not loaded."""
+        return tuple(self.now[b] or self.anything(b, o) for b in buffers)
+
+    def region(self, block: Block, buffers: list[Value], hands_over: bool = True) -> Block:
+        """A loop's region: takes the buffers' values as arguments and yields them
+        (`hands_over`).
+        """
+        kept = dict(self.now)
+        args = tuple(_value(b) for b in buffers)
+        self.now.update(zip(buffers, args))
+        done = self.block(block)
+        if args:
+            done = replace(done, args=(*done.args, *args))
+        if args and hands_over:
+            done = self.yielding(done, buffers)
+        self.now = kept
+        return done
+
+    def branch(self, o: If, buffers: list[Value]) -> Op:
+        kept = dict(self.now)
+        blocks = []
+        for region in o.regions:
+            self.now = dict(kept)
+            blocks.append(self.yielding(self.block(region), buffers))
+        self.now = kept
+        then, orelse = blocks
+        if then is o.then and orelse is o.orelse:
+            return o
+        types = (*o.types, *(ScalarType(b.dtype) for b in buffers))
+        return replace(o, then=then, orelse=orelse, types=types)
+
+    def yielding(self, block: Block, buffers: list[Value]) -> Block:
+        """`block` with the buffers' values at its end added to what it yields."""
+        if not buffers:
+            return block
+        ends = bool(block.ops) and isinstance(block.ops[-1], Yield)
+        last = block.ops[-1] if ends else Yield()
+        outer, self.out = self.out, list(block.ops[:-1] if ends else block.ops)
+        values = tuple(self.now[b] or self.anything(b, last) for b in buffers)
+        ops, self.out = self.out, outer
+        done = replace(last, values=(*yielded(block), *values))
+        return replace(block, ops=(*ops, done))
+
+    def anything(self, buffer: Value, near: Op) -> Value:
+        """A value for a place that is never looked at."""
+        dtype = buffer.dtype
+        number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
+        value = _value(buffer)
+        self.out.append(Const(number, dtype, results=(value,), loc=near.loc))
+        return value
+
+
+def _value(buffer: Value) -> Value:
+    return Value(ScalarType(buffer.dtype), buffer.name)
