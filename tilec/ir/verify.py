@@ -39,7 +39,7 @@ MODULE_SPAN = {
     "control": ("TILE", "LOWERED"),
     "tile": ("TILE", "SCHEDULED"),
     "schedule": ("SCHEDULED", "LOWERED"),
-    "thread": ("LOWERED", "LOWERED"),
+    "thread": ("SCHEDULED", "LOWERED"),
 }
 # Ops that differ from their module: what users write themselves, and what does not survive to the
 # end.

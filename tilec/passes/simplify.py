@@ -208,11 +208,11 @@ class _Forward:
         self.numbers[o.cond] = 0
         orelse = self.region(o.orelse)
         del self.numbers[o.cond]
-        pairs = list(zip(o.results, yielded(then), yielded(orelse)))
         if _is_bare(then) and _is_bare(orelse) and all(_is_scalar(r) for r in o.results):
-            for r, a, b in pairs:
+            for r, a, b in zip(o.results, self.inline(then), self.inline(orelse)):
                 self.scalar(Select(o.cond, a, b, results=(r,), loc=o.loc))
             return
+        pairs = list(zip(o.results, yielded(then), yielded(orelse)))
         for r, a, b in pairs:
             if a is b:
                 self.subst[r] = a
@@ -260,7 +260,8 @@ class _Forward:
 
 
 def _is_bare(block: Block) -> bool:
-    return all(isinstance(o, Yield) for o in block.ops)
+    """Whether the region computes nothing (constants aside)."""
+    return all(isinstance(o, Yield | Const) for o in block.ops)
 
 
 def _is_scalar(value: Value) -> bool:
