@@ -1,0 +1,85 @@
+"""Runs a TILE function as host code: compile with LLVM, call through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import interp_scalar as num
+import llvmlite.binding as llvm
+import numpy as np
+
+from tilec.codegen.cpu import emit_cpu
+from tilec.ir.core import Func
+from tilec.target import TARGETS, Target
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
+
+
+def machine_for(arch: str) -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    if arch == "host":
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    else:
+        cpu, features = arch, ""
+    return target.create_target_machine(cpu=cpu, features=features, opt=3)
+
+
+class Compiled:
+    """A kernel's host code. `arch`: "host" or LLVM's name of the CPU to keep to."""
+
+    def __init__(self, func: Func, arch: str = "host") -> None:
+        self.func = func
+        target = TARGETS["cpu"] if arch == "host" else Target("cpu", "cpu", arch, 1)
+        self.seconds: dict[str, float] = {}
+        start = time.perf_counter()
+        self.text = emit_cpu(func, target)
+        self.seconds["emit"] = time.perf_counter() - start
+        start = time.perf_counter()
+        self.machine = machine_for(arch)
+        module = llvm.parse_assembly(self.text, context=llvm.create_context())
+        module.triple = self.machine.triple
+        module.data_layout = str(self.machine.target_data)
+        module.verify()
+        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+        builder = llvm.create_pass_builder(self.machine, tuning)
+        builder.getModulePassManager().run(module, builder)
+        self.optimised = str(module)
+        self.seconds["optimise"] = time.perf_counter() - start
+        start = time.perf_counter()
+        binary = self.machine.emit_object(module)
+        self.seconds["object"] = time.perf_counter() - start
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine_for(arch))
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
+        self.engine.finalize_object()
+        self.entry = _ENTRY(self.engine.get_function_address(func.name))
+
+    def __call__(self, args: Mapping[str, Any], grid: Sequence[int]) -> None:
+        """Run all blocks; arrays in `args` are changed in place."""
+        full = (*grid, 1, 1)[:3]
+        total = full[0] * full[1] * full[2]
+        block = pack(self.func, args)
+        self.entry(block.pointer, 0, total, *full)
+
+
+class pack:
+    """The array of pointers that a kernel takes; keeps what they point at."""
+
+    def __init__(self, func: Func, args: Mapping[str, Any]) -> None:
+        self.values: list[Any] = []
+        for p in func.params:
+            got = args[p.arg]
+            if p.role == "tensor":
+                self.values.append(np.array([got.ctypes.data], np.uint64))
+            elif p.role == "scalar":
+                self.values.append(np.array([got]).astype(num.NUMPY[p.value.dtype]))
+            else:
+                n = got.shape[p.dim] if p.role == "size" else got.strides[p.dim] // got.itemsize
+                self.values.append(np.array([n]).astype(num.NUMPY[p.value.dtype]))
+        pointers = [v.ctypes.data for v in self.values]
+        self.table = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.pointer = ctypes.addressof(self.table)

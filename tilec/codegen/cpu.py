@@ -1,0 +1,222 @@
+"""Code generation for the CPU: a kernel of the TILE contract as one LLVM module for the host.
+
+    @name(ptr args, i32 begin, i32 end, i32 gx, i32 gy, i32 gz)
+
+runs the blocks [begin, end) of a gx * gy * gz grid, counted with x fastest, one after the other;
+who calls it spreads the blocks over threads. `args[i]` points at the value of ABI parameter i: for
+a tensor the address of its data, for a size, stride or scalar the number. A CPU needs no fragments
+and no barriers, so nothing after the TILE contract is wanted:
+
+    tile ops      -> parallel loops, and products in one canonical form   (cpu_tiles)
+    thread index  -> parallel loops over the threads                      (cpu_threads)
+    parallel      -> loops of vector code                                 (cpu_parallel, cpu_loops)
+    gemm          -> calls of register-blocked micro-kernels              (cpu_gemm)
+
+On-chip buffers lie on the stack if they are small, else in one scratch area that a call allocates
+for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.codegen.cpu_access import Memory, memory_type_bytes
+from tilec.codegen.cpu_emitter import HANDLERS, LINE, Emitter, Handlers
+from tilec.codegen.cpu_gemm import MicroKernels
+from tilec.codegen.cpu_loops import emit_for, emit_if, emit_parallel, emit_while
+from tilec.codegen.cpu_machine import Machine, machine_of
+from tilec.codegen.cpu_print import emit_print
+from tilec.codegen.cpu_tiles import expand_tiles
+from tilec.codegen.lanes import constant, memory_type
+from tilec.ir.analysis import Facts
+from tilec.ir.core import Func, Param, Value, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.llvm import Function, Inst, Val, int_val
+from tilec.ir.loc import Loc
+from tilec.ir.ops import Alloc, For, If, Parallel, Print, While
+from tilec.ir.types import BufferType
+from tilec.target import Target
+
+_HANDLERS: Handlers = {
+    **HANDLERS, For: emit_for, While: emit_while, If: emit_if, Parallel: emit_parallel,
+    Print: emit_print,
+}  # fmt: skip
+_PARAMS = (
+    ("ptr", "noalias nocapture readonly", "%args"),
+    *(("i32", "", f"%{name}") for name in ("begin", "end", "gx", "gy", "gz")),
+)
+_GRID = tuple(Val("i32", f"%g{d}") for d in "xyz")
+_LOOP_METADATA = ("!0 = distinct !{!0, !1}", '!1 = !{!"llvm.loop.unroll.disable"}')
+
+
+def emit_cpu(func: Func, target: Target) -> str:
+    """The LLVM text of `func` for the machine `target` (kind "cpu").
+
+    Raises CompileError, at the user's line, for what has no meaning or no code on a CPU.
+    """
+    machine = machine_of(target)
+    func = func.with_body(expand_tiles(func.body))
+    _check_dtypes(func)
+    fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
+    e = Emitter(fn, machine, Facts(func), _GRID, MicroKernels(machine), _HANDLERS)
+    metadata = _tell_apart(e, func)
+    for i, p in enumerate(func.params):
+        _bind(e, p, i)
+    for p in func.params:
+        if isinstance(p.value.type, BufferType):
+            _bind_tensor(e, p.value)
+    entry = fn.block
+    first = fn.label("blocks")
+    fn.start(first)
+    _blocks(e, func)
+    fn.block, last = entry, fn.block
+    release = _acquire_scratch(e)
+    fn.br(first)
+    fn.block = last
+    if release is not None:
+        fn.call("void", "free", [release])
+    fn.ret()
+    return _module(e, machine, metadata)
+
+
+def _check_dtypes(func: Func) -> None:
+    """Refuse what is narrower than a byte."""
+    for p in func.params:
+        _check_dtype(p.value, func.loc)
+    for o in walk(func.body):
+        for r in o.results:
+            _check_dtype(r, o.loc)
+
+
+def _check_dtype(v: Value, loc: Loc) -> None:
+    dtype = getattr(v.type, "dtype", None)
+    if dtype is not None and dtype.bits < 8:
+        raise CompileError(
+            f"{v.name or 'a value'}: {v.type} is narrower than a byte, which no CPU can address",
+            loc,
+            "use int8 or float8_e4m3",
+        )
+
+
+# --- parameters ---------------------------------------------------------------------------------
+
+
+def _tell_apart(e: Emitter, func: Func) -> list[str]:
+    """Metadata by which LLVM knows that two buffers do not overlap: one scope for each."""
+    roots = [p.value for p in func.params if isinstance(p.value.type, BufferType)]
+    roots += [r for o in walk(func.body) if isinstance(o, Alloc) for r in o.results]
+    domain, first = 2, 3
+    lines = [f"!{domain} = distinct !{{!{domain}}}"]
+    lines += [f"!{first + i} = distinct !{{!{first + i}, !{domain}}}" for i in range(len(roots))]
+    number = first + len(roots)
+    for i, root in enumerate(roots):
+        others = ", ".join(f"!{first + j}" for j in range(len(roots)) if j != i)
+        lines += [f"!{number} = !{{!{first + i}}}", f"!{number + 1} = !{{{others}}}"]
+        e.tails[root] = f", !alias.scope !{number}, !noalias !{number + 1}"
+        number += 2
+    return lines
+
+
+def _bind(e: Emitter, p: Param, number: int) -> None:
+    """Read parameter `number` and bind it."""
+    fn = e.fn
+    pointer = fn.load("ptr", fn.gep("ptr", Val("ptr", "%args"), int_val(number, "i64")), 8)
+    if isinstance(p.value.type, BufferType):
+        # Strides and safe value follow when all sizes are known.
+        e.memories[p.value] = Memory(fn.load("ptr", pointer, 8), p.value.dtype, ())
+        return
+    dtype = p.value.dtype
+    value = fn.load(memory_type(dtype), pointer, memory_type_bytes(dtype))
+    if memory_type(dtype) != "i8" or dtype.kind != "bool":
+        e.env[p.value] = value
+    else:
+        e.env[p.value] = fn.icmp("ne", value, int_val(0, "i8"))
+    if p.role in ("size", "stride"):
+        e.extents[p.value.name] = fn.cast("sext", value, "i64")
+
+
+def _bind_tensor(e: Emitter, v: Value) -> None:
+    """Extents, strides and the slot of the safe value, 0 at first."""
+    fn, t = e.fn, v.buffer
+    sizes = tuple(e.extent(n) for n in t.shape)
+    if t.strides is not None:
+        strides = tuple(e.extent(n) for n in t.strides)
+    else:
+        strides = _row_major(e, sizes)
+    elem = memory_type(t.dtype)
+    safe = fn.alloca(elem, memory_type_bytes(t.dtype))
+    fn.store(constant(elem, 0), safe, memory_type_bytes(t.dtype))
+    e.memories[v] = Memory(e.memories[v].pointer, t.dtype, strides, sizes, safe, e.tails[v])
+
+
+def _row_major(e: Emitter, sizes: Sequence[Val]) -> tuple[Val, ...]:
+    strides = [int_val(1, "i64")]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, e.fn.mul(strides[0], size))
+    return tuple(strides) if sizes else ()
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+
+def _blocks(e: Emitter, func: Func) -> None:
+    """The body for each block from %begin to %end."""
+    fn = e.fn
+    begin, end = Val("i32", "%begin"), Val("i32", "%end")
+    head, body, done = fn.label("block"), fn.label("run"), fn.label("endblocks")
+    before = fn.block.label
+    fn.br(head)
+    fn.start(head)
+    index = fn.phi("i32")
+    fn.cbr(fn.icmp("slt", index.result, end), body, done, done)
+    fn.start(body)
+    gx, gy, _ = e.grid
+    rows = fn.binary("udiv", index.result, gx)
+    x = fn.binary("urem", index.result, gx)
+    e.block_index = (x, fn.binary("urem", rows, gy), fn.binary("udiv", rows, gy))
+    e.block(func.body)
+    after = fn.binary("add", index.result, int_val(1), "nsw")
+    fn.br(head)
+    index.incoming = [(begin, before), (after, fn.block.label)]
+    fn.start(done)
+
+
+def _acquire_scratch(e: Emitter) -> Val | None:
+    """Allocate the scratch area in the entry block; what to free at the end (None: nothing was
+    needed).
+
+    The area is aligned by hand, because `malloc` is the one allocator that every host has.
+    """
+    if not e.scratch_bytes:
+        return None
+    fn = e.fn
+    area = fn.call("ptr", "malloc", [int_val(e.scratch_bytes + LINE, "i64")])
+    assert area is not None
+    number = fn.cast("ptrtoint", area, "i64")
+    past = fn.binary("and", fn.binary("sub", int_val(0, "i64"), number), int_val(LINE - 1, "i64"))
+    text = f"getelementptr inbounds i8, {area}, {past}"
+    fn.block.insts.append(Inst("getelementptr", e.scratch, (area, past), text))
+    return area
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
+    functions = [e.fn, *e.kernels.functions.values()]
+    declared = {name: text for f in functions for name, text in f.declarations.items()}
+    strings = [f'{name} = private constant [{n} x i8] c"{text}"' for name, text, n in _strings(e)]
+    width = machine.vector_bytes * 8
+    attributes = (
+        f'attributes #0 = {{ "min-legal-vector-width"="{width}" "prefer-vector-width"="{width}" }}'
+    )
+    parts = [*strings, *(f.text() for f in functions), *declared.values(), attributes]
+    return "\n\n".join([*parts, "\n".join([*_LOOP_METADATA, *metadata])]) + "\n"
+
+
+def _strings(e: Emitter) -> list[tuple[str, str, int]]:
+    out = []
+    for text, name in e.texts.items():
+        raw = text.encode() + b"\0"
+        out.append((name, "".join(f"\\{c:02X}" for c in raw), len(raw)))
+    return out

@@ -1,0 +1,285 @@
+"""Loads and stores of the CPU target: where an element lies, which lanes may touch it, and the
+cheapest way to.
+
+An index is one of three things. A scalar is the same in all lanes; a `Ramp` grows by a known step
+from lane to lane (a loop index that runs along the lanes, and what is computed from it by
+additions); a vector is anything else. Offsets keep the three apart, so that an access is one
+number, one contiguous vector, or a gather or scatter, as it needs.
+
+A guard costs no branch. A scalar load out of bounds is turned to a slot that holds the tensor's
+safe value, a scalar store to a slot that nobody reads, and vectors use LLVM's masked loads and
+stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilec.codegen.lanes import (
+    constant,
+    convert,
+    iota,
+    lanes_of,
+    mangled,
+    memory_type,
+    shaped,
+    splat,
+)
+from tilec.ir.llvm import Function, Val, int_val
+from tilec.ir.types import BOOL, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """base + step * lane."""
+
+    base: Val
+    step: int
+
+
+Index = Val | Ramp
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer's place. `strides` are i64 elements, `sizes` the i64 extents that guards compare
+    with (None on chip: an index out of bounds there has no meaning). `safe`: a slot with what reads
+    out of bounds give. `tail`: the metadata by which LLVM tells buffers apart. `private`: each lane
+    has a copy, element by element side by side.
+    """
+
+    pointer: Val
+    dtype: DType
+    strides: tuple[Val, ...]
+    sizes: tuple[Val, ...] | None = None
+    safe: Val | None = None
+    tail: str = ""
+    private: bool = False
+
+    def with_unit_stride(self) -> Memory:
+        """The same where the last stride has been found to be 1."""
+        return replace(self, strides=(*self.strides[:-1], int_val(1, "i64")))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An element per lane: `base` elements from the buffer's start, plus `step` per lane, plus
+    `offsets`.
+    """
+
+    base: Val
+    step: int
+    offsets: Val | None
+    uniform_ok: Val | None
+    lanes_ok: Val | None
+
+
+@dataclass(frozen=True)
+class Access:
+    """Loads and stores appended to `fn`. `nowhere`: a slot of 8 bytes for stores that must not
+    happen.
+    """
+
+    fn: Function
+    nowhere: Val
+
+    # --- lanes ---
+
+    def vector(self, v: Index, lanes: int) -> Val:
+        """The index or value as a vector (a scalar where there is one lane)."""
+        if isinstance(v, Ramp):
+            base = splat(self.fn, v.base, lanes)
+            return self.fn.add(base, iota(lanes, v.base.type, v.step)) if lanes > 1 else v.base
+        return splat(self.fn, v, lanes) if lanes_of(v.type) != lanes else v
+
+    def both(self, a: Val | None, b: Val | None) -> Val | None:
+        """a and b, where None is true."""
+        if a is None or b is None:
+            return a if b is None else b
+        return self.fn.binary("and", a, b)
+
+    def wide(self, v: Index, signed: bool) -> Index:
+        """An index as i64."""
+        if isinstance(v, Ramp):
+            return Ramp(self.fn.cast("sext" if signed else "zext", v.base, "i64"), v.step)
+        return convert(self.fn, "sext" if signed else "zext", v, "i64")
+
+    # --- places ---
+
+    def place(
+        self, memory: Memory, indices: Sequence[Index], lanes: int, proved: Sequence[bool]
+    ) -> Place:
+        """Where the i64 `indices` point. Dimensions that are `proved` need no guard."""
+        fn = self.fn
+        base, step = int_val(0, "i64"), 0
+        offsets: Val | None = None
+        uniform_ok: Val | None = None
+        lanes_ok: Val | None = None
+        private = memory.private and lanes > 1
+        for d, index in enumerate(indices):
+            stride = memory.strides[d]
+            if private:
+                stride = fn.mul(stride, int_val(lanes, "i64"))
+            more: Val | None = None
+            if isinstance(index, Ramp):
+                base = fn.add(base, fn.mul(index.base, stride))
+                if stride.literal is not None:
+                    step += index.step * stride.literal
+                else:
+                    more = fn.mul(splat(fn, stride, lanes), iota(lanes, "i64", index.step))
+            elif lanes_of(index.type) > 1:
+                more = fn.mul(index, splat(fn, stride, lanes))
+            else:
+                base = fn.add(base, fn.mul(index, stride))
+            if more is not None:
+                offsets = more if offsets is None else fn.add(offsets, more)
+            if memory.sizes is None or proved[d]:
+                continue
+            size = memory.sizes[d]
+            if isinstance(index, Val) and lanes_of(index.type) == 1:
+                uniform_ok = self.both(uniform_ok, fn.icmp("ult", index, size))
+            else:
+                lanes_ok = self.both(lanes_ok, self._inside(index, size, lanes))
+        if private:
+            step += 1
+        return Place(base, step, offsets, uniform_ok, lanes_ok)
+
+    def _inside(self, index: Index, size: Val, lanes: int) -> Val:
+        """Lanes whose index is in [0, size)."""
+        fn = self.fn
+        if isinstance(index, Val) or index.step != 1:
+            each = self.vector(index, lanes)
+            return fn.icmp("ult", each, splat(fn, size, lanes))
+        first = self._clamped(fn.binary("sub", int_val(0, "i64"), index.base), lanes)
+        end = self._clamped(fn.binary("sub", size, index.base), lanes)
+        lane = iota(lanes)
+        return fn.binary(
+            "and",
+            fn.icmp("sge", lane, splat(fn, first, lanes)),
+            fn.icmp("slt", lane, splat(fn, end, lanes)),
+        )
+
+    def _clamped(self, v: Val, most: int) -> Val:
+        fn = self.fn
+        v = fn.intrinsic("i64", "llvm.smax.i64", [v, int_val(0, "i64")])
+        v = fn.intrinsic("i64", "llvm.smin.i64", [v, int_val(most, "i64")])
+        return fn.cast("trunc", v, "i32")
+
+    def _address(self, memory: Memory, place: Place) -> Val:
+        base = memory.pointer
+        if place.base.literal == 0:
+            return base
+        # Not `inbounds`: a guarded access may compute an address that is never touched.
+        text = f"getelementptr {memory_type(memory.dtype)}, {base}, {place.base}"
+        return self.fn.pure("getelementptr", "ptr", (base, place.base), text)
+
+    def _addresses(self, memory: Memory, place: Place, lanes: int) -> Val:
+        """One pointer per lane."""
+        fn = self.fn
+        base = self._address(memory, place)
+        offsets = iota(lanes, "i64", place.step)
+        if place.offsets is not None:
+            offsets = fn.add(place.offsets, offsets) if place.step else place.offsets
+        text = f"getelementptr {memory_type(memory.dtype)}, {base}, {offsets}"
+        return fn.pure("getelementptr", f"<{lanes} x ptr>", (base, offsets), text)
+
+    def _mask(self, place: Place, mask: Val | None, lanes: int) -> Val | None:
+        made = self.both(mask, place.lanes_ok)
+        if place.uniform_ok is not None:
+            made = self.both(made, splat(self.fn, place.uniform_ok, lanes))
+        return made
+
+    # --- loads and stores ---
+
+    def load(self, memory: Memory, place: Place, lanes: int, mask: Val | None) -> Val:
+        """The elements in register form: a scalar where all lanes read the same one."""
+        fn, dtype = self.fn, memory.dtype
+        elem, align = memory_type(dtype), memory_type_bytes(dtype)
+        if place.offsets is None and place.step == 0 and place.lanes_ok is None:
+            pointer = self._address(memory, place)
+            if place.uniform_ok is not None and memory.safe is not None:
+                pointer = fn.select(place.uniform_ok, pointer, memory.safe)
+            return self._as_register(fn.load(elem, pointer, align, tail=memory.tail), dtype)
+        mask = self._mask(place, mask, lanes)
+        type = shaped(elem, lanes)
+        contiguous = place.offsets is None and place.step == 1
+        if contiguous and mask is None:
+            pointer = self._address(memory, place)
+            return self._as_register(fn.load(type, pointer, align, tail=memory.tail), dtype)
+        other = Val(type, "poison")
+        if place.uniform_ok is not None or place.lanes_ok is not None:
+            assert memory.safe is not None
+            other = splat(fn, fn.load(elem, memory.safe, align), lanes)
+        if contiguous:
+            name, where = "masked.load", self._address(memory, place)
+        else:
+            name, where = "masked.gather", self._addresses(memory, place, lanes)
+        mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
+        made = self._masked(type, name, mangled(type), where, align, [mask, other], memory.tail)
+        return self._as_register(made, dtype)
+
+    def store(
+        self, memory: Memory, place: Place, value: Index, lanes: int, mask: Val | None
+    ) -> None:
+        """Write `value` (register form). Where lanes write one element, the last of them wins."""
+        fn, dtype = self.fn, memory.dtype
+        align = memory_type_bytes(dtype)
+        same = place.offsets is None and place.step == 0 and place.lanes_ok is None
+        if same and isinstance(value, Val) and lanes_of(value.type) == 1:
+            ok = place.uniform_ok
+            if mask is not None:
+                some = fn.intrinsic("i1", f"llvm.vector.reduce.or.{mangled(mask.type)}", [mask])
+                ok = self.both(ok, some)
+            pointer = self._address(memory, place)
+            if ok is not None:
+                pointer = fn.select(ok, pointer, self.nowhere)
+            fn.store(self._as_memory(value, dtype), pointer, align, tail=memory.tail)
+            return
+        made = self._as_memory(self.vector(value, lanes), dtype)
+        mask = self._mask(place, mask, lanes)
+        contiguous = place.offsets is None and place.step == 1
+        if contiguous and mask is None:
+            fn.store(made, self._address(memory, place), align, tail=memory.tail)
+            return
+        if contiguous:
+            name, where = "masked.store", self._address(memory, place)
+        else:
+            name, where = "masked.scatter", self._addresses(memory, place, lanes)
+        mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
+        self._masked("void", name, mangled(made.type), where, align, [mask], memory.tail, made)
+
+    def _masked(
+        self,
+        type: str,
+        name: str,
+        suffix: str,
+        where: Val,
+        align: int,
+        args: Sequence[Val],
+        tail: str,
+        value: Val | None = None,
+    ) -> Val:
+        """A masked intrinsic; the alignment stands on the pointer operand."""
+        fn = self.fn
+        full = f"llvm.{name}.{suffix}.{mangled(where.type)}"
+        given = [value, where, *args] if value is not None else [where, *args]
+        if full not in fn.declarations:
+            fn.declarations[full] = f"declare {type} @{full}({', '.join(v.type for v in given)})"
+        words = [f"{v.type} align {align} {v.ref}" if v is where else str(v) for v in given]
+        text = f"call {type} @{full}({', '.join(words)}){tail}"
+        if type == "void":
+            fn.act("call", tuple(given), text, full)
+            return where
+        return fn.inst("call", type, tuple(given), text, full)
+
+    def _as_register(self, v: Val, dtype: DType) -> Val:
+        return self.fn.icmp("ne", v, constant(v.type, 0)) if dtype == BOOL else v
+
+    def _as_memory(self, v: Val, dtype: DType) -> Val:
+        return convert(self.fn, "zext", v, "i8") if dtype == BOOL else v
+
+
+def memory_type_bytes(dtype: DType) -> int:
+    """Bytes of one element in memory, which is also the alignment that may be relied on."""
+    return 1 if dtype == BOOL else dtype.bytes

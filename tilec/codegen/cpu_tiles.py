@@ -1,0 +1,181 @@
+"""Tile ops as parallel loops: what `copy`, `fill` and the packing for `gemm` mean, in the IR
+itself.
+
+After `expand_tiles` a body has no Copy and no Fill, and every Gemm is in the one form the
+micro-kernels take: all three operands on chip and of the type they are computed in, B not
+transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Block, Builder, Op, Value, rewrite
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Fill, Gemm, Load, Parallel, Store
+from tilec.ir.types import (
+    FLOAT32,
+    FLOAT64,
+    INT32,
+    TFLOAT32,
+    BufferType,
+    DType,
+    ScalarType,
+)
+
+
+def expand_tiles(body: Block) -> Block:
+    """`body` with its tile ops replaced as the module's opening says."""
+    return rewrite(body, _expand)
+
+
+def _expand(o: Op) -> Sequence[Op] | None:
+    b = Builder(o.loc)
+    match o:
+        case Copy():
+            _copy(b, o)
+        case Fill():
+            shape, index = _loop(o.extents)
+            inner = Builder(o.loc)
+            where = _region(inner, o.offsets, o.extents, index)
+            inner.emit(Store, o.dest, where, o.value)
+            b.emit(Parallel, shape, inner.block(index))
+        case Gemm():
+            _gemm(b, o)
+        case _:
+            return None
+    return b.ops
+
+
+def _loop(extents: Sequence[int]) -> tuple[tuple[int, ...], tuple[Value, ...]]:
+    """The extents that are not 1 (one of them at least), and an index for each."""
+    shape = tuple(e for e in extents if e != 1) or (1,)
+    return shape, tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
+
+
+def _region(
+    b: Builder, offsets: Sequence[Value], extents: Sequence[int], index: Sequence[Value]
+) -> tuple[Value, ...]:
+    """Indices of one element of a region: the offsets plus, where the extent is not 1, the next
+    loop index.
+    """
+    left = iter(index)
+    return tuple(
+        offset if extent == 1 else _add(b, offset, next(left))
+        for offset, extent in zip(offsets, extents)
+    )
+
+
+def _add(b: Builder, offset: Value, index: Value) -> Value:
+    if offset.dtype != index.dtype:
+        index = b.value(Cast, index, offset.dtype)
+    return b.value(Binary, "add", offset, index)
+
+
+def _cast(b: Builder, v: Value, dtype: DType) -> Value:
+    return v if v.dtype == dtype else b.value(Cast, v, dtype)
+
+
+def _copy(b: Builder, o: Copy) -> None:
+    shape, index = _loop(o.source_extents)
+    inner = Builder(o.loc)
+    source = _region(inner, o.source_offsets, o.source_extents, index)
+    value = _cast(inner, inner.value(Load, o.source, source), o.dest.dtype)
+    dest = _region(inner, o.dest_offsets, o.dest_extents, index)
+    inner.emit(Store, o.dest, dest, value)
+    b.emit(Parallel, shape, inner.block(index))
+
+
+# --- gemm ---------------------------------------------------------------------------------------
+
+
+def compute_dtype(o: Gemm) -> DType:
+    """What a product is computed in: float64 if any operand is, else float32; integers in the
+    accumulator's type.
+    """
+    a, b, c = o.a.dtype, o.b.dtype, o.c.dtype
+    if c.is_int and (a.is_float or b.is_float):
+        raise CompileError(
+            f"gemm of {o.a.type} and {o.b.type} into the integer accumulator {o.c.type}",
+            o.loc,
+            "make the accumulator float32",
+        )
+    if c.is_int:
+        return c
+    return FLOAT64 if FLOAT64 in (a, b, c) else FLOAT32
+
+
+def _gemm(b: Builder, o: Gemm) -> None:
+    m, n, k = o.shape
+    dtype = compute_dtype(o)
+    tf32 = o.allow_tf32 and o.a.dtype == FLOAT32 and dtype == FLOAT32
+    zero = b.value(Const, 0, INT32)
+    a, a_offsets, a_extents, transposed = o.a, o.a_offsets, o.a_extents, o.transpose_a
+    if tf32 or a.dtype != dtype or a.buffer.space == "global":
+        a = _packed(b, a, a_offsets, a_extents, transposed, (m, k), dtype, tf32)
+        a_offsets, a_extents, transposed = (zero, zero), (m, k), False
+    right, b_offsets, b_extents = o.b, o.b_offsets, o.b_extents
+    if tf32 or right.dtype != dtype or right.buffer.space == "global" or o.transpose_b:
+        right = _packed(b, right, b_offsets, b_extents, o.transpose_b, (k, n), dtype, tf32)
+        b_offsets, b_extents = (zero, zero), (k, n)
+    c = o.c
+    if c.dtype != dtype:
+        c = b.value(Alloc, BufferType((m, n), dtype, "fragment"))
+        if not o.clear:
+            _convert(b, o.c, c)
+    b.emit(
+        Gemm,
+        a,
+        a_offsets,
+        a_extents,
+        right,
+        b_offsets,
+        b_extents,
+        c,
+        transpose_a=transposed,
+        clear=o.clear,
+    )
+    if c is not o.c:
+        _convert(b, c, o.c)
+
+
+def _packed(
+    b: Builder,
+    source: Value,
+    offsets: Sequence[Value],
+    extents: Sequence[int],
+    transposed: bool,
+    shape: tuple[int, int],
+    dtype: DType,
+    tf32: bool,
+) -> Value:
+    """A new buffer of `shape` with the operand in `dtype`, the last two dimensions swapped if
+    `transposed`.
+    """
+    made = b.value(Alloc, BufferType(shape, dtype, "shared"))
+    inner = Builder(b.loc)
+    index = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(2))
+    row, column = index[::-1] if transposed else index
+    where = (
+        *offsets[:-2],
+        _add(inner, offsets[-2], row),
+        _add(inner, offsets[-1], column),
+    )
+    value = inner.value(Load, source, where)
+    if tf32:
+        value = _cast(inner, value, TFLOAT32)
+    inner.emit(Store, made, index, _cast(inner, value, dtype))
+    b.emit(Parallel, shape, inner.block(index))
+    return made
+
+
+def _convert(b: Builder, source: Value, dest: Value) -> None:
+    shape, index = _loop(source.buffer.static_shape)
+    inner = Builder(b.loc)
+    zero = inner.value(Const, 0, INT32)
+    left = iter(index)
+    where = tuple(zero if e == 1 else next(left) for e in source.buffer.static_shape)
+    if not any(e != 1 for e in source.buffer.static_shape):
+        where = (zero, zero)
+    inner.emit(Store, dest, where, _cast(inner, inner.value(Load, source, where), dest.dtype))
+    b.emit(Parallel, shape, inner.block(index))

@@ -1,0 +1,121 @@
+"""Code written once for scalars and for vectors.
+
+LLVM's arithmetic is the same for `float` and `<16 x float>`; only constants, casts and the names of
+intrinsics differ. The helpers here hide that difference: each takes values of either shape and
+gives the shape it got, so that a conversion or a polynomial is one text for a single element and
+for a register full of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.types import BOOL, FLOAT32, FLOAT64, TFLOAT32, DType
+
+_FLOATS = ("half", "bfloat", "float", "double")
+_SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
+
+
+def lanes_of(type: str) -> int:
+    """Number of elements of a vector type; 1 for a scalar type."""
+    return int(type[1:].split(" ", 1)[0]) if type.startswith("<") else 1
+
+
+def elem_of(type: str) -> str:
+    """Element type of a vector type; a scalar type itself."""
+    return type[1:-1].split(" x ", 1)[1] if type.startswith("<") else type
+
+
+def shaped(elem: str, lanes: int) -> str:
+    """The type of `lanes` elements: a scalar for 1, else a vector."""
+    return elem if lanes == 1 else f"<{lanes} x {elem}>"
+
+
+def like(type: str, elem: str) -> str:
+    """`elem` in the shape of `type`."""
+    return shaped(elem, lanes_of(type))
+
+
+def constant(type: str, value: float | int) -> Val:
+    """A number of `type`, the same in every lane."""
+    elem = elem_of(type)
+    one = float_val(float(value), elem) if elem in _FLOATS else int_val(int(value), elem)
+    return splat_constant(one, lanes_of(type))
+
+
+def splat_constant(one: Val, lanes: int) -> Val:
+    """A literal in every lane."""
+    return one if lanes == 1 else Val(shaped(one.type, lanes), f"splat ({one})")
+
+
+def literal_of(v: Val) -> int | None:
+    """The integer that a literal is in every lane; None of anything else."""
+    if v.literal is not None or not v.ref.startswith("splat (i"):
+        return v.literal
+    number = v.ref[:-1].rsplit(" ", 1)[1]
+    return {"true": 1, "false": 0}[number] if number in ("true", "false") else int(number)
+
+
+def iota(lanes: int, elem: str = "i32", step: int = 1) -> Val:
+    """The vector 0, step, 2 * step, …"""
+    parts = ", ".join(str(int_val(i * step, elem)) for i in range(lanes))
+    return Val(shaped(elem, lanes), f"<{parts}>")
+
+
+def splat(fn: Function, v: Val, lanes: int) -> Val:
+    """A scalar in every lane of a vector."""
+    if lanes == 1:
+        return v
+    if not v.ref.startswith("%"):
+        return splat_constant(v, lanes)
+    type = shaped(v.type, lanes)
+    first = fn.insert_element(Val(type, "poison"), v, 0)
+    zeros = f"<{lanes} x i32> zeroinitializer"
+    return fn.inst(
+        "shufflevector", type, (first,), f"shufflevector {first}, {type} poison, {zeros}"
+    )
+
+
+def convert(fn: Function, opcode: str, v: Val, elem: str) -> Val:
+    """LLVM's cast `opcode` to elements of type `elem`, keeping the shape."""
+    return fn.cast(opcode, v, like(v.type, elem))
+
+
+def intrinsic(fn: Function, name: str, args: Sequence[Val], extra: Sequence[Val] = ()) -> Val:
+    """`llvm.<name>` overloaded on the type of the first argument, which it returns."""
+    type = args[0].type
+    return fn.intrinsic(type, f"llvm.{name}.{mangled(type)}", [*args, *extra])
+
+
+def mangled(type: str) -> str:
+    """How an intrinsic's name spells a type: "v16f32" for `<16 x float>`."""
+    elem, lanes = elem_of(type), lanes_of(type)
+    short = "p0" if elem == "ptr" else _SUFFIX.get(elem, elem)
+    return short if lanes == 1 else f"v{lanes}{short}"
+
+
+def per_lane(fn: Function, symbol: str, args: Sequence[Val]) -> Val:
+    """Call the C library's `symbol` (arguments and result of one type) for each lane."""
+    type = args[0].type
+    lanes, elem = lanes_of(type), elem_of(type)
+    if lanes == 1:
+        return fn.intrinsic(elem, symbol, list(args))
+    columns = [fn.unpack(a, lanes, elem) for a in args]
+    return fn.pack([fn.intrinsic(elem, symbol, list(one)) for one in zip(*columns)])
+
+
+def register_type(dtype: DType) -> str:
+    """LLVM type of one element in a register. Floats narrower than 32 bits are kept as their bits,
+    because not every host has instructions (or even run-time routines) for them.
+    """
+    if dtype == BOOL:
+        return "i1"
+    if dtype in (FLOAT32, TFLOAT32):
+        return "float"
+    return "double" if dtype == FLOAT64 else f"i{dtype.bits}"
+
+
+def memory_type(dtype: DType) -> str:
+    """LLVM type of one element in memory (a bool is a byte)."""
+    return "i8" if dtype == BOOL else register_type(dtype)

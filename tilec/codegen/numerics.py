@@ -1,0 +1,301 @@
+"""Conversions between number formats, as integer arithmetic where the host may have no instruction.
+
+A float narrower than 32 bits lives in a register as its bits (an i16 or i8). `widen` makes a float
+of them, exactly; `narrow` rounds a float to them: nearest even, and for float8 saturating.
+Everything works on scalars and on vectors.
+
+One pair of routines serves every format, because all of them are the same picture with other field
+widths:
+
+    float32   s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
+    format    s  e...e    m...m                       shift = 23 - m, rebias = 127 - bias
+
+Moving the fields by `shift` and adding `rebias` to the exponent is the whole conversion of a normal
+number. A subnormal one has no leading 1, so it is made (or taken apart) by one float addition with
+a power of two whose last bit has the weight of the format's last bit. The rounding of normals adds
+half of the last kept bit, less one, plus that bit itself. Source: F. Giesen, "float->half variants"
+(2016), generalised over the field widths.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from tilec.codegen.lanes import constant, convert, intrinsic, like, mangled, register_type
+from tilec.ir.llvm import Function, Val
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    TFLOAT32,
+    DType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Field widths of a small float. `largest`: bits of the largest finite value; `nan`: bits of a
+    nan; `infinity`: bits of infinity, None where the format has none; `saturates`: conversions to
+    it give the largest value instead of infinity.
+    """
+
+    bits: int
+    mantissa: int
+    bias: int
+    largest: int
+    nan: int
+    infinity: int | None
+    saturates: bool
+
+    @property
+    def overflow(self) -> int:
+        """Bits of what a number beyond the largest becomes."""
+        return self.largest if self.saturates or self.infinity is None else self.infinity
+
+
+# IEEE 754-2019 binary16; bfloat16; OCP 8-bit Floating Point Specification 1.0 (conversions
+# saturate).
+FORMATS: dict[DType, Format] = {
+    FLOAT16: Format(16, 10, 15, 0x7BFF, 0x7E00, 0x7C00, False),
+    BFLOAT16: Format(16, 7, 127, 0x7F7F, 0x7FC0, 0x7F80, False),
+    FLOAT8_E4M3: Format(8, 3, 7, 0x7E, 0x7F, None, True),
+    FLOAT8_E5M2: Format(8, 2, 15, 0x7B, 0x7E, 0x7C, True),
+}
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Conversions appended to `fn`. `half`: the machine converts float to half and back by an
+    instruction.
+    """
+
+    fn: Function
+    half: bool = False
+
+    # --- small floats ---
+
+    def widen(self, v: Val, dtype: DType) -> Val:
+        """The float32 (float64 stays) that a value of `dtype` stands for, exactly."""
+        if dtype not in FORMATS:
+            return v
+        if dtype == FLOAT16 and self.half:
+            return convert(self.fn, "fpext", convert(self.fn, "bitcast", v, "half"), "float")
+        if dtype == BFLOAT16:
+            return self._float(self._int("shl", self._zext(v), 16))
+        return self._widen(v, FORMATS[dtype])
+
+    def narrow(self, v: Val, dtype: DType) -> Val:
+        """A float32 rounded to `dtype`'s register form."""
+        if dtype == TFLOAT32:
+            return self.round_tf32(v)
+        if dtype not in FORMATS:
+            return v
+        if dtype == FLOAT16 and self.half:
+            return convert(self.fn, "bitcast", convert(self.fn, "fptrunc", v, "half"), "i16")
+        if dtype == BFLOAT16:
+            return self._narrow_bfloat16(v)
+        return self._narrow(v, FORMATS[dtype])
+
+    def _widen(self, v: Val, form: Format) -> Val:
+        shift, rebias = 23 - form.mantissa, (127 - form.bias) << 23
+        bits = self._zext(v)
+        size = self._int("and", bits, (1 << form.bits - 1) - 1)
+        moved = self._int("add", self._int("shl", size, shift), rebias)
+        # Read as a normal number of the smallest exponent, a subnormal is too large by that power
+        # of two.
+        least = rebias + (1 << 23)
+        tiny = self._minus(self._float(self._int("add", moved, 1 << 23)), least)
+        subnormal = self._cmp("ult", size, 1 << form.mantissa)
+        wide = self.fn.select(subnormal, self._bits(tiny), moved)
+        if form.infinity is not None:
+            special = self._cmp("ugt", size, form.largest)
+            wide = self.fn.select(special, self._int("or", wide, 0x7F80_0000), wide)
+        else:
+            wide = self.fn.select(self._cmp("eq", size, form.nan), self._c(wide, 0x7FC0_0000), wide)
+        sign = self._int("shl", self._int("and", bits, 1 << form.bits - 1), 32 - form.bits)
+        return self._float(self.fn.binary("or", wide, sign))
+
+    def _narrow(self, v: Val, form: Format) -> Val:
+        shift, rebias = 23 - form.mantissa, (127 - form.bias) << 23
+        bits = self._bits(v)
+        sign = self._int("and", self._int("lshr", bits, 32 - form.bits), 1 << form.bits - 1)
+        size = self._int("and", bits, 0x7FFF_FFFF)
+        last = self._int("and", self._int("lshr", size, shift), 1)
+        half = self._int("add", self.fn.binary("add", size, last), (1 << shift - 1) - 1 - rebias)
+        normal = self._int("lshr", half, shift)
+        weight = rebias + (shift + 1 << 23)  # its last bit weighs as much as the format's last bit
+        small = self._float(size)
+        sum = self.fn.binary("fadd", small, constant(small.type, _float_of(weight)))
+        tiny = self._int("sub", self._bits(sum), weight)
+        made = self.fn.select(self._cmp("ult", size, rebias + (1 << 23)), tiny, normal)
+        midpoint = (form.largest << shift) + rebias + (1 << shift - 1)
+        beyond = self._cmp("uge", size, midpoint)  # at the midpoint both roundings give `overflow`
+        made = self.fn.select(beyond, self._c(made, form.overflow), made)
+        made = self.fn.select(self._cmp("ugt", size, 0x7F80_0000), self._c(made, form.nan), made)
+        return convert(self.fn, "trunc", self.fn.binary("or", made, sign), f"i{form.bits}")
+
+    def _narrow_bfloat16(self, v: Val) -> Val:
+        bits = self._bits(v)
+        last = self._int("and", self._int("lshr", bits, 16), 1)
+        up = self._int("add", self.fn.binary("add", bits, last), 0x7FFF)
+        quiet = self._int("or", bits, 0x40_0000)
+        made = self.fn.select(self.fn.fcmp("uno", v, v), quiet, up)
+        return convert(self.fn, "trunc", self._int("lshr", made, 16), "i16")
+
+    def round_tf32(self, v: Val) -> Val:
+        """A float32 rounded to tfloat32's 10 bits of mantissa, nearest even; inf and nan stay."""
+        bits = self._bits(v)
+        last = self._int("and", self._int("lshr", bits, 13), 1)
+        up = self._int("add", self.fn.binary("add", bits, last), 0xFFF)
+        special = self._cmp("uge", self._int("and", bits, 0x7FFF_FFFF), 0x7F80_0000)
+        return self._float(self.fn.select(special, bits, self._int("and", up, ~0x1FFF)))
+
+    def round_to_odd(self, v: Val) -> Val:
+        """A float64 as a float32 whose last bit is set where it is inexact, so that rounding it
+        again to fewer bits is the only rounding (Boldo and Melquiond, "Emulation of FMA and
+        correctly rounded sums", 2008).
+        """
+        fn = self.fn
+        near = convert(fn, "fptrunc", v, "float")
+        back = convert(fn, "fpext", near, "double")
+        far = fn.fcmp("ogt", intrinsic(fn, "fabs", [back]), intrinsic(fn, "fabs", [v]))
+        bits = self._bits(near)
+        toward_zero = fn.binary("sub", bits, convert(fn, "zext", far, "i32"))
+        exact = fn.fcmp("ueq", back, v)
+        return self._float(fn.select(exact, bits, self._int("or", toward_zero, 1)))
+
+    # --- between all dtypes ---
+
+    def cast(self, v: Val, source: DType, dest: DType) -> Val:
+        """Convert between register forms: nearest even; float to int saturates and truncates, to
+        float8 saturates; int to int wraps.
+        """
+        if source == dest:
+            return v
+        if dest == BOOL:
+            return self._nonzero(v, source)
+        if source.is_int:
+            return self._from_int(v, source, dest)
+        if dest.is_int:
+            return self._to_int(self.widen(v, source), dest)
+        wide = self.widen(v, source)
+        if dest == FLOAT64:
+            return convert(self.fn, "fpext", wide, "double")
+        if source == FLOAT64:
+            plain = dest == FLOAT32
+            wide = convert(self.fn, "fptrunc", v, "float") if plain else self.round_to_odd(v)
+        return self.narrow(wide, dest)
+
+    def _nonzero(self, v: Val, source: DType) -> Val:
+        if source.is_int:
+            return self.fn.icmp("ne", v, constant(v.type, 0))
+        wide = self.widen(v, source)
+        return self.fn.fcmp("une", wide, constant(wide.type, 0.0))
+
+    def _from_int(self, v: Val, source: DType, dest: DType) -> Val:
+        fn = self.fn
+        unsigned = source.kind != "int"
+        if dest.is_int:
+            if dest.bits <= source.bits and source != BOOL:
+                return convert(fn, "trunc", v, register_type(dest))
+            return convert(fn, "zext" if unsigned else "sext", v, register_type(dest))
+        opcode = "uitofp" if unsigned else "sitofp"
+        if dest in (FLOAT32, FLOAT64):
+            return convert(fn, opcode, v, register_type(dest))
+        if source.bits <= 16:  # exact as float32
+            return self.narrow(convert(fn, opcode, v, "float"), dest)
+        if source.bits == 64:
+            v = self._fold_low_bits(v)
+        return self.narrow(self.round_to_odd(convert(fn, opcode, v, "double")), dest)
+
+    def _fold_low_bits(self, v: Val) -> Val:
+        """An i64 whose 11 lowest bits, where it has more than 53 bits, are folded into one sticky
+        bit above them: its conversion to float64 is then exact or decides no later rounding.
+        """
+        fn = self.fn
+        low = fn.binary("and", v, constant(v.type, 0x7FF))
+        sticky = fn.icmp("ne", low, constant(v.type, 0))
+        kept = fn.binary("and", v, constant(v.type, ~0x7FF))
+        odd = fn.select(sticky, constant(v.type, 0x800), constant(v.type, 0))
+        folded = fn.binary("or", kept, odd)
+        shifted = fn.binary("add", v, constant(v.type, 1 << 53))
+        small = fn.icmp("ult", shifted, constant(v.type, 1 << 54))
+        return fn.select(small, v, folded)
+
+    def _to_int(self, wide: Val, dest: DType) -> Val:
+        way = "fptosi" if dest.kind == "int" else "fptoui"
+        to = like(wide.type, register_type(dest))
+        return self.fn.intrinsic(to, f"llvm.{way}.sat.{mangled(to)}.{mangled(wide.type)}", [wide])
+
+    def bitcast(self, v: Val, source: DType, dest: DType) -> Val:
+        """The same bits as another dtype of equal width."""
+        if source == BOOL:
+            v = convert(self.fn, "zext", v, "i8")
+        if dest == BOOL:
+            return self.fn.icmp("ne", v, constant(v.type, 0))
+        return convert(self.fn, "bitcast", v, register_type(dest))
+
+    def literal(self, value: bool | int | float, dtype: DType) -> Val:
+        """A number in `dtype`'s register form, rounded to it."""
+        if dtype in FORMATS:
+            return constant(register_type(dtype), encode(float(value), FORMATS[dtype]))
+        if dtype == TFLOAT32:
+            value = _round(float(value), 11)
+        return constant(register_type(dtype), value)
+
+    # --- spelling ---
+
+    def _int(self, opcode: str, v: Val, number: int) -> Val:
+        return self.fn.binary(opcode, v, constant(v.type, number))
+
+    def _cmp(self, pred: str, v: Val, number: int) -> Val:
+        return self.fn.icmp(pred, v, constant(v.type, number))
+
+    def _c(self, shape: Val, number: int) -> Val:
+        return constant(shape.type, number)
+
+    def _zext(self, v: Val) -> Val:
+        return convert(self.fn, "zext", v, "i32")
+
+    def _bits(self, v: Val) -> Val:
+        return convert(self.fn, "bitcast", v, "i32")
+
+    def _float(self, v: Val) -> Val:
+        return convert(self.fn, "bitcast", v, "float")
+
+    def _minus(self, v: Val, bits: int) -> Val:
+        return self.fn.binary("fsub", v, constant(v.type, _float_of(bits)))
+
+
+def encode(value: float, form: Format) -> int:
+    """The bits of `value` rounded to a small format, nearest even."""
+    sign = 1 << form.bits - 1 if math.copysign(1.0, value) < 0 else 0
+    if math.isnan(value):
+        return sign | form.nan
+    size = abs(value)
+    if math.isinf(size):
+        return sign | form.overflow
+    exponent = max(math.frexp(size)[1] - 1, 1 - form.bias) if size else 1 - form.bias
+    units = round(math.ldexp(size, form.mantissa - exponent))
+    bits = units + (exponent + form.bias - 1 << form.mantissa)
+    return sign | (bits if bits <= form.largest else form.overflow)
+
+
+def _float_of(bits: int) -> float:
+    """The float32 with these bits."""
+    value: float = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return value
+
+
+def _round(value: float, digits: int) -> float:
+    """`value` with `digits` significant bits, nearest even."""
+    if not math.isfinite(value) or value == 0:
+        return value
+    exponent = math.frexp(value)[1]
+    return math.ldexp(round(math.ldexp(value, digits - exponent)), exponent - digits)
