@@ -99,7 +99,7 @@ class _Sweep:
                 args += [o.body.args, o.cond.args]
             wanted = [n for n in range(len(o.results)) if any(v[n] in self.used for v in args)]
             o = keep_results(o, wanted)
-        changed = {}
+        changed: dict[str, Any] = {}
         for name in reversed(o.region_fields):
             old = getattr(o, name)
             new = self.block(old)

@@ -20,6 +20,7 @@ from tilec.ir.memory import version_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    Const,
     Copy,
     Fill,
     For,
@@ -82,6 +83,12 @@ class _Placer:
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
+        self.fixed: dict[Value, Span] = {}  # versions whose slot is a number
+        slots = {
+            o.result: o.value
+            for o in walk(func.body)
+            if isinstance(o, Const) and isinstance(o.value, int)
+        }
         written = {
             o.dest
             for o in walk(func.body)
@@ -94,14 +101,19 @@ class _Placer:
                 self.spans[o.result] = ("shared", o.address, o.address + size)
             if isinstance(o, Version):
                 self.root[o.result] = self.root.get(o.root, o.root)
+                if o.slot in slots and o.root in self.spans:
+                    _, start, _ = self.spans[o.root]
+                    size = version_bytes(o.root.buffer)
+                    start += slots[o.slot] * size
+                    self.fixed[o.result] = ("shared", start, start + size)
         for v in written & read:
             self.spans[v] = (v, 0, 1)
 
     def span(self, v: Value) -> set[Span]:
-        v = self.root.get(v, v)
-        if v in self.own_rings or v not in self.spans:
+        root = self.root.get(v, v)
+        if root in self.own_rings or root not in self.spans:
             return set()
-        return {self.spans[v]}
+        return {self.fixed.get(v, self.spans[root])}
 
     def effects(self, o: Op) -> _Effects:
         e = _Effects()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from operator import is_
+from typing import Any
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, substitute, walk
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
@@ -132,7 +133,7 @@ class _Lifting:
                 self.structured(o, [b for b in self.writes[old] if b in self.now])
             case _ if o.region_fields:
                 kept = dict(self.now)
-                regions = {name: self.block(getattr(o, name)) for name in o.region_fields}
+                regions: dict[str, Any] = {n: self.block(getattr(o, n)) for n in o.region_fields}
                 self.now = kept
                 same = all(regions[name] is getattr(o, name) for name in regions)
                 self.out.append(o if same else replace(o, **regions))
@@ -198,8 +199,9 @@ class _Lifting:
         """`block` with the buffers' values at its end added to what it yields."""
         if not buffers:
             return block
-        ends = bool(block.ops) and isinstance(block.ops[-1], Yield)
-        last = block.ops[-1] if ends else Yield()
+        last = block.ops[-1] if block.ops else None
+        ends = isinstance(last, Yield)
+        last = last if isinstance(last, Yield) else Yield()
         outer, self.out = self.out, list(block.ops[:-1] if ends else block.ops)
         values = tuple(self.now[b] or self.anything(b, last) for b in buffers)
         ops, self.out = self.out, outer

@@ -190,7 +190,7 @@ class _Forward:
 
     def inner(self, o: Op) -> Op:
         """`o` with its regions simplified."""
-        changed = {}
+        changed: dict[str, Any] = {}
         for name in o.region_fields:
             old = getattr(o, name)
             new = self.region(old)
