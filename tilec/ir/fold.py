@@ -105,6 +105,11 @@ _FLOAT: dict[str, Callable[[float, float], float]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
 }
+_WHOLE: dict[str, Callable[[float], int]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+}
 _COMPARE: dict[str, Callable[[Number, Number], bool]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
@@ -195,8 +200,7 @@ def _unary(kind: str, a: Number, dtype: DType) -> Number | None:
         case "isinf":
             return int(math.isinf(a))
         case "floor" | "ceil" | "trunc" if math.isfinite(a) and dtype.is_float:
-            whole = {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc}[kind](a)
-            return math.copysign(float(whole), a)
+            return math.copysign(float(_WHOLE[kind](a)), a)
         case _:
             return None
 

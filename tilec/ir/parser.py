@@ -13,10 +13,9 @@ import re
 from bisect import bisect_right
 from typing import Any, NoReturn
 
-from tilec.ir.layout import Layout
-
 from tilec.ir.core import OPS, Block, Func, Op, Param, Value
 from tilec.ir.errors import TilecError, did_you_mean
+from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Const
 from tilec.ir.printer import FieldForm, Opaque, op_form
@@ -242,7 +241,7 @@ class _Parser:
                 fields[f.name] = self.field(f)
                 self.accept(",")
         self.named_fields(form.fields, opname, fields)
-        regions = {name: Block() for name in form.regions}
+        regions: dict[str, Any] = {name: Block() for name in form.regions}
         while self.kind == "word" and self.token in regions:
             name = self.take()
             regions[name] = self.region()

@@ -1,4 +1,5 @@
-"""The IR as text; `parser.py` reads it back: `print_func(parse_func(t)) == t` whatever `t` it printed.
+"""The IR as text; `parser.py` reads it back: `print_func(parse_func(t)) == t` whatever `t` it
+printed.
 
 Printing is generic over an op's fields, in the order they are declared:
 
@@ -22,12 +23,10 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from tilec.ir.layout import Layout
-
 from tilec.ir.core import Block, Func, Op, Param, Value
+from tilec.ir.layout import Layout
 from tilec.ir.ops import Const
 from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, TokenType, Type, VectorType
 
@@ -74,9 +73,18 @@ _OPERAND_ROLES = {"Value": "value", "Value | None": "value", "tuple[Value, ...]"
 _TYPE_ROLES = {"Type": "types", "BufferType": "types", "tuple[Type, ...]": "types"}
 
 
-@cache
+_FORMS: dict[type[Op], OpForm] = {}
+
+
 def op_form(cls: type[Op]) -> OpForm:
-    """The form of an op class, read off its fields."""
+    """The form of an op class, read off its fields once."""
+    found = _FORMS.get(cls)
+    if found is None:
+        found = _FORMS[cls] = _read_form(cls)
+    return found
+
+
+def _read_form(cls: type[Op]) -> OpForm:
     made = [f for f in dataclasses.fields(cls) if f.name not in ("results", "loc")]
     made = [f for f in made if f.name not in cls.region_fields]
     has_kind = bool(made) and made[0].name == "kind" and str(made[0].type) == "str"

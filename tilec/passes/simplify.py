@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from operator import is_
+from typing import Any
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
