@@ -147,6 +147,7 @@ class CompiledKernel:
         self._check_facts(call)
         outputs = {n: make() for n, make in self.output_makers(call).items()}
         add_outputs(call, outputs)
+        self.check_writable(call)
         kernel, ready = self.ready(call, self.grid(call, grid), stream_handle(stream, call))
         kernel.launch(ready)
         return returned(self.image, outputs)
@@ -178,6 +179,15 @@ class CompiledKernel:
                 f"{pair[0]} and {pair[1]} share memory and one is written; "
                 "this variant takes them to be apart"
             )
+
+    def check_writable(self, call: Call) -> None:
+        """Raise LaunchError if the kernel would write an array that its owner has made
+        read-only."""
+        for a in self.image.arguments:
+            if a.written and not call.tensors[a.name].writable:
+                raise LaunchError(
+                    f"{a.name} is read-only, and the kernel writes it", hint="pass a copy"
+                )
 
     def aliases(self, call: Call) -> tuple[str, str] | None:
         """Two arguments that share memory, one of them written; None if there are none."""
