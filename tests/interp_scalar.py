@@ -74,7 +74,10 @@ def cast(x: np.ndarray, source: t.DType, dest: t.DType) -> np.ndarray:
         and source.is_int
     ):
         return to_odd_float32(np.asarray(x).astype(np.float64)).astype(NUMPY[dest])
-    return np.asarray(x).astype(NUMPY[dest])
+    got = np.asarray(x)
+    if source.is_int and source.bits < 8:
+        got = got.astype(np.int8)
+    return got.astype(NUMPY[dest])
 
 
 def to_odd_float32(x: np.ndarray) -> np.ndarray:
@@ -143,14 +146,15 @@ def binary(kind: str, a: np.ndarray, b: np.ndarray, dtype: t.DType) -> np.ndarra
 
 def unary(kind: str, x: np.ndarray, dtype: t.DType) -> np.ndarray:
     """One `Unary` op."""
-    if kind == "not":
+    if kind == "not" and dtype.bits >= 8:
         return np.logical_not(x) if dtype == t.BOOL else np.invert(x)
-    if kind == "popcount":
-        return np.bitwise_count(x).astype(NUMPY[dtype])
-    if kind == "clz":
-        unsigned = np.asarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))
-        lengths = [int(v).bit_length() for v in unsigned.reshape(-1)]
-        return np.asarray([dtype.bits - n for n in lengths], NUMPY[dtype]).reshape(x.shape)
+    if kind in ("popcount", "clz"):
+        bits = [int(v) & ((1 << dtype.bits) - 1) for v in np.asarray(x).reshape(-1)]
+        count = [v.bit_count() if kind == "popcount" else dtype.bits - v.bit_length() for v in bits]
+        return np.asarray(count, NUMPY[dtype]).reshape(np.shape(x))
+    if dtype.is_int and dtype.bits < 8:
+        wide = np.int8 if dtype.kind == "int" else np.uint8
+        return unary(kind, x.astype(wide), t.INT8).astype(wide).astype(NUMPY[dtype])
     if kind in ("isnan", "isinf"):
         return np.asarray(EXACT_UNARY[kind](x.astype(np.float64)))
     if kind in EXACT_UNARY:

@@ -264,7 +264,7 @@ class Facts:
             case "and":
                 divisor = max(da, db)
             case "shl":
-                divisor = da << min(b[0] or 0, 62)
+                divisor = da << min(max(b[0] or 0, 0), 62)
             case "floordiv" | "truncdiv" | "shr" if b[0] is not None and b[0] == b[1] and b[0] >= 0:
                 by = 1 << min(b[0], 62) if o.kind == "shr" else b[0]
                 divisor = da // by if by and by == low_bit(by) and da > by else 1

@@ -47,6 +47,8 @@ def round_float(x: float, dtype: DType) -> float | None:
     form = _FORMATS.get(dtype)
     if form is None:
         return None
+    if abs(x) > 2 * form.most:
+        return math.copysign(math.inf, x)
     exponent = max(math.frexp(x)[1] - 1, form.least) - (form.precision - 1)
     rounded = math.ldexp(float(round(math.ldexp(x, -exponent))), exponent)
     return math.copysign(rounded if abs(rounded) <= form.most else math.inf, x)
@@ -167,6 +169,8 @@ def _binary(kind: str, a: Number, b: Number, dtype: DType) -> Number | None:
 
 
 def _integer_binary(kind: str, a: int, b: int, dtype: DType) -> int | None:
+    if dtype.kind == "bool" and kind not in ("and", "or", "xor"):
+        return None  # one bit has no arithmetic
     if kind in ("shl", "shr"):
         if not 0 <= b < dtype.bits:
             return None
@@ -186,6 +190,8 @@ def _exact_division(a: float, b: float, dtype: DType) -> float | None:
 
 
 def _unary(kind: str, a: Number, dtype: DType) -> Number | None:
+    if dtype.kind == "bool" and kind != "not":
+        return None
     match kind:
         case "neg":
             return -a if dtype.is_float else wrap(-int(a), dtype)
