@@ -1,0 +1,212 @@
+"""What hardware makes of a layout: vector width, bank conflicts, the price of a conversion, 8x8
+matrices.
+
+All are functions of layouts, evaluated over every element they concern, so there is no second table
+to keep true.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilec.ir.errors import LayoutError
+from tilec.ir.layout.core import Ints, Layout
+from tilec.ir.layout.normal import Digit
+
+BANKS = 32
+BANK_BYTES = 4
+PHASE_BYTES = 128
+"""What one pass over the banks delivers."""
+
+
+def _addresses(fragment: Layout, memory: Layout) -> Ints:
+    """The memory offset of every (reg, lane, warp) of a fragment."""
+    if fragment.shape != memory.shape:
+        raise LayoutError(
+            f"a fragment of shape {fragment.shape} against memory of shape {memory.shape}"
+        )
+    return memory.offsets().ravel()[fragment.flat("reg", "lane", "warp")]
+
+
+@functools.lru_cache(maxsize=4096)
+def vector_width(fragment: Layout, memory: Layout, max_elems: int) -> int:
+    """The largest power of two up to `max_elems` of consecutive registers that lie, in every
+    thread, at consecutive offsets of which the first is a multiple of the width."""
+    at = _addresses(fragment, memory)
+    width = 1 << max(max_elems, 1).bit_length() - 1
+    while width > 1 and not _consecutive(at, width):
+        width //= 2
+    return width
+
+
+def _consecutive(at: Ints, width: int) -> bool:
+    if at.shape[0] % width:
+        return False
+    groups = at.reshape(at.shape[0] // width, width, *at.shape[1:])
+    first = groups[:, :1]
+    run = np.arange(width, dtype=np.int32).reshape(1, width, 1, 1)
+    return bool(np.all(first % width == 0) and np.all(groups == first + run))
+
+
+@functools.lru_cache(maxsize=4096)
+def bank_conflicts(fragment: Layout, memory: Layout, bits: int, vector: int) -> int:
+    """How many times the banks are gone over for one access of a warp, at worst, for each time that
+    would do: 1 is free of conflicts. `vector` registers of `bits` each are accessed together.
+
+    32 banks of 4 bytes; accesses of 8 and 16 bytes per lane go in phases of 128 bytes (16 and 8
+    lanes); lanes that want the same word share it.
+    """
+    at = _addresses(fragment, memory)[::vector].astype(np.int64)
+    size = max(vector * bits // 8, 1)
+    together = min(at.shape[1], BANKS, max(PHASE_BYTES // size, 1))
+    if at.shape[1] % together:
+        together = at.shape[1]
+    phases = at.transpose(0, 2, 1).reshape(-1, together) * bits // 8
+    words = phases[:, :, None] // BANK_BYTES + np.arange(-(-size // BANK_BYTES))
+    words = np.sort(words.reshape(len(words), -1), axis=1)
+    fresh = np.ones(words.shape, bool)
+    fresh[:, 1:] = words[:, 1:] != words[:, :-1]
+    counts = np.zeros((len(words), BANKS), np.int64)
+    rows = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
+    np.add.at(counts, (rows[fresh], words[fresh] % BANKS), 1)
+    return int(counts.max())
+
+
+# --- conversion ---
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How the values of one fragment get into the places of another.
+
+    `kind`: "same" (nothing to do), "registers" (each thread has what it needs: register i of the
+    new layout is register `registers[i]` of the old one), "shuffle" (each warp has what it needs),
+    "shared" (through shared memory). `price`: instructions per thread, roughly.
+    """
+
+    kind: str
+    price: int
+    registers: tuple[int, ...] = ()
+
+
+BARRIER_PRICE = 20
+
+
+@functools.lru_cache(maxsize=1024)
+def conversion(a: Layout, b: Layout) -> Conversion:
+    """The cheapest way from fragment layout `a` to `b`, both of one shape and as many lanes and
+    warps."""
+    if a.shape != b.shape or any(a.size(o) != b.size(o) for o in ("lane", "warp")):
+        raise LayoutError(f"no conversion from {a} to {b}: other shape, lanes or warps")
+    if a.digits == b.digits and a.atom == b.atom:
+        return Conversion("same", 0, tuple(range(a.size("reg"))))
+    have, want = a.flat("reg", "lane", "warp"), b.flat("reg", "lane", "warp")
+    place = {int(v): i for i, v in reversed(list(enumerate(have[:, 0, 0])))}
+    source = [place.get(int(v), -1) for v in want[:, 0, 0]]
+    if -1 not in source and np.array_equal(have[source], want):
+        moves = sum(i != s for i, s in enumerate(source))
+        return Conversion(
+            "registers" if moves or len(source) != len(have) else "same", moves, tuple(source)
+        )
+    warps = np.arange(have.shape[2])
+    held = np.zeros((have.shape[2], int(np.prod(a.shape))), bool)
+    held[np.broadcast_to(warps, have.shape), have] = True
+    if held[np.broadcast_to(warps, want.shape), want].all():
+        reg, _, _ = a.owners_of()
+        sources = reg.ravel()[want[:, :, 0]]
+        return Conversion("shuffle", 2 * sum(len(np.unique(row)) for row in sources))
+    return Conversion("shared", have.shape[0] + want.shape[0] + BARRIER_PRICE)
+
+
+# --- 8x8 matrices of 16 bits ---
+
+
+@dataclass(frozen=True)
+class MatrixAccess:
+    """How ldmatrix or stmatrix moves a fragment: `count` matrices per instruction, `transposed` or
+    not.
+
+    `rows` says who gives which address: in it, lane l's eight consecutive registers are the row of
+    16 bytes whose address lane l supplies, one group of eight registers for each instruction (lanes
+    above 8 * `count` repeat).
+    """
+
+    count: int
+    transposed: bool
+    rows: Layout
+
+
+@functools.lru_cache(maxsize=4096)
+def matrix_rows(fragment: Layout, count: int, transposed: bool) -> Layout | None:
+    """The fragment regrouped into rows of 8x8 matrices (see `MatrixAccess.rows`), None if its
+    digits cannot be.
+
+    PTX ISA, `ldmatrix`: thread l receives elements 2*(l%4) and +1 of row l/4 of each matrix, one
+    matrix for each pair of registers; with .trans, elements l/4 of rows 2*(l%4) and +1. Lane l
+    addresses row l%8 of matrix l/8.
+    """
+    reg, lane = (_as_bits(fragment, owner) for owner in ("reg", "lane"))
+    matrices = count.bit_length() - 1
+    if reg is None or lane is None or len(lane) != 5 or len(reg) < 1 + matrices:
+        return None
+    pair, quad, group = reg[:1], lane[:2], lane[2:]
+    row, within = ((*pair, *quad), group) if transposed else (group, (*pair, *quad))
+    idle = Digit("lane", 4 // count, (0,) * fragment.rank)
+    digits = (
+        *(_owned("reg", d) for d in within),
+        *(_owned("reg", d) for d in reg[1 + matrices :]),
+        *(_owned("lane", d) for d in row),
+        *(_owned("lane", d) for d in reg[1 : 1 + matrices]),
+        idle,
+        *(d for d in fragment.digits if d.owner == "warp"),
+    )
+    return Layout(fragment.shape, digits, fragment.atom)
+
+
+def _owned(owner: str, d: Digit) -> Digit:
+    return Digit(owner, d.radix, d.step)
+
+
+def _as_bits(layout: Layout, owner: str) -> tuple[Digit, ...] | None:
+    """The owner's digits with powers of two cut into bits, odd rests above them; None if an odd
+    digit lies lower."""
+    out: list[Digit] = []
+    for d, _ in layout.of(owner):
+        radix, step = d.radix, d.step
+        while radix % 2 == 0:
+            out.append(Digit(owner, 2, step))
+            radix, step = radix // 2, tuple(2 * s for s in step)
+        if radix > 1:
+            out.append(Digit(owner, radix, step))
+    return tuple(out)
+
+
+@functools.lru_cache(maxsize=4096)
+def matrix_access(fragment: Layout, memory: Layout, bits: int) -> MatrixAccess | None:
+    """The widest ldmatrix/stmatrix that moves `fragment` from or to `memory`, None if none does.
+
+    It takes 16-bit elements, rows of 16 bytes that are contiguous and aligned in memory, and a
+    fragment that holds 8x8 matrices as the instruction distributes them.
+    """
+    if bits != 16:
+        return None
+    for count in (4, 2, 1):
+        for transposed in (False, True):
+            rows = matrix_rows(fragment, count, transposed)
+            if rows is not None and vector_width(rows, memory, 8) == 8:
+                return MatrixAccess(count, transposed, rows)
+    return None
+
+
+def ldmatrix_ok(fragment: Layout, memory: Layout, bits: int) -> bool:
+    """Whether ldmatrix can read the fragment from memory (see `matrix_access`)."""
+    return matrix_access(fragment, memory, bits) is not None
+
+
+def stmatrix_ok(fragment: Layout, memory: Layout, bits: int) -> bool:
+    """Whether stmatrix can write the fragment to memory: the same distribution as ldmatrix's, and
+    one writer each."""
+    return ldmatrix_ok(fragment, memory, bits) and fragment.replicas("lane") == 1

@@ -1,0 +1,103 @@
+"""Digits of a part of a tile, and of the same elements under another shape."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilec.ir.errors import LayoutError
+from tilec.ir.layout.normal import Digit, is_inside, set_bits
+
+if TYPE_CHECKING:
+    from tilec.ir.layout.core import Layout
+
+
+def restricted(layout: Layout, extents: tuple[int, ...]) -> list[Digit]:
+    """Digits of the sub-tile of `extents` at the origin; see `Layout.restrict`."""
+    if len(extents) != layout.rank or any(not 0 < e <= n for e, n in zip(extents, layout.shape)):
+        raise LayoutError(f"{extents} is no part of a tile of shape {layout.shape}")
+    zero = (0,) * layout.rank
+    out: list[Digit] = []
+    for d in layout.digits:
+        if is_inside(d, layout.atom):
+            leads_out = [s >= e for s, e in zip(d.step, extents)]
+            if any(leads_out) and sum(s.bit_count() for s in d.step) > 1:
+                raise _uneven(layout, extents, d)
+            out.append(Digit(d.owner, 2, zero) if any(leads_out) else d)
+            continue
+        dim = next((i for i, s in enumerate(d.step) if s), None)
+        if dim is None or d.step[dim] * d.radix <= extents[dim]:
+            out.append(d)
+            continue
+        if d.step[dim] >= extents[dim]:
+            out.append(Digit(d.owner, d.radix, zero))
+            continue
+        kept, rest = divmod(extents[dim], d.step[dim])
+        last = d.owner == "offset" and d is layout.of("offset")[-1][0]
+        if rest or (d.radix % kept and not last):
+            raise _uneven(layout, extents, d)
+        out.append(Digit(d.owner, kept, d.step))
+        out.append(Digit(d.owner, d.radix // kept, zero))
+    while out and out[-1].owner == "offset" and out[-1].replicates:
+        out.pop()
+    return out
+
+
+def reshaped(layout: Layout, shape: tuple[int, ...]) -> tuple[list[Digit], tuple[int, ...]]:
+    """Digits and atom of the same places under another shape; see `Layout.reshape`."""
+    if prod(shape) != prod(layout.shape):
+        raise LayoutError(
+            f"a layout of shape {layout.shape} cannot take the shape {shape}: other size"
+        )
+    old, new = _strides(layout.shape), _strides(shape)
+    atom = [1] * len(shape)
+    out: list[Digit] = []
+    for d in layout.digits:
+        if is_inside(d, layout.atom):
+            step = [0] * len(shape)
+            for i, s in enumerate(d.step):
+                for k in set_bits(s):
+                    to, value = _place(layout, shape, new, old[i] << k)
+                    if value & (value - 1):
+                        raise _uneven(layout, shape, d)
+                    step[to] ^= value
+                    atom[to] = max(atom[to], 2 * value)
+            out.append(Digit(d.owner, 2, tuple(step)))
+            continue
+        flat = sum(s * t for s, t in zip(d.step, old))
+        radix = d.radix
+        while radix > 1 and flat:
+            to, value = _place(layout, shape, new, flat)
+            room, rest = divmod(shape[to], value)
+            count = min(room, radix)
+            if rest or radix % count:
+                raise _uneven(layout, shape, d)
+            out.append(
+                Digit(d.owner, count, tuple(value if i == to else 0 for i in range(len(shape))))
+            )
+            radix, flat = radix // count, flat * count
+        if radix > 1:
+            out.append(Digit(d.owner, radix, (0,) * len(shape)))
+    return out, tuple(atom)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _place(
+    layout: Layout, shape: tuple[int, ...], strides: list[int], flat: int
+) -> tuple[int, int]:
+    """The dimension of `shape` and the step along it that a row-major distance of `flat` elements
+    is."""
+    for i, (extent, stride) in enumerate(zip(shape, strides)):
+        if stride <= flat < stride * extent and flat % stride == 0:
+            return i, flat // stride
+    raise LayoutError(f"{layout.exact()} cannot take the shape {shape}: its digits do not divide")
+
+
+def _uneven(layout: Layout, shape: tuple[int, ...], digit: Digit) -> LayoutError:
+    return LayoutError(
+        f"{layout.exact()} cannot be cut to {shape}: the {digit.owner} digit of radix "
+        f"{digit.radix} and step {digit.step} does not divide"
+    )
