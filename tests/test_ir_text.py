@@ -17,6 +17,7 @@ from programs import PROGRAMS, expected
 
 from tilec.ir import types as t
 from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Value, clone_block
+from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
 from tilec.ir.ops import Binary, Const, For, If, Print, While, Yield
 from tilec.ir.parser import ParseError, parse_func, parse_type
 from tilec.ir.printer import op_form, print_block, print_func, print_op
@@ -71,9 +72,11 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [t.BufferType((4, 6), t.FLOAT16, "shared", versions=3)]
         case "tuple[Type, ...]":
             return [(t.ScalarType(t.FLOAT64), t.VectorType(t.INT8, 4))]
-    if "None" in kind:
-        return [None]
-    return [("a", 1.5, None), 4]
+        case "Layout | None":
+            return [None, swizzled((64, 64), 16, 128)]
+        case "object":
+            return [LayoutRequest("mma"), blocked((16, 8), 32, 1, 2), ("a", 1.5, None), 4]
+    raise AssertionError(f"{name}: {kind} is a new kind of field: extend the generator")
 
 
 def pool() -> dict[str, Value]:
@@ -339,6 +342,9 @@ def test_nan_literal() -> None:
         t.BufferType(("x",), t.FLOAT16, "global"),
         t.BufferType(("max_len", 3, "K"), t.FLOAT8_E4M3, "global", ("s0", "x", 1), 2),
         t.BufferType((7,), t.UINT64, "barrier", versions=4),
+        t.BufferType((16, 8), t.FLOAT32, "fragment", layout=MMA_C),
+        t.BufferType((64, 64), t.FLOAT16, "shared", None, 16, swizzled((64, 64), 16, 128), 3),
+        t.BufferType((96, 40), t.FLOAT16, "shared", layout=row_major((96, 40))),
     ],
     ids=str,
 )

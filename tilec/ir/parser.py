@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tilec.ir.core import OPS, Block, Func, Op, Param, Value
 from tilec.ir.errors import TilecError, did_you_mean
-from tilec.ir.layout import Layout
+from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Const
 from tilec.ir.printer import FieldForm, Opaque, op_form
@@ -323,7 +323,7 @@ class _Parser:
             case "mark":
                 return self.collection()
             case "word" if self.text[self.stop : self.stop + 1] == "<":
-                return self.layout() if self.token == "layout" else self.type()
+                return self.bracketed()
             case "word" if self.token in _CONSTANTS:
                 return _CONSTANTS[self.take()]
             case "word" if self.token == "opaque":
@@ -365,10 +365,16 @@ class _Parser:
             self.take()
         return found
 
-    def layout(self) -> Layout:
-        start = self.stop + 1
+    def bracketed(self) -> Layout | LayoutRequest | Type:
+        """`layout<…>`, `layout_request<name>` or a type."""
+        if self.token not in ("layout", "layout_request"):
+            return self.type()
+        word, start = self.token, self.stop + 1
         stop = self.balanced(start)
-        made = self.parse_layout(start, stop)
+        if word == "layout":
+            made: Layout | LayoutRequest = self.parse_layout(start, stop)
+        else:
+            made = LayoutRequest(self.text[start:stop])
         self.jump(stop + 1)
         return made
 

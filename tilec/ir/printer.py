@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.ir.core import Block, Func, Op, Param, Value
-from tilec.ir.layout import Layout
+from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.ops import Const
 from tilec.ir.types import BufferType, DType, ScalarType, TensorMapType, TokenType, Type, VectorType
 
@@ -175,6 +175,8 @@ def print_attribute(value: Any) -> str:
             return f"opaque({json.dumps(value.text)})"
         case Layout():
             return f"layout<{value}>"
+        case LayoutRequest():
+            return f"layout_request<{value.name}>"
         case _:
             return f"opaque({json.dumps(repr(value))})"
 
