@@ -45,6 +45,8 @@ MODULE_SPAN = {
 # end.
 OP_SPAN = {
     "alloc": ("TILE", "LOWERED"),
+    "load": ("TILE", "LOWERED"),
+    "store": ("TILE", "LOWERED"),
     "print": ("TILE", "LOWERED"),
     "parallel": ("TILE", "SCHEDULED"),
     "scope": ("TILE", "LOWERED"),
@@ -390,9 +392,17 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     )
 
 
+def only_local_elements(func: Func) -> None:
+    """Element accesses are to a thread's own arrays; memory is reached by `mem_load`, `mem_store`."""
+    for o in walk(func.body):
+        buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
+        if buffer is not None and buffer.buffer.space != "local":
+            raise _breach(o, f"an element access to {buffer.type} is left")
+
+
 RULES: dict[str, tuple[Callable[[Func], None], ...]] = {
     "TILE": (no_layouts, uniform_tile_ops),
     "LAID_OUT": (all_laid_out, rows_chosen, uniform_tile_ops),
     "SCHEDULED": (all_laid_out, rows_chosen),
-    "LOWERED": (all_laid_out,),
+    "LOWERED": (all_laid_out, only_local_elements),
 }

@@ -163,8 +163,14 @@ class Tensors:
     def offset(self, b: Builder, t: BufferType, indices: Sequence[Value]) -> Value:
         """Offset in elements of an element of a global tensor: i64."""
         n = Numbers(b, INT64)
-        assert t.strides is not None
         total = n.const(0)
+        if t.strides is None:  # contiguous
+            for index, extent in zip(indices, t.shape):
+                wide = index if index.dtype == INT64 else b.value(Cast, index, INT64)
+                if n.known.get(total) != 0:
+                    total = n.op("mul", total, self.number(b, extent, INT64))
+                total = n.op("add", total, wide)
+            return total
         for index, stride in zip(indices, t.strides):
             wide = index if index.dtype == INT64 else b.value(Cast, index, INT64)
             if stride == 1:
@@ -177,16 +183,20 @@ class Tensors:
         return total
 
 
-def clone_expression(b: Builder, v: Value, defs: dict[Value, Op], subst: Substitution) -> Value:
-    """`v` computed again at `b`, with values replaced by `subst` (which grows)."""
+def clone_expression(
+    b: Builder, v: Value, inner: dict[Value, Op], subst: Substitution
+) -> Value | None:
+    """`v` computed again at `b`: values of `inner` (what a region defines) are cloned, those in
+    `subst` (which grows) replaced. None where a value of the region cannot be made twice."""
     if v in subst:
         return subst[v]
-    o = defs.get(v)
-    if o is None or not o.pure:
+    o = inner.get(v)
+    if o is None:
         return v
+    if not o.pure:
+        return None
     for operand in o.operands:
-        clone_expression(b, operand, defs, subst)
-    if not any(operand in subst and subst[operand] is not operand for operand in o.operands):
-        return v
+        if clone_expression(b, operand, inner, subst) is None:
+            return None
     b.ops.append(clone(o, subst))
     return subst[v]

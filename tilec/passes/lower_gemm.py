@@ -147,8 +147,7 @@ class _WgmmaOperand:
         found = wgmma_operand(layout, self.bits, "mn" if self.mn_major else "k")
         if found is None:
             raise InternalError(f"wgmma cannot read {layout}")
-        lbo, sbo, _, swizzle = found
-        self.fields = swizzle << 62 | sbo << 32 | lbo << 16
+        self.fields = found.fields
         limit = self.offsets.shape[0 if self.mn_first else 1]
         self.share_step = self._at(share, 0) - self._at(0, 0) if share < limit else 0
         for i in range(0, limit - share + 1, share):

@@ -63,7 +63,7 @@ from tilec.passes.addressing import (
     shared_offset,
     unique_replica,
 )
-from tilec.passes.select_copies import alignment, gcd2
+from tilec.passes.select_copies import alignment, gcd2, innermost_contiguous
 from tilec.target import Target
 
 MAX_VECTOR_BYTES = 16
@@ -185,8 +185,7 @@ class Lowering:
             else:
                 width = gcd2(width, linear[1])
                 if t.space == "global":
-                    contiguous = t.strides is not None and t.strides[-1] == 1
-                    known = alignment(t) * 8 // t.dtype.bits if contiguous else 1
+                    known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
                     width = min(width, max(known, 1))
                 elif t.layout is not None:
                     width = min(width, self.run(t.layout))
@@ -264,6 +263,7 @@ class Lowering:
         last_args: Substitution = {
             a: b.value(Const, e - 1, INT32) for a, e in zip(p.body.args, p.extents)
         }
+        inner = {r: o for o in walk(p.body) for r in o.results}
         for o, (d, low, high) in needs:
             index = o.indices[d]
             t = (o.source if isinstance(o, Load) else o.dest).buffer
@@ -276,11 +276,15 @@ class Lowering:
                 continue
             done.add(key)
             if high:
-                most = clone_expression(b, index, self.defs, dict(last_args))
+                most = clone_expression(b, index, inner, dict(last_args))
+                if most is None:
+                    return None
                 extent = self.tensors.number(b, t.shape[d], most.dtype)
                 conds.append(b.value(Compare, "lt", most, extent))
             if low:
-                least = clone_expression(b, index, self.defs, dict(zero_args))
+                least = clone_expression(b, index, inner, dict(zero_args))
+                if least is None:
+                    return None
                 conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
         return conjunction(b, conds)
 
@@ -349,7 +353,7 @@ def _depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
     if v is on:
         return True
     o = defs.get(v)
-    return o is not None and o.pure and any(_depends(x, on, defs) for x in o.operands)
+    return o is not None and any(_depends(x, on, defs) for x in o.operands)
 
 
 class _Body:

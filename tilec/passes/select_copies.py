@@ -80,7 +80,7 @@ class _Chooser:
     ) -> int:
         """How many elements from any multiple of itself on are known to be adjacent and aligned
         together."""
-        if t.strides is None or t.strides[-1] != 1 or (extents[-1] == 1 and squeeze(extents)):
+        if not innermost_contiguous(t) or (extents[-1] == 1 and squeeze(extents)):
             return 1
         elements = alignment(t) * 8 // t.dtype.bits
         elements = min(elements, 64)
@@ -129,10 +129,18 @@ def alignment(t: BufferType) -> int:
     """Bytes (a power of two up to 16) that divide the address of every element whose last index is
     0."""
     known = t.align
-    for s in (t.strides or ())[:-1]:
+    if t.strides is None:
+        row = t.shape[-1] if t.rank > 1 else 0
+        return gcd2(known, row * t.dtype.bits // 8 if isinstance(row, int) else t.dtype.bits // 8)
+    for s in t.strides[:-1]:
         if isinstance(s, int):
             known = gcd2(known, s * t.dtype.bits // 8)
     return known
+
+
+def innermost_contiguous(t: BufferType) -> bool:
+    """Whether neighbours along the last dimension are neighbours in memory."""
+    return t.strides is None or t.strides[-1] == 1
 
 
 def tensor_map_fits(t: BufferType) -> bool:
