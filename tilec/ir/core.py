@@ -255,7 +255,7 @@ def rewrite(
     same = True
     for o in block.ops:
         new = substitute(o, subst) if subst else o
-        inner = {}
+        inner: dict[str, Any] = {}
         for name in new.region_fields:
             region = getattr(new, name)
             done = rewrite(region, visit, subst)

@@ -122,7 +122,7 @@ def _readers(loop: For, buffers: set[Value]) -> list[int]:
 
 def _make_rings(func: Func, warps: int) -> list[Ring]:
     """One ring for the buffers of a loop that have the same first and last reader."""
-    rings = []
+    rings: list[Ring] = []
     for loop in walk(func.body):
         if not isinstance(loop, For):
             continue

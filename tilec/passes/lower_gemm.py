@@ -366,8 +366,8 @@ def _simt(b: Builder, o: Gemm) -> None:
         if v.buffer.space != "shared":
             raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
         firsts: dict[int, int] = {}
-        for r, c in enumerate(table):
-            firsts.setdefault(int(c[dim]), r)
+        for number, c in enumerate(table):
+            firsts.setdefault(int(c[dim]), number)
         distinct = sorted(firsts)
         line = Layout((len(distinct),), (Digit("reg", len(distinct), (1,)),), (1,))
         if len(distinct) == 1:

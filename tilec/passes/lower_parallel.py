@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import (
@@ -94,7 +95,7 @@ def _rewrite_outside(
     for o in block.ops:
         new = substitute(o, subst)
         if not isinstance(o, Parallel):
-            inner = {n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields}
+            inner: dict[str, Any] = {n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields}
             if inner:
                 new = replace(new, **inner)
         got = visit(new)
@@ -413,7 +414,7 @@ class _Body:
             self.b.ops.append(clone(o, env))
             return
         outer = self.b
-        inner: dict[str, Block] = {}
+        inner: dict[str, Any] = {}
         for name in o.region_fields:
             region: Block = getattr(o, name)
             args = []
