@@ -1,0 +1,122 @@
+"""Who may import whom (read off the source of every module), and that imports stand at the top."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "tilec").rglob("*.py"))
+
+# Packages that import nothing of tilec but what is named here (and `lazy`, which imports nothing). A
+# module of the package `tilec` itself (tilec/kernel.py, …) may import all of them.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "lazy": (),
+    "target": (),
+    "ir": ("target",),
+    "frontend": ("target", "ir", "language"),
+    "passes": ("target", "ir"),
+    "codegen": ("target", "ir"),
+    "sim": ("target", "ir"),
+    "tune": ("target", "ir", "passes"),
+    "runtime": ("target", "ir.types", "ir.errors"),
+}
+OPTIONAL = {"torch", "cuda", "hip"}  # may be absent, so they are imported where they are used
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, module) of each import below `node`; for `from a import b` both `a` and `a.b`."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from ((child.lineno, alias.name) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: a relative import"
+            assert child.module is not None
+            if child.module != "tilec":  # `from tilec import language` names a module only
+                yield child.lineno, child.module
+            yield from ((child.lineno, f"{child.module}.{alias.name}") for alias in child.names)
+
+
+def package_of(module: str) -> str:
+    """`ir` of `tilec.ir.core`."""
+    return module.split(".")[1] if module.startswith("tilec.") else ""
+
+
+def breaches(module: str, tree: ast.AST) -> list[str]:
+    package = package_of(module)
+    if package not in MAY_IMPORT:
+        return []
+    allowed = (package, "lazy", *MAY_IMPORT[package])
+    found = []
+    for line, target in imports(tree):
+        inside = target.removeprefix("tilec.")
+        if target != inside and not any(f"{inside}.".startswith(f"{a}.") for a in allowed):
+            # `from tilec.ir import types` names `tilec.ir` too; a part of it is enough
+            if not any(a.startswith(f"{inside}.") for a in allowed):
+                found.append(f"{module}:{line} imports {target}")
+        elif target == "tilec":
+            found.append(f"{module}:{line} imports the whole of tilec")
+    return found
+
+
+def nested(tree: ast.AST) -> list[tuple[int, str]]:
+    """Imports inside functions, optional packages left out."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found += [(n, m) for n, m in imports(node) if m.split(".")[0] not in OPTIONAL]
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_follow_the_dag(path: Path) -> None:
+    assert breaches(name_of(path), ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_imports_inside_functions(path: Path) -> None:
+    assert nested(ast.parse(path.read_text())) == []
+
+
+def test_ir_modules_have_no_cycle() -> None:
+    """Every package is acyclic, module by module (type-checking imports left out)."""
+    graph: dict[str, set[str]] = {}
+    names = {name_of(p) for p in MODULES}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        graph[name_of(path)] = {m for n in top for _, m in imports(n) if m in names}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"import cycle: {' -> '.join((*path, module))}"
+        if module not in done:
+            for target in sorted(graph[module] - {module}):
+                package = target == module.rpartition(".")[0]  # a package imports its modules
+                if not package:
+                    visit(target, (*path, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_the_check_sees_breaches() -> None:
+    tree = ast.parse("from tilec.codegen.cpu import x\nimport tilec.ir.core\n")
+    assert breaches("tilec.passes.a", tree) == [
+        "tilec.passes.a:1 imports tilec.codegen.cpu",
+        "tilec.passes.a:1 imports tilec.codegen.cpu.x",
+    ]
+    assert breaches("tilec.kernel", tree) == []
+    assert breaches("tilec.runtime.a", ast.parse("from tilec.ir.types import DType")) == []
+    assert breaches("tilec.runtime.a", ast.parse("from tilec.ir import types")) == []
+    assert breaches("tilec.runtime.a", ast.parse("from tilec.ir.core import Op")) != []
+    assert nested(ast.parse("def f():\n    import re\n    import torch.cuda\n")) == [(2, "re")]
