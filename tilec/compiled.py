@@ -106,7 +106,8 @@ class CompiledKernel:
             }
             given = evaluate(self.image.grid, values, f"the grid of {self.name}")
         assert given is not None
-        check_grid(self.image, given, driver(self.target.split(":")[0]).grid_limits)
+        device = driver(self.target.split(":")[0])
+        check_grid(self.image, given, device.grid_limits, device.total_limit)
         return given
 
     def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:

@@ -35,8 +35,8 @@ def _compiler(root: Path) -> str:
 
 
 def _key(function: Callable[..., Any], facts: Facts, root: Path) -> str:
-    """The hash of everything that decides the code: source and captured values, facts, tilec's own code,
-    and the tool or machine that the target's code depends on."""
+    """The hash of everything that decides the code: source and captured values, facts, tilec's
+    own code, and the tool or machine that the target's code depends on."""
     kind = facts.target.split(":")[0]
     tool = ""
     if kind == "cuda":
@@ -49,7 +49,8 @@ def _key(function: Callable[..., Any], facts: Facts, root: Path) -> str:
 def load_variant(
     function: Callable[..., Any], facts: Facts, stages: Callable[[], Stages]
 ) -> CompiledKernel | None:
-    """The variant stored in the disk cache; None if there is none, or if its stages are to be dumped.
+    """The variant stored in the disk cache; None if there is none, or if its stages are to be
+    dumped.
 
     `stages` compiles it again, for whoever looks at the stages.
     """

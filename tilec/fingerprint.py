@@ -55,7 +55,7 @@ class _Describer:
                 return f"module {value.__name__}"
             case types.FunctionType():
                 return self.function(value)
-        wrapped = getattr(value, "__wrapped__", None)
+        wrapped = getattr(value, "function", None)  # a macro
         if isinstance(wrapped, types.FunctionType):
             return f"{type(value).__qualname__} of {self.function(wrapped)}"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -117,6 +117,7 @@ class CpuDriver:
 
     kind = "cpu"
     grid_limits = GRID_LIMITS
+    total_limit = 2**31 - 1
 
     def __init__(self) -> None:
         llvm.initialize_native_target()

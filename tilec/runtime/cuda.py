@@ -65,6 +65,7 @@ class CudaDriver:
 
     kind = "cuda"
     grid_limits = GRID_LIMITS
+    total_limit = 2**63 - 1
 
     def __init__(self) -> None:
         self.api = _import_bindings()

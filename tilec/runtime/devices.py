@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -33,6 +34,12 @@ def driver(kind: str) -> Driver:
     return found
 
 
+@functools.cache
+def device_target(kind: str, index: int) -> str:
+    """The target that this device runs; asked of the driver once."""
+    return driver(kind).target_of(index)
+
+
 def default_target() -> str:
     """What specifications without a device are compiled for: TILEC_TARGET, else the GPU found,
     else "cpu"."""
@@ -41,7 +48,7 @@ def default_target() -> str:
         return resolve_target(chosen)
     for kind in ("cuda", "hip"):
         try:
-            return driver(kind).target_of(0)
+            return device_target(kind, 0)
         except DriverError:
             continue
     return "cpu"
@@ -53,5 +60,5 @@ def resolve_target(name: str) -> str:
     Raises TargetError for an unknown name, DriverError for "cuda" or "hip" without a device.
     """
     if name in ("cuda", "hip"):
-        return driver(name).target_of(0)
+        return device_target(name, 0)
     return find_target(name).name

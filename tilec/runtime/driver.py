@@ -44,6 +44,7 @@ class Driver(Protocol):
 
     kind: str
     grid_limits: Grid
+    total_limit: int
 
     def target_of(self, index: int) -> str:
         """The target that device `index` runs, e.g. "cuda:sm_90a"."""
@@ -55,8 +56,9 @@ class Driver(Protocol):
         """Put the kernel on device `index`."""
 
 
-def check_grid(image: Image, grid: Grid, limits: Grid) -> None:
-    """Raise LaunchError for a grid that has no block or that the device cannot count."""
+def check_grid(image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1) -> None:
+    """Raise LaunchError for a grid that has no block or that the device cannot count: more than
+    `limits` in a dimension, more than `total` in all."""
     for axis, blocks, limit in zip("xyz", grid, limits):
         if blocks <= 0:
             raise LaunchError(
@@ -68,6 +70,12 @@ def check_grid(image: Image, grid: Grid, limits: Grid) -> None:
                 f"{image.target} counts to {limit}",
                 hint="put the longest dimension in x, or let each block do more",
             )
+    if grid[0] * grid[1] * grid[2] > total:
+        raise LaunchError(
+            f"{image.name}: the grid {grid} has {grid[0] * grid[1] * grid[2]} blocks, "
+            f"{image.target} counts to {total}",
+            hint="let each block do more",
+        )
 
 
 def argument_block(

@@ -37,6 +37,7 @@ class HipDriver:
 
     kind = "hip"
     grid_limits = GRID_LIMITS
+    total_limit = 2**63 - 1
 
     def __init__(self) -> None:
         self.api = _import_bindings()
