@@ -174,6 +174,8 @@ class _Structure:
         try:
             types = tuple(o.infer())
             o.verify()
+        except InternalError as error:
+            raise _breach(o, error.message) from error
         except (AttributeError, ValueError, TypeError, IndexError) as error:
             raise _breach(o, f"malformed {o.opname}: {error}") from error
         if types != tuple([r.type for r in o.results]):
@@ -372,9 +374,16 @@ def _needs(o: Op) -> Level | None:
     return None if spaces <= {"local", "global"} and "local" in spaces else Level.BLOCK
 
 
+_SPELLED = {
+    "parallel": "T.Parallel",
+    "barrier": "T.sync_threads()",
+    "warp_sync": "T.sync_warp()",
+}
+
+
 def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     who = "thread" if level == Level.THREAD else "warp"
-    what = {"parallel": "T.Parallel", "barrier": "T.sync_threads()"}.get(o.opname, f"T.{o.opname}")
+    what = _SPELLED.get(o.opname, f"T.{o.opname}")
     if isinstance(condition, Parallel):
         return CompileError(
             f"{what} inside T.Parallel: it works on a whole tile, an iteration on one element",
@@ -393,7 +402,7 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
 
 
 def only_local_elements(func: Func) -> None:
-    """Element accesses are to a thread's own arrays; memory is reached by `mem_load`, `mem_store`."""
+    """LOWERED: elements are a thread's own; memory is reached by `mem_load` and `mem_store`."""
     for o in walk(func.body):
         buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
         if buffer is not None and buffer.buffer.space != "local":
