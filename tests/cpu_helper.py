@@ -10,8 +10,10 @@ from typing import Any
 import interp_scalar as num
 import llvmlite.binding as llvm
 import numpy as np
+from interp import run_tile
 
 from tilec.codegen.cpu import emit_cpu
+from tilec.ir import types as t
 from tilec.ir.core import Func
 from tilec.target import TARGETS, Target
 
@@ -83,3 +85,44 @@ class pack:
         pointers = [v.ctypes.data for v in self.values]
         self.table = (ctypes.c_void_p * len(pointers))(*pointers)
         self.pointer = ctypes.addressof(self.table)
+
+
+def check(func: Func, args: dict[str, Any], grid: tuple[int, ...], arch: str, **close: Any) -> None:
+    """Compile, run, and compare every array with what the interpreter makes of it."""
+    want = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+    Compiled(func, arch)(args, grid)
+    run_tile(func, want, grid)
+    for name, array in want.items():
+        if isinstance(array, np.ndarray):
+            same(args[name], array, name, **close)
+
+
+def same(got: np.ndarray, want: np.ndarray, name: str = "", **close: Any) -> None:
+    if got.dtype.kind in "biu" and got.dtype.names is None:
+        np.testing.assert_array_equal(got, want, name)
+    else:
+        close = close or {"rtol": 0, "atol": 0}
+        with np.errstate(invalid="ignore"):
+            wide, expected = got.astype(np.float64), want.astype(np.float64)
+        np.testing.assert_allclose(wide, expected, err_msg=name, **close)
+
+
+def sample(rng: np.random.Generator, dtype: t.DType, n: int, mild: bool = False) -> np.ndarray:
+    """Random elements with the special ones among them (`mild`: small numbers only)."""
+    if dtype == t.BOOL:
+        return rng.integers(0, 2, n).astype(bool)
+    if dtype.is_int:
+        low, high = num.int_range(dtype)
+        if mild:
+            return rng.integers(max(low, -9), 10, n).astype(num.NUMPY[dtype])
+        made = rng.integers(low, high, n, dtype=num.NUMPY[dtype], endpoint=True)
+        made[: n // 4] = (made[: n // 4] % 7).astype(made.dtype)
+        made[:4] = [low, high, 0, 1]
+        return made
+    if mild:
+        return rng.standard_normal(n).astype(num.NUMPY[dtype])
+    scale = np.exp2(rng.uniform(-30, 30, n))
+    made = (rng.standard_normal(n) * scale).astype(np.float64)
+    made[:12] = [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -3.5, 1e-30, 448.0, 65520.0]
+    with np.errstate(all="ignore"):
+        return made.astype(num.NUMPY[dtype])

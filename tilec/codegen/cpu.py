@@ -26,6 +26,7 @@ from tilec.codegen.cpu_gemm import MicroKernels
 from tilec.codegen.cpu_loops import emit_for, emit_if, emit_parallel, emit_while
 from tilec.codegen.cpu_machine import Machine, machine_of
 from tilec.codegen.cpu_print import emit_print
+from tilec.codegen.cpu_threads import expand_threads
 from tilec.codegen.cpu_tiles import expand_tiles
 from tilec.codegen.lanes import constant, memory_type
 from tilec.ir.analysis import Facts
@@ -55,7 +56,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     Raises CompileError, at the user's line, for what has no meaning or no code on a CPU.
     """
     machine = machine_of(target)
-    func = func.with_body(expand_tiles(func.body))
+    func = expand_threads(func.with_body(expand_tiles(func.body)))
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
     e = Emitter(fn, machine, Facts(func), _GRID, MicroKernels(machine), _HANDLERS)

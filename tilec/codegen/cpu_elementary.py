@@ -84,7 +84,9 @@ class Elementary:
         return self._scaled_exp(self._times(self._reduce(x, n, _LG2), math.log(10)), n)
 
     def sigmoid(self, x: Val) -> Val:
-        return self._inverse(self._plus(self.exp(self._neg(x)), 1.0))
+        e = self.exp(self._neg(self._abs(x)))
+        above = self.fn.select(self._cmp("olt", x, 0.0), e, self._c(e, 1.0))
+        return self.fn.binary("fdiv", above, self._plus(e, 1.0))
 
     def _scaled_exp(self, r: Val, n: Val) -> Val:
         """exp(r) * 2**n for |r| <= 0.35 and a whole n of magnitude at most 160."""

@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
     AnnotateSafeValue,
+    Barrier,
     Binary,
     Bitcast,
     BlockIndex,
@@ -42,6 +43,7 @@ from tilec.ir.ops import (
     Store,
     Unary,
     UseSwizzle,
+    WarpSync,
     Yield,
 )
 from tilec.ir.types import BufferType, Extent
@@ -341,8 +343,8 @@ def emit_gemm(e: Emitter, o: Gemm) -> None:
     e.kernels.call(e.fn, o, (*starts, c.pointer), strides)
 
 
-def emit_nothing(e: Emitter, o: AnnotateLayout | UseSwizzle) -> None:
-    """A wish about a GPU's memory: nothing to do."""
+def emit_nothing(e: Emitter, o: Op) -> None:
+    """A wish about a GPU's memory, or a wait for threads that have all come already."""
 
 
 HANDLERS: Handlers = {
@@ -361,6 +363,8 @@ HANDLERS: Handlers = {
     Store: emit_store,
     AnnotateSafeValue: emit_safe_value,
     AnnotateLayout: emit_nothing,
+    Barrier: emit_nothing,
+    WarpSync: emit_nothing,
     UseSwizzle: emit_nothing,
     Gemm: emit_gemm,
 }

@@ -124,19 +124,18 @@ class Maths:
             case "truncdiv":
                 return intrinsic(fn, "trunc", [fn.binary("fdiv", a, b)])
             case "mod":
-                return self._float_mod(a, b)
+                rest, wrong = self._float_rest(a, b)
+                return fn.select(wrong, fn.binary("fadd", rest, b), rest)
             case "floordiv":
-                whole = fn.binary("fsub", a, self._float_mod(a, b))
-                exact = intrinsic(fn, "rint", [fn.binary("fdiv", whole, b)])
-                by_zero = fn.fcmp("oeq", b, constant(b.type, 0.0))
-                return fn.select(by_zero, fn.binary("fdiv", a, b), exact)
+                return self._float_floordiv(a, b)
             case "pow" | "atan2":
                 return per_lane(fn, kind if elem_of(a.type) == "double" else f"{kind}f", [a, b])
             case _:
                 raise self._refuse(kind, dtype)
 
-    def _float_mod(self, a: Val, b: Val) -> Val:
-        """The remainder with the divisor's sign, as Python's."""
+    def _float_rest(self, a: Val, b: Val) -> tuple[Val, Val]:
+        """C's remainder, and whether its sign is not the divisor's, so that Python's is one divisor
+        away."""
         fn = self.fn
         rest = fn.binary("frem", a, b)
         word = "i64" if elem_of(a.type) == "double" else "i32"
@@ -144,8 +143,16 @@ class Maths:
             "xor", convert(fn, "bitcast", rest, word), convert(fn, "bitcast", b, word)
         )
         opposite = fn.icmp("slt", signs, constant(signs.type, 0))
-        wrong = fn.binary("and", fn.fcmp("une", rest, constant(rest.type, 0.0)), opposite)
-        return fn.select(wrong, fn.binary("fadd", rest, b), rest)
+        return rest, fn.binary("and", fn.fcmp("une", rest, constant(rest.type, 0.0)), opposite)
+
+    def _float_floordiv(self, a: Val, b: Val) -> Val:
+        """The floor of the exact quotient, which a rounded quotient may have passed."""
+        fn = self.fn
+        rest, wrong = self._float_rest(a, b)
+        whole = intrinsic(fn, "rint", [fn.binary("fdiv", fn.binary("fsub", a, rest), b)])
+        below = fn.binary("fsub", whole, constant(whole.type, 1.0))
+        by_zero = fn.fcmp("oeq", b, constant(b.type, 0.0))
+        return fn.select(by_zero, fn.binary("fdiv", a, b), fn.select(wrong, below, whole))
 
     def _int_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         fn, signed = self.fn, dtype.kind == "int"

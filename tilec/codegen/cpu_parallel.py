@@ -232,13 +232,13 @@ def _scaled(a: Interval, b: Interval) -> Interval | None:
     return (ends[0], ends[1]) if n >= 0 else (ends[1], ends[0])
 
 
-def varying(block: Block, sources: Iterable[Value]) -> set[Value]:
-    """The values inside `block` that may differ between lanes, given that `sources` do. Buffers
-    allocated inside are each lane's own: what is read from them differs.
+def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
+    """The values inside `block` that may differ between lanes, given that `sources` do. With
+    `allocs`, buffers allocated inside are each lane's own: what is read from them differs.
     """
     found = set(sources)
     for o in walk(block):
-        if isinstance(o, Alloc):
+        if allocs and isinstance(o, Alloc):
             found.update(o.results)
     size = -1
     while size != len(found):

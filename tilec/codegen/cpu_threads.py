@@ -1,0 +1,226 @@
+"""Thread-level code on the CPU: what depends on the thread index becomes parallel loops over the
+threads.
+
+A body that asks for its thread index is cut where all threads must have come (at a barrier, a tile
+op, a loop that contains one), and what lies between two cuts runs for one thread after the other,
+or rather, for a vector of threads at once:
+
+    t = thread_index                   parallel (threads) body(t) { S[t] = f(t) }
+    S[t] = f(t)                 ->     (barrier)
+    barrier                            parallel (threads) body(t) { Y[t] = S[255 - t] }
+    Y[t] = S[255 - t]
+
+Between cuts the threads of a correct program do not see one another, so any order will do. What a
+thread computes before a cut and uses after it is computed again if that is only arithmetic, else
+kept in a buffer with a place for each thread; so is a `local` buffer that is used on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tilec.codegen.cpu_parallel import varying
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Load,
+    Parallel,
+    Store,
+    ThreadIndex,
+    WarpSync,
+    Yield,
+)
+from tilec.ir.types import INT32, BufferType, ScalarType
+
+DEFAULT_THREADS = 128
+
+
+def expand_threads(func: Func) -> Func:
+    """`func` without thread_index; the same object if it has none."""
+    indices = [o.result for o in walk(func.body) if isinstance(o, ThreadIndex)]
+    if not indices:
+        return func
+    private = [o.result for o in walk(func.body) if _is_local(o)]
+    split = _Split(
+        int(func.attrs.get("threads") or DEFAULT_THREADS),
+        frozenset(indices),
+        frozenset(varying(func.body, [*indices, *private], allocs=False)),
+    )
+    return func.with_body(split.body(func.body))
+
+
+def _is_local(o: Op) -> bool:
+    return isinstance(o, Alloc) and o.type.space == "local"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Threads(Op):
+    """A stretch of ops between two cuts; stands in the new body until its loop is built."""
+
+    ops: tuple[Op, ...] = ()
+
+
+@dataclass
+class _Split:
+    """`per_thread`: every value that differs between threads."""
+
+    threads: int
+    indices: frozenset[Value]
+    per_thread: frozenset[Value]
+    defined: dict[Value, Op] = field(default_factory=dict)
+    kept: dict[Value, Value] = field(default_factory=dict)
+
+    def body(self, block: Block) -> Block:
+        for o in walk(block):
+            self.defined.update((r, o) for r in o.results)
+        cut = self._cut(block)
+        groups = [o for o in walk(cut) if isinstance(o, _Threads)]
+        for group in groups:
+            inside = {r for o in group.ops for r in _defined_in(o)}
+            for v in self._needed(group.ops, inside):
+                if not self._is_arithmetic(v) and v not in self.kept:
+                    self.kept[v] = self._place(v)
+        done = rewrite(cut, lambda o: self._loop(o) if isinstance(o, _Threads) else None)
+        allocs = tuple(
+            Alloc(p.buffer, results=(p,), loc=self.defined[v].loc) for v, p in self.kept.items()
+        )
+        return replace(done, ops=allocs + done.ops)
+
+    # --- cutting ---
+
+    def _cut(self, block: Block) -> Block:
+        ops: list[Op] = []
+        waiting: list[Op] = []
+
+        def flush() -> None:
+            if waiting:
+                ops.append(_Threads(ops=tuple(waiting), loc=waiting[0].loc))
+                waiting.clear()
+
+        for o in block.ops:
+            if isinstance(o, ThreadIndex):
+                continue
+            if isinstance(o, Yield):
+                flush()
+                self._same_for_all(o, o.values)
+                ops.append(o)
+            elif not self._depends(o):
+                if not o.pure:
+                    flush()
+                ops.append(o)
+            elif self._has_cut(o):
+                flush()
+                self._same_for_all(o, o.operands)
+                inner = {n: self._cut(getattr(o, n)) for n in o.region_fields}
+                ops.append(replace(o, **inner))
+            else:
+                waiting.append(o)
+        flush()
+        return Block(block.args, tuple(ops))
+
+    def _depends(self, o: Op) -> bool:
+        touched = (v for x in _with_inside(o) for v in (*x.operands, *x.results))
+        return any(v in self.per_thread for v in touched)
+
+    def _has_cut(self, o: Op) -> bool:
+        """Whether all threads must have come to some op inside."""
+        return any(
+            isinstance(x, (Barrier, WarpSync)) or (isinstance(x, Parallel) and not self._depends(x))
+            for region in o.regions
+            for x in walk(region)
+        )
+
+    def _same_for_all(self, o: Op, values: Sequence[Value]) -> None:
+        if any(v in self.per_thread for v in values):
+            raise CompileError(
+                f"a {o.opname} around a barrier or tile op depends on the thread index",
+                o.loc,
+                "move the barrier or tile op out, or make the condition the same for all threads",
+            )
+
+    # --- what crosses a cut ---
+
+    def _needed(self, ops: Sequence[Op], inside: set[Value]) -> list[Value]:
+        """Values of other stretches that these ops use."""
+        used = (v for o in ops for x in _with_inside(o) for v in x.operands)
+        found = dict.fromkeys(
+            v for v in used if v in self.per_thread and v not in inside and v not in self.indices
+        )
+        for v in list(found):
+            if self._is_arithmetic(v):
+                more = self._needed([self.defined[v]], inside)
+                found.update(dict.fromkeys(more))
+        return list(found)
+
+    def _is_arithmetic(self, v: Value) -> bool:
+        return self.defined[v].pure
+
+    def _place(self, v: Value) -> Value:
+        """A buffer with one element, or one local buffer, for each thread."""
+        if isinstance(v.type, BufferType):
+            shape = (*v.type.static_shape, self.threads)
+        else:
+            shape = (self.threads,)
+        return Value(BufferType(shape, v.dtype, "shared"), v.name)
+
+    # --- building ---
+
+    def _loop(self, group: _Threads) -> Op:
+        """The parallel loop over the threads of one stretch."""
+        thread = Value(ScalarType(INT32), "t")
+        b = Builder(group.loc)
+        names: Substitution = {v: thread for v in self.indices}
+        inside = {r for o in group.ops for r in _defined_in(o)}
+        for v in self._needed(group.ops, inside):
+            self._bring(b, v, names, thread, inside)
+        for o in group.ops:
+            if isinstance(o, Alloc) and o.result in self.kept:
+                continue
+            made = self._through_places(clone(o, names), thread)
+            b.ops.append(made)
+            for old, new in zip(o.results, made.results):
+                if old in self.kept and not isinstance(old.type, BufferType):
+                    b.emit(Store, self.kept[old], (thread,), new)
+        return Parallel((self.threads,), b.block((thread,)), loc=group.loc)
+
+    def _bring(
+        self, b: Builder, v: Value, names: Substitution, thread: Value, inside: set[Value]
+    ) -> None:
+        """Make `v`, computed in another stretch, known in this one."""
+        if v in names or v in inside or isinstance(v.type, BufferType):
+            return
+        if v in self.kept:
+            names[v] = b.value(Load, self.kept[v], (thread,), name=v.name)
+            return
+        o = self.defined[v]
+        for x in o.operands:
+            if x in self.per_thread:
+                self._bring(b, x, names, thread, inside)
+        b.ops.append(clone(o, names))
+
+    def _through_places(self, o: Op, thread: Value) -> Op:
+        """`o` with its accesses to kept local buffers turned to this thread's place."""
+
+        def visit(x: Op) -> Op | None:
+            if isinstance(x, Load) and x.source in self.kept:
+                return replace(x, source=self.kept[x.source], indices=(*x.indices, thread))
+            if isinstance(x, Store) and x.dest in self.kept:
+                return replace(x, dest=self.kept[x.dest], indices=(*x.indices, thread))
+            return None
+
+        (made,) = rewrite(Block((), (o,)), visit).ops
+        return made
+
+
+def _with_inside(o: Op) -> list[Op]:
+    return [o, *(x for region in o.regions for x in walk(region))]
+
+
+def _defined_in(o: Op) -> list[Value]:
+    out = []
+    for x in _with_inside(o):
+        out += [*x.results, *(a for region in x.regions for a in region.args)]
+    return out
