@@ -212,6 +212,22 @@ MMA8_B = Layout(
     (8, 8), (*_bits("reg", (4, 0)), *_bits("lane", (1, 0), (2, 0), (0, 1), (0, 2), (0, 4)))
 )
 
+# PTX ISA, "Matrix fragments for mma.m16n8k32" with 8-bit types.
+MMA32_A = Layout(
+    (16, 32),
+    (
+        *_bits("reg", (0, 1), (0, 2), (8, 0), (0, 16)),
+        *_bits("lane", (0, 4), (0, 8), (1, 0), (2, 0), (4, 0)),
+    ),
+)
+MMA32_B = Layout(
+    (32, 8),
+    (
+        *_bits("reg", (1, 0), (2, 0), (16, 0)),
+        *_bits("lane", (4, 0), (8, 0), (0, 1), (0, 2), (0, 4)),
+    ),
+)
+
 
 @functools.cache
 def wgmma_c(n: int) -> Layout:
@@ -260,6 +276,8 @@ FRAGMENTS: dict[str, Layout] = {
     "MMA_C": MMA_C,
     "MMA8_A": MMA8_A,
     "MMA8_B": MMA8_B,
+    "MMA32_A": MMA32_A,
+    "MMA32_B": MMA32_B,
     "WGMMA_A": WGMMA_A,
     **{f"WGMMA_C{n}": wgmma_c(n) for n in range(8, 257, 8)},
     "MFMA16_A": mfma_a(16, 4),

@@ -1,0 +1,193 @@
+"""Instructions that move data: 8x8 matrices, asynchronous copies, TMA boxes, vectors.
+
+PTX ISA 8.0, sections "Warp-level matrix load instruction: ldmatrix", "stmatrix", "Data Movement and
+Conversion Instructions: Asynchronous copy", "… Tensor copy". Addresses in shared memory are i32,
+global ones i64 or pointers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilec.ir.errors import InternalError
+from tilec.ir.instr.row import Array, Operands, Row
+from tilec.ir.layout import Digit, Layout
+
+MATRIX_COUNTS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class MatrixMoveRow(Row):
+    """ldmatrix or stmatrix of `count` matrices of 8x8 16-bit elements.
+
+    `fragment`: the layout of the registers over (8 * count, 8), matrices one below the other; a
+    register of the instruction holds two elements. Lane l gives the address of row l % 8 of matrix
+    l / 8.
+    """
+
+    count: int = 1
+    transposed: bool = False
+
+    @property
+    def fragment(self) -> Layout:
+        """Who holds which element: element (8 * i + r, c) of matrix i."""
+        pair, quad, group = (0, 1), ((0, 2), (0, 4)), ((1, 0), (2, 0), (4, 0))
+        flip = (lambda s: (s[1], s[0])) if self.transposed else (lambda s: s)
+        digits = [Digit("reg", 2, flip(pair))]
+        digits += [Digit("reg", self.count, (8, 0))]
+        digits += [Digit("lane", 2, flip(s)) for s in (*quad, *group)]
+        return Layout((8 * self.count, 8), tuple(digits))
+
+    def meaning(self, rows: Array) -> Array:
+        """What ldmatrix gives: from rows (8 * count, 8) as addressed by the lanes, to registers (2
+        * count, 32)."""
+        return rows.ravel()[self.fragment.flat("reg", "lane")]
+
+    def inverse(self, registers: Array) -> Array:
+        """What stmatrix writes: from registers (2 * count, 32) to rows (8 * count, 8)."""
+        rows = np.zeros(64 * self.count, registers.dtype)
+        rows[self.fragment.flat("reg", "lane").ravel()] = registers.ravel()
+        return rows.reshape(-1, 8)
+
+
+def _matrix_move(word: str, count: int, transposed: bool) -> MatrixMoveRow:
+    x = Operands()
+    mode = f"sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
+    if word == "ldmatrix":
+        values = ", ".join(x.outputs("r", count))
+        asm = x.asm(f"ldmatrix.{mode} {{{values}}}, [{x.input('r')}];")
+    else:
+        address = x.input("r")
+        values = ", ".join(x.inputs("r", count))
+        asm = x.asm(f"stmatrix.{mode} [{address}], {{{values}}};")
+    name = f"{word}.x{count}{'.trans' if transposed else ''}"
+    return MatrixMoveRow(name, word, asm, 16, count, transposed)
+
+
+@functools.cache
+def ldmatrix(count: int, transposed: bool = False) -> MatrixMoveRow:
+    """Argument: address; results: `count` registers (i32)."""
+    return _matrix_move("ldmatrix", count, transposed)
+
+
+@functools.cache
+def stmatrix(count: int, transposed: bool = False) -> MatrixMoveRow:
+    """Arguments: address, `count` registers (i32)."""
+    return _matrix_move("stmatrix", count, transposed)
+
+
+# --- cp.async ---
+
+CP_ASYNC_BYTES = (4, 8, 16)
+
+
+@functools.cache
+def cp_async(bytes: int, partial: bool = False) -> Row:
+    """Arguments: shared address, global address (i64); with `partial` the number of bytes to read
+    (i32), after which zeros are written. 16 bytes pass by the L1 cache (`cg`), fewer cannot."""
+    if bytes not in CP_ASYNC_BYTES:
+        raise InternalError(f"cp.async of {bytes} bytes; it moves {CP_ASYNC_BYTES}")
+    x = Operands()
+    cache = "cg" if bytes == 16 else "ca"
+    dest, source = x.input("r"), x.input("l")
+    size = f", {x.input('r')}" if partial else ""
+    asm = x.asm(f"cp.async.{cache}.shared.global [{dest}], [{source}], {bytes}{size};")
+    return Row(f"cp.async.{bytes}{'.partial' if partial else ''}", "cp_async", asm, 8 * bytes)
+
+
+CP_ASYNC_COMMIT = Row("cp.async.commit", "cp_async", Operands().asm("cp.async.commit_group;"))
+
+
+@functools.cache
+def cp_async_wait(pending: int) -> Row:
+    """Wait until at most `pending` of this thread's groups are unfinished."""
+    asm = Operands().asm(f"cp.async.wait_group {pending};")
+    return Row(f"cp.async.wait.{pending}", "cp_async", asm)
+
+
+# --- TMA ---
+
+TMA_DIMS = (1, 2, 3, 4, 5)
+
+
+@functools.cache
+def tma_load(dims: int) -> Row:
+    """One box to shared memory. Arguments: shared address, descriptor (ptr), `dims` coordinates
+    (i32, innermost first), address of the mbarrier that counts the bytes."""
+    x = Operands()
+    dest, source = x.input("r"), x.input("p")
+    at = ", ".join(x.inputs("r", _tma_dims(dims)))
+    barrier = x.input("r")
+    asm = x.asm(
+        f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        f"[{dest}], [{source}, {{{at}}}], [{barrier}];"
+    )
+    return Row(f"tma.load.{dims}d", "tma", asm)
+
+
+@functools.cache
+def tma_store(dims: int) -> Row:
+    """One box from shared memory; what lies outside of the tensor is dropped. Arguments: descriptor
+    (ptr), `dims` coordinates (i32, innermost first), shared address."""
+    x = Operands()
+    dest = x.input("p")
+    at = ", ".join(x.inputs("r", _tma_dims(dims)))
+    asm = x.asm(
+        f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group "
+        f"[{dest}, {{{at}}}], [{x.input('r')}];"
+    )
+    return Row(f"tma.store.{dims}d", "tma", asm)
+
+
+def _tma_dims(dims: int) -> int:
+    if dims not in TMA_DIMS:
+        raise InternalError(f"TMA of {dims} dimensions; it has {TMA_DIMS[0]} to {TMA_DIMS[-1]}")
+    return dims
+
+
+TMA_STORE_COMMIT = Row("tma.store.commit", "tma", Operands().asm("cp.async.bulk.commit_group;"))
+
+
+@functools.cache
+def tma_store_wait(pending: int, read: bool) -> Row:
+    """Wait until at most `pending` of this thread's groups of stores are unfinished (`read`: have
+    not read)."""
+    word = ".read" if read else ""
+    asm = Operands().asm(f"cp.async.bulk.wait_group{word} {pending};")
+    return Row(f"tma.store.wait{word}.{pending}", "tma", asm)
+
+
+def _prefetch() -> Row:
+    x = Operands()
+    return Row("tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];"))
+
+
+TMA_PREFETCH = _prefetch()
+"""Bring a descriptor (ptr) into its cache."""
+
+
+# --- vectors ---
+
+VECTOR_BYTES = (1, 2, 4, 8, 16)
+"""What one thread loads or stores at once, at an address that is a multiple of it (LLVM's load and
+store)."""
+
+
+def vector_bytes(limit: int) -> int:
+    """The widest vector access of at most `limit` bytes."""
+    return max(b for b in VECTOR_BYTES if b <= max(limit, 1))
+
+
+MEMORY_ROWS: tuple[Row, ...] = (
+    *(ldmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
+    *(stmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
+    *(cp_async(n, p) for n in CP_ASYNC_BYTES for p in (False, True)),
+    CP_ASYNC_COMMIT,
+    *(tma_load(d) for d in TMA_DIMS),
+    *(tma_store(d) for d in TMA_DIMS),
+    TMA_STORE_COMMIT,
+    TMA_PREFETCH,
+)

@@ -1,0 +1,190 @@
+"""What a hardware row is: one instruction as data, read by selection, emission, simulation and
+tests alike.
+
+A row names the instruction, the feature a target needs for it, where its operands' elements live
+(layouts), how it is spelled for LLVM (`Asm` or `Intrinsic`) and what it computes (`meaning`, in
+NumPy).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.errors import InternalError
+from tilec.ir.layout import Layout
+from tilec.ir.types import DType
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asm:
+    """Inline assembly as LLVM takes it.
+
+    `inputs` and `outputs` are the LLVM types of the arguments and of the results, in order; an
+    accumulator that is updated in place is in both. `effects`: must not be removed, repeated or
+    moved over another.
+    """
+
+    template: str
+    constraints: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    effects: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """An LLVM intrinsic: its name, the types of its arguments and result, and the constant
+    arguments after them."""
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+    constants: tuple[int, ...] = ()
+
+
+LLVM_TYPES = {"f": "float", "d": "double", "r": "i32", "l": "i64", "p": "ptr"}
+"""Register classes of PTX asm constraints, and `p`: a generic pointer, which goes to a 64-bit
+register."""
+
+
+class Operands:
+    """Counts the operands of one piece of inline assembly, so that template and constraints agree.
+
+    Outputs first, then inputs, then the inputs tied to outputs: LLVM numbers them in this order.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: list[str] = []
+        self._inputs: list[str] = []
+        self._ties: list[int] = []
+        self._types: list[str] = []
+        self._early = False
+
+    def outputs(self, kind: str, count: int, early: bool = False) -> list[str]:
+        """`count` results of register class `kind`; `early`: written before the inputs are read."""
+        if self._inputs or self._ties:
+            raise InternalError("asm: an output after an input")
+        start = len(self._outputs)
+        self._early = self._early or early
+        self._outputs += [kind] * count
+        return [f"${start + i}" for i in range(count)]
+
+    def inputs(self, kind: str, count: int = 1) -> list[str]:
+        """`count` arguments of register class `kind`."""
+        if self._ties:
+            raise InternalError("asm: an input after a tied one")
+        start = len(self._outputs) + len(self._inputs)
+        self._inputs += [kind] * count
+        return [f"${start + i}" for i in range(count)]
+
+    def input(self, kind: str) -> str:
+        return self.inputs(kind)[0]
+
+    def tie_all(self) -> None:
+        """Every output begins with the value of an argument."""
+        self._ties = list(range(len(self._outputs)))
+
+    def asm(self, template: str, *, memory: bool = True, effects: bool = True) -> Asm:
+        """The finished piece. `memory`: it reads or writes memory, or orders those who do."""
+        mark = "=&" if self._early else "="
+        words = [mark + k for k in self._outputs]
+        words += ["l" if k == "p" else k for k in self._inputs]
+        words += [str(i) for i in self._ties]
+        named = {int(n) for n in re.findall(r"\$(\d+)", template)}
+        wanted = range(len(self._outputs), len(self._outputs) + len(self._inputs))
+        if not named.issuperset(wanted) or not named.issubset(range(len(words))):
+            raise InternalError(
+                f"asm operands {sorted(named)} against {','.join(words)}: {template[:80]}"
+            )
+        if memory:
+            words.append("~{memory}")
+        kinds = [*self._inputs, *(self._outputs[i] for i in self._ties)]
+        return Asm(
+            template,
+            ",".join(words),
+            tuple(LLVM_TYPES[k] for k in kinds),
+            tuple(LLVM_TYPES[k] for k in self._outputs),
+            effects,
+        )
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """A matrix instruction: c (m, n) += a (m, k) @ b (k, n).
+
+    `a`, `b`, `c`: layouts of the operands in registers, over `warps` warps that execute it
+    together; of an operand that only comes from shared memory, the layout it would have. `packs`:
+    elements of a, b and c that share one register operand. `a_places`, `b_places`: "fragment"
+    and/or "shared". `majors`: which dimension of a shared operand may be contiguous, "k" or "mn".
+    `feature`: what a target must have.
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    a_dtype: DType
+    b_dtype: DType
+    c_dtype: DType
+    a: Layout
+    b: Layout
+    c: Layout
+    packs: tuple[int, int, int]
+    feature: str
+    warps: int = 1
+    a_places: tuple[str, ...] = ("fragment",)
+    b_places: tuple[str, ...] = ("fragment",)
+    majors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        want = ((self.m, self.k), (self.k, self.n), (self.m, self.n))
+        if (self.a.shape, self.b.shape, self.c.shape) != want:
+            raise InternalError(f"{self.name}: operand layouts are not {want}")
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Register operands (packs) of a, b and c per thread."""
+        a, b, c = (
+            layout.size("reg") // pack for layout, pack in zip((self.a, self.b, self.c), self.packs)
+        )
+        return a, b, c
+
+    def meaning(self, a: Array, b: Array, c: Array) -> Array:
+        """c + a @ b as the instruction computes it, up to the order of its sum; arrays (m, k), (k,
+        n), (m, n)."""
+        kind = np.int64 if self.c_dtype.is_int else np.float32
+        product: Array = a.astype(kind) @ b.astype(kind) + c.astype(kind)
+        return product.astype(c.dtype)
+
+
+def tile_of(layout: Layout, registers: Array) -> Array:
+    """The tile that registers hold: from an array (reg, lane, warp) to one of the layout's
+    shape."""
+    out = np.zeros(int(np.prod(layout.shape)), registers.dtype)
+    out[layout.flat("reg", "lane", "warp").ravel()] = registers.ravel()
+    tile: Array = out.reshape(layout.shape)
+    return tile
+
+
+def registers_of(layout: Layout, tile: Array) -> Array:
+    """The registers that hold a tile: an array (reg, lane, warp), replicas included."""
+    values: Array = tile.ravel()[layout.flat("reg", "lane", "warp")]
+    return values
+
+
+@dataclass(frozen=True)
+class Row:
+    """Any other instruction: `unit_bits` is the size of the elements it moves (0: it moves
+    none)."""
+
+    name: str
+    feature: str
+    asm: Asm
+    unit_bits: int = 0

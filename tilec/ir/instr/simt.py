@@ -1,0 +1,67 @@
+"""The row every target has: each thread multiplies and adds by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilec.ir.instr.row import Array, MatrixRow
+from tilec.ir.layout import Layout
+from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    DType,
+)
+
+
+@dataclass(frozen=True)
+class SimtRow(MatrixRow):
+    """c += a * b in one thread: fused for floats, wrapping for integers. Inputs are first converted
+    to c's dtype."""
+
+    def meaning(self, a: Array, b: Array, c: Array) -> Array:
+        """c + a @ b, rounded once for floats."""
+        if self.c_dtype.is_int:
+            wrapped: Array = a.astype(c.dtype) @ b.astype(c.dtype) + c
+            return wrapped
+        wide = np.longdouble if self.c_dtype.bits == 64 else np.float64
+        exact: Array = a.astype(c.dtype).astype(wide) @ b.astype(c.dtype).astype(wide)
+        rounded: Array = (exact + c.astype(wide)).astype(c.dtype)
+        return rounded
+
+
+_ONE = Layout((1, 1), ())
+
+
+def _simt(t: DType) -> SimtRow:
+    return SimtRow(f"simt.fma.{t}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature="")
+
+
+SIMT_ROWS: tuple[MatrixRow, ...] = tuple(
+    _simt(t)
+    for t in (
+        FLOAT16,
+        BFLOAT16,
+        FLOAT32,
+        FLOAT64,
+        INT8,
+        INT16,
+        INT32,
+        INT64,
+        UINT8,
+        UINT16,
+        UINT32,
+        UINT64,
+    )
+)
