@@ -14,7 +14,7 @@ from tilec.passes.simplify import simplify
 
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
-from tilec.ir.plan import plans
+from tilec.ir.plan import Plan, plans
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
 from tilec.passes.convert_fragments import convert_fragments
@@ -91,6 +91,12 @@ def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
         return done
     assert first is not None
     raise first
+
+
+def run_plan(func: Func, target: Target, plan: Plan) -> Func:
+    """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
+    func = _run(NORMALISE, func, target, None)
+    return _run((*DECIDE, *EXPAND), plan.apply(func), target, None)
 
 
 def _recorder(kept: list[tuple[str, Func]]) -> OnStage:

@@ -1,0 +1,534 @@
+"""Executes LOWERED functions on the CPU, all threads of a scope in lockstep: what the passes made, without LLVM.
+
+`run_threads(func, args)` runs every block. Scalars are arrays over the scope's threads, shared memory is one
+array of bytes that starts as noise, scopes are generators that take turns where they wait on an mbarrier. An
+access outside of a tensor raises, so a missing guard is an error and not a number. It knows nothing of races:
+it checks addresses, layouts, guards, rings and instruction operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import interp_scalar as num
+import numpy as np
+from interp import Args, _grid, bind
+
+from tilec.ir import ops
+from tilec.ir import types as t
+from tilec.ir.core import Block, Func, Op, Value
+from tilec.ir.instr import find_row
+from tilec.ir.memory import version_bytes
+from tilec.target import Target
+
+Threads = np.ndarray
+
+
+class BadAccess(Exception):
+    """A thread touched what it must not."""
+
+
+class _Shared:
+    """A block's shared memory, by byte address."""
+
+    def __init__(self, size: int, noise: np.random.Generator) -> None:
+        self.bytes = noise.integers(0, 256, size + 16, np.uint8)
+
+    def load(self, address: np.ndarray, dtype: t.DType) -> np.ndarray:
+        raw = self.bytes[address[..., None] + np.arange(dtype.bytes)]
+        return np.ascontiguousarray(raw).view(num.NUMPY[dtype])[..., 0]
+
+    def store(self, address: np.ndarray, values: np.ndarray, dtype: t.DType) -> None:
+        raw = np.ascontiguousarray(values.astype(num.NUMPY[dtype]))[..., None].view(np.uint8)
+        self.bytes[address[..., None] + np.arange(dtype.bytes)] = raw
+
+
+class _Barrier:
+    def __init__(self) -> None:
+        self.count = self.pending = self.tx = self.phase = 0
+
+    def settle(self) -> None:
+        if self.count and self.pending == 0 and self.tx == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+
+class _Machine:
+    """One block: memory, barriers, and the values of one scope's threads."""
+
+    def __init__(self, func: Func, target: Target, env: dict[Value, Any], args: Args, block: int, grid: int,
+                 seed: int) -> None:
+        self.func, self.target, self.args = func, target, args
+        self.noise = np.random.default_rng(seed)
+        self.block, self.grid = block, grid
+        self.shared = _Shared(int(func.attrs["shared_bytes"]), self.noise)
+        self.barriers: dict[tuple[Value, int], _Barrier] = {}
+        self.address: dict[Value, Any] = {}
+        self.base = env
+
+    def agent(self, first_warp: int, warps: int) -> _Agent:
+        return _Agent(self, first_warp, warps, dict(self.base))
+
+
+class _Agent:
+    def __init__(self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any]) -> None:
+        self.m = m
+        self.size = m.target.warp_size
+        self.n = warps * self.size
+        self.env = env
+        self.first = first_warp
+        self.mask = np.ones(self.n, bool)
+        self.frags: dict[Value, np.ndarray] = {}
+
+    def get(self, v: Value) -> np.ndarray:
+        got = self.env[v]
+        return np.broadcast_to(got, (self.n,)) if np.ndim(got) == 0 else got
+
+    def one(self, v: Value) -> int:
+        """A value that all active threads agree on."""
+        got = self.get(v)[self.mask]
+        if not (got == got[0]).all():
+            raise BadAccess(f"%{v.name} differs among threads")
+        return int(got[0])
+
+    def run(self, block: Block) -> Iterator[None]:
+        for o in block.ops:
+            yield from self.op(o)
+
+    def set(self, o: Op, value: Any) -> None:
+        self.env[o.result] = value
+
+    def op(self, o: Op) -> Iterator[None]:
+        match o:
+            case ops.Yield():
+                pass
+            case ops.For():
+                yield from self.loop(o)
+            case ops.While():
+                yield from self.repeat(o)
+            case ops.If():
+                yield from self.branch(o)
+            case ops.Scope():
+                raise AssertionError("scopes are started by the machine")
+            case ops.MbarrierWait():
+                b = self.barrier(o.barrier, o.slot)
+                parity = self.one(o.parity)
+                while b.phase == parity:
+                    yield
+            case _:
+                self.simple(o)
+
+    def loop(self, o: ops.For) -> Iterator[None]:
+        index, hi, step = self.get(o.lo).copy(), self.get(o.hi), self.get(o.step)
+        carried = [self.get(v) for v in o.inits]
+        outer = self.mask
+        while True:
+            mask = outer & (index < hi)
+            if not mask.any():
+                break
+            self.mask = mask
+            self.env[o.body.args[0]] = index
+            for a, v in zip(o.body.args[1:], carried):
+                self.env[a] = v
+            yield from self.run(o.body)
+            got = [self.get(v) for v in ops.yielded(o.body)]
+            carried = [np.where(mask, g, c) for g, c in zip(got, carried)]
+            index = np.where(mask, index + step, index)
+        self.mask = outer
+        for r, v in zip(o.results, carried):
+            self.env[r] = v
+
+    def repeat(self, o: ops.While) -> Iterator[None]:
+        carried = [self.get(v) for v in o.inits]
+        outer = self.mask
+        active = outer.copy()
+        while True:
+            for a, v in zip(o.cond.args, carried):
+                self.env[a] = v
+            self.mask = active
+            yield from self.run(o.cond)
+            active = active & self.get(ops.yielded(o.cond)[0]).astype(bool)
+            if not active.any():
+                break
+            self.mask = active
+            for a, v in zip(o.body.args, carried):
+                self.env[a] = v
+            yield from self.run(o.body)
+            got = [self.get(v) for v in ops.yielded(o.body)]
+            carried = [np.where(active, g, c) for g, c in zip(got, carried)]
+        self.mask = outer
+        for r, v in zip(o.results, carried):
+            self.env[r] = v
+
+    def branch(self, o: ops.If) -> Iterator[None]:
+        outer, cond = self.mask, self.get(o.cond).astype(bool)
+        sides = []
+        for region, mask in ((o.then, outer & cond), (o.orelse, outer & ~cond)):
+            if mask.any():
+                self.mask = mask
+                yield from self.run(region)
+                sides.append([self.get(v) for v in ops.yielded(region)])
+            else:
+                sides.append(None)
+        self.mask = outer
+        for i, r in enumerate(o.results):
+            a, b = (s[i] if s else None for s in sides)
+            if a is None or b is None:
+                self.env[r] = b if a is None else a
+            else:
+                self.env[r] = np.where(cond if np.ndim(a) == 1 else cond[:, None], a, b)
+
+    # --- one op ---
+
+    def simple(self, o: Op) -> None:
+        get, put = self.get, self.set
+        lanes = np.arange(self.n)
+        match o:
+            case ops.Const():
+                put(o, num.array(o.value, o.dtype))
+            case ops.Binary():
+                put(o, num.binary(o.kind, get(o.lhs), get(o.rhs), o.lhs.dtype))
+            case ops.Unary():
+                put(o, num.unary(o.kind, get(o.operand), o.operand.dtype))
+            case ops.Fma():
+                put(o, num.fma(get(o.a), get(o.b), get(o.c), o.a.dtype))
+            case ops.Compare():
+                put(o, num.compare(o.kind, get(o.lhs), get(o.rhs)))
+            case ops.Select():
+                put(o, np.where(get(o.cond).astype(bool), get(o.on_true), get(o.on_false)))
+            case ops.Cast():
+                put(o, num.cast(get(o.operand), o.operand.dtype, o.dtype))
+            case ops.BlockIndex():
+                put(o, np.int32(self.m.block[o.dim]))
+            case ops.GridSize():
+                put(o, np.int32(self.m.grid[o.dim]))
+            case ops.Lane():
+                put(o, (lanes % self.size).astype(np.int32))
+            case ops.Warp():
+                put(o, (lanes // self.size).astype(np.int32))
+            case ops.ThreadIndex():
+                put(o, (lanes + self.first * self.size).astype(np.int32))
+            case ops.Lookup():
+                put(o, np.asarray(o.table, np.int32)[get(o.index)])
+            case ops.Alloc():
+                self.alloc(o)
+            case ops.Version():
+                base, per = self.m.address[o.root][:1], version_bytes(o.root.buffer)
+                self.m.address[o.result] = base
+                self.env[o.result] = get(o.slot) * per + self.env.get(o.root, 0)
+            case ops.Load():
+                at = self.flat(o.source, o.indices)
+                put(o, self.frags[o.source][lanes, at])
+            case ops.Store():
+                at = self.flat(o.dest, o.indices)
+                self.write(o.dest, at, get(o.value))
+            case ops.RegRead():
+                put(o, self.frags[o.fragment][lanes, get(o.index)])
+            case ops.RegWrite():
+                self.write(o.fragment, get(o.index), get(o.value))
+            case ops.Pack():
+                put(o, np.stack([get(v) for v in o.values], -1))
+            case ops.Extract():
+                self.env[o.result] = self.env[o.vector][:, o.index]
+            case ops.MemLoad() | ops.MemStore():
+                self.memory(o)
+            case ops.CpAsync():
+                self.cp_async(o)
+            case ops.Ldmatrix():
+                self.ldmatrix(o)
+            case ops.Stmatrix():
+                self.stmatrix(o)
+            case ops.Mma():
+                self.mma(o)
+            case ops.Wgmma():
+                self.wgmma(o)
+            case ops.TmaLoad() | ops.TmaStore():
+                self.tma(o)
+            case ops.MbarrierInit():
+                for s in range(o.barrier.buffer.size):
+                    b = self.m.barriers.setdefault((o.barrier, s), _Barrier())
+                    b.count = b.pending = o.count
+            case ops.MbarrierExpect():
+                b = self.barrier(o.barrier, o.slot)
+                b.tx += o.bytes
+                b.pending -= 1
+                b.settle()
+            case ops.MbarrierArrive():
+                mask = self.mask if o.guard is None else self.mask & get(o.guard).astype(bool)
+                for s in get(o.slot)[mask]:
+                    b = self.m.barriers[o.barrier, int(s)]
+                    b.pending -= 1
+                    if b.pending < 0:
+                        raise BadAccess("more arrivals than the barrier expects")
+                    b.settle()
+            case (
+                ops.Barrier() | ops.WarpSync() | ops.ProxyFence() | ops.MbarrierInitFence() | ops.PrefetchMap()
+                | ops.CpAsyncCommit() | ops.CpAsyncWait() | ops.WgmmaWait() | ops.TmaStoreCommit()
+                | ops.TmaStoreWait()
+            ):
+                pass
+            case _:
+                raise AssertionError(f"no meaning for {o.opname}")
+
+    def alloc(self, o: ops.Alloc) -> None:
+        b = o.type
+        if b.space in ("shared", "barrier"):
+            assert o.address >= 0
+            self.m.address[o.result] = [o.address]
+            self.env[o.result] = 0
+            return
+        count = b.size if b.space == "local" else b.layout.size("reg")
+        kind = num.NUMPY[b.dtype]
+        noise = self.m.noise.integers(1, 100, (self.n, count))
+        self.frags[o.result] = noise.astype(kind)
+
+    def flat(self, v: Value, indices: tuple[Value, ...]) -> np.ndarray:
+        at: Any = 0
+        for e, i in zip(v.buffer.static_shape, indices):
+            at = at * e + self.get(i)
+        return np.broadcast_to(at, (self.n,))
+
+    def write(self, v: Value, at: np.ndarray, value: np.ndarray) -> None:
+        who = np.flatnonzero(self.mask)
+        self.frags[v][who, at[who]] = value[who]
+
+    def barrier(self, v: Value, slot: Value) -> _Barrier:
+        return self.m.barriers[v, self.one(slot)]
+
+    # --- memory ---
+
+    def where(self, v: Value, offset: np.ndarray) -> np.ndarray:
+        """Byte addresses of element offsets of a shared buffer (or its version)."""
+        return self.m.address[v][0] + self.env.get(v, 0) + offset * v.dtype.bits // 8
+
+    def tensor(self, v: Value) -> tuple[np.ndarray, np.ndarray]:
+        """A tensor's storage as a flat array, and which elements belong to it."""
+        a = self.m.args[v.name]
+        low = a
+        while isinstance(low.base, np.ndarray):
+            low = low.base
+        flat = low.reshape(-1)
+        start = (a.__array_interface__["data"][0] - low.__array_interface__["data"][0]) // a.itemsize
+        inside = np.zeros(flat.shape, bool)
+        steps = [np.arange(e) * s // a.itemsize for e, s in zip(a.shape, a.strides)]
+        at = np.zeros((), int)
+        for s in steps:
+            at = np.add.outer(at, s)
+        inside[start + at.ravel()] = True
+        return flat[start:], inside[start:]
+
+    def memory(self, o: ops.MemLoad | ops.MemStore) -> None:
+        load = isinstance(o, ops.MemLoad)
+        v = o.source if load else o.dest
+        lanes = o.lanes if load else getattr(o.value.type, "lanes", 1)
+        mask = self.mask if o.guard is None else self.mask & self.get(o.guard).astype(bool)
+        at = self.get(o.offset).astype(np.int64)[:, None] + np.arange(lanes)
+        kind = num.NUMPY[v.dtype]
+        if load:
+            other = 0 if o.other is None else self.get(o.other)[:, None]
+            out = np.broadcast_to(np.asarray(other, kind), (self.n, lanes)).copy()
+        else:
+            value = self.env[o.value]
+            value = np.broadcast_to(value, (self.n,))[:, None] if np.ndim(value) < 2 else value
+        if v.buffer.space == "shared":
+            address = self.where(v, at.T).T
+            if (address[mask][:, 0] % o.align).any():
+                raise BadAccess(f"misaligned access to {v.type}")
+            if load:
+                out[mask] = self.m.shared.load(address[mask], v.dtype)
+            else:
+                self.m.shared.store(address[mask], value[mask], v.dtype)
+        else:
+            flat, inside = self.tensor(v)
+            if mask.any():
+                if (at[mask] < 0).any() or (at[mask] >= len(flat)).any() or not inside[at[mask]].all():
+                    raise BadAccess(f"access outside of {v.name} at {o.loc}")
+            if load:
+                out[mask] = flat[at[mask]]
+            else:
+                flat[at[mask]] = value[mask]
+        if load:
+            self.set(o, out[:, 0] if lanes == 1 else out)
+
+    def cp_async(self, o: ops.CpAsync) -> None:
+        size = o.source.dtype.bytes
+        count = o.bytes // size
+        valid = np.full(self.n, o.bytes) if o.valid is None else self.get(o.valid)
+        at = self.get(o.source_offset).astype(np.int64)[:, None] + np.arange(count)
+        live = (np.arange(count)[None] * size < valid[:, None]) & self.mask[:, None]
+        flat, inside = self.tensor(o.source)
+        if not inside[at[live]].all():
+            raise BadAccess(f"cp.async outside of {o.source.name}")
+        values = np.zeros((self.n, count), flat.dtype)
+        values[live] = flat[at[live]]
+        address = self.where(o.dest, self.get(o.dest_offset))[:, None] + np.arange(count) * size
+        if (address[self.mask][:, 0] % o.bytes).any():
+            raise BadAccess("misaligned cp.async")
+        self.m.shared.store(address[self.mask], values[self.mask], o.dest.dtype)
+
+    def tma(self, o: ops.TmaLoad | ops.TmaStore) -> None:
+        load = isinstance(o, ops.TmaLoad)
+        kind = o.map.type
+        a = self.m.args[kind.tensor]
+        view = a.transpose(kind.dims)  # innermost first
+        size = a.itemsize
+        shared, offset = (o.dest, o.dest_offset) if load else (o.source, o.source_offset)
+        for thread in np.flatnonzero(self.mask):
+            corner = [int(self.get(c)[thread]) for c in o.coords]
+            base = int(np.broadcast_to(self.where(shared, self.get(offset)), (self.n,))[thread])
+            if base % 128:
+                raise BadAccess("a TMA box that is not aligned to 128 bytes")
+            index = np.indices(kind.box).reshape(len(kind.box), -1)
+            linear = np.ravel_multi_index(tuple(index[::-1]), kind.box[::-1]) * size
+            address = base + linear
+            if kind.swizzle:
+                address ^= ((address >> 7) & (kind.swizzle // 16 - 1)) << 4
+            source = index + np.asarray(corner)[:, None]
+            ok = ((source >= 0) & (source < np.asarray(view.shape)[:, None])).all(0)
+            if load:
+                values = np.zeros(index.shape[1], a.dtype)
+                values[ok] = view[tuple(source[:, ok])]
+                self.m.shared.store(address, values, o.dest.dtype)
+                b = self.barrier(o.barrier, o.slot)
+                b.tx -= index.shape[1] * size
+                b.settle()
+            else:
+                got = self.m.shared.load(address[ok], o.source.dtype)
+                view[tuple(source[:, ok])] = got
+
+    # --- matrices ---
+
+    def ldmatrix(self, o: ops.Ldmatrix) -> None:
+        address = self.where(o.source, self.get(o.offset))
+        register = self.one(o.register)
+        frag = self.frags[o.dest]
+        rows = self.m.shared.load(address[:, None] + np.arange(8) * 2, o.source.dtype)
+        rows = rows.reshape(-1, self.size, 8)
+        lane = np.arange(self.size)
+        for q in range(o.count):
+            matrix = rows[:, 8 * q : 8 * q + 8, :]
+            for e in range(2):
+                r, c = lane // 4, 2 * (lane % 4) + e
+                if o.transposed:
+                    r, c = c, r
+                frag[:, 2 * (register + q) + e] = matrix[:, r, c].reshape(-1)
+
+    def stmatrix(self, o: ops.Stmatrix) -> None:
+        address = self.where(o.dest, self.get(o.offset)).reshape(-1, self.size)
+        lane = np.arange(self.size)
+        for q, v in enumerate(o.values):
+            pairs = self.env[v].reshape(-1, self.size, 2)
+            matrix = np.zeros((pairs.shape[0], 8, 8), pairs.dtype)
+            for e in range(2):
+                matrix[:, lane // 4, 2 * (lane % 4) + e] = pairs[:, :, e]
+            at = address[:, 8 * q : 8 * q + 8, None] + 2 * np.arange(8)
+            self.m.shared.store(at, matrix, o.dest.dtype)
+
+    def mma(self, o: ops.Mma) -> None:
+        row = find_row(o.row)
+        parts = []
+        for frag, register, layout, pack in (
+            (o.a, o.a_register, row.a, row.packs[0]),
+            (o.b, o.b_register, row.b, row.packs[1]),
+            (o.c, o.c_register, row.c, row.packs[2]),
+        ):
+            first, count = self.one(register) * pack, layout.size("reg")
+            regs = self.frags[frag][:, first : first + count].reshape(-1, self.size, count)
+            parts.append((regs, layout, frag, first, count))
+        for w in range(parts[0][0].shape[0]):
+            tiles = []
+            for regs, layout, *_ in parts:
+                tile = np.zeros(layout.shape, regs.dtype)
+                at = layout.table("lane", "reg")
+                tile[at[..., 0], at[..., 1]] = regs[w]
+                tiles.append(tile)
+            done = row.meaning(*tiles)
+            _, layout, frag, first, count = parts[2]
+            at = layout.table("lane", "reg")
+            out = done[at[..., 0], at[..., 1]]
+            self.frags[frag][w * self.size : (w + 1) * self.size, first : first + count] = out
+
+    def wgmma(self, o: ops.Wgmma) -> None:
+        row = find_row(o.row)
+        groups = self.n // 128
+        steps = len(o.b_steps)
+        per = row.c.size("reg")
+        keep = True if o.accumulate is None else bool(self.one(o.accumulate))
+        for g in range(groups):
+            threads = slice(g * 128, (g + 1) * 128)
+            for i in range(o.m_blocks):
+                total = np.zeros((64, row.n), np.float32)
+                for s in range(steps):
+                    a = self.operand(o.a, o.a_offset, g, o.a_fields, o.a_steps[i * steps + s], 64, o.a_transposed)
+                    b = self.operand(o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed)
+                    total += a.astype(np.float32) @ b.astype(np.float32).T
+                at = row.c.table("warp", "lane", "reg").reshape(128, per, 2)
+                regs = self.frags[o.c][threads, i * per : (i + 1) * per]
+                old = regs if keep else 0
+                self.frags[o.c][threads, i * per : (i + 1) * per] = old + total[at[..., 0], at[..., 1]]
+
+    def operand(
+        self, v: Value, offset: Value, group: int, fields: int, step: int, size: int, mn_major: bool
+    ) -> np.ndarray:
+        """A (size, 16) operand tile, read as PTX's matrix descriptor says."""
+        start = np.broadcast_to(self.where(v, self.get(offset)), (self.n,))[group * 128]
+        start = int(start) + 16 * step
+        width = {1: 128, 2: 64, 3: 32}[fields >> 62]
+        sbo, lbo = (fields >> 32 & 0x3FFF) * 16, (fields >> 16 & 0x3FFF) * 16
+        mn, k = np.meshgrid(np.arange(size), np.arange(16), indexing="ij")
+        if mn_major:
+            per = width // 2
+            at = start + mn // per * lbo + k // 8 * sbo + k % 8 * width + mn % per * 2
+        else:
+            at = start + mn // 8 * sbo + mn % 8 * width + k * 2
+        at = at ^ (((at >> 7) & (width // 16 - 1)) << 4)
+        return self.m.shared.load(at, v.dtype)
+
+
+def run_threads(func: Func, target: Target, args: Args, launched: int | None = None, seed: int = 0) -> None:
+    """Run a LOWERED function for every block; arrays in `args` (by the user's parameter names) are changed.
+
+    `launched`: how many blocks a persistent kernel gets."""
+    plain = replace(func, params=tuple(p for p in func.params if p.role != "tensor_map"))
+    env = bind(plain, args)
+    grid = _grid(plain, env)
+    if func.attrs.get("persistent"):
+        total = int(np.prod(grid))
+        grid = (min(total, launched or total), 1, 1)
+    full = tuple((*grid, 1, 1)[:3])
+    for z in range(full[2]):
+        for y in range(full[1]):
+            for x in range(full[0]):
+                _run_block(_Machine(func, target, env, args, (x, y, z), full, seed))
+
+
+def _run_block(m: _Machine) -> None:
+    body = m.func.body
+    scopes = [o for o in body.ops if isinstance(o, ops.Scope)]
+    threads = int(m.func.attrs["launch_threads"])
+    main = m.agent(0, threads // m.target.warp_size)
+    before = Block((), tuple(o for o in body.ops if not isinstance(o, ops.Scope)))
+    for _ in main.run(before):
+        raise BadAccess("a wait outside of a scope")
+    running = []
+    for s in scopes:
+        env = {v: x for v, x in main.env.items() if np.ndim(x) == 0}
+        running.append(_Agent(m, s.first_warp, s.warps, env).run(s.body))
+    stuck = 0
+    while running:
+        before_state = _progress(m)
+        for agent in list(running):
+            try:
+                next(agent)
+            except StopIteration:
+                running.remove(agent)
+                stuck = 0
+        stuck = stuck + 1 if _progress(m) == before_state else 0
+        if stuck > 3:
+            raise BadAccess("deadlock: every scope waits")
+
+
+def _progress(m: _Machine) -> tuple[Any, ...]:
+    return tuple((b.phase, b.pending, b.tx) for b in m.barriers.values())
