@@ -1,0 +1,311 @@
+"""Arithmetic on numbers known at compile time, at run time, or mixed (rules: `tilec.language`)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+
+from tilec.frontend import index
+from tilec.frontend.context import Context
+from tilec.frontend.index import Affine
+from tilec.frontend.values import Literal, Number, Scalar, describe
+from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
+from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT32, DType
+
+SYMBOLS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
+_PYTHON: dict[str, Callable[..., Literal]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "and": operator.and_,
+    "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge, "min": min, "max": max, "atan2": math.atan2,
+    "truncdiv": lambda a, b: int(a / b), "truncmod": lambda a, b: a - b * int(a / b),
+}  # fmt: skip
+_AFFINE: dict[str, Callable[[Affine, Affine], Affine]] = {
+    "add": operator.add, "sub": operator.sub, "mul": index.product, "min": index.smaller,
+    "max": index.larger, "floordiv": index.floor_quotient, "mod": index.floor_remainder,
+}  # fmt: skip
+_INTEGER_ONLY = ("and", "or", "xor", "shl", "shr", "truncdiv", "truncmod")
+_INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
+_FLOAT_MATHS = (
+    "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "tanh", "sigmoid", "erf", "isnan", "isinf",
+)  # fmt: skip
+_ROUNDINGS = ("floor", "ceil", "round", "trunc")
+
+
+def common_dtype(a: DType, b: DType) -> DType | None:
+    """The dtype of `a op b`; None where the user has to choose by a cast."""
+    if a is b:
+        return a
+    if a.is_float != b.is_float:
+        return a if a.is_float else b
+    if a.is_float and a.bits == b.bits:
+        return FLOAT32 if {a.name, b.name} == {"float32", "tfloat32"} else None
+    if a.kind == "bool" or b.kind == "bool":
+        return b if a.kind == "bool" else a
+    if a.bits != b.bits:
+        return a if a.bits > b.bits else b
+    return a if a.kind == "uint" else b
+
+
+def static_int(value: object) -> int | None:
+    """The int that `value` is known to be at compile time."""
+    if isinstance(value, Scalar):
+        return None if value.affine is None else value.affine.constant
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def affine_of(value: Number) -> Affine:
+    """What is known of an integer."""
+    if isinstance(value, Scalar):
+        return value.affine or index.unknown()
+    return Affine(int(value))
+
+
+class Arithmetic(Context):
+    """Emits arithmetic, folding what is known at compile time."""
+
+    # --- numbers to dtypes ------------------------------------------------------------------------
+
+    def constant(self, value: Literal, dtype: DType) -> Scalar:
+        """A `Const` of `dtype`. Raises CompileError if `value` is not one of it."""
+        fitted: Literal = value
+        if dtype.is_float:
+            fitted = float(value)
+        elif dtype is BOOL:
+            fitted = bool(value)
+        else:
+            if isinstance(value, float) and not value.is_integer():
+                raise self.error(f"{value!r} is not an {dtype.name}", "cast, or write an int")
+            fitted = int(value)
+            low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
+            if not low <= fitted < low + (1 << dtype.bits):
+                raise self.error(
+                    f"{value} does not fit {dtype.name} ({low} to {low + (1 << dtype.bits) - 1})",
+                    "cast the other operand to a wider dtype",
+                )
+        return self._shared_constant(fitted, dtype)
+
+    def _shared_constant(self, value: Literal, dtype: DType) -> Scalar:
+        """A `Const`; one that a block around this place holds already is used again."""
+        key = (repr(value), dtype)
+        for builder in reversed(self.builders):
+            if key in builder.constants:
+                return builder.constants[key]
+        affine = Affine(value) if isinstance(value, int) else None
+        made = self.emit_scalar(Const, value, dtype, affine=affine)
+        self.builder.constants[key] = made
+        return made
+
+    def default_dtype(self, value: Literal) -> DType:
+        """What a literal becomes where no operand gives it a dtype."""
+        if isinstance(value, bool):
+            return BOOL
+        return self.index_dtype if isinstance(value, int) else FLOAT32
+
+    def run_time(self, value: Number, dtype: DType | None = None) -> Scalar:
+        """`value` as a Scalar; a literal takes `dtype`, or else its default."""
+        if isinstance(value, Scalar):
+            return value
+        return self.constant(value, dtype or self.default_dtype(value))
+
+    def convert(self, value: Number, dtype: DType) -> Scalar:
+        """`value` cast to `dtype`; no op if it is of it already."""
+        if not isinstance(value, Scalar):
+            return self.constant(value, dtype)
+        if value.dtype is dtype:
+            return value
+        if dtype is BOOL:
+            return self.run_time(self.compare("ne", value, 0))
+        widened = dtype.kind == "int" and dtype.bits >= value.dtype.bits
+        affine = value.affine if widened else None
+        return self.emit_scalar(Cast, value.value, dtype, affine=affine)
+
+    def unify(self, a: Number, b: Number, what: str) -> tuple[Scalar, Scalar]:
+        """Both operands in their common dtype. `what` is the operator, for messages."""
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar):
+            dtype = common_dtype(self.default_dtype(a), self.default_dtype(b))
+        elif isinstance(a, Scalar) and isinstance(b, Scalar):
+            dtype = common_dtype(a.dtype, b.dtype)
+        elif isinstance(a, Scalar):
+            assert not isinstance(b, Scalar)
+            return self._beside_literal(a, b), self._literal_beside(b, a)
+        else:
+            assert isinstance(b, Scalar)
+            return self._literal_beside(a, b), self._beside_literal(b, a)
+        if dtype is None:
+            assert isinstance(a, Scalar) and isinstance(b, Scalar)
+            halves = {a.dtype, b.dtype} == {FLOAT16, BFLOAT16}
+            raise self.error(
+                f"{a.dtype.name} {what} {b.dtype.name}: neither holds the other's values",
+                "cast one side: T.float32(x)" if halves else f"cast one: T.{a.dtype.name}(x)",
+            )
+        return self.convert(a, dtype), self.convert(b, dtype)
+
+    def _beside_literal(self, x: Scalar, literal: Literal) -> Scalar:
+        """A run-time operand beside a literal: an int beside a float becomes float32."""
+        if isinstance(literal, float) and x.dtype.is_int:
+            return self.convert(x, FLOAT32)
+        if x.dtype is BOOL and not isinstance(literal, bool):
+            return self.convert(x, INT32)
+        return x
+
+    def _literal_beside(self, literal: Literal, x: Scalar) -> Scalar:
+        return self.constant(literal, self._operand_dtype(x.dtype, literal))
+
+    def _operand_dtype(self, dtype: DType, literal: Literal) -> DType:
+        if isinstance(literal, float) and dtype.is_int:
+            return FLOAT32
+        return INT32 if dtype is BOOL and not isinstance(literal, bool) else dtype
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def binary(self, kind: str, a: Number, b: Number) -> Number:
+        """`a kind b` (kinds of the IR; also "ceildiv"). Raises CompileError."""
+        if kind == "ceildiv":
+            return self._ceildiv(a, b)
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar):
+            return self._fold(kind, a, b)
+        what = SYMBOLS.get(kind, kind)
+        if kind == "pow":
+            return self._power(a, b)
+        if kind in ("shl", "shr"):
+            return self._shift(kind, a, b)
+        x, y = self.unify(a, b, what)
+        self._refuse_tiny_floats(x.dtype, what)
+        if x.dtype is BOOL and kind not in ("and", "or", "xor"):
+            x, y = self.convert(x, INT32), self.convert(y, INT32)
+        if kind in ("div", "atan2") and x.dtype.is_int:
+            x, y = self.convert(x, FLOAT32), self.convert(y, FLOAT32)
+        if x.dtype.is_float and kind in _INTEGER_ONLY:
+            raise self.error(
+                f"{what} of {describe(a)} and {describe(b)}: it is defined for integers",
+                "cast both sides to an integer dtype: T.int32(x)",
+            )
+        if x.dtype.is_float and kind in ("floordiv", "mod"):
+            return self._float_division(kind, x, y)
+        divisor = static_int(b)
+        if kind in _INTEGER_DIVISIONS:
+            if divisor == 0:
+                raise self.error(f"{describe(a)} {what} 0: division by zero")
+            self.hazards += divisor is None
+        return self._emit_binary(kind, x, y)
+
+    def _emit_binary(self, kind: str, x: Scalar, y: Scalar) -> Scalar:
+        rule = _AFFINE.get(kind)
+        affine = None
+        if rule is not None and x.affine is not None and y.affine is not None:
+            affine = rule(x.affine, y.affine)
+        return self.emit_scalar(Binary, kind, x.value, y.value, affine=affine)
+
+    def _fold(self, kind: str, a: Literal, b: Literal) -> Literal:
+        try:
+            result = _PYTHON[kind](a, b)
+        except ZeroDivisionError:
+            raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: division by zero") from None
+        except (TypeError, ValueError, OverflowError) as e:
+            raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: {e}") from None
+        if isinstance(result, complex):
+            raise self.error(f"{a!r} ** {b!r} is not a real number")
+        return result
+
+    def _ceildiv(self, a: Number, b: Number) -> Number:
+        for x in (a, b):
+            is_int = x.dtype.is_int if isinstance(x, Scalar) else isinstance(x, int)
+            if not is_int:
+                raise self.error(f"T.ceildiv of {describe(a)} and {describe(b)} needs integers")
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar):
+            return -self._fold("floordiv", -a, b)
+        return self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1)), b)
+
+    def _float_division(self, kind: str, x: Scalar, y: Scalar) -> Scalar:
+        quotient = self._emit_binary("div", x, y)
+        whole = self.emit_scalar(Unary, "floor", quotient.value)
+        if kind == "floordiv":
+            return whole
+        return self._emit_binary("sub", x, self._emit_binary("mul", whole, y))
+
+    def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
+        x = self.run_time(a, b.dtype if isinstance(b, Scalar) else None)
+        x = self.convert(x, INT32) if x.dtype is BOOL else x
+        floats = [
+            v
+            for v in (a, b)
+            if (v.dtype.is_float if isinstance(v, Scalar) else isinstance(v, float))
+        ]
+        if floats:
+            raise self.error(f"{SYMBOLS[kind]} of {describe(a)} and {describe(b)} needs integers")
+        return self._emit_binary(kind, x, self.convert(b, x.dtype))
+
+    def _power(self, a: Number, b: Number) -> Number:
+        exponent = None if isinstance(b, Scalar) else b
+        if isinstance(exponent, int) and 0 <= exponent <= 4:
+            result: Number = 1 if exponent == 0 else a
+            for _ in range(int(exponent) - 1):
+                result = self.binary("mul", result, a)
+            return result
+        x, y = self.unify(a, b, "**")
+        if x.dtype.is_int:
+            raise self.error(
+                f"{describe(a)} ** {describe(b)}: integer powers go from 0 to 4",
+                "write T.float32(x) ** y, or 1 << y for powers of two",
+            )
+        self._refuse_tiny_floats(x.dtype, "**")
+        return self._emit_binary("pow", x, y)
+
+    def compare(self, kind: str, a: Number, b: Number) -> Literal | Scalar:
+        """`a kind b`: a bool known now, or a run-time one."""
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar):
+            return self._fold(kind, a, b)
+        x, y = self.unify(a, b, SYMBOLS[kind])
+        return self.emit_scalar(Compare, kind, x.value, y.value)
+
+    def unary(self, kind: str, x: Scalar) -> Scalar:
+        """A maths function or sign of a run-time number."""
+        dtype = x.dtype
+        if kind in ("isnan", "isinf", *_FLOAT_MATHS) and not dtype.is_float:
+            raise self.error(
+                f"{kind} of {describe(x)}: it is defined for floats",
+                f"write T.{kind}(T.float32(x))",
+            )
+        if kind in ("popcount", "clz", "not") and dtype.is_float:
+            raise self.error(f"{kind} of {describe(x)}: it is defined for integers")
+        if kind in _ROUNDINGS and dtype.is_int:
+            return x
+        self._refuse_tiny_floats(dtype, kind)
+        if kind in ("neg", "abs") and dtype is BOOL:
+            x = self.convert(x, INT32)
+        affine = x.affine.scaled(-1) if kind == "neg" and x.affine is not None else None
+        return self.emit_scalar(Unary, kind, x.value, affine=affine)
+
+    def _refuse_tiny_floats(self, dtype: DType, what: str) -> None:
+        if dtype.is_float and dtype.bits <= 8:
+            raise self.error(
+                f"{what} on {dtype.name}: it is a dtype for storage and gemm inputs",
+                "cast first: T.float32(x)",
+            )
+
+    # --- conditions -------------------------------------------------------------------------------
+
+    def truth(self, x: Number) -> bool | Scalar:
+        """`x` as a condition: a bool known now, or a run-time one (zero is false)."""
+        if not isinstance(x, Scalar):
+            return bool(x)
+        return self.convert(x, BOOL)
+
+    def logical_not(self, x: Number) -> bool | Scalar:
+        found = self.truth(x)
+        if not isinstance(found, Scalar):
+            return not found
+        return self.emit_scalar(Unary, "not", found.value)
+
+    def select(self, cond: Scalar, a: Number, b: Number) -> Scalar:
+        """`a` where `cond`, else `b`; both are evaluated."""
+        x, y = self.unify(a, b, "or")
+        return self.emit_scalar(Select, cond.value, x.value, y.value)

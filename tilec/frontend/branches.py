@@ -1,0 +1,92 @@
+"""Run-time branches: two blocks traced, and the names that differ after them made results of an `If`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+
+from tilec.frontend.calls import Calls
+from tilec.frontend.context import BlockBuilder
+from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
+from tilec.ir.ops import If, Yield
+
+_MISSING = Undefined("")
+
+
+def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that `statements` give a value to, nested blocks included."""
+    found: set[str] = set()
+    for s in statements:
+        for node in ast.walk(s):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return found
+
+
+def same_value(a: object, b: object) -> bool:
+    """Whether two values of a name are one and the same (compile-time ones: of one type, and equal)."""
+    if a is b:
+        return True
+    if isinstance(a, Scalar | Buffer | Region) or isinstance(b, Scalar | Buffer | Region):
+        return False
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        assert isinstance(b, tuple | list)
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b))
+    return type(a) is type(b) and a == b
+
+
+class Branches(Calls):
+    """Joins what two branches leave behind."""
+
+    def branch(
+        self, cond: Scalar, then: Callable[[], None], orelse: Callable[[], None] | None = None
+    ) -> None:
+        """Emit an `If`. Names that differ between the branches become its results; a name that one
+        branch alone defines has no value afterwards."""
+        place = self.loc
+        with self.inside(conditional=True) as on_true:
+            then()
+            names_true = self.names
+        with self.inside(conditional=True) as on_false:
+            if orelse is not None:
+                orelse()
+            names_false = self.names
+        with self.at(place):
+            self._join(cond, on_true, names_true, on_false, names_false)
+
+    def _join(
+        self,
+        cond: Scalar,
+        on_true: BlockBuilder,
+        names_true: dict[str, object],
+        on_false: BlockBuilder,
+        names_false: dict[str, object],
+    ) -> None:
+        merged: list[str] = []
+        pairs: list[tuple[Scalar, Scalar]] = []
+        joined: dict[str, object] = {}
+        for name in dict.fromkeys((*names_true, *names_false)):
+            a, b = names_true.get(name, _MISSING), names_false.get(name, _MISSING)
+            if same_value(a, b):
+                joined[name] = a
+            elif is_number(a) and is_number(b):
+                merged.append(name)
+                pairs.append(self.unify_in(on_true, on_false, a, b))
+            else:
+                joined[name] = Undefined(self._reason(a, b))
+        for builder, side in ((on_true, 0), (on_false, 1)):
+            builder.emit(Yield, tuple(p[side].value for p in pairs), loc=self.loc)
+        types = tuple(p[0].value.type for p in pairs)
+        made = self.emit(If, cond.value, on_true.block(), on_false.block(), types)
+        for name, result in zip(merged, made.results):
+            result.name = name if name.isidentifier() else ""
+            joined[name] = self.scalar(result)
+        self.frame.names = joined
+
+    def _reason(self, a: object, b: object) -> str:
+        where = f"the condition on line {self.loc.line}"
+        if isinstance(b, Undefined):
+            return f"it is assigned only where {where} holds"
+        if isinstance(a, Undefined):
+            return f"it is assigned only where {where} does not hold"
+        return f"it is {describe(a)} where {where} holds and {describe(b)} where not"

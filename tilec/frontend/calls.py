@@ -1,0 +1,182 @@
+"""Calls: words of the language, casts, macros, and the few Python functions that kernels have."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from tilec import language as T
+from tilec.frontend import words_scalar
+from tilec.frontend.context import Frame
+from tilec.frontend.expressions import BUILTINS, INSTEAD, Expressions
+from tilec.frontend.source import Source, read_source
+from tilec.frontend.values import (
+    Buffer,
+    LoopHeader,
+    Method,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_literal,
+)
+from tilec.frontend.words import WORDS, Word, bind_call, parameters_of
+from tilec.ir.errors import CompileError
+from tilec.ir.types import DType, find_dtype
+
+macro_source: Callable[[Callable[..., Any]], Source] = lru_cache(maxsize=256)(read_source)
+
+
+class Calls(Expressions):
+    """Evaluates calls. `run_body` (a function's statements) is left to a subclass."""
+
+    def run_body(self) -> object:
+        """Trace the statements of the current frame's function; the value it returns."""
+        raise NotImplementedError
+
+    def call(self, node: ast.Call) -> object:
+        function = self.expression(node.func)
+        match function:
+            case Method():
+                return self._method(function, node)
+            case DType():
+                return self._cast(function, node)
+            case T.NotYet():
+                raise self.error(f"T.{function.name} is not supported yet")
+            case T.Elementwise():
+                args = self._plain_arguments(f"T.{function.name}", node, function.arity)
+                return words_scalar.elementwise(self, function, args)
+            case T.Macro():
+                return self._inline(function, node)
+            case type() if issubclass(function, T.Tensor):
+                kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
+                return self.annotation(function, list(self.elements(node.args)), **kwargs)
+            case type() | types.BuiltinFunctionType() if function.__module__ == "builtins":
+                return self._builtin(function, node)
+        if isinstance(function, types.FunctionType) and function in WORDS:
+            return self._word(WORDS[function], function, node)
+        if getattr(function, "__module__", None) == "tilec.layout":
+            return self._layout_function(function, node)
+        self._refuse_call(function, node)
+
+    def _refuse_call(self, function: object, node: ast.Call) -> NoReturn:
+        shown = ast.unparse(node.func)
+        if isinstance(function, types.FunctionType):
+            raise self.error(
+                f"{shown} is a plain Python function; kernels call words and macros",
+                f"put @tilec.macro above def {function.__name__}",
+            )
+        if type(function).__module__.startswith("tilec."):
+            raise self.error(f"{shown} ({describe(function)}) cannot be called inside a kernel")
+        raise self.error(f"{shown} is {describe(function)}; it cannot be called in a kernel")
+
+    def _word(self, known: Word, function: Callable[..., Any], node: ast.Call) -> object:
+        shown = f"T.{known.name}"
+        bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
+        return known.handler(self, bound)
+
+    def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[Number]:
+        if node.keywords:
+            raise self.error(f"{shown} takes no keywords", at=node.keywords[0].value)
+        if len(node.args) != count:
+            raise self.error(
+                f"{shown} takes {count} argument{'s' * (count != 1)}, {len(node.args)} were given"
+            )
+        return [self.number_of(a, f"an argument of {shown}") for a in node.args]
+
+    def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
+        (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)
+        return words_scalar.cast_to(self, value, dtype)
+
+    def _method(self, method: Method, node: ast.Call) -> Scalar:
+        if len(node.args) != 1 or node.keywords:
+            raise self.error("astype takes one dtype", 'write x.astype("float16")')
+        name = self.expression(node.args[0])
+        dtype = find_dtype(name) if isinstance(name, str | DType) else None
+        if dtype is None:
+            raise self.error(f"{describe(name)} is not a dtype", at=node.args[0])
+        return words_scalar.cast_to(self, method.owner, dtype)
+
+    def _layout_function(self, function: Any, node: ast.Call) -> object:
+        args = list(self.elements(node.args))
+        kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
+        try:
+            return function(*args, **kwargs)
+        except CompileError as e:
+            raise type(e)(e.message, self.loc, e.hint) from None
+        except TypeError as e:
+            raise self.error(str(e)) from None
+
+    # --- macros -----------------------------------------------------------------------------------
+
+    def _inline(self, macro: T.Macro, node: ast.Call) -> object:
+        """The macro's body, traced here with its parameters bound to the arguments."""
+        source = macro_source(macro.function)
+        if any(f.source.function is source.function for f in self.frames):
+            raise self.error(
+                f"the macro {macro.__name__} calls itself", "write a loop: macros do not recurse"
+            )
+        parameters = tuple(inspect.signature(source.function).parameters.values())
+        for p in parameters:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise self.error(f"the macro {macro.__name__} takes *{p.name}; name its parameters")
+        bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
+        values: Mapping[str, object] = {
+            name: value if name in bound.nodes else self.captured(name, value)
+            for name, value in bound.values.items()
+        }
+        kept = self.loc
+        self.frames.append(Frame(source, dict(values), self.loc))
+        try:
+            return self.run_body()
+        finally:
+            self.frames.pop()
+            self.loc = kept
+
+    # --- Python's own functions -------------------------------------------------------------------
+
+    def _builtin(self, function: Any, node: ast.Call) -> object:
+        name = function.__name__
+        if name not in BUILTINS:
+            hint = INSTEAD.get(
+                name, "only what is known at compile time and the words of T run here"
+            )
+            raise self.error(f"{name} cannot be called in a kernel", hint)
+        if node.keywords:
+            raise self.error(f"{name} takes no keywords in a kernel", at=node.keywords[0].value)
+        args = list(self.elements(node.args))
+        if name == "range":
+            return self._range(args, node)
+        if name in ("min", "max") and len(args) > 1:
+            found = self.number(args[0], "this operand")
+            for a in args[1:]:
+                found = self.binary(name, found, self.number(a, "this operand"))
+            return found
+        if name == "abs" and len(args) == 1:
+            x = self.number(args[0], "this operand")
+            return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
+        if any(isinstance(a, Scalar | Region | Buffer) for a in args):
+            hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a word of T"
+            shown = ", ".join(describe(a) for a in args)
+            raise self.error(f"{name}({shown}) is only known at run time", hint)
+        try:
+            result = function(*args)
+        except (TypeError, ValueError) as e:
+            raise self.error(f"{name}: {e}") from None
+        return list(result) if name in ("zip", "enumerate") else result
+
+    def _range(self, args: list[object], node: ast.Call) -> object:
+        if not 1 <= len(args) <= 3:
+            raise self.error(f"range takes 1 to 3 arguments, {len(args)} were given")
+        known = [a for a in args if is_literal(a) and isinstance(a, int)]
+        if len(known) == len(args):
+            if known[2:] == [0]:
+                raise self.error("range with a step of 0 never ends", at=node.args[2])
+            return range(*known)
+        start, stop = (0, args[0]) if len(args) == 1 else args[:2]
+        step = args[2] if len(args) == 3 else 1
+        return LoopHeader("serial", {"start": start, "stop": stop, "step": step}, self.loc)

@@ -1,0 +1,159 @@
+"""The state of one trace: where ops go, which names are in force, which line is being read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.index import Affine, unknown
+from tilec.frontend.source import Source
+from tilec.frontend.values import Buffer, Scalar
+from tilec.ir.core import Builder, Op, Value
+from tilec.ir.errors import CompileError
+from tilec.ir.loc import Loc
+from tilec.ir.types import INT32, INT64, DType
+
+
+@dataclass(slots=True)
+class LoopFlags:
+    """The hidden names of a loop being traced: `run` is whether the rest of this iteration still
+    runs, `live` whether further iterations do. `breaks`: a `break` was met."""
+
+    run: str
+    live: str
+    word: str
+    breaks: bool = False
+
+
+@dataclass(slots=True)
+class Frame:
+    """One function being traced: the kernel, or a macro that was called from `caller`.
+
+    `names` are its local names; the dict is replaced, never shared, where control flow parts.
+    `loops` are the loops around the code being read, innermost last.
+    """
+
+    source: Source
+    names: dict[str, object] = field(default_factory=dict)
+    caller: Loc | None = None
+    loops: list[LoopFlags] = field(default_factory=list)
+
+    def loc(self, node: ast.AST) -> Loc:
+        return self.source.loc(node, self.caller)
+
+
+@dataclass(slots=True)
+class ParallelScope:
+    """A `T.Parallel` being traced, and the variables that each of its iterations has for itself."""
+
+    line: int
+    variables: list[Buffer] = field(default_factory=list)
+
+
+class BlockBuilder(Builder):
+    """A block being made, and the constants it holds already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants: dict[tuple[str, DType], Scalar] = {}
+
+
+class Context:
+    """What every part of the tracer needs; the parts are its subclasses, one per file.
+
+    `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
+    emitted so far that may not run unasked: integer divisions, on-chip reads that may be out of
+    bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
+    size its value in this variant.
+    """
+
+    def __init__(self, frame: Frame, wide: bool = False) -> None:
+        self.frames = [frame]
+        self.builders = [BlockBuilder()]
+        self.index_dtype: DType = INT64 if wide else INT32
+        self.loc = frame.source.header_loc()
+        self.depth = 0
+        self.hazards = 0
+        self.parallel: ParallelScope | None = None
+        self.sizes: Mapping[str, int | Scalar] = {}
+
+    # --- names and places -------------------------------------------------------------------------
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def names(self) -> dict[str, object]:
+        return self.frames[-1].names
+
+    @contextmanager
+    def at(self, place: ast.AST | Loc) -> Iterator[None]:
+        """Ops made inside come from `place`."""
+        kept = self.loc
+        self.loc = place if isinstance(place, Loc) else self.frame.loc(place)
+        try:
+            yield
+        finally:
+            self.loc = kept
+
+    def error(self, message: str, hint: str = "", at: ast.AST | Loc | None = None) -> CompileError:
+        """A CompileError at `at` (default: what is being read); to be raised by the caller."""
+        place = self.loc if at is None else at if isinstance(at, Loc) else self.frame.loc(at)
+        return CompileError(message, place, hint)
+
+    # --- ops --------------------------------------------------------------------------------------
+
+    @property
+    def builder(self) -> BlockBuilder:
+        return self.builders[-1]
+
+    def emit(self, cls: type[Op], *args: Any, name: str = "", **kwargs: Any) -> Op:
+        """Add an op at the current place."""
+        return self.builder.emit(cls, *args, name=name, loc=self.loc, **kwargs)
+
+    def emit_scalar(
+        self, cls: type[Op], *args: Any, affine: Affine | None = None, name: str = ""
+    ) -> Scalar:
+        """`emit` of an op whose one result is a number."""
+        return self.scalar(self.emit(cls, *args, name=name).result, affine)
+
+    def scalar(self, value: Value, affine: Affine | None = None) -> Scalar:
+        """`value` with what is known of it; a signed integer always has an `Affine`."""
+        if value.dtype.kind != "int":
+            return Scalar(value)
+        return Scalar(value, unknown() if affine is None else affine)
+
+    @contextmanager
+    def inside(self, conditional: bool = False) -> Iterator[BlockBuilder]:
+        """Collect what is emitted into a block of its own. `conditional`: it may not run.
+
+        Names assigned inside are forgotten afterwards; whoever needs them takes them before."""
+        builder = BlockBuilder()
+        self.builders.append(builder)
+        kept = self.frame.names
+        self.frame.names = dict(kept)
+        self.depth += conditional
+        try:
+            yield builder
+        finally:
+            self.depth -= conditional
+            self.frame.names = kept
+            self.builders.pop()
+
+    def visible_names(self) -> set[str]:
+        """Everything a name could have meant here, for did-you-mean."""
+        return {n for n in self.names if n.isidentifier()} | self.frame.source.visible_names()
+
+    def size(self, size: T.Size) -> int | Scalar:
+        """The value of a size that has a plain name."""
+        if size.text in self.sizes:
+            return self.sizes[size.text]
+        raise self.error(
+            f"nothing gives the size {size.text} a value",
+            hint=f"name it in the shape of a tensor parameter: T.Tensor(({size.text}, …), dtype)",
+        )

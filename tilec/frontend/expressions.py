@@ -1,0 +1,558 @@
+"""Expressions: one method per syntax node, from `ast` to a value (see `values.py`)."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import numbers
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from tilec import language as T
+from tilec.frontend.context import BlockBuilder
+from tilec.frontend.memory import Memory, Slice
+from tilec.frontend.values import (
+    Buffer,
+    Method,
+    Number,
+    Region,
+    Scalar,
+    Undefined,
+    describe,
+    is_literal,
+)
+from tilec.ir.core import Block, Op
+from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.layout import Layout, LayoutRequest
+from tilec.ir.ops import Binary, If, Load, Select, Yield
+from tilec.ir.types import BOOL, DType, find_dtype
+
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv",
+    ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
+    ast.LShift: "shl", ast.RShift: "shr",
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+
+# Syntax that kernels do not have: what it is called, and what to write instead.
+REFUSED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Lambda: ("a lambda", "a lambda is allowed as an argument of T.Layout only"),
+    ast.DictComp: ("a dict comprehension", "write the dict out"),
+    ast.SetComp: ("a set comprehension", "use a list"),
+    ast.GeneratorExp: ("a generator", "write a list: [… for …]"),
+    ast.Set: ("a set", "use a tuple"),
+    ast.NamedExpr: ("the operator :=", "assign in a statement of its own"),
+    ast.Await: ("await", "kernels are not coroutines"),
+    ast.Yield: ("yield", "kernels are not generators"),
+    ast.YieldFrom: ("yield", "kernels are not generators"),
+    ast.JoinedStr: ("an f-string", "f-strings are for T.print"),
+    ast.Starred: ("* unpacking", "write the elements out"),
+}
+BUILTINS = frozenset("range len min max abs int float bool zip enumerate list tuple".split())
+INSTEAD = {
+    "print": "use T.print",
+    "sum": "add in a loop over the list",
+    "round": "use T.round",
+    "pow": "use T.pow or **",
+    "isinstance": "decide outside the kernel",
+    "super": "decide outside the kernel",
+    "open": "a kernel cannot read files",
+}
+_COMPILE_TIME = (type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, T.Macro)
+_WORDS_LIKE = (T.Elementwise, T.NotYet, type, types.FunctionType, types.BuiltinFunctionType)
+
+
+class Expressions(Memory):
+    """Evaluates expressions; `call` of words and macros is left to subclasses."""
+
+    def call(self, node: ast.Call) -> object:
+        """The value of a call."""
+        raise NotImplementedError
+
+    def expression(self, node: ast.expr) -> object:
+        """The value of `node`. Raises CompileError for what kernels do not have."""
+        kept = self.loc
+        self.loc = self.frame.loc(node)
+        try:
+            method = self._methods.get(type(node))
+            if method is None:
+                self.refuse(node)
+            return method(self, node)
+        finally:
+            self.loc = kept
+
+    def refuse(self, node: ast.AST) -> NoReturn:
+        """Raise the CompileError for syntax that kernels do not have."""
+        name, hint = REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
+        raise self.error(f"{name} is not allowed in a kernel", hint, at=node)
+
+    def number_of(self, node: ast.expr, what: str = "this") -> Number:
+        """The value of `node` as a number."""
+        value = self.expression(node)
+        with self.at(node):
+            return self.number(value, what)
+
+    # --- atoms ------------------------------------------------------------------------------------
+
+    def _constant(self, node: ast.Constant) -> object:
+        if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
+            self.refuse_value(node.value)
+        return node.value
+
+    def refuse_value(self, value: object) -> NoReturn:
+        raise self.error(
+            f"{describe(value)} has no meaning in a kernel",
+            "values known at compile time are numbers, strings, None, dtypes, tuples, lists, dicts",
+        )
+
+    def _name(self, node: ast.Name) -> object:
+        name = node.id
+        if name in self.names:
+            value = self.names[name]
+            if isinstance(value, Undefined):
+                raise self.error(f"{name} has no value here: {value.reason}")
+            return self.size_value(value) if isinstance(value, T.Size) else value
+        found, value = self.frame.source.lookup(name)
+        if not found:
+            if name == self.frames[0].source.name:
+                raise self.error(
+                    f"{name} cannot call itself", "write a loop: kernels do not recurse"
+                )
+            near = did_you_mean(name, self.visible_names() | BUILTINS)
+            raise self.error(f"the name {name!r} is not defined{near}")
+        return self.captured(name, value)
+
+    def captured(self, name: str, value: object) -> object:
+        """A value from outside the kernel, as a compile-time value."""
+        if isinstance(value, T.Size):
+            return self.size_value(value)
+        if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
+            return value
+        if isinstance(value, tuple | list):
+            return type(value)([self.captured(name, v) for v in value])
+        if isinstance(value, Mapping):
+            return {k: self.captured(name, v) for k, v in value.items()}
+        if isinstance(value, types.ModuleType):
+            return value
+        if isinstance(value, numbers.Integral):  # NumPy's
+            return int(value)
+        dtype = foreign_dtype(value)
+        if dtype is not None:
+            return dtype
+        if callable(value):
+            return value  # judged where it is called
+        raise self.error(
+            f"{name} is {describe(value)}, which a kernel cannot use",
+            "numbers, strings, dtypes, tuples, lists and dicts of these can be captured; "
+            "pass arrays as parameters",
+        )
+
+    def size_value(self, size: T.Size) -> int | Scalar | T.Size:
+        """The value of a size, or of arithmetic on sizes."""
+        if not size.op:
+            return self.size(size)
+        a, b = (self.size_value(x) if isinstance(x, T.Size) else x for x in size.args)
+        assert not isinstance(a, T.Size) and not isinstance(b, T.Size)
+        found = self.binary(size.op, a, b)
+        assert not isinstance(found, float)
+        return found
+
+    def _attribute(self, node: ast.Attribute) -> object:
+        owner = self.expression(node.value)
+        name = node.attr
+        known: tuple[str, ...] = ()
+        match owner:
+            case types.ModuleType():
+                return self._module_attribute(owner, name)
+            case Buffer():
+                return self._buffer_attribute(owner, name)
+            case Scalar() | Region(is_element=True):
+                if name == "astype":
+                    return Method(owner, name)
+                if name == "dtype":
+                    return owner.dtype if isinstance(owner, Scalar) else owner.buffer.type.dtype
+                known = ("astype", "dtype")
+            case type() if issubclass(owner, enum.Enum):
+                if name in owner.__members__:
+                    return owner[name]
+                known = tuple(owner.__members__)
+            case DType() if name in ("name", "bits", "bytes"):
+                return getattr(owner, name)
+        raise self.error(
+            f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}"
+        )
+
+    def _module_attribute(self, module: types.ModuleType, name: str) -> object:
+        inside = module.__name__ == "tilec" or module.__name__.startswith("tilec.")
+        if not hasattr(module, name):
+            known = [n for n in dir(module) if not n.startswith("_")]
+            if module is T:
+                known += T.PLANNED
+            near = did_you_mean(name, known)
+            raise self.error(f"{module.__name__} has no attribute {name!r}{near}")
+        value = getattr(module, name)
+        if inside:
+            return self.captured(name, value)
+        dtype = foreign_dtype(value)
+        if dtype is None:
+            raise self.error(
+                f"{module.__name__}.{name} cannot be used in a kernel: of other modules only dtypes can",
+                f"give it a name outside the kernel if it is a number: {name} = {module.__name__}.{name}",
+            )
+        return dtype
+
+    def _buffer_attribute(self, buffer: Buffer, name: str) -> object:
+        match name:
+            case "shape":
+                return buffer.shape
+            case "dtype":
+                return buffer.type.dtype
+            case "strides" if buffer.is_global:
+                return buffer.strides
+            case "astype" if buffer.variable:
+                return Method(buffer, name)
+        near = did_you_mean(name, ("shape", "dtype", "strides"))
+        raise self.error(f"{describe(buffer)} has no attribute {name!r}{near}")
+
+    def _tuple(self, node: ast.Tuple) -> tuple[object, ...]:
+        return tuple(self.elements(node.elts))
+
+    def _list(self, node: ast.List) -> list[object]:
+        return list(self.elements(node.elts))
+
+    def elements(self, nodes: Iterable[ast.expr]) -> Iterable[object]:
+        """The values of `nodes`; `*sequence` gives its elements."""
+        for n in nodes:
+            if isinstance(n, ast.Starred):
+                yield from self.sequence(n.value)
+            else:
+                yield self.expression(n)
+
+    def sequence(self, node: ast.expr) -> Sequence[object]:
+        """The value of `node`, which must be a tuple or list known at compile time."""
+        value = self.expression(node)
+        if isinstance(value, tuple | list):
+            return value
+        raise self.error(f"{describe(value)} is not a tuple or list", at=node)
+
+    def _dict(self, node: ast.Dict) -> dict[Any, object]:
+        made: dict[Any, object] = {}
+        for key, value in zip(node.keys, node.values):
+            if key is None:
+                raise self.error("** unpacking is not allowed in a kernel", at=value)
+            made[self.expression(key)] = self.expression(value)
+        return made
+
+    def _list_comprehension(self, node: ast.ListComp) -> list[object]:
+        kept = self.frame.names
+        self.frame.names = dict(kept)
+        try:
+            return self._generated(node.elt, node.generators)
+        finally:
+            self.frame.names = kept
+
+    def _generated(self, item: ast.expr, generators: list[ast.comprehension]) -> list[object]:
+        if not generators:
+            return [self.expression(item)]
+        first, rest = generators[0], generators[1:]
+        made: list[object] = []
+        for value in self.compile_time_items(first.iter):
+            self.bind(first.target, value)
+            chosen = True
+            for test in first.ifs:
+                cond = self.truth(self.number_of(test))
+                if isinstance(cond, Scalar):
+                    raise self.error(
+                        "a list comprehension cannot choose its elements at run time", at=test
+                    )
+                chosen = chosen and cond
+            if chosen:
+                made += self._generated(item, rest)
+        return made
+
+    def compile_time_items(self, node: ast.expr) -> Iterable[object]:
+        """What a compile-time loop runs over."""
+        value = self.expression(node)
+        if isinstance(value, tuple | list | range):
+            return value
+        raise self.error(
+            f"a comprehension over {describe(value)}: it is only known at run time",
+            "use a for loop; comprehensions run over tuples, lists and range(compile-time int)",
+            at=node,
+        )
+
+    def bind(self, target: ast.expr, value: object) -> None:
+        """Give `value` to the name or tuple of names `target`."""
+        match target:
+            case ast.Name():
+                self.names[target.id] = value
+            case ast.Tuple() | ast.List():
+                if not isinstance(value, tuple | list):
+                    raise self.error(f"{describe(value)} cannot be unpacked", at=target)
+                if len(value) != len(target.elts):
+                    raise self.error(f"{len(value)} values for {len(target.elts)} names", at=target)
+                for t, v in zip(target.elts, value):
+                    self.bind(t, v)
+            case _:
+                raise self.error("this cannot be a loop variable; use a name", at=target)
+
+    # --- subscripts -------------------------------------------------------------------------------
+
+    def _subscript(self, node: ast.Subscript) -> object:
+        owner = self.expression(node.value)
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        match owner:
+            case Buffer():
+                return self.subscript(owner, [self._subscript_item(n) for n in items])
+            case Region():
+                hint = f"index once: {owner.buffer.name}[i, j]"
+                raise self.error(f"{describe(owner)} cannot be indexed again", hint)
+            case type() if issubclass(owner, T.Tensor):
+                key = self.expression(node.slice)
+                return self.annotation(owner, key if isinstance(key, tuple) else (key,))
+            case tuple() | list() | dict():
+                return self._container_item(owner, node.slice)
+            case _:
+                raise self.error(f"{describe(owner)} cannot be indexed")
+
+    def _subscript_item(self, node: ast.expr) -> Number | Slice:
+        if isinstance(node, ast.Slice):
+            if node.step is not None:
+                hint = "loop over the elements in T.Parallel"
+                raise self.error("a slice with a step is not supported", hint, at=node.step)
+            lower = None if node.lower is None else self.number_of(node.lower, "the slice's start")
+            upper = None if node.upper is None else self.number_of(node.upper, "the slice's end")
+            return Slice(lower, upper)
+        if isinstance(node, ast.Constant) and node.value in (None, Ellipsis):
+            raise self.error(
+                f"{ast.unparse(node)} cannot be an index",
+                "write one index or : per dimension",
+                at=node,
+            )
+        return self.number_of(node, "an index")
+
+    def _container_item(self, owner: Any, key_node: ast.expr) -> object:
+        if isinstance(key_node, ast.Slice):
+            bounds = [
+                None if n is None else self.expression(n)
+                for n in (key_node.lower, key_node.upper, key_node.step)
+            ]
+            if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
+                raise self.error(f"this slice of {describe(owner)} is not known at compile time")
+            return owner[slice(*bounds)]
+        key = self.expression(key_node)
+        if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
+            raise self.error(
+                f"{describe(owner)} is known at compile time, the index only at run time",
+                "loop over it (for x in the_list), or keep the values in a buffer",
+            )
+        try:
+            return owner[key]
+        except (IndexError, KeyError, TypeError) as e:
+            raise self.error(f"{describe(owner)} has no item {key!r} ({e})") from None
+
+    def annotation(self, cls: type[T.Tensor], args: Sequence[Any], **kwargs: Any) -> T.Tensor:
+        """A tensor annotation written in a kernel's body."""
+        try:
+            return cls(*args, **kwargs)
+        except CompileError as e:
+            raise self.error(e.message, e.hint) from None
+        except TypeError as e:
+            raise self.error(str(e)) from None
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def _binary_operator(self, node: ast.BinOp) -> object:
+        kind = BINARY.get(type(node.op))
+        a, b = self.expression(node.left), self.expression(node.right)
+        if kind is None:
+            raise self.error("@ is not an operator on tiles", "use T.gemm(A, B, C)")
+        if isinstance(a, tuple | list) and isinstance(b, type(a)) and kind == "add":
+            return a + b  # type: ignore[operator]
+        if isinstance(a, tuple | list) and isinstance(b, int) and kind == "mul":
+            return a * b
+        x, y = self._operand(a, node.left), self._operand(b, node.right)
+        return self.binary(kind, x, y)
+
+    def _operand(self, value: object, node: ast.expr) -> Number:
+        with self.at(node):
+            return self.number(value, "this operand")
+
+    def _unary_operator(self, node: ast.UnaryOp) -> object:
+        x = self.number_of(node.operand, "this operand")
+        match node.op:
+            case ast.Not():
+                return self.logical_not(x)
+            case ast.UAdd():
+                return x
+            case ast.USub():
+                return self.unary("neg", x) if isinstance(x, Scalar) else -x
+            case _:
+                if isinstance(x, float):
+                    raise self.error(f"~ of {describe(x)} needs an integer")
+                return self.unary("not", x) if isinstance(x, Scalar) else ~int(x)
+
+    def _comparison(self, node: ast.Compare) -> object:
+        left = self.expression(node.left)
+        result: bool | Scalar = True
+        for op, right_node in zip(node.ops, node.comparators):
+            right = self.expression(right_node)
+            one = self._compare_once(op, left, right, node)
+            if result is True:
+                result = one
+            elif one is False or result is False:
+                result = False
+            elif one is not True:
+                assert isinstance(result, Scalar) and isinstance(one, Scalar)
+                result = self.emit_scalar(Binary, "and", result.value, one.value)
+            left = right
+        return result
+
+    def _compare_once(
+        self, op: ast.cmpop, left: object, right: object, node: ast.Compare
+    ) -> bool | Scalar:
+        match op:
+            case ast.Is() | ast.IsNot():
+                if left is not None and right is not None and not isinstance(right, bool):
+                    raise self.error("is compares with None, True and False only", "use ==")
+                return (left is right) == isinstance(op, ast.Is)
+            case ast.In() | ast.NotIn():
+                if isinstance(left, Scalar | Region) or not isinstance(
+                    right, list | tuple | dict | str
+                ):
+                    raise self.error(f"{describe(left)} in {describe(right)} is not known here")
+                return (left in right) == isinstance(op, ast.In)
+        kind = _COMPARE[type(op)]
+        run_time = any(isinstance(v, Scalar | Region | Buffer) for v in (left, right))
+        if not run_time and not (is_literal(left) and is_literal(right)):
+            if kind not in ("eq", "ne"):
+                raise self.error(f"{describe(left)} and {describe(right)} have no order")
+            return _same(left, right) == (kind == "eq")
+        x = self._operand(left, node)
+        y = self._operand(right, node)
+        return self.truth(self.compare(kind, x, y))
+
+    def _boolean_operator(self, node: ast.BoolOp) -> object:
+        is_and = isinstance(node.op, ast.And)
+        result = self.truth(self.number_of(node.values[0]))
+        for later in node.values[1:]:
+            if not isinstance(result, Scalar):
+                if result != is_and:
+                    return result
+                result = self.truth(self.number_of(later))
+                continue
+            result = self._both(result, later) if is_and else self._either(result, later)
+        return result
+
+    def _both(self, first: Scalar, later: ast.expr) -> bool | Scalar:
+        chosen = self.choose(first, lambda: self.truth(self.number_of(later)), lambda: False)
+        return self.truth(chosen)
+
+    def _either(self, first: Scalar, later: ast.expr) -> bool | Scalar:
+        chosen = self.choose(first, lambda: True, lambda: self.truth(self.number_of(later)))
+        return self.truth(chosen)
+
+    def _conditional(self, node: ast.IfExp) -> object:
+        cond = self.truth(self.number_of(node.test, "this condition"))
+        if not isinstance(cond, Scalar):
+            return self.expression(node.body if cond else node.orelse)
+        return self.choose(
+            cond,
+            lambda: self.number_of(node.body, "this value"),
+            lambda: self.number_of(node.orelse, "this value"),
+        )
+
+    def choose(
+        self, cond: Scalar, on_true: Callable[[], Number], on_false: Callable[[], Number]
+    ) -> Number:
+        """One of two values at run time. Both are computed where that is harmless; otherwise (an
+        on-chip read that may be out of bounds, a division) only the one that is chosen."""
+        hazards = self.hazards
+        with self.inside(conditional=True) as then:
+            a = on_true()
+        with self.inside(conditional=True) as other:
+            b = on_false()
+        harmless = hazards == self.hazards and all(_harmless(o) for o in (*then.ops, *other.ops))
+        self.hazards = hazards
+        if harmless:
+            self.builder.ops += then.ops + other.ops
+            return self._selected(cond, a, b)
+        x, y = self.unify_in(then, other, a, b)
+        branches = [self._yielding(block, v) for block, v in ((then, x), (other, y))]
+        return self.scalar(self.emit(If, cond.value, *branches, (x.value.type,)).result)
+
+    def _selected(self, cond: Scalar, a: Number, b: Number) -> Number:
+        """A `Select`, or the logic it amounts to."""
+        if b is False and isinstance(a, Scalar) and a.dtype is BOOL:
+            return self.emit_scalar(Binary, "and", cond.value, a.value)
+        if a is True and isinstance(b, Scalar) and b.dtype is BOOL:
+            return self.emit_scalar(Binary, "or", cond.value, b.value)
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar) and a is b:
+            return a
+        x, y = self.unify(a, b, "or")
+        return self.emit_scalar(Select, cond.value, x.value, y.value)
+
+    def unify_in(
+        self, then: BlockBuilder, other: BlockBuilder, a: Number, b: Number
+    ) -> tuple[Scalar, Scalar]:
+        """`unify`, the conversions being emitted where each value was computed."""
+        with self.inside():
+            dtype = self.unify(a, b, "or")[0].dtype
+        made = []
+        for builder, value in ((then, a), (other, b)):
+            self.builders.append(builder)
+            made.append(self.convert(value, dtype))
+            self.builders.pop()
+        return made[0], made[1]
+
+    def _yielding(self, builder: BlockBuilder, value: Scalar) -> Block:
+        builder.emit(Yield, (value.value,), loc=self.loc)
+        return builder.block()
+
+    _methods: dict[type[ast.AST], Callable[[Any, Any], object]] = {
+        ast.Constant: _constant,
+        ast.Name: _name,
+        ast.Attribute: _attribute,
+        ast.Tuple: _tuple,
+        ast.List: _list,
+        ast.Dict: _dict,
+        ast.ListComp: _list_comprehension,
+        ast.Subscript: _subscript,
+        ast.BinOp: _binary_operator,
+        ast.UnaryOp: _unary_operator,
+        ast.Compare: _comparison,
+        ast.BoolOp: _boolean_operator,
+        ast.IfExp: _conditional,
+        ast.Call: lambda self, node: self.call(node),
+    }
+
+
+def _harmless(o: Op) -> bool:
+    return o.pure or isinstance(o, Load)
+
+
+def _same(a: object, b: object) -> bool:
+    """Equality of compile-time values; a dtype equals its name."""
+    if isinstance(a, DType) or isinstance(b, DType):
+        return find_dtype(a) is find_dtype(b) if a is not None and b is not None else False
+    return a == b
+
+
+def foreign_dtype(value: object) -> DType | None:
+    """The dtype meant by one of torch, NumPy or ml_dtypes (`torch.float16`, `numpy.float32`)."""
+    named = isinstance(value, type) or type(value).__name__.lower().endswith("dtype")
+    builtin = getattr(value, "__module__", None) == "builtins"
+    return find_dtype(value) if named and not builtin else None
+
+
+def _is_public(value: object) -> bool:
+    """Whether `value` is a word, or a function or class of tilec."""
+    module = getattr(value, "__module__", None) or ""
+    return isinstance(value, _WORDS_LIKE) and (
+        module == "tilec"
+        or module.startswith("tilec.")
+        or isinstance(value, T.NotYet | T.Elementwise)
+    )

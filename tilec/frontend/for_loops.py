@@ -1,0 +1,285 @@
+"""`for` over each of the words that it can run over, and over compile-time sequences."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.branches import assigned_names, same_value
+from tilec.frontend.context import ParallelScope
+from tilec.frontend.index import Affine, Atom
+from tilec.frontend.loops import Counted, Loops
+from tilec.frontend.races import find_race
+from tilec.frontend.values import (
+    LoopHeader,
+    Number,
+    Scalar,
+    Undefined,
+    describe,
+)
+from tilec.frontend.words_scalar import block_index
+from tilec.ir.core import Value
+from tilec.ir.ops import GridSize, Parallel, Yield
+from tilec.ir.types import INT32, ScalarType
+
+
+class ForLoops(Loops):
+    """Traces `for` statements."""
+
+    def for_loop(self, node: ast.For) -> None:
+        if node.orelse:
+            raise self.error("else after a loop is not allowed in a kernel", at=node.orelse[0])
+        items = self.expression(node.iter)
+        match items:
+            case range():
+                header = {"start": items.start, "stop": items.stop, "step": items.step}
+                self._range_loop(node, LoopHeader("serial", header, self.frame.loc(node.iter)))
+            case tuple() | list():
+                self._unrolled(node, items)
+            case LoopHeader(word="Parallel"):
+                self._parallel(node, items)
+            case LoopHeader(word="Persistent"):
+                self._persistent(node, items)
+            case LoopHeader():
+                self._range_loop(node, items)
+            case _:
+                raise self.error(
+                    f"a for loop cannot run over {describe(items)}",
+                    "loop over range(n), T.serial, T.Parallel, T.Pipelined, a tuple or a list",
+                    at=node.iter,
+                )
+
+    # --- one index --------------------------------------------------------------------------------
+
+    def _range_loop(self, node: ast.For, header: LoopHeader) -> None:
+        args = header.arguments
+        with self.at(header.loc):
+            if header.word == "Pipelined" and self.parallel is not None:
+                raise self.error("T.Pipelined cannot stand in T.Parallel")
+            start = self._bound(args["start"], header)
+            stop = self._bound(args["stop"], header)
+            step = static_int(args.get("step", 1))
+            if step is None or step == 0:
+                raise self.error(
+                    f"the step of a loop must be a compile-time int other than 0, it is "
+                    f"{describe(args['step'])}"
+                )
+            if not isinstance(node.target, ast.Name):
+                raise self.error("this loop has one index; name one variable", at=node.target)
+            kind = header.word.lower()
+            attributes = self._pipeline_attributes(args) if kind == "pipelined" else {}
+            loop = self._upward(kind, header.word, start, stop, step, attributes)
+        with self.at(node.iter):
+            self.counted_loop(loop, node.target, node.body)
+
+    def _upward(
+        self,
+        kind: str,
+        word: str,
+        start: int | Scalar,
+        stop: int | Scalar,
+        step: int,
+        attributes: dict[str, Any],
+    ) -> Counted:
+        """A loop whose index rises; one that falls counts its iterations instead."""
+        if step > 0:
+            return Counted(kind, word, start, stop, step, lambda i: i, attributes)
+        trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
+        assert not isinstance(trips, float)
+
+        def falling(i: Scalar) -> object:
+            return self.binary("add", start, self.binary("mul", i, step))
+
+        return Counted(kind, word, 0, trips, 1, falling, attributes)
+
+    def _bound(self, value: object, header: LoopHeader) -> int | Scalar:
+        number = self.number(value, "a loop bound")
+        if isinstance(number, Scalar) and not number.dtype.is_float:
+            known = static_int(number)
+            return self.to_index(number) if known is None else known
+        if isinstance(number, int):
+            return int(number)
+        raise self.error(
+            f"a bound of this loop is {describe(number)}, not an integer",
+            "write // instead of /, or T.ceildiv(a, b)",
+        )
+
+    def _pipeline_attributes(self, args: Any) -> dict[str, Any]:
+        stages = static_int(args["num_stages"])
+        if stages is None or stages < 0:
+            raise self.error(
+                f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
+                "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch",
+            )
+        lists = {}
+        for name in ("order", "stage"):
+            given = args[name] or ()
+            values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
+            if any(v is None for v in values):
+                raise self.error(f"{name} of T.Pipelined is {describe(given)}, not a list of ints")
+            lists[name] = tuple(values)
+        if not isinstance(args["reversible"], bool):
+            raise self.error(
+                f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"
+            )
+        return {"num_stages": stages, "reversible": args["reversible"], **lists}
+
+    # --- compile-time sequences -------------------------------------------------------------------
+
+    def _unrolled(self, node: ast.For, items: tuple[object, ...] | list[object]) -> None:
+        """One copy of the body for each item."""
+        flags = self._flags("for")
+        self.names[flags.live] = True
+
+        def from_item(k: int) -> None:
+            for j in range(k, len(items)):
+                self._iterate(flags, node.target, items[j], node.body)
+                live = self.names[flags.live]
+                if live is False:
+                    return
+                if isinstance(live, Scalar):
+                    self.branch(live, lambda: from_item(j + 1))  # noqa: B023 (called at once)
+                    return
+
+        from_item(0)
+        for hidden in (flags.live, flags.run):
+            self.names.pop(hidden, None)
+
+    # --- T.Parallel -------------------------------------------------------------------------------
+
+    def _parallel(self, node: ast.For, header: LoopHeader) -> None:
+        extents = self._parallel_extents(header)
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        if len(targets) != len(extents):
+            raise self.error(
+                f"T.Parallel has {len(extents)} extent{'s' * (len(extents) != 1)}, the loop "
+                f"{len(targets)} variable{'s' * (len(targets) != 1)}",
+                at=node.target,
+            )
+        width = static_int(header.arguments["coalesced_width"] or 0)
+        if width is None or width < 0:
+            raise self.error(
+                "coalesced_width of T.Parallel must be a compile-time int", at=node.iter
+            )
+        place = self.loc
+        args = [Value(ScalarType(INT32), t.id if isinstance(t, ast.Name) else "") for t in targets]
+        flags = self._flags("Parallel")
+        before = dict(self.names)
+        self.parallel = ParallelScope(node.lineno)
+        with self.inside() as builder:
+            indices = []
+            for arg, extent in zip(args, extents):
+                affine = Affine(0, {Atom(0, extent - 1, True, self.depth): 1})
+                indices.append(self.to_index(Scalar(arg, affine)))
+            self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
+            self._check_rebinding(node, before)
+            builder.emit(Yield, loc=place)
+        self.parallel = None
+        made = self.emit(Parallel, extents, builder.block(args), coalesced_width=width)
+        assert isinstance(made, Parallel)
+        race = find_race(made)
+        if race is not None:
+            raise self.error(
+                race.message, "read from another buffer, or split the loop in two", at=race.loc
+            )
+        self.forget(node.body, tuple(targets))
+
+    def _parallel_extents(self, header: LoopHeader) -> tuple[int, ...]:
+        with self.at(header.loc):
+            if self.parallel is not None:
+                hint = "write one loop: for i, j in T.Parallel(m, n)"
+                raise self.error(f"T.Parallel inside T.Parallel (line {self.parallel.line})", hint)
+            given = header.arguments["extents"]
+            assert isinstance(given, tuple)
+            if not given:
+                raise self.error("T.Parallel needs at least one extent")
+            extents = []
+            for e in given:
+                found = static_int(e)
+                if found is None:
+                    raise self.error(
+                        f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
+                        "loop over a tile of compile-time extents; what is out of a tensor's bounds is "
+                        "guarded",
+                    )
+                if found < 1:
+                    raise self.error(f"an extent of T.Parallel is {found}, the least is 1")
+                extents.append(found)
+            return tuple(extents)
+
+    def _check_rebinding(self, node: ast.For, before: dict[str, object]) -> None:
+        for name in sorted(assigned_names(node.body) & set(before)):
+            old, new = before[name], self.names.get(name)
+            if not isinstance(old, Undefined) and not same_value(old, new):
+                raise self.error(
+                    f"{name} has a value before T.Parallel and every iteration changes it, in any order",
+                    "use a new name inside the loop; to sum up, write into a fragment",
+                )
+
+    # --- T.Persistent -----------------------------------------------------------------------------
+
+    def _persistent(self, node: ast.For, header: LoopHeader) -> None:
+        args = header.arguments
+        with self.at(header.loc):
+            if self.parallel is not None:
+                raise self.error("T.Persistent cannot stand in T.Parallel")
+            domain = args["domain"]
+            if not isinstance(domain, tuple | list) or not domain:
+                raise self.error("the domain of T.Persistent is a list of extents, e.g. [gx, gy]")
+            extents = [self._bound(e, header) for e in domain]
+            group = static_int(args["group_size"])
+            if group is None or group < 1:
+                raise self.error(
+                    "group_size of T.Persistent must be a compile-time int of at least 1"
+                )
+            total: Number = 1
+            for e in extents:
+                total = self.binary("mul", total, e)
+            assert not isinstance(total, float)
+            first = (
+                block_index(self, 0)
+                if args["index"] is None
+                else self._bound(args["index"], header)
+            )
+            if args["wave_size"] is None:
+                wave: int | Scalar = self.to_index(self.emit_scalar(GridSize, 0))
+            else:
+                wave = self._bound(args["wave_size"], header)
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        if len(targets) != len(extents):
+            raise self.error(
+                f"the domain has {len(extents)} extents, the loop {len(targets)} variables",
+                at=node.target,
+            )
+
+        def coordinates(tile: Scalar) -> object:
+            found = tuple(self._tile_coordinates(tile, extents, group))
+            return found if isinstance(node.target, ast.Tuple) else found[0]
+
+        loop = Counted("persistent", "Persistent", first, total, wave, coordinates, {})
+        with self.at(node.iter):
+            self.counted_loop(loop, node.target, node.body)
+
+    def _tile_coordinates(
+        self, tile: Scalar, extents: list[int | Scalar], group: int
+    ) -> list[Number]:
+        """Coordinates of the tile with number `tile`: `group` rows of the first dimension at a time,
+        which varies fastest within its group (the last group may be smaller), then the others, the
+        last of them fastest."""
+        if len(extents) == 1:
+            return [tile]
+        rest: Number = 1
+        for e in extents[1:]:
+            rest = self.binary("mul", rest, e)
+        width = self.binary("mul", rest, group)
+        start = self.binary("mul", self.binary("floordiv", tile, width), group)
+        rows = self.binary("min", self.binary("sub", extents[0], start), group)
+        inside = self.binary("mod", tile, width)
+        coordinates = [self.binary("add", start, self.binary("mod", inside, rows))]
+        other = self.binary("floordiv", inside, rows)
+        tail: list[Number] = []
+        for e in reversed(extents[2:]):
+            tail.append(self.binary("mod", other, e))
+            other = self.binary("floordiv", other, e)
+        return [*coordinates, other, *reversed(tail)]

@@ -1,0 +1,76 @@
+"""The one place for a lambda: `T.Layout(shape, lambda i, j: …)`.
+
+It is checked and then compiled as the Python function it is, since a layout evaluates it once for each
+element. Names in it are compile-time values; its parameters are the element's coordinates.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Scalar, describe, is_literal
+
+_ALLOWED = (
+    ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.BoolOp, ast.Constant, ast.Name, ast.Load,
+    ast.Tuple, ast.List, ast.Call, ast.Attribute, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
+    ast.Subscript,
+)  # fmt: skip
+
+
+def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., Any]:
+    """The function from `rank` coordinates to an offset that `node` means.
+
+    Raises CompileError unless it is a lambda of `rank` parameters over compile-time values.
+    """
+    if not isinstance(node, ast.Lambda):
+        value = t.expression(node)
+        if isinstance(value, T.Elementwise) or not callable(value):
+            raise t.error(f"{describe(value)} is not a lambda", at=node)
+        return value
+    args = node.args
+    names = [a.arg for a in args.args]
+    if args.vararg or args.kwarg or args.kwonlyargs or args.defaults or len(names) != rank:
+        hint = f"write lambda {', '.join('ijklmn'[:rank])}: …"
+        raise t.error(f"this lambda must take {rank} coordinates", hint, at=node)
+    namespace: dict[str, Any] = {"__builtins__": {}}
+    body = _Lifter(t, names, namespace).visit(node.body)
+    lifted = ast.Lambda(args=args, body=body)
+    tree = ast.fix_missing_locations(ast.Expression(ast.copy_location(lifted, node)))
+    function: Callable[..., Any] = eval(compile(tree, t.frame.source.file, "eval"), namespace)
+    return function
+
+
+class _Lifter(ast.NodeTransformer):
+    """Replaces every subexpression that holds no coordinate by a name bound to its value."""
+
+    def __init__(self, t: Expressions, coordinates: list[str], namespace: dict[str, Any]) -> None:
+        self.t = t
+        self.coordinates = set(coordinates)
+        self.namespace = namespace
+
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, _ALLOWED):
+            self.t.refuse(node)
+        if isinstance(node, ast.expr) and not self._varies(node):
+            return self._bound(node)
+        return self.generic_visit(node)
+
+    def _varies(self, node: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in self.coordinates for n in ast.walk(node))
+
+    def _bound(self, node: ast.expr) -> ast.expr:
+        value = self.t.expression(node)
+        if isinstance(value, Scalar):
+            raise self.t.error(
+                f"a layout must be known at compile time, this is {describe(value)}", at=node
+            )
+        usable = is_literal(value) or isinstance(value, tuple | list | T.Elementwise)
+        if not usable and value not in (min, max, abs):
+            raise self.t.error(f"{describe(value)} cannot stand in a layout's lambda", at=node)
+        name = f"value{len(self.namespace)}"
+        self.namespace[name] = value
+        return ast.copy_location(ast.Name(name, ast.Load()), node)

@@ -1,0 +1,315 @@
+"""Run-time loops that run in order: `for` over a range, `while`, and what they carry around.
+
+A name that is assigned in a loop's body and has a value before it is carried: it becomes an SSA value
+that each iteration takes and hands on. `break` ends at the front end: the loop becomes a `while` that
+carries a `live` flag, and what follows a `break` or `continue` in the body stands under an `if`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from tilec.frontend.branches import Branches, assigned_names, same_value
+from tilec.frontend.context import BlockBuilder, LoopFlags
+from tilec.frontend.index import Affine, Atom
+from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
+from tilec.ir.core import Block, Value
+from tilec.ir.ops import For, While, Yield
+from tilec.ir.types import BOOL, DType, ScalarType
+
+_TRIES = 5  # how often a body is traced before the dtypes of its literals must have settled
+_hidden = count()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Carried:
+    """A traced loop body: its block (arguments: `extra`, then the carried values) and inits."""
+
+    block: Block
+    inits: tuple[Value, ...]
+    dtypes: tuple[DType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """`for target in range(lo, hi, step)`; `kind` and `attributes` as in the op `For`.
+
+    `index_of` makes the target's value from the loop's index (a coordinate, several of them, …).
+    """
+
+    kind: str
+    word: str
+    lo: int | Scalar
+    hi: int | Scalar
+    step: int | Scalar
+    index_of: Callable[[Scalar], object]
+    attributes: dict[str, Any]
+
+    @property
+    def trips(self) -> int | None:
+        """How often the body runs, if that is known."""
+        if isinstance(self.lo, int) and isinstance(self.hi, int) and isinstance(self.step, int):
+            return max(0, -(-(self.hi - self.lo) // self.step))
+        return None
+
+
+class Loops(Branches):
+    """Traces sequential loops."""
+
+    def block(self, statements: list[ast.stmt]) -> None:
+        """Trace statements in order."""
+        raise NotImplementedError
+
+    # --- for --------------------------------------------------------------------------------------
+
+    def counted_loop(self, loop: Counted, target: ast.expr, body: list[ast.stmt]) -> None:
+        """Emit a `For`, or a `While` if a `break` can end it."""
+        if loop.trips == 0:
+            self.forget(body, (target,))
+            return
+        place, hazards = self.loc, self.hazards
+        flags = self._flags(loop.word)
+        names = self._carried_names(body)
+        index = Value(
+            ScalarType(self.index_dtype), target.id if isinstance(target, ast.Name) else ""
+        )
+
+        def one_iteration() -> None:
+            self._iterate(flags, target, loop.index_of(self._index(loop, index)), body)
+
+        carried = self._carry(names, one_iteration, loop.trips is None, (index,), body)
+        if flags.breaks:
+            self.hazards = hazards
+            with self.at(place):
+                self._breaking_loop(loop, target, body)
+            return
+        with self.at(place):
+            lo, hi, step = (self.index_value(x) for x in (loop.lo, loop.hi, loop.step))
+            made = self.emit(
+                For, loop.kind, lo, hi, step, carried.inits, carried.block, **loop.attributes
+            )
+        self._rename(names, made.results)
+        self.forget(body, (target,))
+
+    def _index(self, loop: Counted, value: Value) -> Scalar:
+        lo, hi, step = loop.lo, loop.hi, loop.step
+        last: int | None = None
+        if isinstance(hi, int):
+            last = hi - 1
+            if isinstance(lo, int) and isinstance(step, int):
+                last = lo + (hi - 1 - lo) // step * step
+        elif hi.affine is not None:
+            top = hi.affine.interval().hi
+            last = None if top is None else top - 1
+        first = lo if isinstance(lo, int) else lo.affine.interval().lo if lo.affine else None
+        return Scalar(value, Affine(0, {Atom(first, last, loop.trips is not None, self.depth): 1}))
+
+    def _iterate(
+        self, flags: LoopFlags, target: ast.expr, index: object, body: list[ast.stmt]
+    ) -> None:
+        """Trace one iteration of the body in the current builder."""
+        self.names[flags.run] = True
+        self.names.setdefault(flags.live, True)
+        self.frame.loops.append(flags)
+        try:
+            self.bind(target, index)
+            self.block(body)
+        finally:
+            self.frame.loops.pop()
+
+    def _flags(self, word: str) -> LoopFlags:
+        n = next(_hidden)
+        return LoopFlags(f".run{n}", f".live{n}", word)
+
+    def _breaking_loop(self, loop: Counted, target: ast.expr, body: list[ast.stmt]) -> None:
+        flags = self._flags(loop.word)
+        position = f".index{next(_hidden)}"
+        self.names[flags.live] = True
+        lo = loop.lo if isinstance(loop.lo, Scalar) else self.constant(loop.lo, self.index_dtype)
+        self.names[position] = lo
+
+        def more() -> bool | Scalar:
+            at = self._scalar_name(position)
+            return self._and(
+                self.names[flags.live], lambda: self.truth(self.compare("lt", at, loop.hi))
+            )
+
+        def one_iteration() -> None:
+            at = self._scalar_name(position)
+            self._iterate(flags, target, loop.index_of(at), body)
+            self.names[position] = self.binary("add", at, loop.step)
+
+        names = [*self._carried_names(body), flags.live, position]
+        carried = self._carry(names, one_iteration, True, (), body)
+        self._while(names, carried, more)
+        self.forget(body, (target,))
+        del self.names[flags.live], self.names[position]
+
+    def _scalar_name(self, name: str) -> Scalar:
+        value = self.names[name]
+        assert isinstance(value, Scalar)
+        return value
+
+    # --- while ------------------------------------------------------------------------------------
+
+    def while_loop(self, node: ast.While) -> None:
+        """Emit a `While`; none if the condition is false at compile time."""
+        flags = self._flags("while")
+        names = self._carried_names(node.body)
+        if self._never(node.test, names):
+            return
+        place, hazards = self.loc, self.hazards
+
+        def more() -> bool | Scalar:
+            return self._and(
+                self.names.get(flags.live, True),
+                lambda: self.truth(self.number_of(node.test, "the condition")),
+            )
+
+        def one_iteration() -> None:
+            self._iterate(flags, ast.Tuple([], ast.Store()), (), node.body)
+
+        carried = self._carry(names, one_iteration, True, (), node.body)
+        if flags.breaks:
+            self.names[flags.live] = True
+            names.append(flags.live)
+            self.hazards = hazards
+            carried = self._carry(names, one_iteration, True, (), node.body)
+        with self.at(place):
+            self._while(names, carried, more)
+            self.forget(node.body, ())
+        self.names.pop(flags.live, None)
+
+    def _while(self, names: list[str], carried: Carried, more: Callable[[], bool | Scalar]) -> None:
+        args = [Value(ScalarType(d), _shown(n)) for n, d in zip(names, carried.dtypes)]
+        with self.inside(conditional=True) as builder:
+            self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
+            cond = more()
+            if cond is True:
+                raise self.error(
+                    "this loop never ends: its condition is always true and it has no break"
+                )
+            builder.emit(Yield, (self.convert(cond, BOOL).value,), loc=self.loc)
+        made = self.emit(While, carried.inits, builder.block(args), carried.block)
+        self._rename(names, made.results)
+
+    def _never(self, test: ast.expr, names: list[str]) -> bool:
+        """Whether the condition is false whatever the loop changes."""
+        if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(test)):
+            return False
+        with self.inside():
+            return self.truth(self.number_of(test, "the condition")) is False
+
+    def _and(self, first: object, second: Callable[[], bool | Scalar]) -> bool | Scalar:
+        if not isinstance(first, Scalar):
+            return second() if first else False
+        return self.truth(self.choose(first, second, lambda: False))
+
+    # --- carried values ---------------------------------------------------------------------------
+
+    def _carried_names(self, body: Iterable[ast.stmt]) -> list[str]:
+        assigned = assigned_names(body)
+        return [n for n, v in self.names.items() if n in assigned and is_number(v)]
+
+    def _carry(
+        self,
+        names: list[str],
+        one_iteration: Callable[[], None],
+        conditional: bool,
+        extra: tuple[Value, ...],
+        body: list[ast.stmt],
+    ) -> Carried:
+        """Trace the body with `names` carried. A Python literal has no dtype of its own: the body is
+        traced again until the dtypes that it gives such names agree with those it was given."""
+        starts = [self._start(n) for n in names]
+        dtypes = [s.dtype if isinstance(s, Scalar) else self.default_dtype(s) for s in starts]
+        hazards = self.hazards
+        for _ in range(_TRIES):
+            self.hazards = hazards
+            args = [Value(ScalarType(d), _shown(n)) for n, d in zip(names, dtypes)]
+            before = dict(self.names)
+            with self.inside(conditional) as builder:
+                self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
+                one_iteration()
+                ends = [self.names[n] for n in names]
+                self._check_fixed(before, names, body)
+            wanted = [
+                self._next_dtype(n, s, d, e) for n, s, d, e in zip(names, starts, dtypes, ends)
+            ]
+            if wanted == dtypes:
+                self._yield(builder, ends, dtypes)
+                inits = tuple(self.convert(s, d).value for s, d in zip(starts, dtypes))
+                return Carried(builder.block((*extra, *args)), inits, tuple(dtypes))
+            dtypes = wanted
+        raise self.error(
+            f"the dtypes of {', '.join(names)} do not settle in this loop",
+            "give them a dtype before it: x = T.float32(0)",
+        )
+
+    def _start(self, name: str) -> Number:
+        return self.number(self.names[name], name)
+
+    def _yield(self, builder: BlockBuilder, ends: list[object], dtypes: list[DType]) -> None:
+        self.builders.append(builder)
+        values = tuple(self.convert(self.number(e, ""), d).value for e, d in zip(ends, dtypes))
+        self.emit(Yield, values)
+        self.builders.pop()
+
+    def _next_dtype(self, name: str, start: Number, dtype: DType, end: object) -> DType:
+        """The dtype to carry `name` in, seen what an iteration made of it."""
+        if not is_number(end):
+            what = end.reason if isinstance(end, Undefined) else f"it is {describe(end)}"
+            raise self.error(f"{name} is {describe(start)} before the loop, at its end {what}")
+        if not isinstance(end, Scalar):
+            if isinstance(start, Scalar):
+                return dtype
+            wider = isinstance(end, float) and dtype.is_int
+            return self.default_dtype(end) if wider else dtype
+        if end.dtype is dtype:
+            return dtype
+        if not isinstance(start, Scalar) and (isinstance(start, int) or end.dtype.is_float):
+            return end.dtype
+        before = start.dtype.name if isinstance(start, Scalar) else f"the literal {start!r}"
+        hint = f"start with T.{end.dtype.name}(…), or end with T.{dtype.name}(…)"
+        raise self.error(
+            f"{name} is {before} before this loop and {end.dtype.name} after an iteration", hint
+        )
+
+    def _check_fixed(
+        self, before: dict[str, object], carried: list[str], body: list[ast.stmt]
+    ) -> None:
+        """Raise CompileError if the body changes what cannot change at run time."""
+        for name in assigned_names(body) & set(before) - set(carried):
+            old, new = before[name], self.names.get(name)
+            if not isinstance(old, Undefined) and not same_value(old, new):
+                raise self.error(
+                    f"{name} is {describe(old)} before this loop and {describe(new)} after an "
+                    "iteration; only numbers can change at run time",
+                    "use another name inside the loop, or loop over a Python list",
+                )
+
+    def _rename(self, names: list[str], results: tuple[Value, ...]) -> None:
+        """What a loop leaves in the names it carries."""
+        for name, result in zip(names, results):
+            result.name = _shown(name)
+            self.names[name] = self.scalar(result)
+
+    def forget(self, body: list[ast.stmt], targets: tuple[ast.expr, ...]) -> None:
+        """Names that only the loop gave values to have none after it."""
+        reason = Undefined(f"it is assigned only inside the loop on line {self.loc.line}")
+        for target in targets:
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name):
+                    self.names[node.id] = Undefined(
+                        f"it is the variable of the loop on line {self.loc.line}"
+                    )
+        for name in assigned_names(body):
+            self.names.setdefault(name, reason)
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() else ""

@@ -1,0 +1,283 @@
+"""Buffers: subscripts, elements, and the regions that tile words work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
+from tilec.frontend.values import (
+    Buffer,
+    Method,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_number,
+)
+from tilec.ir.core import Value
+from tilec.ir.ops import Binary, Load, Store, squeeze
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Slice:
+    """`lower:upper` in a subscript; None where left out."""
+
+    lower: Number | None
+    upper: Number | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tile:
+    """A region with every extent known: what a tile op takes."""
+
+    buffer: Buffer
+    offsets: tuple[int | Scalar, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents without ones."""
+        return squeeze(self.extents)
+
+
+class Memory(Arithmetic):
+    """Reads, writes and names parts of buffers."""
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def number(self, value: object, what: str) -> Number:
+        """`value` as a number: elements and variables are read. `what` names it in a message."""
+        match value:
+            case Region(is_element=True):
+                return self.load(value)
+            case Buffer(variable=True):
+                return self.load(self.whole_element(value))
+            case _ if is_number(value):
+                return value
+            case Buffer():
+                dims = ", ".join("ijklmn"[: value.type.rank])
+                hint = f"name an element: {value.name}[{dims}] in T.Parallel"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case Region():
+                hint = "index every dimension: a slice names a tile, for T.copy and the like"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case Method():
+                hint = f"call it: .{value.name}(…)"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case _:
+                raise self.error(f"{what} is {describe(value)}, not a number")
+
+    def whole_element(self, variable: Buffer) -> Region:
+        """The one element of a variable."""
+        return Region(variable, (0,), (None,), self.loc)
+
+    # --- subscripts -------------------------------------------------------------------------------
+
+    def subscript(self, buffer: Buffer, items: list[Number | Slice]) -> Region:
+        """`buffer[items]`. Raises CompileError for a wrong rank, a bad slice, a float index."""
+        rank = buffer.type.rank
+        if len(items) != rank:
+            dims = ", ".join(f"{'ijklmn'[d % 6]}" if d < len(items) else ":" for d in range(rank))
+            hint = f"write {buffer.name}[{dims}]"
+            raise self.error(
+                f"{len(items)} {'index' if len(items) == 1 else 'indices'} into {describe(buffer)}, "
+                f"which has {rank} dimension{'s' * (rank != 1)}",
+                hint,
+            )
+        offsets: list[int | Scalar] = []
+        extents: list[int | None] = []
+        for dim, item in enumerate(items):
+            if isinstance(item, Slice):
+                lower = 0 if item.lower is None else self._index_number(item.lower)
+                upper = buffer.shape[dim] if item.upper is None else self._index_number(item.upper)
+                offsets.append(lower)
+                extents.append(self._slice_extent(buffer, dim, lower, upper))
+            else:
+                offsets.append(self._index_number(item))
+                extents.append(None)
+        return Region(buffer, tuple(offsets), tuple(extents), self.loc)
+
+    def _slice_extent(
+        self, buffer: Buffer, dim: int, lower: int | Scalar, upper: int | Scalar
+    ) -> int:
+        extent = (affine_of(upper) - affine_of(lower)).constant
+        if extent is None:
+            raise self.error(
+                f"the extent of this slice of {describe(buffer)} is only known at run time",
+                f"dimension {dim}: write start:start + n with a compile-time n",
+            )
+        if extent <= 0:
+            raise self.error(f"this slice of {describe(buffer)} has {extent} elements")
+        return extent
+
+    def _index_number(self, item: Number) -> int | Scalar:
+        if isinstance(item, Scalar):
+            if item.dtype.is_float:
+                hint = "write T.int32(x), or // instead of /"
+                raise self.error(f"an index is {describe(item)}, not an integer", hint)
+            return item
+        if isinstance(item, float):
+            hint = "write // instead of /" if item.is_integer() else ""
+            raise self.error(f"an index is {describe(item)}, not an integer", hint)
+        return int(item)
+
+    def index_value(self, x: int | Scalar) -> Value:
+        """An index or offset as an op takes it: of the kernel's index dtype.
+
+        A wider integer is clamped first, so that what was out of bounds stays so."""
+        if not isinstance(x, Scalar):
+            low, high = -(1 << (self.index_dtype.bits - 1)), (1 << (self.index_dtype.bits - 1)) - 1
+            return self.constant(min(max(x, low), high), self.index_dtype).value
+        return self.to_index(x).value
+
+    def to_index(self, x: Scalar) -> Scalar:
+        """An integer in the kernel's index dtype."""
+        d, wanted = x.dtype, self.index_dtype
+        unsigned_top = d.kind == "uint" and d.bits >= wanted.bits
+        if d.kind == "int" and d.bits > wanted.bits or unsigned_top:
+            top = (1 << (wanted.bits - 1)) - 1
+            x = self.emit_scalar(Binary, "min", x.value, self.constant(top, d).value)
+            if d.kind == "int":
+                x = self.emit_scalar(Binary, "max", x.value, self.constant(-1, d).value)
+        return self.convert(x, wanted)
+
+    # --- elements ---------------------------------------------------------------------------------
+
+    def load(self, element: Region) -> Scalar:
+        """Read one element."""
+        buffer = element.buffer
+        with self.at(element.loc):
+            sure = self._check_indices(element, "reads")
+            self.hazards += not sure
+            indices = tuple(self.index_value(i) for i in element.offsets)
+            return self.scalar(self.emit(Load, buffer.value, indices).result)
+
+    def store(self, element: Region, value: Number) -> None:
+        """Write one element, converting to the buffer's dtype."""
+        buffer = element.buffer
+        converted = self.convert(value, buffer.type.dtype)
+        with self.at(element.loc):
+            self._check_indices(element, "writes")
+            indices = tuple(self.index_value(i) for i in element.offsets)
+        self.emit(Store, buffer.value, indices, converted.value)
+
+    def _check_indices(self, element: Region, does: str) -> bool:
+        """Whether every index is known to be in bounds. Raises CompileError where one is not, in
+        an iteration that will run (on-chip buffers; global tensors are guarded)."""
+        if element.buffer.is_global:
+            return True
+        sure = True
+        for dim, offset in enumerate(element.offsets):
+            sure = self._check_extent(element.buffer, dim, offset, 1, does) and sure
+        return sure
+
+    def _check_extent(
+        self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str
+    ) -> bool:
+        size = buffer.type.static_shape[dim]
+        affine = affine_of(offset)
+        reach = affine.interval()
+        below = reach.lo is not None and reach.lo < 0
+        above = reach.hi is not None and reach.hi + extent > size
+        always = (reach.hi is not None and reach.hi < 0) or (
+            reach.lo is not None and reach.lo + extent > size
+        )
+        runs = reach.attained and affine.depth() >= self.depth
+        if always or (runs and (below or above)):
+            at = reach.lo if below else None if reach.hi is None else reach.hi + extent - 1
+            at = reach.lo + extent - 1 if at is None and reach.lo is not None else at
+            hint = f"valid indices are 0 to {size - 1}"
+            if at is not None and at < 0:
+                hint += "; a negative index does not count from the end"
+            raise self.error(
+                f"this {does} index {at} in dimension {dim} of {describe(buffer)}: out of bounds",
+                hint,
+            )
+        known = reach.lo is not None and reach.hi is not None
+        return known and not below and not above
+
+    # --- regions ----------------------------------------------------------------------------------
+
+    def region(self, operand: object, what: str) -> Region:
+        """The operand of a tile word as a region; a bare buffer is the whole of it."""
+        match operand:
+            case Region():
+                return operand
+            case Buffer():
+                zeros = (0,) * operand.type.rank
+                extents: list[int] = []
+                for dim, extent in enumerate(operand.shape):
+                    known = static_int(extent)
+                    if known is None:
+                        raise self.error(
+                            f"{what} is the whole of {describe(operand)}, whose extent "
+                            f"{operand.type.shape[dim]} is only known at run time",
+                            f"name a tile: {operand.name}[start, …] or {operand.name}[a:a + n, …]",
+                        )
+                    extents.append(known)
+                return Region(operand, zeros, tuple(extents), self.loc)
+            case _:
+                hint = "pass a buffer, A[i, j] (where a tile starts) or A[i:i + m, j:j + n]"
+                raise self.error(f"{what} is {describe(operand)}, not a buffer or region", hint)
+
+    def tile(self, operand: object, what: str) -> Tile:
+        """A region whose extents stand by themselves. Raises CompileError for a bare start."""
+        r = self.region(operand, what)
+        if r.is_element:
+            raise self.error(
+                f"{what} says where a tile of {describe(r.buffer)} starts, not how large it is",
+                "name the extents: A[i:i + m, j:j + n], or pass the whole buffer",
+            )
+        return self._sized(r, tuple(1 if e is None else e for e in r.extents), what)
+
+    def tiles(self, source: object, dest: object) -> tuple[Tile, Tile]:
+        """Both sides of a copy; a bare start takes the other side's extents."""
+        src, dst = self.region(source, "the source"), self.region(dest, "the destination")
+        if src.is_element and dst.is_element:
+            raise self.error(
+                f"neither {describe(src)} nor {describe(dst)} says how large the tile is",
+                "name one side's extents: A[i:i + m, j:j + n], or assign one element with =",
+            )
+        if src.is_element:
+            to = self.tile(dst, "the destination")
+            return self._started(src, to, "the source"), to
+        if dst.is_element:
+            tile = self.tile(src, "the source")
+            return tile, self._started(dst, tile, "the destination")
+        a, b = self.tile(src, "the source"), self.tile(dst, "the destination")
+        if a.shape != b.shape:
+            raise self.error(
+                f"the source is {self._tile_text(a)}, the destination {self._tile_text(b)}: "
+                "their extents differ",
+                "the extents without ones must be the same on both sides",
+            )
+        return a, b
+
+    def _started(self, start: Region, other: Tile, what: str) -> Tile:
+        rank = start.buffer.type.rank
+        extents = other.extents
+        while len(extents) > rank and extents[0] == 1:
+            extents = extents[1:]
+        if len(extents) > rank:
+            raise self.error(
+                f"{what} is {describe(start.buffer)}, the other side {self._tile_text(other)}: "
+                "it has too few dimensions for that tile",
+            )
+        return self._sized(start, (1,) * (rank - len(extents)) + extents, what)
+
+    def _sized(self, r: Region, extents: tuple[int, ...], what: str) -> Tile:
+        if not r.buffer.is_global:
+            does = "reads" if what == "the source" else "touches"
+            for dim, (offset, extent) in enumerate(zip(r.offsets, extents)):
+                self._check_extent(r.buffer, dim, offset, extent, does)
+        return Tile(r.buffer, r.offsets, extents)
+
+    def _tile_text(self, t: Tile) -> str:
+        extents = f"({', '.join(map(str, t.extents))})"
+        if not t.buffer.is_global and t.extents == t.buffer.type.static_shape:
+            return describe(t.buffer)
+        return f"a {extents} tile of {describe(t.buffer)}"
+
+    def offset_values(self, t: Tile) -> tuple[Value, ...]:
+        """A tile's offsets as an op takes them."""
+        return tuple(self.index_value(o) for o in t.offsets)

@@ -1,0 +1,228 @@
+"""Races in `T.Parallel` that can be proved: two iterations that touch one element, one of them writing.
+
+The indices of the accesses that every iteration makes are computed for all iterations at once, as
+NumPy arrays over the iteration space plus a sum of values that are the same in all iterations. Two
+accesses are compared where these sums agree; nothing is said about the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.ir.core import Op, Value, walk
+from tilec.ir.loc import Loc
+from tilec.ir.ops import Binary, Cast, Const, Load, Parallel, Store
+from tilec.lazy import Lazy
+
+np: Any = Lazy("numpy")
+
+_LIMIT = 1 << 17  # iterations; larger loops are not looked at
+_ARITHMETIC = {
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "min",
+    "max",
+    "and",
+    "or",
+    "xor",
+    "shl",
+    "shr",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What to tell the user, and where."""
+
+    message: str
+    loc: Loc
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Index:
+    """`array` (over the iterations) plus each `base` value times its factor."""
+
+    array: Any
+    bases: dict[Value, int]
+
+
+def find_race(loop: Parallel) -> Race | None:
+    """The first race that is certain to happen in `loop`."""
+    count = math.prod(loop.extents)
+    ops = loop.body.ops
+    loads = [o for o in ops if isinstance(o, Load)]
+    suspects = [
+        (w, [o for o in loads if o.source is w.dest and o.indices != w.indices])
+        for w in ops
+        if isinstance(w, Store)
+    ]
+    suspects = [(w, reads) for w, reads in suspects if reads or not _distinct(w.indices, loop)]
+    if not suspects or not 1 < count <= _LIMIT:
+        return None
+    known = _evaluate(loop, count)
+    for write, reads in suspects:
+        target = _elements(write.indices, known, count)
+        if target is None:
+            continue
+        for read in reads:
+            source = _elements(read.indices, known, count)
+            race = None if source is None else _read_race(write, read, target, source, loop)
+            if race is not None:
+                return race
+        race = _write_race(write, target, loop)
+        if race is not None:
+            return race
+    return None
+
+
+def _distinct(indices: Sequence[Value], loop: Parallel) -> bool:
+    """Whether the indices are the loop's own, all of them: no element is written twice."""
+    widened = {o.result: o.operand for o in loop.body.ops if isinstance(o, Cast)}
+    return set(loop.body.args) <= {widened.get(i, i) for i in indices}
+
+
+def _evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
+    """Each integer of the body that could be computed; None for the others."""
+    grid = np.indices(loop.extents).reshape(len(loop.extents), count)
+    known: dict[Value, _Index | None] = {
+        a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
+    }
+    for o in loop.body.ops:
+        for r in o.results:
+            known[r] = _result(o, known)
+    return known
+
+
+def _lookup(v: Value, known: dict[Value, _Index | None]) -> _Index | None:
+    """A value from outside the loop is the same in all iterations: a base."""
+    return known[v] if v in known else _Index(0, {v: 1})
+
+
+def _result(o: Op, known: dict[Value, _Index | None]) -> _Index | None:
+    match o:
+        case Const(value=bool() | int()):
+            return _Index(int(o.value), {})
+        case Cast() if o.dtype.kind == "int":
+            return _lookup(o.operand, known)
+        case Binary() if o.kind in _ARITHMETIC:
+            a, b = _lookup(o.lhs, known), _lookup(o.rhs, known)
+            return None if a is None or b is None else _combine(o.kind, a, b)
+        case _:
+            return None
+
+
+def _combine(kind: str, a: _Index, b: _Index) -> _Index | None:
+    if kind in ("add", "sub"):
+        sign = 1 if kind == "add" else -1
+        bases = dict(a.bases)
+        for v, c in b.bases.items():
+            total = bases.pop(v, 0) + sign * c
+            if total:
+                bases[v] = total
+        return _Index(a.array + sign * b.array, bases)
+    if kind == "mul" and (a.bases or b.bases):
+        a, b = (b, a) if a.bases else (a, b)
+        if a.bases or not isinstance(a.array, int):
+            return None
+        factor = a.array
+        return _Index(b.array * factor, {v: c * factor for v, c in b.bases.items() if factor})
+    if a.bases or b.bases:
+        return None
+    function = {
+        "mul": np.multiply, "floordiv": np.floor_divide, "mod": np.mod, "min": np.minimum,
+        "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        "shl": np.left_shift, "shr": np.right_shift,
+    }[kind]  # fmt: skip
+    if kind in ("floordiv", "mod") and not np.all(b.array):
+        return None
+    if isinstance(a.array, int) and isinstance(b.array, int):
+        return _Index(int(function(a.array, b.array)), {})
+    return _Index(function(a.array, b.array), {})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Elements:
+    """The element each iteration touches (one row each), and the bases of each dimension."""
+
+    rows: Any
+    bases: tuple[dict[Value, int], ...]
+
+
+def _elements(
+    indices: Sequence[Value], known: dict[Value, _Index | None], count: int
+) -> _Elements | None:
+    found = [_lookup(i, known) for i in indices]
+    if any(f is None for f in found):
+        return None
+    rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
+    return _Elements(rows, tuple(f.bases for f in found if f is not None))
+
+
+def _keys(*rows: Any) -> list[Any]:
+    """Rows as single ints, equal where the rows are."""
+    low = np.min([r.min(axis=0) for r in rows], axis=0)
+    high = np.max([r.max(axis=0) for r in rows], axis=0)
+    return [np.ravel_multi_index(tuple((r - low).T), tuple(high - low + 1)) for r in rows]
+
+
+def _read_race(
+    write: Store, read: Load, target: _Elements, source: _Elements, loop: Parallel
+) -> Race | None:
+    if source.bases != target.bases:
+        return None
+    written, wanted = _keys(target.rows, source.rows)
+    order = np.argsort(written, kind="stable")
+    at = np.minimum(np.searchsorted(written[order], wanted), len(order) - 1)
+    writer = order[at]
+    clash = np.flatnonzero((written[writer] == wanted) & (writer != np.arange(len(wanted))))
+    if not len(clash):
+        return None
+    i = int(clash[0])
+    message = (
+        f"iteration {_iteration(i, loop)} of T.Parallel reads an element of "
+        f"{write.dest.name or 'the buffer'} that iteration {_iteration(int(writer[i]), loop)} writes "
+        f"(line {write.loc.line}); they run in any order"
+    )
+    return Race(message, read.loc)
+
+
+def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
+    """Two iterations that write one element, unless they write the same value to it."""
+    if write.value not in _varying(loop):
+        return None
+    (keys,) = _keys(target.rows)
+    order = np.argsort(keys, kind="stable")
+    twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    if not len(twice):
+        return None
+    one, other = int(order[twice[0]]), int(order[twice[0] + 1])
+    message = (
+        f"iterations {_iteration(one, loop)} and {_iteration(other, loop)} of T.Parallel write the same "
+        f"element of {write.dest.name or 'the buffer'}; they run in any order"
+    )
+    return Race(message, write.loc)
+
+
+def _varying(loop: Parallel) -> set[Value]:
+    """Values that depend on the iteration."""
+    found = set(loop.body.args)
+    for o in loop.body.ops:
+        used = [*o.operands, *(v for r in o.regions for inner in walk(r) for v in inner.operands)]
+        if not found.isdisjoint(used):
+            found.update(o.results)
+    return found
+
+
+def _iteration(flat: int, loop: Parallel) -> str:
+    coordinates = []
+    for extent in reversed(loop.extents):
+        flat, c = divmod(flat, extent)
+        coordinates.append(c)
+    names = [a.name or f"index{d}" for d, a in enumerate(loop.body.args)]
+    return ", ".join(f"{n} = {c}" for n, c in zip(names, reversed(coordinates)))

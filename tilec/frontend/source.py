@@ -1,0 +1,116 @@
+"""Getting at the user's source: the syntax tree of a function, with the lines and columns of its file."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.ir.errors import CompileError
+from tilec.ir.loc import Loc
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function's syntax tree, and the values its free names had when it was read.
+
+    `namespace` maps closure names to cells and is asked before `globals`.
+    """
+
+    function: Callable[..., Any]
+    file: str
+    node: ast.FunctionDef
+    lines: tuple[str, ...]
+    first_line: int
+    cells: Mapping[str, types.CellType]
+    globals: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def loc(self, node: ast.AST, caller: Loc | None = None) -> Loc:
+        """Where `node` stands; a node of several lines is shown up to the end of its first."""
+        line = getattr(node, "lineno", self.node.lineno)
+        text = self.line(line)
+        start = _characters(text, getattr(node, "col_offset", 0))
+        end = len(text)
+        if getattr(node, "end_lineno", line) == line:
+            end = _characters(text, getattr(node, "end_col_offset", 0))
+        return Loc(self.file, line, start, end, caller)
+
+    def header_loc(self) -> Loc:
+        """The `def` line."""
+        line = self.node.lineno
+        return Loc(self.file, line, self.node.col_offset, len(self.line(line)))
+
+    def line(self, number: int) -> str:
+        index = number - self.first_line
+        return self.lines[index] if 0 <= index < len(self.lines) else ""
+
+    def lookup(self, name: str) -> tuple[bool, Any]:
+        """(found, value) of a free name: closure, then globals, then Python's builtins."""
+        if name in self.cells:
+            try:
+                return True, self.cells[name].cell_contents
+            except ValueError:  # not assigned yet, e.g. the kernel's own name inside itself
+                return False, None
+        if name in self.globals:
+            return True, self.globals[name]
+        if hasattr(builtins, name):
+            return True, getattr(builtins, name)
+        return False, None
+
+    def visible_names(self) -> set[str]:
+        return {*self.cells, *self.globals}
+
+
+def read_source(function: Callable[..., Any]) -> Source:
+    """The source of `function`, parsed once.
+
+    Works wherever Python can show the source: files, notebooks, doctests, code registered with
+    `linecache`. Raises CompileError for anything but a plain `def`, and where there is no source.
+    """
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        raise CompileError(f"{function!r} is not a function, so it cannot be a kernel")
+    if function.__name__ == "<lambda>":
+        raise CompileError("a lambda cannot be a kernel", hint="write it with def")
+    try:
+        lines, start = inspect.getsourcelines(code)
+        file = inspect.getsourcefile(code) or code.co_filename
+    except (OSError, TypeError):
+        raise CompileError(
+            f"the source of {function.__name__} cannot be read ({code.co_filename})",
+            hint="define the kernel in a file or a notebook cell",
+        ) from None
+    # A function inside another is indented: a statement put before it keeps columns as they are.
+    indented = lines[0][:1].isspace()
+    text = "".join(lines)
+    try:
+        tree = ast.parse(f"if 1:\n{text}" if indented else text, filename=file)
+    except SyntaxError as e:
+        raise CompileError(f"the source of {function.__name__} cannot be parsed: {e.msg}") from None
+    ast.increment_lineno(tree, start - (2 if indented else 1))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.If) else tree.body
+    cells = dict(zip(code.co_freevars, function.__closure__ or ()))
+    shown = tuple(line.rstrip("\n") for line in lines)
+    node = body[0]
+    if not isinstance(node, ast.FunctionDef):
+        loc = Loc(file, start, 0, len(shown[0]))
+        raise CompileError(
+            "a kernel must be a plain function, not async", loc, "write def instead of async def"
+        )
+    return Source(function, file, node, shown, start, cells, function.__globals__)
+
+
+def _characters(line: str, utf8_bytes: int) -> int:
+    """Column in characters of a column in UTF-8 bytes, as `ast` counts them."""
+    if line.isascii():
+        return utf8_bytes
+    return len(line.encode()[:utf8_bytes].decode(errors="ignore"))

@@ -1,0 +1,280 @@
+"""Statements: one method per syntax node."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from tilec.frontend.expressions import BINARY
+from tilec.frontend.for_loops import ForLoops
+from tilec.frontend.values import (
+    Buffer,
+    EmptyTensor,
+    KernelHeader,
+    LoopHeader,
+    Region,
+    Scalar,
+    describe,
+    is_number,
+)
+
+# Statements that kernels do not have: what they are called, and what to write instead.
+_REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
+    ast.Try: ("try", "a kernel raises no exceptions; use if"),
+    ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
+    ast.Raise: ("raise", "check arguments outside the kernel"),
+    ast.Assert: ("assert", "check what is known at compile time outside the kernel"),
+    ast.FunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
+    ast.AsyncFunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
+    ast.ClassDef: ("a class inside a kernel", "write it outside"),
+    ast.Import: ("import", "import outside the kernel"),
+    ast.ImportFrom: ("import", "import outside the kernel"),
+    ast.Global: ("global", "pass values as parameters; results go to tensors"),
+    ast.Nonlocal: ("nonlocal", "pass values as parameters; results go to tensors"),
+    ast.Delete: ("del", "leave it out: a buffer is free after its last use"),
+    ast.AsyncFor: ("async for", "use for"),
+    ast.AsyncWith: ("async with", "use with"),
+    ast.Match: ("match", "use if and elif"),
+}
+
+
+class Statements(ForLoops):
+    """Traces statements. The kernel's own level (`T.Kernel`, outputs) is left to a subclass."""
+
+    def kernel_block(self, node: ast.With) -> None:
+        """A `with T.Kernel(…)`."""
+        raise NotImplementedError
+
+    def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
+        """The tensor that `name = T.empty(…)` makes."""
+        raise NotImplementedError
+
+    def annotated(self, node: ast.AnnAssign) -> None:
+        """`A: T.Tensor(…)` in a body."""
+        raise self.error(
+            "annotations inside a kernel are for its tensor parameters",
+            f"write {ast.unparse(node.target)} = T.float32(…) to give a local value a dtype",
+        )
+
+    def block(self, statements: list[ast.stmt]) -> None:
+        for n, s in enumerate(statements):
+            self.statement(s)
+            run = self._running()
+            if run is False:
+                return
+            if isinstance(run, Scalar):
+                rest = statements[n + 1 :]
+                if rest:
+                    with self.at(s):
+                        self.branch(run, lambda: self.block(rest))  # noqa: B023 (called at once)
+                return
+
+    def _running(self) -> object:
+        """Whether the rest of this iteration runs (a `break` or `continue` may have ended it)."""
+        loops = self.frame.loops
+        return self.names.get(loops[-1].run, True) if loops else True
+
+    def statement(self, node: ast.stmt) -> None:
+        """Trace one statement. Raises CompileError for what kernels do not have."""
+        kept = self.loc
+        self.loc = self.frame.loc(node)
+        try:
+            method = self._statements.get(type(node))
+            if method is None:
+                name, hint = _REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
+                raise self.error(f"{name} is not allowed in a kernel", hint)
+            method(self, node)
+        finally:
+            self.loc = kept
+
+    # --- assignments ------------------------------------------------------------------------------
+
+    def _assign(self, node: ast.Assign) -> None:
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List):
+            value = self._unpackable(node.value)
+        else:
+            value = self.expression(node.value)
+        for target in node.targets:
+            self._assign_to(target, value)
+
+    def _unpackable(self, node: ast.expr) -> object:
+        """The right side of `a, b = …`, read before anything is assigned."""
+        value = self.expression(node)
+        if not isinstance(value, tuple | list):
+            return value
+        return tuple(self._read(v) for v in value)
+
+    def _assign_to(self, target: ast.expr, value: object) -> None:
+        match target:
+            case ast.Name():
+                self._assign_name(target.id, value)
+            case ast.Subscript():
+                self._store(target, value)
+            case ast.Tuple() | ast.List():
+                starred = [t for t in target.elts if isinstance(t, ast.Starred)]
+                if starred:
+                    raise self.error("* in an assignment is not allowed in a kernel", at=starred[0])
+                if not isinstance(value, tuple | list):
+                    raise self.error(f"{describe(value)} cannot be unpacked", at=target)
+                if len(value) != len(target.elts):
+                    raise self.error(f"{len(value)} values for {len(target.elts)} names", at=target)
+                for t, v in zip(target.elts, value):
+                    self._assign_to(t, v)
+            case _:
+                raise self.error("this cannot be assigned to in a kernel", at=target)
+
+    def _assign_name(self, name: str, value: object) -> None:
+        old = self.names.get(name)
+        if isinstance(value, EmptyTensor):
+            self.names[name] = self.declare_output(name, value)
+            return
+        if isinstance(value, LoopHeader | KernelHeader):
+            raise self.error(
+                f"{describe(value)} cannot be given a name", "write it in the for itself"
+            )
+        fresh = isinstance(value, Buffer) and not value.value.name
+        if isinstance(old, Buffer) and old.variable and not fresh:
+            self._store_variable(old, value)
+            return
+        value = self._read(value)
+        self.names[name] = value
+        if isinstance(value, Buffer | Scalar) and not value.value.name:
+            value.value.name = name
+
+    def _read(self, value: object) -> object:
+        """What `x = value` keeps: an element or a variable is read, anything else stays itself."""
+        variable = isinstance(value, Buffer) and value.variable and value.value.name
+        if variable or (isinstance(value, Region) and value.is_element):
+            return self.number(value, "this value")
+        return value
+
+    def _store_variable(self, variable: Buffer, value: object) -> None:
+        if self.parallel is not None and variable not in self.parallel.variables:
+            raise self.error(
+                f"{variable.name} is changed by every iteration of T.Parallel, in any order",
+                "use T.serial, or a fragment with an element for each iteration",
+            )
+        self.store(self.whole_element(variable), self.number(value, "this value"))
+
+    def _store(self, target: ast.Subscript, value: object) -> None:
+        element = self.expression(target)
+        if not isinstance(element, Region):
+            raise self.error(
+                f"{describe(element)} is known at compile time and cannot be assigned to", at=target
+            )
+        if not element.is_element:
+            raise self.error(
+                f"{describe(element)} cannot be assigned to as a whole",
+                "copy a tile with T.copy(src, dst), set it with T.fill(dst, value)",
+                at=target,
+            )
+        self.store(element, self.number(value, "this value"))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        kind = BINARY.get(type(node.op))
+        if kind is None:
+            raise self.error("@= is not an operator on tiles", "use T.gemm(A, B, C)")
+        if isinstance(node.target, ast.Name):
+            load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+            old = self.expression(load)
+            changed = self.binary(
+                kind, self.number(old, node.target.id), self.number_of(node.value, "this operand")
+            )
+            self._assign_name(node.target.id, changed)
+            return
+        element = self.expression(node.target)
+        if not isinstance(element, Region) or not element.is_element:
+            raise self.error(
+                f"{describe(element)} cannot be changed in place",
+                "index one element",
+                at=node.target,
+            )
+        now = self.number_of(node.value, "this operand")
+        self.store(element, self.binary(kind, self.load(element), now))
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        self.annotated(node)
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def _if(self, node: ast.If) -> None:
+        cond = self.truth(self.number_of(node.test, "this condition"))
+        if not isinstance(cond, Scalar):
+            self.block(node.body if cond else node.orelse)
+            return
+        with self.at(node.test):
+            self.branch(cond, lambda: self.block(node.body), lambda: self.block(node.orelse))
+
+    def _for(self, node: ast.For) -> None:
+        self.for_loop(node)
+
+    def _while_statement(self, node: ast.While) -> None:
+        if node.orelse:
+            raise self.error("else after a loop is not allowed in a kernel", at=node.orelse[0])
+        self.while_loop(node)
+
+    def _break(self, node: ast.Break) -> None:
+        flags = self.frame.loops[-1]
+        if flags.word in ("Parallel", "vectorized"):
+            raise self.error(
+                f"break in T.{flags.word}, whose iterations have no order",
+                "use if around what should not run, or T.serial",
+            )
+        flags.breaks = True
+        self.names[flags.run] = self.names[flags.live] = False
+
+    def _continue(self, node: ast.Continue) -> None:
+        self.names[self.frame.loops[-1].run] = False
+
+    def _return(self, node: ast.Return) -> None:
+        raise self.error(
+            "return is allowed only as the last statement of a kernel or macro",
+            "put the rest under if … else",
+        )
+
+    def _with(self, node: ast.With) -> None:
+        self.kernel_block(node)
+
+    def _expression_statement(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant):  # a docstring
+            return
+        value = self.expression(node.value)
+        if isinstance(value, KernelHeader):
+            raise self.error("T.Kernel stands in a with", "write with T.Kernel(…) as (bx, by):")
+        if isinstance(value, LoopHeader):
+            raise self.error(f"{value.word} stands in a for", f"write for i in T.{value.word}(…):")
+        if not isinstance(node.value, ast.Call) and (is_number(value) or isinstance(value, Region)):
+            raise self.error("this value is not used", "assign it, or leave it out")
+
+    def _pass(self, node: ast.Pass) -> None:
+        pass
+
+    # --- bodies -----------------------------------------------------------------------------------
+
+    def run_body(self) -> object:
+        body = self.frame.source.node.body
+        last = body[-1]
+        if not isinstance(last, ast.Return):
+            self.block(body)
+            return None
+        self.block(body[:-1])
+        if last.value is None:
+            return None
+        with self.at(last):
+            return self.expression(last.value)
+
+    _statements: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
+        ast.Assign: _assign,
+        ast.AugAssign: _augmented,
+        ast.AnnAssign: _annotated,
+        ast.If: _if,
+        ast.For: _for,
+        ast.While: _while_statement,
+        ast.Break: _break,
+        ast.Continue: _continue,
+        ast.Return: _return,
+        ast.With: _with,
+        ast.Expr: _expression_statement,
+        ast.Pass: _pass,
+    }

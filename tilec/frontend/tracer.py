@@ -1,0 +1,374 @@
+"""From a signature and what is known of one call's arguments to a `Func` of the TILE contract."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilec.frontend import words_header, words_tile  # noqa: F401 (they fill the table of words)
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.context import Frame
+from tilec.frontend.index import Affine, Atom
+from tilec.frontend.outputs import contiguous_strides, size_text
+from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
+from tilec.frontend.statements import Statements
+from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
+from tilec.frontend.words_scalar import block_index
+from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
+from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.ops import Yield
+from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """What one variant of a kernel knows of a tensor argument.
+
+    Ints are compile-time; a str in `shape` or `strides` names a run-time size or stride (elements).
+    `align`: the largest power of two up to 16 that divides the base address and, in bytes, every
+    run-time stride.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: DType
+    strides: tuple[int | str, ...]
+    align: int = 16
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """What one variant of a kernel knows. `tensors` has a fact for each tensor parameter, and may
+    have one for each tensor of `T.empty`; `scalars` a dtype for each scalar parameter; `constants`
+    a value for each constexpr parameter without a default. `threads` and `grid` are those of the
+    launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
+    indices need 64 bits.
+    """
+
+    tensors: Mapping[str, TensorFact]
+    scalars: Mapping[str, DType] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    threads: int | None = None
+    grid: tuple[int, ...] | str | None = None
+    wide: bool = False
+
+
+def trace(signature: Signature, specialisation: Specialisation) -> Func:
+    """The kernel as TILE IR for one specialisation.
+
+    - `params`, in ABI order: tensors (parameters in order, then those of `T.empty`), scalars, sizes
+      (role "size": i32, i64 if wide, named after the size; `arg` and `dim` say where it is read),
+      strides that are not known (role "stride": i64).
+    - `grid`: a block that computes the extents from sizes and scalars and yields up to three of
+      them, in the index dtype; it yields nothing if the launch gives the grid.
+    - `body`: ends in an empty Yield. Indices and offsets are i32, i64 if wide.
+    - `attrs`: "threads" (int or None), "grid_from_launch" (bool), "outputs": (name, shape, dtype)
+      of each tensor the call allocates; entries of a shape are ints, names of sizes, or arithmetic
+      on them as text.
+
+    Raises CompileError, at the user's line, for what tilec cannot compile.
+    """
+    return _KernelTracer(bind_constants(signature, specialisation.constants), specialisation).run()
+
+
+class _KernelTracer(Statements):
+    """The kernel's own level: parameters, the grid, outputs."""
+
+    def __init__(self, signature: Signature, known: Specialisation) -> None:
+        super().__init__(Frame(signature.source), known.wide)
+        self.signature = signature
+        self.known = known
+        self.tensors: dict[str, Param] = {}
+        self.size_params: dict[str, Param] = {}
+        self.stride_params: dict[str, Param] = {}
+        self.scalar_params: dict[str, Param] = {}
+        self.size_values: dict[str, int | Scalar] = {}
+        self.sizes = self.size_values
+        self.outputs: list[tuple[str, tuple[Extent, ...], DType]] = []
+        self.grid: Block | None = None
+        self.threads = known.threads if known.threads is not None else signature.threads
+
+    def run(self) -> Func:
+        for p in self.signature.parameters:
+            if p.kind == "tensor":
+                self._tensor(p)
+        for p in self.signature.parameters:
+            with self.at(p.loc):
+                if p.kind == "scalar":
+                    self._scalar_parameter(p)
+                elif p.kind == "constexpr":
+                    self._constant_parameter(p)
+        self._check_distinct_names()
+        self._check_returned(self.run_body())
+        if self.grid is None and self.known.grid is None:
+            raise self._no_grid()
+        params = (self.tensors, self.scalar_params, self.size_params, self.stride_params)
+        self.builder.emit(Yield, loc=self.loc)
+        return Func(
+            self.signature.name,
+            tuple(p for group in params for p in group.values()),
+            self._empty_grid() if self.grid is None else self.grid,
+            self.builder.block(),
+            {
+                "threads": self.threads,
+                "outputs": tuple(self.outputs),
+                "grid_from_launch": self.known.grid is not None,
+            },
+            self.signature.loc,
+        )
+
+    def _empty_grid(self) -> Block:
+        builder = Builder(self.signature.loc)
+        builder.emit(Yield)
+        return builder.block()
+
+    def _no_grid(self) -> CompileError:
+        if any(isinstance(s, ast.For) for s in self.signature.source.node.body):
+            return self.error(
+                f"{self.signature.name} has no grid; loops without one are not supported yet",
+                "put the body under with T.Kernel(T.ceildiv(N, BN), threads=128) as bx:",
+            )
+        return self.error(
+            f"{self.signature.name} has no grid",
+            "write with T.Kernel(gx, gy) as (bx, by): around the body, or launch it with "
+            f"{self.signature.name}[grid](…)",
+        )
+
+    # --- parameters -------------------------------------------------------------------------------
+
+    def _tensor(self, p: Parameter) -> None:
+        fact = self.known.tensors.get(p.name)
+        if fact is None:
+            raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
+        with self.at(p.loc):
+            self._check_fact(p, fact)
+        made = BufferType(fact.shape, fact.dtype, "global", fact.strides, fact.align)
+        shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
+        strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(fact.strides))
+        for written, given in ((p.shape, shape), (p.strides, strides)):
+            for name, v in zip(written or (), given):
+                if isinstance(name, str) and name.isidentifier():
+                    self._bind_size(p, name, v)
+        value = Value(made, p.name)
+        self.tensors[p.name] = Param(value, "tensor", p.name)
+        self.names[p.name] = Buffer(value, shape, p.loc, strides)
+        if p.is_output:
+            self.outputs.append((p.name, fact.shape, fact.dtype))
+
+    def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
+        if p.dtype is not None and p.dtype is not fact.dtype:
+            raise self.error(
+                f"{p.name} is annotated as {p.dtype.name}, the argument is {fact.dtype.name}"
+            )
+        for what, written, given in (
+            ("extent", p.shape, fact.shape),
+            ("stride", p.strides, fact.strides),
+        ):
+            if written is None:
+                continue
+            if len(written) != len(given):
+                raise self.error(
+                    f"{p.name} is annotated with {len(written)} dimensions, the argument has {len(given)}"
+                )
+            for dim, (w, g) in enumerate(zip(written, given)):
+                if isinstance(w, int) and isinstance(g, int) and w != g:
+                    raise self.error(
+                        f"{what} {dim} of {p.name} is annotated as {w}, the argument has {g}"
+                    )
+
+    def _size_of(self, tensor: str, dim: int, extent: int | str) -> int | Scalar:
+        if isinstance(extent, int):
+            return extent
+        if extent not in self.size_params:
+            value = Value(ScalarType(self.index_dtype), extent)
+            self.size_params[extent] = Param(value, "size", tensor, dim)
+            self.size_values.setdefault(extent, Scalar(value, Affine(0, {Atom(0): 1})))
+        return self.size_values[extent]
+
+    def _stride_of(self, tensor: str, dim: int, stride: int | str) -> int | Scalar:
+        if isinstance(stride, int):
+            return stride
+        if stride in self.size_params:
+            return self.size_values[stride]
+        if stride not in self.stride_params:
+            value = Value(ScalarType(INT64), stride)
+            self.stride_params[stride] = Param(value, "stride", tensor, dim)
+        return self.scalar(self.stride_params[stride].value)
+
+    def _bind_size(self, p: Parameter, name: str, value: int | Scalar) -> None:
+        old = self.size_values.setdefault(name, value)
+        if isinstance(old, int) and isinstance(value, int) and old != value:
+            raise self.error(f"the size {name} is {old}, but {p.name} has {value} there", at=p.loc)
+
+    def _scalar_parameter(self, p: Parameter) -> None:
+        dtype = self.known.scalars.get(p.name, p.dtype)
+        value = Value(ScalarType(dtype or INT32), p.name)
+        self.scalar_params[p.name] = Param(value, "scalar", p.name)
+        self.names[p.name] = self.scalar(value)
+
+    def _constant_parameter(self, p: Parameter) -> None:
+        value = self.known.constants.get(p.name, p.default)
+        if value is REQUIRED:
+            raise self.error(f"the constexpr parameter {p.name} was given no value")
+        self.names[p.name] = self.captured(p.name, value)
+
+    def _check_distinct_names(self) -> None:
+        for name in self.size_params.keys() & (self.tensors.keys() | self.scalar_params.keys()):
+            raise self.error(f"{name} is both a parameter and a size", "rename one of them")
+
+    def _check_returned(self, value: object) -> None:
+        returned = value if isinstance(value, tuple | list) else () if value is None else (value,)
+        for v in returned:
+            if not isinstance(v, Buffer) or not v.is_global:
+                raise self.error(f"a kernel returns tensors, not {describe(v)}")
+
+    def annotated(self, node: ast.AnnAssign) -> None:
+        known = {p.name for p in self.signature.parameters}
+        if (
+            len(self.frames) > 1
+            or not isinstance(node.target, ast.Name)
+            or node.target.id not in known
+        ):
+            super().annotated(node)
+
+    # --- outputs ----------------------------------------------------------------------------------
+
+    def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
+        if len(self.frames) > 1 or len(self.builders) > 1 or self.grid is not None:
+            raise self.error("T.empty stands at the top of the kernel, before T.Kernel")
+        if name in self.tensors:
+            raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
+        extents: list[Extent] = []
+        texts: list[Extent] = []
+        for dim, e in enumerate(empty.shape):
+            text = (
+                e
+                if isinstance(e, int)
+                else size_text(e.value, self.builder.ops, self._size_names())
+            )
+            if text is None:
+                raise self.error(
+                    f"extent {dim} of T.empty is {describe(e)}; it must follow from sizes by arithmetic",
+                    "use sizes of T.const or T.dynamic, and ints",
+                )
+            plain = isinstance(text, int) or text in self.size_params
+            extents.append(text if plain else f"{name}_size{dim}")
+            texts.append(text)
+        shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
+        fact = self.known.tensors.get(name)
+        strides = fact.strides if fact else contiguous_strides(name, tuple(extents))
+        align = 16
+        if fact is not None:
+            align = fact.align
+        elif any(isinstance(s, str) for s in strides):
+            align = max(1, empty.dtype.bits // 8)
+        made = BufferType(tuple(extents), empty.dtype, "global", strides, align)
+        value = Value(made, name)
+        self.tensors[name] = Param(value, "tensor", name)
+        self.outputs.append((name, tuple(texts), empty.dtype))
+        stride_values = tuple(self._stride_of(name, d, s) for d, s in enumerate(strides))
+        return Buffer(value, shape, empty.loc, stride_values)
+
+    def _size_names(self) -> dict[Value, str]:
+        return {p.value: name for name, p in self.size_params.items()}
+
+    # --- the grid ---------------------------------------------------------------------------------
+
+    def kernel_block(self, node: ast.With) -> None:
+        if len(node.items) != 1:
+            raise self.error("a with has one T.Kernel", at=node.items[1].context_expr)
+        item = node.items[0]
+        with self.inside() as builder:
+            header = self.expression(item.context_expr)
+            if not isinstance(header, KernelHeader):
+                raise self.error(
+                    f"with is for T.Kernel, this is {describe(header)}", at=item.context_expr
+                )
+            with self.at(header.loc):
+                self._check_header(header)
+                extents = tuple(self.index_value(e) for e in header.grid)
+                self.emit(Yield, extents)
+        self.grid = self._standalone(builder.ops, header)
+        if header.threads is not None:
+            self.threads = header.threads
+        with self.at(item.optional_vars or item.context_expr):
+            self._bind_blocks(item.optional_vars, header)
+        self.block(node.body)
+        self._check_last(node)
+
+    def _check_header(self, header: KernelHeader) -> None:
+        if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:
+            raise self.error("T.Kernel stands at the top level of a kernel, once")
+        if self.grid is not None:
+            raise self.error("this kernel has a T.Kernel already", "write one kernel for each grid")
+        if header.grid and self.known.grid is not None:
+            raise self.error(
+                "the grid is given twice: in T.Kernel and by the launch",
+                f"call {self.signature.name}(…), or leave the extents out of T.Kernel",
+            )
+        if not header.grid and self.known.grid is None:
+            raise self.error(
+                "the grid is not given",
+                f"launch with {self.signature.name}[grid](…), or write T.Kernel(gx, …)",
+            )
+        threads = header.threads
+        if threads is not None and self.threads is not None and threads != self.threads:
+            raise self.error(
+                f"threads is {threads} in T.Kernel and {self.threads} in the decorator or launch"
+            )
+
+    def _standalone(self, ops: list[Op], header: KernelHeader) -> Block:
+        """The ops as a block of their own: what they use of the body's ops so far is copied in."""
+        needed: list[Op] = []
+        makers = {r: o for o in self.builder.ops for r in o.results}
+        pending = [v for o in ops for v in o.operands]
+        while pending:
+            maker = makers.pop(pending.pop(), None)
+            if maker is None:
+                continue
+            if not maker.pure:
+                raise self.error(
+                    "the grid must follow from sizes and scalar parameters; this reads a tensor",
+                    "compute it outside and pass it as a scalar, or launch with kernel[grid]",
+                    at=header.loc,
+                )
+            for r in maker.results:
+                makers.pop(r, None)
+            needed.append(maker)
+            pending += maker.operands
+        order = {o: n for n, o in enumerate(self.builder.ops)}
+        subst: Substitution = {}
+        copied = [clone(o, subst) for o in sorted(needed, key=order.__getitem__)]
+        return Block((), (*copied, *(clone(o, subst) for o in ops)))
+
+    def _bind_blocks(self, target: ast.expr | None, header: KernelHeader) -> None:
+        extents: tuple[Number | None, ...] = header.grid
+        launch = self.known.grid
+        if not header.grid:
+            count = len(target.elts) if isinstance(target, ast.Tuple | ast.List) else 1
+            extents = launch if isinstance(launch, tuple) else (None,) * count
+            if count > len(extents) or count > 3:
+                raise self.error(
+                    f"{count} block indices, but the grid has {min(len(extents), 3)} extents"
+                )
+            extents = extents[:count]
+        if target is None:
+            return
+        names = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        indices = []
+        for dim, e in enumerate(extents):
+            index = block_index(self, dim, static_int(e))
+            name = names[dim] if len(names) == len(extents) else None
+            if isinstance(name, ast.Name):
+                index.value.name = name.id
+            indices.append(index)
+        single = len(indices) == 1 and not isinstance(target, ast.Tuple | ast.List)
+        self.bind(target, indices[0] if single else tuple(indices))
+
+    def _check_last(self, node: ast.With) -> None:
+        body = self.signature.source.node.body
+        after = body[body.index(node) + 1 :]
+        if after and not isinstance(after[0], ast.Return):
+            raise self.error(
+                "code after T.Kernel would belong to no block", "move it into the with", at=after[0]
+            )

@@ -1,0 +1,174 @@
+"""What a name can stand for while a kernel is traced.
+
+Known at compile time are plain Python values: numbers, strings, None, dtypes, tuples, lists, dicts,
+enum members, layouts, modules, the words of the language, macros. The classes here stand for what is
+only known at run time, and for what the front end keeps about it.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from tilec import language as T
+from tilec.frontend.index import Affine
+from tilec.ir.core import Value
+from tilec.ir.loc import Loc
+from tilec.ir.types import BufferType, DType
+
+Literal = bool | int | float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scalar:
+    """A run-time number. `affine` is what is known of a signed integer, None for other dtypes."""
+
+    value: Value
+    affine: Affine | None = None
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+Number = Literal | Scalar
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Buffer:
+    """A tensor parameter or an on-chip buffer; `shape` and `strides` have ints and run-time sizes.
+
+    `variable`: made by `T.alloc_var`, so that its bare name means its one element.
+    """
+
+    value: Value
+    shape: tuple[int | Scalar, ...]
+    loc: Loc
+    strides: tuple[int | Scalar, ...] = ()
+    variable: bool = False
+
+    @property
+    def type(self) -> BufferType:
+        return self.value.buffer
+
+    @property
+    def name(self) -> str:
+        return self.value.name or "<unnamed>"
+
+    @property
+    def is_global(self) -> bool:
+        return self.type.space == "global"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Region:
+    """Part of a buffer: an offset per dimension, and an extent where it was given (None: an index,
+    which as a tile's start takes the other side's extent)."""
+
+    buffer: Buffer
+    offsets: tuple[int | Scalar, ...]
+    extents: tuple[int | None, ...]
+    loc: Loc
+
+    @property
+    def is_element(self) -> bool:
+        """Whether every dimension has an index: `A[i, j]`."""
+        return all(e is None for e in self.extents)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Method:
+    """A method of a run-time value that has not been called yet, e.g. `x.astype`."""
+
+    owner: object
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """A name that has no value here although code above gives it one; `reason` says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHeader:
+    """A call of a loop word (`range(n)`, `T.Pipelined(…)`): `word` and its arguments by name."""
+
+    word: str
+    arguments: Mapping[str, object]
+    loc: Loc
+
+
+@dataclass(frozen=True, slots=True)
+class KernelHeader:
+    """A call of `T.Kernel`."""
+
+    grid: tuple[int | Scalar, ...]
+    threads: int | None
+    loc: Loc
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyTensor:
+    """A call of `T.empty` that has not been given a name yet."""
+
+    shape: tuple[int | Scalar, ...]
+    dtype: DType
+    loc: Loc
+
+
+def is_literal(value: object) -> TypeGuard[Literal]:
+    """Whether `value` is a Python number known at compile time."""
+    return isinstance(value, bool | int | float) and not isinstance(value, enum.Enum)
+
+
+def is_number(value: object) -> TypeGuard[Number]:
+    return isinstance(value, Scalar) or is_literal(value)
+
+
+def describe_type(t: BufferType) -> str:
+    """As in a message: "shared (128, 64) float16"."""
+    return f"{t.space} ({', '.join(map(str, t.shape))}) {t.dtype.name}"
+
+
+def describe(value: object) -> str:
+    """What `value` is, in the words of a message."""
+    match value:
+        case Scalar():
+            return f"a run-time {value.dtype.name}"
+        case Buffer(variable=True):
+            return f"the variable {value.name} ({value.type.dtype.name})"
+        case Buffer():
+            return f"{value.name} ({describe_type(value.type)})"
+        case Region(is_element=True):
+            return f"an element of {value.buffer.name} ({describe_type(value.buffer.type)})"
+        case Region():
+            return f"a region of {value.buffer.name} ({describe_type(value.buffer.type)})"
+        case Method():
+            return f"the method {value.name}"
+        case LoopHeader():
+            return f"a loop ({value.word})"
+        case KernelHeader():
+            return "T.Kernel(…)"
+        case bool() | int() | float() | str() | None:
+            return f"the {type(value).__name__} {value!r}" if value is not None else "None"
+        case DType():
+            return f"the dtype {value.name}"
+        case T.Size():
+            return f"the size {value}"
+        case T.Elementwise() | T.NotYet():
+            return f"the word T.{value.name}"
+        case T.Macro():
+            return f"the macro {value.__name__}"
+        case types.ModuleType():
+            return f"the module {value.__name__}"
+        case types.FunctionType():
+            return f"the function {value.__name__}"
+        case Mapping() | Sequence():
+            return f"a {type(value).__name__} of {len(value)}"
+        case _:
+            return f"a {type(value).__name__}"

@@ -1,0 +1,208 @@
+"""The table of words: which function of `tilec.language` is handled by which function here.
+
+A handler takes the tracer and a `Call` (arguments bound by the word's own signature, so that the
+language stays the one place that names them) and returns the call's value.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Number, describe
+from tilec.ir.errors import did_you_mean
+from tilec.ir.types import DTYPES, DType, find_dtype
+
+# Keywords that the words of other systems have and ours will get.
+LATER_KEYWORDS: dict[str, frozenset[str]] = {
+    "copy": frozenset({"prefer_instruction", "loop_layout"}),
+    "gemm": frozenset({"k_pack", "wg_wait", "mbar"}),
+    "Kernel": frozenset({"prelude", "cluster_dims", "is_cpu"}),
+    "Parallel": frozenset({"loop_layout", "prefer_async"}),
+    "Pipelined": frozenset({"sync", "group"}),
+    "unroll": frozenset({"explicit", "unroll_factor"}),
+    "print": frozenset({"warp_group_id", "warp_id"}),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a word: `values` are its arguments by parameter name, defaults filled in; `nodes`
+    the syntax of those that were written."""
+
+    word: str
+    node: ast.Call
+    values: Mapping[str, Any]
+    nodes: Mapping[str, ast.expr]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def place(self, name: str) -> ast.AST:
+        """Where an argument stands (the call, if it was left out)."""
+        return self.nodes.get(name, self.node)
+
+
+Handler = Callable[[Any, Call], object]
+
+
+@dataclass(frozen=True)
+class Word:
+    """`raw`: arguments stay syntax; the handler evaluates them."""
+
+    name: str
+    handler: Handler
+    raw: bool = False
+
+
+WORDS: dict[Callable[..., Any], Word] = {}
+
+
+def word(function: Callable[..., Any], raw: bool = False) -> Callable[[Handler], Handler]:
+    """Make the decorated function the handler of a word of the language."""
+
+    def register(handler: Handler) -> Handler:
+        WORDS[function] = Word(function.__name__, handler, raw)
+        return handler
+
+    return register
+
+
+@cache
+def parameters_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """A word's parameters."""
+    return tuple(inspect.signature(function).parameters.values())
+
+
+def bind_call(
+    t: Expressions,
+    shown: str,
+    word: str,
+    parameters: tuple[inspect.Parameter, ...],
+    node: ast.Call,
+    raw: bool = False,
+) -> Call:
+    """Bind a call's arguments to parameters. `shown` names the word in messages ("T.copy").
+
+    Raises CompileError for a wrong count, an unknown keyword, an argument given twice.
+    """
+    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    values: dict[str, Any] = {}
+    nodes: dict[str, ast.expr] = {}
+    if rest is not None:
+        values[rest] = tuple(t.elements(node.args))
+    else:
+        if len(node.args) > len(names):
+            listed = ", ".join(names) or "none"
+            raise t.error(
+                f"{shown} takes at most {len(names)} arguments ({listed}), {len(node.args)} were given"
+            )
+        for name, arg in zip(names, node.args):
+            nodes[name] = arg
+    for keyword in node.keywords:
+        name = keyword.arg or "**"
+        if name not in names:
+            if name in LATER_KEYWORDS.get(word, ()):
+                raise t.error(f"{shown}({name}=…) is not supported yet", at=keyword.value)
+            near = did_you_mean(name, names)
+            listed = ", ".join(names)
+            raise t.error(
+                f"{shown} has no keyword {name!r}{near}", f"it has: {listed}", keyword.value
+            )
+        if name in nodes:
+            raise t.error(f"{shown}: {name} is given twice", at=keyword.value)
+        nodes[name] = keyword.value
+    for p in parameters:
+        if p.name in nodes:
+            values[p.name] = None if raw else t.expression(nodes[p.name])
+        elif p.default is not p.empty:
+            values[p.name] = p.default
+        elif p.name != rest:
+            listed = ", ".join(names)
+            raise t.error(f"{shown} needs the argument {p.name!r} ({shown}({listed}))")
+    return Call(word, node, values, nodes)
+
+
+# --- reading arguments ----------------------------------------------------------------------------
+
+
+def int_argument(t: Expressions, c: Call, name: str, least: int) -> int:
+    """A compile-time int that is at least `least`."""
+    value = c[name]
+    found = static_int(value)
+    if found is None:
+        raise t.error(
+            f"{name} of T.{c.word} must be a compile-time int, it is {describe(value)}",
+            at=c.place(name),
+        )
+    if found < least:
+        raise t.error(f"{name} of T.{c.word} is {found}, the least is {least}", at=c.place(name))
+    return found
+
+
+def bool_argument(t: Expressions, c: Call, name: str) -> bool:
+    """A compile-time bool."""
+    value = c[name]
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise t.error(
+        f"{name} of T.{c.word} must be True or False, it is {describe(value)}", at=c.place(name)
+    )
+
+
+def dtype_argument(t: Expressions, c: Call, name: str) -> DType:
+    """A dtype, or the name of one."""
+    value = c[name]
+    found = find_dtype(value) if isinstance(value, str | DType) else None
+    if found is not None:
+        return found
+    near = did_you_mean(value, DTYPES) if isinstance(value, str) else ""
+    raise t.error(
+        f"{describe(value)} is not a dtype{near}", f"known: {', '.join(DTYPES)}", c.place(name)
+    )
+
+
+def number_argument(t: Expressions, c: Call, name: str) -> Number:
+    """A number."""
+    with t.at(c.place(name)):
+        return t.number(c[name], f"{name} of T.{c.word}")
+
+
+def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
+    """Compile-time extents of at least one."""
+    value = c[name]
+    entries = value if isinstance(value, tuple | list) else (value,)
+    shape = []
+    for e in entries:
+        found = static_int(e)
+        if found is None:
+            raise t.error(
+                f"an extent of T.{c.word} is {describe(e)}; on-chip tiles have compile-time extents",
+                "use an int, a T.constexpr parameter or a closure value",
+                c.place(name),
+            )
+        if found < 1:
+            raise t.error(f"an extent of T.{c.word} is {found}, the least is 1", at=c.place(name))
+        shape.append(found)
+    if not shape:
+        raise t.error(f"T.{c.word} needs at least one extent", at=c.place(name))
+    return tuple(shape)
+
+
+def choice_argument(t: Expressions, c: Call, name: str, known: tuple[str, ...]) -> str:
+    """One of a few strings."""
+    value = c[name]
+    if value in known:
+        return str(value)
+    near = did_you_mean(value, known) if isinstance(value, str) else ""
+    listed = ", ".join(map(repr, known))
+    raise t.error(
+        f"{name} of T.{c.word} is {describe(value)}{near}", f"one of {listed}", c.place(name)
+    )

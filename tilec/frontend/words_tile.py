@@ -1,0 +1,312 @@
+"""Words about tiles: placement, movement, products, annotations."""
+
+from __future__ import annotations
+
+from tilec import language as T
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.lambdas import index_function
+from tilec.frontend.memory import Tile
+from tilec.frontend.values import Buffer, describe, describe_type
+from tilec.frontend.words import (
+    Call,
+    bool_argument,
+    choice_argument,
+    dtype_argument,
+    int_argument,
+    number_argument,
+    shape_argument,
+    word,
+)
+from tilec.ir.errors import CompileError
+from tilec.ir.layout import Layout, LayoutRequest
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    AnnotateSafeValue,
+    Copy,
+    Fill,
+    Gemm,
+    UseSwizzle,
+)
+from tilec.ir.types import BufferType, DType
+
+# Accumulators that a product of each input dtype may have.
+_ACCUMULATORS: dict[str, tuple[str, ...]] = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("float32",),
+    "float32": ("float32",),
+    "tfloat32": ("float32",),
+    "float64": ("float64",),
+    "float8_e4m3": ("float16", "float32"),
+    "float8_e5m2": ("float16", "float32"),
+    "int8": ("int32",),
+    "uint8": ("int32",),
+}
+_MIXABLE = ({"float8_e4m3", "float8_e5m2"}, {"int8", "uint8"})
+
+
+def tile_level(t: Expressions, c: Call) -> None:
+    """Raise CompileError if a word about whole tiles stands in `T.Parallel`."""
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.word} works on whole tiles and cannot stand in T.Parallel (line {t.parallel.line})",
+            "move it out of the loop, or assign elements: dst[i, j] = src[i, j]",
+        )
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+_SCOPES = {
+    "alloc_shared": ("shared", ("shared.dyn", "shared")),
+    "alloc_fragment": ("fragment", ("local.fragment", "fragment")),
+    "alloc_local": ("local", ("local",)),
+}
+
+
+def _alloc(t: Expressions, c: Call) -> Buffer:
+    space, scopes = _SCOPES[c.word]
+    if space != "local":
+        tile_level(t, c)
+    choice_argument(t, c, "scope", scopes)
+    made = BufferType(shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype"), space)
+    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+
+
+word(T.alloc_shared)(_alloc)
+word(T.alloc_fragment)(_alloc)
+word(T.alloc_local)(_alloc)
+
+
+@word(T.alloc_var)
+def alloc_var(t: Expressions, c: Call) -> Buffer:
+    made = BufferType((1,), dtype_argument(t, c, "dtype"), "local")
+    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True)
+    if c["init"] is not None:
+        t.store(t.whole_element(variable), number_argument(t, c, "init"))
+    if t.parallel is not None:
+        t.parallel.variables.append(variable)
+    return variable
+
+
+# --- movement -------------------------------------------------------------------------------------
+
+
+@word(T.copy)
+def copy(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
+    policy = ""
+    if c["eviction_policy"] is not None:
+        known = ("evict_first", "evict_last", "evict_normal")
+        policy = choice_argument(t, c, "eviction_policy", known)
+    source, dest = t.tiles(c["src"], c["dst"])
+    t.emit(
+        Copy,
+        source.buffer.value,
+        t.offset_values(source),
+        source.extents,
+        dest.buffer.value,
+        t.offset_values(dest),
+        dest.extents,
+        coalesced_width=width,
+        disable_tma=bool_argument(t, c, "disable_tma"),
+        eviction_policy=policy,
+    )
+
+
+@word(T.fill)
+def fill(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    tile = t.tile(c["buffer"], "the destination")
+    _fill(t, tile, number_argument(t, c, "value"))
+
+
+@word(T.clear)
+def clear(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    _fill(t, t.tile(c["buffer"], "the destination"), 0)
+
+
+def _fill(t: Expressions, tile: Tile, value: object) -> None:
+    number = t.convert(t.number(value, "the value"), tile.buffer.type.dtype)
+    t.emit(Fill, tile.buffer.value, t.offset_values(tile), tile.extents, number.value)
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+@word(T.gemm)
+def gemm(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    a, b = _factor(t, c, "A"), _factor(t, c, "B")
+    acc = _accumulator(t, c)
+    transpose_a, transpose_b = (
+        bool_argument(t, c, "transpose_A"),
+        bool_argument(t, c, "transpose_B"),
+    )
+    _check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
+    (m, k), (kb, n) = a.extents[-2:], b.extents[-2:]
+    m, k = (k, m) if transpose_a else (m, k)
+    kb, n = (n, kb) if transpose_b else (kb, n)
+    flags = f"transpose_A={transpose_a}, transpose_B={transpose_b}"
+    both = f"A is {_shown(a)}, B is {_shown(b)} ({flags})"
+    if k != kb:
+        hint = "A is (M, K), with transpose_A (K, M); B is (K, N), with transpose_B (N, K)"
+        if n == k:
+            hint = f"transpose_B={not transpose_b} would make them agree"
+        raise t.error(f"gemm sums over K, but A has K = {k} and B has K = {kb}: {both}", hint)
+    if acc.type.static_shape != (m, n):
+        raise t.error(
+            f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}",
+            f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
+        )
+    policy = c["policy"]
+    if not isinstance(policy, T.GemmWarpPolicy):
+        raise t.error(
+            f"policy of T.gemm is {describe(policy)}",
+            "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
+            c.place("policy"),
+        )
+    t.emit(
+        Gemm,
+        a.buffer.value,
+        t.offset_values(a),
+        a.extents,
+        b.buffer.value,
+        t.offset_values(b),
+        b.extents,
+        acc.value,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        clear=bool_argument(t, c, "clear_accum"),
+        policy=policy.value,
+        allow_tf32=bool_argument(t, c, "allow_tf32"),
+    )
+
+
+def _factor(t: Expressions, c: Call, name: str) -> Tile:
+    with t.at(c.place(name)):
+        tile = t.tile(c[name], f"{name} of T.gemm")
+        if tile.buffer.type.space not in ("shared", "fragment"):
+            hint = "copy it into a shared tile first: T.copy(…, A_shared)"
+            raise t.error(
+                f"{name} of T.gemm is {describe(tile.buffer)}; it must be shared or a fragment",
+                hint,
+            )
+        if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
+            raise t.error(f"{name} of T.gemm is {_shown(tile)}; it must have two dimensions")
+        return tile
+
+
+def _accumulator(t: Expressions, c: Call) -> Buffer:
+    value = c["C"]
+    with t.at(c.place("C")):
+        if not isinstance(value, Buffer):
+            raise t.error(f"C of T.gemm is {describe(value)}; it must be a whole fragment")
+        if value.type.space != "fragment":
+            extents = ", ".join(map(str, value.type.shape))
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; the result must be a fragment",
+                f'acc = T.alloc_fragment(({extents}), "float32"), and T.copy(acc, {value.name}) after it',
+            )
+        if value.type.rank != 2:
+            raise t.error(f"C of T.gemm is {describe(value)}; it must have two dimensions")
+        return value
+
+
+def _check_dtypes(
+    t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]
+) -> None:
+    both = f"A is {_shown(tiles[0])}, B is {_shown(tiles[1])}"
+    if a is not b and {a.name, b.name} not in _MIXABLE:
+        raise t.error(
+            f"gemm of {a.name} by {b.name}: both inputs must have one dtype: {both}",
+            f"copy one side through a {a.name} tile; T.copy converts",
+        )
+    allowed = _ACCUMULATORS.get(a.name)
+    if allowed is None:
+        raise t.error(
+            f"gemm of {a.name} is not supported: {both}",
+            f"inputs can be {', '.join(_ACCUMULATORS)}",
+        )
+    if acc.type.dtype.name not in allowed:
+        raise t.error(
+            f"gemm of {a.name} cannot accumulate in {acc.type.dtype.name}: C is {describe(acc)}",
+            f"allocate C as {' or '.join(allowed)}",
+        )
+
+
+def _shown(tile: Tile) -> str:
+    t = tile.buffer.type
+    if t.shape == tile.extents:
+        return f"{tile.buffer.name} ({describe_type(t)})"
+    extents = ", ".join(map(str, tile.extents))
+    return f"a ({extents}) tile of {tile.buffer.name} ({describe_type(t)})"
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+@word(T.annotate_layout)
+def annotate_layout(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    for buffer, layout in _buffer_dict(t, c, "layouts"):
+        if buffer.is_global:
+            raise t.error(
+                f"{describe(buffer)} is a tensor argument; its strides are the caller's",
+                "annotate shared buffers and fragments",
+            )
+        if not isinstance(layout, Layout | LayoutRequest):
+            raise t.error(
+                f"the layout of {buffer.name} is {describe(layout)}",
+                f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
+            )
+        t.emit(AnnotateLayout, buffer.value, layout)
+
+
+@word(T.annotate_safe_value)
+def annotate_safe_value(t: Expressions, c: Call) -> None:
+    for buffer, value in _buffer_dict(t, c, "values"):
+        if not buffer.is_global:
+            raise t.error(f"{describe(buffer)} has no safe value; only tensor arguments have one")
+        number = t.number(value, "a safe value")
+        if not isinstance(number, bool | int | float):
+            raise t.error(
+                f"the safe value of {buffer.name} is {describe(value)}; it must be a literal"
+            )
+        t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
+
+
+def _buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
+    got = c[name]
+    if not isinstance(got, dict):
+        raise t.error(
+            f"T.{c.word} takes a dict of buffers, not {describe(got)}", "write {buffer: …}"
+        )
+    for key in got:
+        if not isinstance(key, Buffer):
+            raise t.error(f"a key of T.{c.word} is {describe(key)}, not a buffer")
+    return list(got.items())
+
+
+@word(T.use_swizzle)
+def use_swizzle(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    panel = int_argument(t, c, "panel_size", 1)
+    order = choice_argument(t, c, "order", ("row", "column"))
+    if bool_argument(t, c, "enable"):
+        t.emit(UseSwizzle, panel, order)
+
+
+@word(T.Layout, raw=True)
+def layout(t: Expressions, c: Call) -> Layout:
+    shape_node, fn_node = c.nodes["shape"], c.nodes["fn"]
+    shape = t.expression(shape_node)
+    shaped = Call(c.word, c.node, {"shape": shape}, c.nodes)
+    extents = shape_argument(t, shaped, "shape")
+    try:
+        return Layout.from_function(extents, index_function(t, fn_node, len(extents)))
+    except CompileError as e:
+        if e.loc is not None:
+            raise
+        raise type(e)(e.message, t.loc, e.hint) from None

@@ -1,0 +1,610 @@
+"""The words of a kernel: `import tilec.language as T`.
+
+Everything here is a name with a signature and a meaning. What a word compiles to is decided by
+`tilec.frontend`, which recognises these very objects (under any name they were imported by); called
+outside a kernel, a word raises CompileError, except those that make sense on plain numbers
+(`ceildiv`, `exp`, `max`, …), which compute.
+
+Tiles ("region" below) are named in three ways. A bare buffer is the whole of it. `A[i, j]` is where a
+tile starts; its extents are those of the other side of the copy. `A[i:i + m, j:j + n]` names the
+extents, which must be compile-time ints. Indices given beside slices, and leading indices, drop.
+Out of a global tensor's bounds, reads give its safe value (0 unless annotated), writes do nothing.
+
+Arithmetic. A Python literal takes the other operand's dtype; int with float gives the float; of two
+floats or two ints the wider; of two ints of one width, one of them unsigned, the unsigned one;
+float16 with bfloat16 must be cast. `/` of two ints is float32. `//` and `%` round to minus
+infinity, as Python's do. A Python float that a run-time loop changes is float32, an int an index.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from builtins import bool as _Bool
+from builtins import float as _Float
+from builtins import int as _Int
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.layout import Layout as _Layout
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT4_E2M1,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT4,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    TFLOAT32,
+    UINT4,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    DType,
+    find_dtype,
+)
+
+# --- dtypes: `T.float16` is a dtype, the annotation of a scalar parameter, and a cast -------------
+
+bool = BOOL
+int4, int8, int16, int32, int64 = INT4, INT8, INT16, INT32, INT64
+uint4, uint8, uint16, uint32, uint64 = UINT4, UINT8, UINT16, UINT32, UINT64
+float16, bfloat16, float32, float64, tfloat32 = FLOAT16, BFLOAT16, FLOAT32, FLOAT64, TFLOAT32
+float8_e4m3, float8_e5m2, float4_e2m1 = FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1
+half, float, double, int, uint = FLOAT16, FLOAT32, FLOAT64, INT32, UINT32
+
+_Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are dtypes here
+
+
+def _dtype(name: object) -> DType:
+    found = find_dtype(name)
+    if found is None:
+        raise CompileError(f"unknown dtype {name!r}{did_you_mean(str(name), DTYPES)}")
+    return found
+
+
+def _only_inside(word: str) -> NoReturn:
+    raise CompileError(
+        f"T.{word} means something only inside a kernel",
+        hint="call it in the body of a function under @tilec.kernel or @tilec.macro",
+    )
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An extent that arguments give: a name, or `op` of other sizes and ints (`op` as in the IR).
+
+    `fixed` names (from `T.const`) are compile-time ints in each variant of the kernel, others
+    (`T.dynamic`) are run-time parameters. Kernels are told apart by the names only.
+    """
+
+    text: str
+    op: str = ""
+    args: tuple[Size | _Int, ...] = ()
+    fixed: _Bool = False
+
+    def _with(self, op: str, sign: str, other: object, swapped: _Bool = False) -> Any:
+        if not isinstance(other, Size | _Int) or isinstance(other, _Bool):
+            return NotImplemented
+        a, b = (other, self) if swapped else (self, other)
+        left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
+        return Size(f"({left} {sign} {right})", op, (a, b))
+
+    def __add__(self, other: object) -> Any:
+        return self._with("add", "+", other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._with("add", "+", other, swapped=True)
+
+    def __sub__(self, other: object) -> Any:
+        return self._with("sub", "-", other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._with("sub", "-", other, swapped=True)
+
+    def __mul__(self, other: object) -> Any:
+        return self._with("mul", "*", other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._with("mul", "*", other, swapped=True)
+
+    def __floordiv__(self, other: object) -> Any:
+        return self._with("floordiv", "//", other)
+
+    def __rfloordiv__(self, other: object) -> Any:
+        return self._with("floordiv", "//", other, swapped=True)
+
+    def __mod__(self, other: object) -> Any:
+        return self._with("mod", "%", other)
+
+    def __bool__(self) -> _Bool:
+        raise TypeError(f"the size {self.text} has no value before the kernel is called")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _sizes(names: str, fixed: _Bool) -> Size | tuple[Size, ...]:
+    parts = [n.strip() for n in names.split(",")]
+    for part in parts:
+        if not part.isidentifier():
+            raise CompileError(f"{part!r} is no name for a size", hint='write T.dynamic("M, N")')
+    made = tuple(Size(p, fixed=fixed) for p in parts)
+    return made[0] if len(made) == 1 else made
+
+
+def dynamic(names: str) -> Any:
+    """Run-time sizes: `T.dynamic("M")` is one, `T.dynamic("M, N")` a tuple.
+
+    A size gets its value from the extents (or strides) of the tensor arguments that name it.
+    """
+    return _sizes(names, fixed=False)
+
+
+symbolic = dynamic
+
+
+def const(names: str) -> Any:
+    """Compile-time sizes bound from the arguments: `M, N = T.const("M, N")` in an eager kernel."""
+    return _sizes(names, fixed=True)
+
+
+# --- annotations of parameters --------------------------------------------------------------------
+
+
+class _Annotation(type):
+    def __getitem__(cls, args: Any) -> Any:
+        return cls(*args) if isinstance(args, tuple) else cls(args)
+
+
+class Tensor(metaclass=_Annotation):
+    """A tensor in global memory: `A: T.Tensor((M, K), "float16")`, also `T.Tensor[(M, K), "float16"]`.
+
+    Extents are ints (compile-time) or sizes of `T.dynamic`/`T.const`. Any strides are accepted.
+    Raises CompileError for an extent or dtype that is neither.
+    """
+
+    def __init__(self, shape: Any, dtype: object = "float32", strides: Any = None) -> None:
+        self.shape = _extents("extent", shape)
+        self.dtype = _dtype(dtype)
+        self.strides = None if strides is None else _extents("stride", strides)
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise CompileError(f"{len(self.shape)} extents but {len(self.strides)} strides")
+
+
+class StridedTensor(Tensor):
+    """A tensor whose strides (in elements) are written out: `T.StridedTensor((M, N), (ld, 1), dtype)`."""
+
+    def __init__(self, shape: Any, strides: Any, dtype: object = "float32") -> None:
+        super().__init__(shape, dtype, strides)
+
+
+Buffer = Tensor
+
+
+class constexpr:
+    """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+
+
+def _extents(what: str, shape: Any) -> tuple[_Int | Size, ...]:
+    entries = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    for e in entries:
+        whole = isinstance(e, _Int) and not isinstance(e, _Bool) and e >= 0
+        if not whole and not isinstance(e, Size):
+            raise CompileError(
+                f"the {what} {e!r} of a tensor is neither an int nor a size",
+                hint='sizes are made by T.dynamic("M") or T.const("M")',
+            )
+    return entries
+
+
+# --- macros ---------------------------------------------------------------------------------------
+
+
+class Macro:
+    """A function that kernels inline where they call it; see `macro`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _only_inside(self.__name__)
+
+
+def macro(function: Callable[..., Any]) -> Macro:
+    """Make `function` usable inside kernels: each call is inlined.
+
+    Its body is kernel code. Arguments are passed as they are: buffers and regions by reference,
+    numbers by value, anything known at compile time stays so. It may end in `return value`.
+    """
+    return Macro(function)
+
+
+# --- the grid and its blocks ----------------------------------------------------------------------
+
+
+def Kernel(*grid: Any, threads: Any = None) -> Any:
+    """`with T.Kernel(gx, gy, threads=128) as (bx, by):` the body of one block, and the grid.
+
+    Up to three extents, computed from sizes and scalar parameters; none if the launch gives the
+    grid (`kernel[grid](…)`). `threads`: how many threads compute (default: tilec's choice).
+    """
+    _only_inside("Kernel")
+
+
+def program_id(axis: _Int = 0) -> Any:
+    """Index of this block along `axis` (0, 1 or 2) of the grid."""
+    _only_inside("program_id")
+
+
+def num_programs(axis: _Int = 0) -> Any:
+    """Number of blocks along `axis` of the grid."""
+    _only_inside("num_programs")
+
+
+def get_block_binding(dim: _Int = 0) -> Any:
+    """The same as `program_id`."""
+    _only_inside("get_block_binding")
+
+
+def get_thread_binding(dim: _Int = 0) -> Any:
+    """Index of this thread in its block; threads are numbered along dimension 0, others are 0."""
+    _only_inside("get_thread_binding")
+
+
+def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Any:
+    """This thread's index in `range(start, stop)`, which must be as long as the block has threads."""
+    _only_inside("thread_binding")
+
+
+def empty(shape: Any, dtype: object = "float32") -> Any:
+    """A tensor allocated by the call, to be returned: `C = T.empty((M, N), "float16")`."""
+    _only_inside("empty")
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+
+def alloc_shared(shape: Any, dtype: object, scope: str = "shared.dyn") -> Any:
+    """A tile in the block's shared memory. Extents are compile-time ints, of any value."""
+    _only_inside("alloc_shared")
+
+
+def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> Any:
+    """A tile spread over the registers of the block's threads."""
+    _only_inside("alloc_fragment")
+
+
+def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
+    """An array that every thread has for itself."""
+    _only_inside("alloc_local")
+
+
+def alloc_var(dtype: object, init: Any = None) -> Any:
+    """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`."""
+    _only_inside("alloc_var")
+
+
+# --- movement -------------------------------------------------------------------------------------
+
+
+def copy(
+    src: Any,
+    dst: Any,
+    coalesced_width: _Int | None = None,
+    disable_tma: _Bool = False,
+    eviction_policy: str | None = None,
+) -> None:
+    """Copy region `src` onto region `dst`, converting to its dtype (to nearest even).
+
+    One side may be a start only (`A[i, j]`), and then has the other's extents. `coalesced_width`
+    limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last", "evict_normal".
+    """
+    _only_inside("copy")
+
+
+def fill(buffer: Any, value: Any) -> None:
+    """Set every element of a region to `value`."""
+    _only_inside("fill")
+
+
+def clear(buffer: Any) -> None:
+    """Set every element of a region to zero."""
+    _only_inside("clear")
+
+
+# --- compute --------------------------------------------------------------------------------------
+
+
+class GemmWarpPolicy(enum.Enum):
+    """How warps are spread over the result of a `gemm`: a preference, see `gemm`."""
+
+    Square = "square"
+    FullRow = "full_row"
+    FullCol = "full_col"
+
+
+def gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: _Bool = False,
+    transpose_B: _Bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: _Bool = False,
+    allow_tf32: _Bool = False,
+) -> None:
+    """C += A @ B on tiles, with `clear_accum` C = A @ B.
+
+    A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; both are
+    shared or fragment tiles. C is an (M, N) fragment of the accumulator's dtype. `policy` is a
+    preference: where it does not divide the tile, the nearest legal partition is used. float32
+    inputs are rounded to TF32 only with `allow_tf32`.
+    """
+    _only_inside("gemm")
+
+
+def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
+    """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not read."""
+    _only_inside("if_then_else")
+
+
+Select = if_then_else
+
+
+def cast(value: Any, dtype: object) -> Any:
+    """`value` as `dtype`: to nearest even; float to int truncates and saturates, to float8 saturates."""
+    _only_inside("cast")
+
+
+def Cast(dtype: object, value: Any) -> Any:
+    """`cast` with its arguments the other way round."""
+    _only_inside("Cast")
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    _only_inside("fma")
+
+
+def _ceildiv(a: Any, b: Any) -> Any:
+    return -(-a // b) if isinstance(a, _Int) else (a + (b - 1)) // b
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elementwise:
+    """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on plain
+    numbers."""
+
+    name: str
+    kind: str
+    python: Callable[..., Any]
+    doc: str
+    arity: _Int = 1
+
+    def __call__(self, *args: Any) -> Any:
+        if len(args) != self.arity:
+            raise TypeError(f"T.{self.name} takes {self.arity} arguments, {len(args)} were given")
+        if not all(isinstance(a, _Number | Size) for a in args):
+            _only_inside(self.name)
+        return self.python(*args)
+
+
+def _unary(name: str, python: Callable[..., Any], doc: str) -> Elementwise:
+    return Elementwise(name, name, python, doc)
+
+
+def _binary(name: str, kind: str, python: Callable[..., Any], doc: str) -> Elementwise:
+    return Elementwise(name, kind, python, doc, 2)
+
+
+exp = _unary("exp", math.exp, "e to the power x")
+exp2 = _unary("exp2", lambda x: 2.0**x, "2 to the power x")
+exp10 = _unary("exp10", lambda x: 10.0**x, "10 to the power x")
+log = _unary("log", math.log, "natural logarithm")
+log2 = _unary("log2", math.log2, "logarithm to base 2")
+log10 = _unary("log10", math.log10, "logarithm to base 10")
+log1p = _unary("log1p", math.log1p, "log(1 + x), exact for small x")
+sqrt = _unary("sqrt", math.sqrt, "square root")
+rsqrt = _unary("rsqrt", lambda x: 1.0 / math.sqrt(x), "1 / sqrt(x)")
+sin = _unary("sin", math.sin, "sine")
+cos = _unary("cos", math.cos, "cosine")
+tan = _unary("tan", math.tan, "tangent")
+tanh = _unary("tanh", math.tanh, "hyperbolic tangent")
+sigmoid = _unary("sigmoid", lambda x: 1.0 / (1.0 + math.exp(-x)), "1 / (1 + exp(-x))")
+erf = _unary("erf", math.erf, "error function")
+floor = _unary("floor", math.floor, "the next whole number downwards")
+ceil = _unary("ceil", math.ceil, "the next whole number upwards")
+round = _unary("round", round, "the nearest whole number, halves to even")
+trunc = _unary("trunc", math.trunc, "the next whole number towards zero")
+isnan = _unary("isnan", math.isnan, "whether x is not a number")
+isinf = _unary("isinf", math.isinf, "whether x is infinite")
+abs = _unary("abs", abs, "absolute value")
+popcount = _unary("popcount", lambda x: x.bit_count(), "number of one bits")
+clz = _unary("clz", lambda x: 32 - x.bit_length(), "number of leading zero bits")
+bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned over")
+
+max = _binary("max", "max", max, "the larger of two")
+min = _binary("min", "min", min, "the smaller of two")
+pow = _binary("pow", "pow", pow, "x to the power y")
+atan2 = _binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)")
+ceildiv = _binary("ceildiv", "ceildiv", _ceildiv, "quotient of two ints rounded up")
+cdiv = ceildiv
+floordiv = _binary("floordiv", "floordiv", lambda a, b: a // b, "quotient rounded down")
+floormod = _binary("floormod", "mod", lambda a, b: a % b, "remainder of the division rounded down")
+truncdiv = _binary("truncdiv", "truncdiv", lambda a, b: _Int(a / b), "quotient rounded to zero")
+truncmod = _binary("truncmod", "truncmod", math.fmod, "remainder of the division rounded to zero")
+bitwise_and = _binary("bitwise_and", "and", lambda a, b: a & b, "a & b")
+bitwise_or = _binary("bitwise_or", "or", lambda a, b: a | b, "a | b")
+bitwise_xor = _binary("bitwise_xor", "xor", lambda a, b: a ^ b, "a ^ b")
+shift_left = _binary("shift_left", "shl", lambda a, b: a << b, "a << b")
+shift_right = _binary(
+    "shift_right", "shr", lambda a, b: a >> b, "a >> b, arithmetic for signed ints"
+)
+
+
+def infinity(dtype: object = "float32") -> _Float:
+    """Positive infinity, a literal. Raises CompileError for a dtype that has none."""
+    found = _dtype(dtype)
+    if not found.is_float or found in (FLOAT8_E4M3, FLOAT4_E2M1):
+        raise CompileError(f"{found.name} has no infinity", hint="use T.max_value(dtype)")
+    return math.inf
+
+
+_LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
+_LARGEST |= {"f32": 3.4028234663852886e38, "tf32": 3.4028234663852886e38, "e2m1": 6.0}
+_LARGEST |= {"f64": 1.7976931348623157e308}
+
+
+def max_value(dtype: object) -> _Number:
+    """The largest finite value of `dtype`, a literal."""
+    found = _dtype(dtype)
+    if found.is_float:
+        return _LARGEST[found.short]
+    return True if found is BOOL else 2 ** (found.bits - (found.kind == "int")) - 1
+
+
+def min_value(dtype: object) -> _Number:
+    """The smallest (for floats: most negative finite) value of `dtype`, a literal."""
+    found = _dtype(dtype)
+    if found.is_float:
+        return -_LARGEST[found.short]
+    return -(2 ** (found.bits - 1)) if found.kind == "int" else 0
+
+
+# --- loops ----------------------------------------------------------------------------------------
+
+
+def Parallel(*extents: Any, coalesced_width: _Int | None = None) -> Any:
+    """`for i, j in T.Parallel(m, n):` iterations in any order, spread over the block's threads.
+
+    Extents are compile-time ints. An iteration must not read what another one writes.
+    """
+    _only_inside("Parallel")
+
+
+def Pipelined(
+    start: Any,
+    stop: Any = None,
+    num_stages: _Int = 0,
+    order: Sequence[_Int] | None = None,
+    stage: Sequence[_Int] | None = None,
+    reversible: _Bool = False,
+) -> Any:
+    """A loop whose copies run up to `num_stages` iterations ahead of its computation.
+
+    `order` and `stage`, one int per statement that acts, override what tilec infers. `reversible`:
+    the iterations may run in the opposite order.
+    """
+    _only_inside("Pipelined")
+
+
+def serial(start: Any, stop: Any = None, step: _Int = 1) -> Any:
+    """An ordinary loop, the same as `range`."""
+    _only_inside("serial")
+
+
+def unroll(start: Any, stop: Any = None, step: _Int = 1) -> Any:
+    """A loop whose iterations are written out in the compiled code."""
+    _only_inside("unroll")
+
+
+def vectorized(start: Any, stop: Any = None) -> Any:
+    """A loop whose iterations become one vector instruction where that can be done."""
+    _only_inside("vectorized")
+
+
+def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size: _Int = 8) -> Any:
+    """`for bx, by in T.Persistent([gx, gy], num_blocks, block):` the tiles that fall to this block.
+
+    Tiles are dealt round robin to `wave_size` blocks (default: the whole grid), of which this is
+    `index` (default: this block). Neighbouring tiles come in groups of `group_size` along the
+    first dimension, which then varies fastest, for the L2 cache. Every tile is visited once.
+    """
+    _only_inside("Persistent")
+
+
+# --- scheduling and annotations -------------------------------------------------------------------
+
+
+def annotate_layout(layouts: dict[Any, Any]) -> None:
+    """Fix the layout of on-chip buffers: `{A_s: make_swizzled_layout(A_s)}` or `T.Layout(…)`. It is kept."""
+    _only_inside("annotate_layout")
+
+
+def annotate_safe_value(values: dict[Any, Any]) -> None:
+    """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default 0)."""
+    _only_inside("annotate_safe_value")
+
+
+def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> None:
+    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column")."""
+    _only_inside("use_swizzle")
+
+
+def print(obj: Any, msg: str = "") -> None:
+    """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs."""
+    _only_inside("print")
+
+
+def Layout(shape: Any, fn: Callable[..., Any]) -> _Layout:
+    """The layout that puts element `(i, j, …)` of a shared buffer at offset `fn(i, j, …)`.
+
+    Raises LayoutError if no layout fits `fn`.
+    """
+    return _Layout.from_function(tuple(shape), fn)
+
+
+# --- words that are planned -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Stands for a word of the language that is not built yet."""
+
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise CompileError(f"T.{self.name} is not supported yet")
+
+
+PLANNED = frozenset(
+    """
+    ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer WarpSpecialize address_of
+    all_of alloc_barrier alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem
+    annotate_l2_hit_ratio annotate_min_blocks_per_sm any_of asm assume async_copy atomic_add
+    atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
+    barrier_arrive barrier_wait c2d_im2col call_extern clamp cluster_sync comm_reducer cummax
+    cumsum device_assert dp4a fence_proxy_async finalize_reducer gemm_blockscaled gemm_sp
+    get_block_bindings get_thread_bindings get_lane_idx get_warp_group_idx get_warp_idx grid
+    im2col make_tensor make_tensor_from_addr mbarrier_arrive mbarrier_expect_tx
+    mbarrier_wait_parity named_barrier_arrive ptr reduce reduce_absmax reduce_abssum
+    reduce_bitand reduce_bitor reduce_bitxor reduce_max reduce_min reduce_sum reinterpret
+    reshape rng_init rng_rand rng_rand_float set_max_nreg shfl_down shfl_sync shfl_up shfl_xor
+    sync_grid sync_threads sync_warp tcgen05_gemm tma_copy transpose tvm_thread_allreduce view
+    warp_reduce_max warp_reduce_min warp_reduce_sum wgmma_gemm ws
+    """.split()
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in PLANNED:
+        return NotYet(name)
+    known = [n for n in globals() if not n.startswith("_")]
+    near = did_you_mean(name, [*known, *PLANNED])
+    raise AttributeError(f"tilec.language has no word {name!r}{near}", name=name)
