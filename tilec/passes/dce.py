@@ -35,16 +35,12 @@ def dce(func: Func, target: Target) -> Func:
 
 def sweep(func: Func) -> Func:
     """`dce`, for other passes to end with."""
-    used: set[Value] = set()
-    for block in (func.grid, func.body):
-        for o in walk(block):
-            used.update(o.operands)
-    dead = _write_only(func.body)
-    grid = _Sweep(used, dead).block(func.grid)
-    body = _Sweep(used, dead).block(func.body)
-    if grid is func.grid and body is func.body:
-        return func
-    return replace(func, grid=grid, body=body)
+    while True:
+        dead = _write_only(func.body)
+        grid, body = _Sweep(dead).block(func.grid), _Sweep(dead).block(func.body)
+        if grid is func.grid and body is func.body:
+            return func
+        func = replace(func, grid=grid, body=body)  # a buffer may have lost its last reader
 
 
 def _write_only(body: Block) -> set[Value]:
@@ -59,10 +55,9 @@ def _write_only(body: Block) -> set[Value]:
 
 
 class _Sweep:
-    """One walk against the textual order."""
+    """One walk against the textual order; `live` are the values that what was kept asks for."""
 
-    def __init__(self, used: set[Value], dead: set[Value]) -> None:
-        self.used = used
+    def __init__(self, dead: set[Value]) -> None:
         self.dead = dead
         self.live: set[Value] = set()
 
@@ -91,14 +86,19 @@ class _Sweep:
         return False
 
     def control(self, o: Op) -> Op:
-        if isinstance(o, If | For | While):
-            args = [o.results]
-            if isinstance(o, For):
-                args.append(o.body.args[1:])
-            elif isinstance(o, While):
-                args += [o.body.args, o.cond.args]
-            wanted = [n for n in range(len(o.results)) if any(v[n] in self.used for v in args)]
-            o = keep_results(o, wanted)
+        """`o` with its regions swept. What it yields is live only if its results are, and what it
+        carries also if the regions ask for it: a value that only feeds itself goes."""
+        if not isinstance(o, If | For | While):
+            return self.regions(o)
+        wanted = {n for n, r in enumerate(o.results) if r in self.live}
+        while True:
+            done = self.regions(keep_results(o, sorted(wanted)))
+            asked = {n for n, args in enumerate(_carried(o)) if not self.live.isdisjoint(args)}
+            if asked <= wanted:
+                return done
+            wanted |= asked
+
+    def regions(self, o: Op) -> Op:
         changed: dict[str, Any] = {}
         for name in reversed(o.region_fields):
             old = getattr(o, name)
@@ -106,6 +106,17 @@ class _Sweep:
             if new is not old:
                 changed[name] = new
         return replace(o, **changed) if changed else o
+
+
+def _carried(o: Op) -> list[tuple[Value, ...]]:
+    """The block arguments that hold each carried value."""
+    match o:
+        case For():
+            return [(arg,) for arg in o.body.args[1:]]
+        case While():
+            return list(zip(o.cond.args, o.body.args))
+        case _:
+            return []
 
 
 def keep_results(o: Op, keep: Sequence[int]) -> Op:
