@@ -15,20 +15,59 @@ from tilec import codegen, passes
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.disassemble import disassemble
 from tilec.compiled import CompiledKernel
+from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Store
 from tilec.ir.printer import print_func
-from tilec.ir.types import BufferType, ScalarType, TensorMapType
+from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.launch_grid import grid_text
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
+from tilec.specialise import Facts
 from tilec.stages import Dump, Stages
-from tilec.target import Target
+from tilec.target import Target, find_target
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 _WRITES = (Copy, Fill, Store)
+
+
+def compile_variant(signature: Signature, facts: Facts) -> CompiledKernel:
+    """Trace the kernel under `facts` and compile it. Raises CompileError and its kinds."""
+    known = Specialisation(
+        tensors={
+            a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)
+            for a in facts.arguments
+            if a.kind == "tensor"
+        },
+        scalars={a.name: DTYPES[a.dtype] for a in facts.arguments if a.kind == "scalar"},
+        constants=facts.values,
+        threads=facts.threads,
+        grid="launch" if facts.grid_given else None,
+        wide=facts.wide,
+    )
+    func = trace(signature, known)
+    if facts.may_alias:
+        func = func.with_attrs(may_alias=True)
+    # An output's extents are written so that the sizes of the inputs give them.
+    written = {p.name: p.shape or () for p in bind_constants(signature, facts.values).parameters}
+    arguments = [
+        replace(a, shape=_output_shape(written[a.name], a.shape)) if a.output else a
+        for a in facts.arguments
+    ]
+    known_names = {a.name for a in arguments}
+    for name, shape, dtype in func.attrs["outputs"]:
+        if name not in known_names:
+            arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
+    target = find_target(facts.target)
+    return build(func, target, arguments, signature.returns, facts.wide)
+
+
+def _output_shape(
+    written: Sequence[int | str | None], facts: Sequence[int | str]
+) -> tuple[int | str, ...]:
+    return tuple(f if isinstance(f, int) or w is None else w for w, f in zip(written, facts))
 
 
 def build(

@@ -151,7 +151,7 @@ class CompiledKernel:
         self.check_writable(call)
         kernel, ready = self.ready(call, self.grid(call, grid), stream_handle(stream, call))
         kernel.launch(ready)
-        return returned(self.image, outputs)
+        return returned(self.image, {**bound, **outputs})
 
     def _check_facts(self, call: Call) -> None:
         """Raise LaunchError where the arguments break what this variant was compiled under."""
@@ -243,9 +243,9 @@ def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:
         call.tensors[name] = tensor
 
 
-def returned(image: Image, outputs: Mapping[str, Any]) -> Any:
+def returned(image: Image, arrays: Mapping[str, Any]) -> Any:
     """What a call returns: nothing, one array, or a tuple of arrays."""
-    values = tuple(outputs[name] for name in image.returned)
+    values = tuple(arrays[name] for name in image.returned)
     return values[0] if len(values) == 1 else values or None
 
 

@@ -37,9 +37,14 @@ from tilec.runtime.arguments import REQUIRED, Parameter
 LAUNCH_KEYWORDS = ("stream", "threads")
 
 
-def write_launcher(parameters: Sequence[Parameter], outputs: Sequence[str], with_grid: bool) -> str:
-    """The text of `call` for these parameters and names of outputs that it allocates and
-    returns."""
+def write_launcher(
+    parameters: Sequence[Parameter],
+    outputs: Sequence[str],
+    returns: Sequence[str],
+    with_grid: bool,
+) -> str:
+    """The text of `call` for these parameters; `outputs` names the arrays it allocates, `returns`
+    the arrays it returns."""
     names = [p.name for p in parameters]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
     signature = [
@@ -83,10 +88,8 @@ def write_launcher(parameters: Sequence[Parameter], outputs: Sequence[str], with
         "    if extra_ or unknown_ or ready_():",
         f"        return {anew}",
     ]
-    if len(outputs) == 1:
-        lines.append(f"    return {outputs[0]}")
-    elif outputs:
-        lines.append(f"    return {', '.join(outputs)}")
+    if returns:
+        lines.append(f"    return {', '.join(returns)}")
     return "\n".join(lines) + "\n"
 
 
@@ -126,11 +129,12 @@ def make_launcher(
     kernel: str,
     parameters: Sequence[Parameter],
     outputs: Sequence[str],
+    returns: Sequence[str],
     with_grid: bool,
     names: Mapping[str, Any],
 ) -> Callable[..., Any]:
     """`call` as a function. `names` gives its `memo_`, `plans_`, `anew_` and `spread_`."""
-    text = write_launcher(parameters, outputs, with_grid)
+    text = write_launcher(parameters, outputs, returns, with_grid)
     file = f"<tilec launch of {kernel}{' with grid' if with_grid else ''} {id(names):x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     space: dict[str, Any] = {

@@ -8,14 +8,26 @@ machine code.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilec import frontend
+from tilec import language as T
 from tilec.fingerprint import describe
+from tilec.frontend import Signature
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, find_dtype
-from tilec.runtime.arguments import Call, Parameter, alignment_fact, fact_strides, is_wide
+from tilec.runtime.arguments import (
+    REQUIRED,
+    Call,
+    Parameter,
+    alignment_fact,
+    fact_strides,
+    is_wide,
+)
+from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.image import Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 
@@ -36,13 +48,48 @@ def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = No
     return Tensor(0, extents, steps, found.name, max(found.bits // 8, 1), "meta", 0, None)
 
 
+def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
+    """The kernel's parameters as a launch checks them; those in `out=` have the kind "output"."""
+    return tuple(
+        Parameter(
+            p.name,
+            "output" if p.is_output else p.kind,
+            None if p.dtype is None else p.dtype.name,
+            p.shape,
+            p.strides,
+            REQUIRED if p.default is frontend.REQUIRED else p.default,
+        )
+        for p in signature.parameters
+    )
+
+
+def gives_grid(signature: Signature) -> bool:
+    """Whether the kernel's own T.Kernel has extents, so that a launch gives no grid."""
+    for node in ast.walk(signature.source.node):
+        if isinstance(node, ast.withitem) and isinstance(node.context_expr, ast.Call):
+            call = node.context_expr
+            if call.args and _captured(signature, call.func) is T.Kernel:
+                return True
+    return False
+
+
+def _captured(signature: Signature, node: ast.expr) -> Any:
+    """The value of a captured name, or of an attribute of one; None for other expressions."""
+    match node:
+        case ast.Name(id=name):
+            return signature.source.lookup(name)[1]
+        case ast.Attribute(value=owner, attr=name):
+            return getattr(_captured(signature, owner), name, None)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a variant is compiled under; hashable.
 
-    `arguments` are the tensors and scalars as `Image` describes them. `constants` pairs each
-    compile-time argument with a text that tells its value from every other; the values themselves
-    are in `values` and do not take part in comparisons.
+    `arguments` are the tensors and scalars as `Image` describes them, outputs in `out=` included.
+    `constants` pairs each compile-time argument with a text that tells its value from every
+    other; the values themselves are in `values` and do not take part in comparisons.
     """
 
     target: str
@@ -56,55 +103,85 @@ class Facts:
 
     def text(self) -> str:
         """The facts as text for a cache key."""
-        return repr((self.target, self.arguments, self.constants, self.threads, self.grid_given,
-                     self.wide, self.may_alias))  # fmt: skip
+        return repr(
+            (
+                self.target,
+                self.arguments,
+                self.constants,
+                self.threads,
+                self.grid_given,
+                self.wide,
+                self.may_alias,
+            )
+        )
 
 
 def facts_of(
     call: Call,
+    signature: Signature,
     parameters: Sequence[Parameter],
     target: str,
     threads: int | None,
     grid_given: bool,
-    may_alias: bool = False,
 ) -> Facts:
-    """The facts of a call whose arguments have been read and checked."""
-    arguments = []
+    """The facts of a call whose arguments have been read and checked against `parameters`.
+
+    Arrays that the call allocates count as contiguous and aligned to 16 bytes.
+    """
+    fixed = {n: call.sizes.values[n] for n, is_fixed in signature.sizes.items() if is_fixed}
+    arguments, tensors = [], []
     for p in parameters:
-        if p.kind == "tensor":
-            arguments.append(_tensor_fact(p, call))
-        elif p.kind == "scalar":
-            arguments.append(Argument(p.name, "scalar", _scalar_dtype(p, call.scalars[p.name])))
+        match p.kind:
+            case "tensor":
+                tensors.append(call.tensors[p.name])
+                arguments.append(_tensor_fact(p, tensors[-1], fixed))
+            case "output":
+                tensors.append(_future_output(p, call))
+                fact = _tensor_fact(p, tensors[-1], fixed)
+                arguments.append(replace(fact, output=True))
+            case "scalar":
+                assert p.dtype is not None
+                default = None if p.default is REQUIRED else p.default
+                arguments.append(Argument(p.name, "scalar", p.dtype, default=default))
     return Facts(
         target,
         tuple(arguments),
         tuple((name, describe(value)) for name, value in call.constants.items()),
         threads,
         grid_given,
-        any(is_wide(t) for t in call.tensors.values()),
-        may_alias,
+        any(is_wide(t) for t in tensors),
+        False,
         dict(call.constants),
     )
 
 
-def _tensor_fact(p: Parameter, call: Call) -> Argument:
-    t = call.tensors[p.name]
-    shape = tuple(
-        f"{p.name}_shape{dim}" if extent is None else extent
-        for dim, extent in enumerate(p.shape or (None,) * len(t.shape))
-    )
+def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int]) -> Argument:
+    written = p.shape or (None,) * len(t.shape)
+    shape = tuple(_fact(e, f"{p.name}_size{d}", t.shape[d], fixed) for d, e in enumerate(written))
     strides = fact_strides(p.name, t, shape)
+    if p.strides is not None:
+        strides = tuple(s if isinstance(s, int) else f for s, f in zip(p.strides, strides))
     dtype = t.dtype if p.dtype is None else p.dtype
     return Argument(p.name, "tensor", dtype, shape, strides, alignment_fact(t, strides))
 
 
-def _scalar_dtype(p: Parameter, value: int | float | bool) -> str:
-    """The annotated dtype; for a scalar without one, what Python's own numbers become."""
-    if p.dtype is not None:
-        return p.dtype
-    match value:
-        case bool():
-            return "bool"
+def _fact(extent: int | str | None, name: str, value: int, fixed: Mapping[str, int]) -> int | str:
+    """An extent as the variant knows it: an int where every size in it is a compile-time one."""
+    match extent:
         case int():
-            return "int32" if -(2**31) <= value < 2**31 else "int64"
-    return "float32"
+            return extent
+        case None:
+            return name
+    if names_in(extent) <= fixed.keys():
+        return value
+    return extent if extent.isidentifier() else name
+
+
+def _future_output(p: Parameter, call: Call) -> Tensor:
+    """The array that the call will allocate for a parameter in `out=`."""
+    assert p.dtype is not None and p.shape is not None
+    shape = tuple(
+        e if isinstance(e, int) else int(evaluate(str(e), call.sizes.values, f"{p.name}.shape"))
+        for e in p.shape
+    )
+    return replace(spec(shape, p.dtype), device=call.device, index=call.index)

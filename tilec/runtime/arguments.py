@@ -25,9 +25,10 @@ _INT32_LIMIT = 2**31 - 1
 class Parameter:
     """One parameter of a kernel as its author wrote it.
 
-    `kind`: "tensor", "scalar" or "constexpr". `shape` and `strides` hold ints, names of sizes,
-    and None where anything will do; they are None themselves where the rank is free too. `dtype`
-    is None where it is taken from the argument.
+    `kind`: "tensor", "scalar", "constexpr" or "output" (a tensor that the call allocates).
+    `shape` and `strides` hold ints, names of sizes, and None where anything will do; they are
+    None themselves where the rank is free too. `dtype` is None where it is taken from the
+    argument.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Parameter:
 
     def describe(self) -> str:
         """As in a signature: `A: Tensor((M, 64), float16)`."""
-        if self.kind != "tensor":
+        if self.kind not in ("tensor", "output"):
             return f"{self.name}: {self.dtype or self.kind}"
         shape = (
             "..."
@@ -88,9 +89,8 @@ def bind_call(
     missing = [p for p in parameters if p.name not in bound and p.default is REQUIRED]
     if missing:
         wanted = ", ".join(p.describe() for p in missing)
-        raise LaunchError(
-            f"{kernel}: missing {wanted}; {len(args) + len(kwargs)} arguments were given"
-        )
+        count = sum(name in bound for name in names)
+        raise LaunchError(f"{kernel}: missing {wanted}; {count} arguments were given")
     for p in parameters:
         bound.setdefault(p.name, p.default)
     return bound
@@ -182,10 +182,11 @@ def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
 
 
 def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """The device (kind, index) that all tensors are on. Raises LaunchError if they are on
-    several."""
+    """The device (kind, index) that all tensors are on; those without memory are on any. Raises
+    LaunchError if they are on several."""
     first: tuple[str, Tensor] | None = None
-    for name, t in tensors.items():
+    placed = {name: t for name, t in tensors.items() if t.device != "meta"}
+    for name, t in (placed or tensors).items():
         if first is None:
             first = name, t
         elif t.place != first[1].place:
@@ -305,7 +306,7 @@ def read_arguments(
                 tensors[p.name] = require_tensor(p, bound[p.name])
             case "scalar":
                 scalars[p.name] = check_scalar(p, bound[p.name])
-            case _:
+            case "constexpr":
                 constants[p.name] = bound[p.name]
     device, index = check_places(kernel, tensors)
     name = target if isinstance(target, str) else target(device, index)

@@ -58,3 +58,10 @@ def evaluate(text: str, values: Mapping[str, Any], what: str) -> Any:
         raise LaunchError(f"{what} = {text} divides by zero with {dict(values)}") from None
     except NameError as e:
         raise LaunchError(f"{what} = {text}: {e.args[0]}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def names_in(text: str) -> frozenset[str]:
+    """The sizes that an expression reads."""
+    nodes = ast.walk(ast.parse(text, mode="eval"))
+    return frozenset(n.id for n in nodes if isinstance(n, ast.Name)) - _FUNCTIONS.keys()

@@ -1,0 +1,408 @@
+"""What a user does with a kernel, on the CPU target: call it in every form, compile, look, save,
+load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.runtime.cache import DiskCache
+
+torch = pytest.importorskip("torch")
+
+M, N, K = T.dynamic("M, N, K")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@tilec.kernel
+def add(
+    A: T.Tensor((M, N), "float32"),
+    B: T.Tensor((M, N), "float32"),
+    C: T.Tensor((M, N), "float32"),
+    BM: T.constexpr = 4,
+    BN: T.constexpr = 32,
+):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32) as (bx, by):
+        for i, j in T.Parallel(BM, BN):
+            C[by * BM + i, bx * BN + j] = A[by * BM + i, bx * BN + j] + B[by * BM + i, bx * BN + j]
+
+
+@tilec.kernel
+def axpy(
+    X: T.Tensor((N,), "float32"),
+    Y: T.Tensor((N,), "float32"),
+    a: T.float32,
+    n: T.int32,
+    BN: T.constexpr,
+):
+    bx = T.program_id(0)
+    with T.Kernel(threads=32):
+        for i in T.Parallel(BN):
+            if bx * BN + i < n:
+                Y[bx * BN + i] = a * X[bx * BN + i] + Y[bx * BN + i]
+
+
+@tilec.kernel(out=["C"])
+def outer(
+    A: T.Tensor((M,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 8), M, threads=32) as (bx, by):
+        for j in T.Parallel(8):
+            C[by, bx * 8 + j] = A[by] * B[bx * 8 + j]
+
+
+@tilec.kernel
+def eager(A, B, BM: T.constexpr = 8):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), "float32")
+    B: T.Tensor((M, N), "float32")
+    C = T.empty((M, N), "float32")
+    D = T.empty((N,), "bfloat16")
+    with T.Kernel(T.ceildiv(M, BM), threads=32) as bx:
+        for i, j in T.Parallel(BM, N):
+            C[bx * BM + i, j] = A[bx * BM + i, j] - B[bx * BM + i, j]
+        for j in T.Parallel(N):
+            D[j] = A[0, j]
+    return C, D
+
+
+def make_scale(M: int, N: int, factor: float, dtype: str):
+    @tilec.kernel
+    def main(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, threads=32) as bx:
+            for j in T.Parallel(N):
+                B[bx, j] = A[bx, j] * factor
+
+    return main
+
+
+@tilec.kernel
+def shift(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32):
+        for i in T.serial(N - 1):
+            B[i] = A[i + 1]
+
+
+SHAPES = [(1, 1), (3, 7), (5, 33), (17, 96), (4, 31)]
+
+
+# --- calling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_numpy(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    c = np.full(shape, np.nan, np.float32)
+    assert add(a, b, c) is None
+    np.testing.assert_array_equal(c, a + b)
+
+
+def test_torch_and_repeated_launches(rng: np.random.Generator) -> None:
+    for i in range(5):  # the third and later ones go the generated way
+        for shape in ((3, 7), (3, 8)):
+            a, b = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for _ in range(2))
+            c = torch.full(shape, float("nan"))
+            add(a, b, c, BN=(16, 32)[i % 2])
+            add(A=b, B=b, C=a)
+            assert torch.equal(c, (a - 2 * b) + 2 * b) or torch.allclose(c + b, a + 0 * c)
+
+
+def test_same_addresses_other_values(rng: np.random.Generator) -> None:
+    a, b, c = (torch.empty(5, 9) for _ in range(3))
+    for _ in range(6):
+        a.copy_(torch.from_numpy(rng.standard_normal((5, 9), np.float32)))
+        b.copy_(torch.from_numpy(rng.standard_normal((5, 9), np.float32)))
+        add(a, b, c)
+        assert torch.equal(c, a + b)
+
+
+def test_the_same_memory_in_another_shape(rng: np.random.Generator) -> None:
+    memory = [torch.from_numpy(rng.standard_normal(60, np.float32)) for _ in range(3)]
+    for _ in range(3):
+        for shape, strides in (
+            ((6, 10), (10, 1)),
+            ((10, 6), (6, 1)),
+            ((5, 6), (1, 5)),
+            ((6, 5), (7, 1)),
+        ):
+            a, b, c = (m.as_strided(shape, strides) for m in memory)
+            c.fill_(float("nan"))
+            add(a, b, c)
+            assert torch.equal(c, a + b), (shape, strides)
+
+
+@pytest.mark.parametrize("grid", [3, (3,), [3, 1], lambda meta: (T.cdiv(90, meta["BN"]),)])
+def test_grid_from_the_launch(grid: Any, rng: np.random.Generator) -> None:
+    for kind in (np.asarray, torch.from_numpy):
+        for _ in range(3):
+            x, y = (kind(rng.standard_normal(90, np.float32)) for _ in range(2))
+            before = y + 0
+            axpy[grid](x, y, 0.5, 77, BN=32)
+            want = before + 0
+            want[:77] += x[:77] * 0.5
+            np.testing.assert_allclose(np.asarray(y), np.asarray(want), rtol=1e-6)
+
+
+def test_scalars_are_run_time_values(rng: np.random.Generator) -> None:
+    x = torch.from_numpy(rng.standard_normal(64, np.float32))
+    y = torch.zeros(64)
+    variants = len(axpy._variants)
+    for n, a in ((64, 2.0), (3, -1.5), (5, 0.0), (5, -0.0), (64, float("inf"))):
+        y.zero_()
+        axpy[2](x, y, a, n, BN=32)
+        np.testing.assert_array_equal(y[:n], x[:n] * a)
+        assert not y[n:].any()
+    assert len(axpy._variants) <= variants + 1
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_out(kind: Any, rng: np.random.Generator) -> None:
+    for size in (5, 5, 5, 13):
+        a, b = kind(rng.standard_normal(size, np.float32)), kind(rng.standard_normal(9, np.float32))
+        c = outer(a, b)
+        assert type(c) is type(a) and tuple(c.shape) == (size, 9)
+        np.testing.assert_array_equal(np.asarray(c), np.outer(a, b))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_eager_outputs(kind: Any, rng: np.random.Generator) -> None:
+    for rows in (3, 3, 3, 20):
+        a, b = (kind(rng.standard_normal((rows, 7), np.float32)) for _ in range(2))
+        c, d = eager(a, b)
+        np.testing.assert_array_equal(np.asarray(c), np.asarray(a - b))
+        want = np.asarray(a[0]).astype(ml_dtypes.bfloat16).astype(np.float32)
+        got = d.float().numpy() if kind is torch.from_numpy else d.astype(np.float32)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_factory(dtype: str, rng: np.random.Generator) -> None:
+    for factor in (2.0, -0.5):
+        kernel = make_scale(3, 21, factor, dtype)
+        values = rng.standard_normal((3, 21)).astype(getattr(ml_dtypes, dtype, None) or dtype)
+        result = np.zeros_like(values)
+        kernel(values, result)
+        np.testing.assert_array_equal(result, values * values.dtype.type(factor))
+
+
+def test_strided_and_misaligned(rng: np.random.Generator) -> None:
+    big = rng.standard_normal((40, 60)).astype(np.float32)
+    a, b = big[1:8, 3:20], big[20:34:2, 59:25:-2]
+    c = np.full((7, 40), np.nan, np.float32)[:, 1:18]
+    add(a, b, c)
+    np.testing.assert_array_equal(c, a + b)
+
+
+def test_facts_not_values_make_variants() -> None:
+    kernel = make_scale(4, 16, 3.0, "float32")
+    start = np.zeros(300, np.float32)
+    base = -start.ctypes.data % 16 // 4
+    kernel(start[base : base + 64].reshape(4, 16), start[base + 64 : base + 128].reshape(4, 16))
+    kernel(start[base + 128 : base + 192].reshape(4, 16), start[base : base + 64].reshape(4, 16))
+    assert len(kernel._variants) == 1
+    kernel(
+        start[base + 1 : base + 65].reshape(4, 16), start[base + 128 : base + 192].reshape(4, 16)
+    )
+    assert len(kernel._variants) == 2
+
+
+def test_overlapping_arguments_compile_the_overlapping_variant(rng: np.random.Generator) -> None:
+    memory = torch.from_numpy(rng.standard_normal(50, np.float32))
+    want = memory[1:].clone()
+    shift(memory, memory)
+    assert torch.equal(memory[:-1], want)
+    assert [v.image.may_alias for v in shift._variants.values()].count(True) == 1
+
+
+def test_reading_one_array_twice_is_not_overlap(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3, 5), np.float32)
+    c = np.empty_like(a)
+    kernel = tilec.kernel(add.function)
+    kernel(a, a, c)
+    np.testing.assert_array_equal(c, a + a)
+    assert not any(v.image.may_alias for v in kernel._variants.values())
+
+
+def test_many_threads(rng: np.random.Generator) -> None:
+    kernel = tilec.kernel(add.function)
+    failures: list[Any] = []
+
+    def work(seed: int) -> None:
+        g = np.random.default_rng(seed)
+        for i in range(20):
+            shape = (3 + i % 3, 5 + seed)
+            a, b = (torch.from_numpy(g.standard_normal(shape, np.float32)) for _ in range(2))
+            c = torch.empty(shape)
+            kernel(a, b, c)
+            if not torch.equal(c, a + b):
+                failures.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    assert len(kernel._variants) == 1
+
+
+# --- compiling, looking, keeping ------------------------------------------------------------------
+
+
+def specs(*shape: int, dtype: str = "float32", count: int = 3) -> list[Any]:
+    return [tilec.spec(shape, dtype) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("target", "last"),
+    [("cpu", "asm"), ("cuda:sm_90a", "ptx"), ("cuda:sm_80", "ptx"), ("hip:gfx942", "gcn")],
+)
+def test_stages(target: str, last: str) -> None:
+    compiled = add.compile(*specs(64, 96), target=target)
+    names = list(compiled.stages)
+    assert names[0] == "tile"
+    at = [names.index(n) for n in ("tile", "simplify", "llvm", "llvm-opt", last)]
+    assert at == sorted(at)
+    assert "define" in compiled.stages["llvm"] and "define" in compiled.stages["llvm-opt"]
+    assert compiled.asm == compiled.stages[last]
+    assert compiled.target == target and compiled.binary
+
+
+def test_compile_takes_arrays_meta_tensors_and_specs() -> None:
+    by_spec = add.compile(*specs(3, 7), target="cpu", BN=16)
+    meta = [torch.empty(3, 7, device="meta") for _ in range(3)]
+    assert add.compile(*meta, target="cpu", BN=16) is by_spec
+    on_gpu = add.compile(*(np.zeros((3, 7), np.float32) for _ in range(3)), target="cuda:sm_80")
+    assert on_gpu.target == "cuda:sm_80"
+
+
+def test_default_target_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_TARGET", "cuda:sm_80")
+    assert add.compile(*specs(3, 7)).target == "cuda:sm_80"
+    assert add.compile(*(np.zeros((3, 7), np.float32) for _ in range(3))).target == "cpu"
+
+
+def test_unknown_targets() -> None:
+    with pytest.raises(tilec.TargetError, match="did you mean 'cuda:sm_90a'"):
+        add.compile(*specs(3, 7), target="cuda:sm90a")
+    with pytest.raises(tilec.TargetError, match="hip:gfx950' is not supported yet"):
+        add.compile(*specs(3, 7), target="hip:gfx950")
+
+
+def test_resources() -> None:
+    resources = add.compile(*specs(64, 96), target="cpu").resources
+    assert resources.registers is None and resources.spilled_bytes is None
+    with pytest.raises(AttributeError):
+        resources.threads = 3  # type: ignore[misc]
+
+
+def test_save_and_load(tmp_path: Path, rng: np.random.Generator) -> None:
+    compiled = add.compile(*specs(64, 96), target="cpu")
+    compiled.save(tmp_path / "add.tilec")
+    loaded = tilec.load(tmp_path / "add.tilec")
+    assert dict(loaded.stages) == dict(compiled.stages)
+    assert loaded.resources == compiled.resources
+    a, b = (torch.from_numpy(rng.standard_normal((6, 40), np.float32)) for _ in range(2))
+    c = torch.empty(6, 40)
+    loaded(a, b, c)
+    assert torch.equal(c, a + b)
+    with pytest.raises(tilec.LaunchError, match="A: expected float32, got float16"):
+        loaded(a.half(), b, c)
+    with pytest.raises(tilec.LaunchError, match="A: .*divisible by 16 bytes, got 4"):
+        loaded(torch.empty(300)[1:241].view(6, 40), b, c)
+    with pytest.raises(tilec.LaunchError, match="B and C share memory"):
+        loaded(a, c, c)
+
+
+def test_load_needs_no_compiler(tmp_path: Path) -> None:
+    axpy.compile(*specs(90, count=2), BN=32, target="cpu").save(tmp_path / "axpy.tilec")
+    code = f"""
+import sys
+import numpy as np
+import tilec
+kernel = tilec.load({str(tmp_path / "axpy.tilec")!r})
+x, y = np.arange(90, dtype=np.float32), np.ones(90, np.float32)
+kernel[3](x, y, 2.0, 90)
+assert (y == 2 * x + 1).all()
+assert "tilec.build" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_load_refuses_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "add.tilec"
+    add.compile(*specs(64, 96), target="cpu").save(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(tilec.ImageError, match="add.tilec is damaged"):
+        tilec.load(path)
+
+
+def test_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("TILEC_DUMP", "all")
+    monkeypatch.setenv("TILEC_DUMP_DIR", str(tmp_path / "dump"))
+    make_scale(3, 5, 7.0, "float32").compile(*specs(3, 5, count=2), target="cpu")
+    files = sorted(p.name for p in (tmp_path / "dump").iterdir())
+    assert files[:2] == ["00-tile.txt", "01-simplify.txt"] and files[-1].endswith("-asm.txt")
+    monkeypatch.delenv("TILEC_DUMP_DIR")
+    monkeypatch.setenv("TILEC_DUMP", "tile,llvm")
+    make_scale(3, 5, 8.0, "float32").compile(*specs(3, 5, count=2), target="cpu")
+    shown = capsys.readouterr().err
+    assert "00-tile" in shown and "define" in shown and "01-simplify" not in shown
+
+
+# --- the disk cache -------------------------------------------------------------------------------
+
+
+def test_disk_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))
+    a, c = rng.standard_normal((3, 21), np.float32), np.empty((3, 21), np.float32)
+    make_scale(3, 21, 4.0, "float32")(a, c)
+    (entry,) = DiskCache(tmp_path / "cache").entries()
+    again = make_scale(3, 21, 4.0, "float32")
+    monkeypatch.setattr(tilec.Kernel, "_build", None)  # a hit neither traces nor compiles
+    again(a, c)
+    np.testing.assert_array_equal(c, a * 4)
+    with pytest.raises(TypeError):
+        make_scale(3, 21, 5.0, "float32")(a, c)  # another closure value is another kernel
+    monkeypatch.undo()
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))
+    assert "tile" in again._variants.popitem()[1].stages
+    entry.write_bytes(b"damaged")
+    c[:] = 0
+    make_scale(3, 21, 4.0, "float32")(a, c)
+    np.testing.assert_array_equal(c, a * 4)
+    assert entry.read_bytes() != b"damaged"
+
+
+def test_disabled_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    make_scale(3, 5, 9.0, "float32").compile(*specs(3, 5, count=2), target="cpu")
+    assert not (tmp_path / "cache").exists()
+
+
+# --- import ---------------------------------------------------------------------------------------
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, tilec, tilec.language\n"
+        "heavy = {'torch', 'numpy', 'llvmlite', 'cuda', 'hip', 'ml_dtypes'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment)

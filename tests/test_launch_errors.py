@@ -1,0 +1,333 @@
+"""Every way a call can be wrong: the message names the parameter, what was expected and what
+came."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.runtime.tensors import read_tensor
+
+torch = pytest.importorskip("torch")
+
+M, N, K = T.dynamic("M, N, K")
+
+
+@tilec.kernel
+def scale(
+    A: T.Tensor((M, N), "float32"),
+    B: T.Tensor((M, N), "float32"),
+    n: T.int32,
+    x: T.float32,
+    BN: T.constexpr = 32,
+):
+    with T.Kernel(T.ceildiv(N, BN), M, threads=32) as (bx, by):
+        for j in T.Parallel(BN):
+            B[by, bx * BN + j] = A[by, bx * BN + j] * x
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 16), threads=32) as (bx, by):
+        acc = T.alloc_fragment((16, 16), "float32")
+        A_s = T.alloc_shared((16, 16), "float16")
+        B_s = T.alloc_shared((16, 16), "float16")
+        T.clear(acc)
+        for k in T.serial(T.ceildiv(K, 16)):
+            T.copy(A[by * 16, k * 16], A_s)
+            T.copy(B[k * 16, bx * 16], B_s)
+            T.gemm(A_s, B_s, acc)
+        T.copy(acc, C[by * 16, bx * 16])
+
+
+@tilec.kernel
+def fixed(A: T.Tensor((4, 48), "bfloat16"), B: T.StridedTensor((4, 48), (64, 1), "bfloat16")):
+    with T.Kernel(4, threads=32) as bx:
+        for j in T.Parallel(48):
+            B[bx, j] = A[bx, j]
+
+
+@tilec.kernel
+def launched(A: T.Tensor((N,), "uint8"), flag: T.bool, u: T.uint8):
+    with T.Kernel(threads=32) as bx:
+        A[bx] = u
+
+
+def f32(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, np.float32)
+
+
+def f16(*shape: int) -> np.ndarray:
+    return f32(*shape).astype(np.float16)
+
+
+def bf16(*shape: int) -> np.ndarray:
+    return f32(*shape).astype(ml_dtypes.bfloat16)
+
+
+def misaligned() -> np.ndarray:
+    raw = np.zeros(3 * 7 * 4 + 1, np.uint8)
+    return np.ndarray((3, 7), np.float32, raw, offset=1)
+
+
+def odd_strides() -> np.ndarray:
+    pairs = np.zeros((3, 7), [("a", "<f4"), ("b", "u1")])
+    return pairs["a"]
+
+
+def padded() -> np.ndarray:
+    return bf16(4, 64)[:, :48]
+
+
+a, b = f32(3, 7), f32(3, 7)
+
+CASES: list[tuple[str, Callable[[], Any], str]] = [
+    # count and keywords
+    (
+        "too many",
+        lambda: scale(a, b, 1, 2.0, 32, 5),
+        r"scale takes 5 arguments \(A, B, n, x, BN\), 6 were given",
+    ),
+    (
+        "too few",
+        lambda: scale(a, b),
+        r"scale: missing n: int32, x: float32; 2 arguments were given",
+    ),
+    (
+        "none at all",
+        lambda: product(),
+        r"product: missing A: Tensor\(\(M, K\), float16\), B: .*; 0 arg",
+    ),
+    (
+        "keyword",
+        lambda: scale(a, b, 1, 2.0, BNN=3),
+        r"scale has no parameter 'BNN'; did you mean 'BN'\?",
+    ),
+    (
+        "launch keyword",
+        lambda: scale(a, b, 1, 2.0, steam=3),
+        r"no parameter 'steam'; did you mean 'stream'",
+    ),
+    ("twice", lambda: scale(a, b, 1, 2.0, A=a), r"A was given twice"),
+    # not an array, not a number
+    (
+        "None tensor",
+        lambda: scale(None, b, 1, 2.0),
+        r"A is None; expected A: Tensor\(\(M, N\), float32\)",
+    ),
+    ("None scalar", lambda: scale(a, b, None, 2.0), r"n is None; expected n: int32"),
+    (
+        "list",
+        lambda: scale([[1.0]], b, 1, 2.0),
+        r"A is a list; expected an array for A: .*\n.*numpy.asarray",
+    ),
+    ("number", lambda: scale(a, 3.0, 1, 2.0), r"B is a float; expected an array"),
+    ("array for scalar", lambda: scale(a, b, a, 2.0), r"n: expected a number \(n: int32\), got a"),
+    (
+        "0-d for scalar",
+        lambda: scale(a, b, torch.tensor(3), 2.0),
+        r"n: expected a number .*\n.*n\.item\(\)",
+    ),
+    (
+        "string for scalar",
+        lambda: scale(a, b, 1, "2"),
+        r"x: expected a number \(x: float32\), got a str",
+    ),
+    ("float for int", lambda: scale(a, b, 1.5, 2.0), r"n: expected int32, got the float 1.5"),
+    ("int too large", lambda: scale(a, b, 2**31, 2.0), r"n: 2147483648 does not fit in int32"),
+    ("float too large", lambda: scale(a, b, 1, 1e300), r"x: 1e\+300 does not fit in float32"),
+    (
+        "negative unsigned",
+        lambda: launched[3](np.zeros(3, np.uint8), True, -1),
+        r"u: -1 does not fit in uint8",
+    ),
+    ("bool", lambda: launched[3](np.zeros(3, np.uint8), 2, 1), r"flag: expected a bool, got 2"),
+    # dtype
+    ("dtype", lambda: scale(a.astype(np.float64), b, 1, 2.0), r"A: expected float32, got float64"),
+    (
+        "dtype torch",
+        lambda: scale(torch.zeros(3, 7).half(), b, 1, 2.0),
+        r"A: expected float32, got float16",
+    ),
+    (
+        "bf16 for f16",
+        lambda: product(bf16(3, 5), f16(5, 7), f32(3, 7)),
+        r"A: expected float16, got bfloat16",
+    ),
+    (
+        "complex",
+        lambda: scale(a, b.astype(complex), 1, 2.0),
+        r"B: expected float32, got complex128",
+    ),
+    (
+        "byte order",
+        lambda: scale(a.astype(">f4"), b, 1, 2.0),
+        r"A: the array's bytes are in foreign order",
+    ),
+    # rank, shape
+    ("rank", lambda: scale(a[0], b, 1, 2.0), r"A: expected 2 dimensions, got 1 \(shape \(7,\)"),
+    ("static extent", lambda: fixed(bf16(5, 48), padded()), r"A: dimension 0: expected 4, got 5"),
+    (
+        "one tensor's equation",
+        lambda: scale(a, f32(3, 8), 1, 2.0),
+        r"B: dimension 1: expected N = 7 \(from A.shape\[1\]\), got 8",
+    ),
+    (
+        "two tensors' equation",
+        lambda: product(f16(3, 5), f16(6, 7), f32(3, 7)),
+        r"B: dimension 0: expected K = 5 \(from A.shape\[1\]\), got 6",
+    ),
+    (
+        "empty",
+        lambda: scale(f32(3, 0), f32(3, 0), 1, 2.0),
+        r"A: dimension 1 is empty \(shape \(3, 0\)\)",
+    ),
+    # strides, alignment
+    ("stride", lambda: fixed(bf16(4, 48), bf16(4, 48)), r"B: stride 0: expected 64, got 48"),
+    (
+        "alignment",
+        lambda: scale(misaligned(), b, 1, 2.0),
+        r"A: the address 0x\w+ is not a multiple of 4, the size",
+    ),
+    (
+        "broken strides",
+        lambda: scale(odd_strides(), b, 1, 2.0),
+        r"A: strides of \(35, 5\) bytes are not whole",
+    ),
+    # where it lives
+    (
+        "meta",
+        lambda: scale(torch.empty(3, 7, device="meta"), b, 1, 2.0),
+        r"A has a shape but no memory",
+    ),
+    (
+        "sparse",
+        lambda: scale(torch.zeros(3, 7).to_sparse(), b, 1, 2.0),
+        r"A: a torch.sparse_coo tensor has no str",
+    ),
+    ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"B is read-only, and the kernel writes it"),
+    # the grid
+    (
+        "no grid",
+        lambda: launched(np.zeros(3, np.uint8), True, 1),
+        r"launched leaves its grid to the launch",
+    ),
+    (
+        "two grids",
+        lambda: scale[3](a, b, 1, 2.0),
+        r"scale gives its grid in T.Kernel and was called with",
+    ),
+    (
+        "zero grid",
+        lambda: launched[0](np.zeros(3, np.uint8), True, 1),
+        r"0 blocks in x: nothing to launch",
+    ),
+    ("negative grid", lambda: launched[2, -1](np.zeros(3, np.uint8), True, 1), r"-1 blocks in y"),
+    (
+        "huge grid",
+        lambda: launched[2**31](np.zeros(3, np.uint8), True, 1),
+        r"2147483648 blocks in x",
+    ),
+    (
+        "grid of floats",
+        lambda: launched[1.5](np.zeros(3, np.uint8), True, 1),
+        r"one to three ints, got 1.5",
+    ),
+    (
+        "grid of four",
+        lambda: launched[1, 1, 1, 1](np.zeros(3, np.uint8), True, 1),
+        r"one to three ints",
+    ),
+    (
+        "stream",
+        lambda: scale(a, b, 1, 2.0, stream="s"),
+        r"stream: expected a stream or its handle, got 's'",
+    ),
+]
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+@pytest.mark.parametrize(("call", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_message(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(tilec.LaunchError, match=message) as error:
+        call()
+    assert len(str(error.value).split("\n")) <= 12
+
+
+@pytest.mark.parametrize(("call", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_message_after_a_good_launch(call: Callable[[], Any], message: str) -> None:
+    """The generated launch path must refuse what the first launch refuses."""
+    t = torch.from_numpy(a)
+    scale(t, torch.empty(3, 7), 1, 2.0)
+    half = torch.from_numpy(f16(3, 5))
+    product(half, torch.from_numpy(f16(5, 7)), torch.empty(3, 7))
+    launched[3](torch.zeros(3, dtype=torch.uint8), True, 1)
+    with pytest.raises((tilec.LaunchError, TypeError)) as error:
+        call()
+    if error.type is tilec.LaunchError:
+        error.match(message)
+    else:
+        error.match("multiple values for argument 'A'")
+
+
+def test_tensors_on_two_devices() -> None:
+    class OnGpu:
+        __cuda_array_interface__ = {
+            "shape": (3, 7), "typestr": "<f4", "data": (4096, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+    with pytest.raises(tilec.LaunchError, match="B is on cuda:0, A is on cpu"):
+        scale(a, OnGpu(), 1, 2.0)
+
+
+def test_a_gpu_tensor_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilec.runtime import cuda, devices
+
+    class OnGpu:
+        __cuda_array_interface__ = {
+            "shape": (3, 7), "typestr": "<f4", "data": (4096, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+    monkeypatch.setattr(devices, "_drivers", {})
+
+    def no_bindings() -> None:
+        raise tilec.DriverError("the CUDA target needs the package cuda-bindings")
+
+    monkeypatch.setattr(cuda, "_import_bindings", no_bindings)
+    with pytest.raises(tilec.DriverError, match="cuda-bindings"):
+        scale(OnGpu(), OnGpu(), 1, 2.0)
+
+
+def test_dlpack_capsule_facts() -> None:
+    class Exporter:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.tensor.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.tensor.__dlpack_device__()
+
+    source = torch.randn(5, 9)[:, 1:8].to(torch.bfloat16)
+    view = source[::2]
+    t = read_tensor(Exporter(view), "A")
+    assert t is not None
+    assert (t.pointer, t.shape, t.strides) == (view.data_ptr(), (3, 7), view.stride())
+    assert (t.dtype, t.itemsize, t.device) == ("bfloat16", 2, "cpu")
+    first = ctypes.c_uint16.from_address(t.pointer).value
+    assert first == int(view.view(torch.int16)[0, 0]) & 0xFFFF

@@ -1,0 +1,270 @@
+"""`@tilec.kernel`: a Python function that is compiled for the arguments it is called with.
+
+A call goes one of three ways:
+
+1. made before: everything it depends on is found in one dictionary (`tilec.fastpath`), about 1
+us; 2. a variant exists: the arguments are read and checked, their facts (`tilec.specialise`) name
+a compiled
+   variant, and a launch is made ready for these addresses;
+3. a new variant: it comes from the disk cache, or is traced, compiled and stored there.
+
+Passes see facts, never values: alignment, compile-time extents and strides, constants. Sizes,
+other strides, addresses and scalars are arguments of the machine code. Globals and closure values
+are read when a variant is compiled, and are part of its key on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
+from tilec.disk import load_variant, store_variant
+from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
+from tilec.fingerprint import describe
+from tilec.frontend import Signature, bind_constants, read_signature
+from tilec.ir.errors import LaunchError
+from tilec.lazy import Lazy
+from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
+from tilec.runtime.devices import default_target, device_target, resolve_target
+from tilec.runtime.tensors import is_torch
+from tilec.specialise import Facts, facts_of, gives_grid, parameters_of
+
+if TYPE_CHECKING:
+    from tilec import build
+else:
+    build = Lazy("tilec.build")
+
+_MEMO_LIMIT = 4096
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+@overload
+def kernel(
+    *, out: Sequence[str] = ..., threads: int | None = ...
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    out: Sequence[str] = (),
+    threads: int | None = None,
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Make a function a kernel.
+
+    `out` names tensor parameters that a call allocates (same kind and device as its first tensor
+    argument) and returns. `threads` is how many threads of a block compute, where the body's
+    T.Kernel does not say.
+    """
+    if function is None:
+        return functools.partial(_make_kernel, out=tuple(out), threads=threads)
+    return _make_kernel(function, (), None)
+
+
+def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
+    # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
+    # `__call__`, which becomes the generated launch path after the first launch. No other way is
+    # as fast.
+    cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
+    made: Kernel = cls(function, out, threads)
+    return made
+
+
+class Kernel:
+    """A kernel: call it, `kernel[grid](…)`, or `kernel.compile(…)` for a variant to look at.
+
+    Launches are asynchronous, on torch's current stream or the one given as `stream=`, on the
+    device where the tensors are.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], out: tuple[str, ...], threads: int | None
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.out, self.threads = function, out, threads
+        self.name = function.__name__
+        self._variants: dict[Facts, CompiledKernel] = {}
+        self._compiling: dict[Facts, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._memo: dict[Any, Any] = {}
+        self._plans: dict[Any, Any] = {}
+        self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
+        self._fast: Callable[..., Any] | None = None
+        self._fast_on_grid: Callable[..., Any] | None = None
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The function's parameters as the front end reads them. Raises CompileError."""
+        return read_signature(self.function, self.out, self.threads)
+
+    @functools.cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What a call passes: the function's parameters less those that the call allocates."""
+        return tuple(p for p in parameters_of(self.signature) if p.kind != "output")
+
+    def _resolve(self, bound: Mapping[str, Any]) -> tuple[Signature, tuple[Parameter, ...]]:
+        """The signature and all parameters for these constants: annotations may depend on them."""
+        constants = {p.name: bound[p.name] for p in self.parameters if p.kind == "constexpr"}
+        key = describe(constants) if self.signature.pending else ""
+        found = self._resolved.get(key)
+        if found is None:
+            signature = bind_constants(self.signature, constants)
+            found = self._resolved[key] = signature, parameters_of(signature)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}({', '.join(p.describe() for p in self.parameters)})>"
+
+    # --- launching ----------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._launch(None, args, kwargs)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """The kernel with its grid: an int, up to three of them, or a function of the constants."""
+        return functools.partial(self._fast_on_grid or self._launch_on_grid, grid)
+
+    def _launch_on_grid(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._launch(grid, args, kwargs)
+
+    def launch_anew(
+        self,
+        grid: Any,
+        given: Mapping[str, Any],
+        extra: Sequence[Any],
+        keywords: Mapping[str, Any],
+        key: Any,
+        what: Any,
+    ) -> Any:
+        """A call that the generated launch path could not serve; `key` and `what` are where it
+        looks for the launch and for the outputs' allocators the next time."""
+        if extra:
+            return self._launch(grid, (*given.values(), *extra), keywords)
+        named = {name: value for name, value in given.items() if value is not REQUIRED}
+        chosen = {name: value for name, value in keywords.items() if value is not None}
+        return self._launch(grid, (), {**named, **chosen}, key, what)
+
+    def _launch(
+        self,
+        grid: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        key: Any = None,
+        what: Any = None,
+    ) -> Any:
+        bound = bind_call(self.name, self.parameters, args, kwargs, self._keywords)
+        options = {k: bound.pop(k, None) for k in self._keywords}
+        signature, parameters = self._resolve(bound)
+        call = read_arguments(self.name, parameters, bound, _target_of)
+        for name, t in call.tensors.items():
+            if t.device == "meta":
+                raise LaunchError(
+                    f"{name} has a shape but no memory; kernel.compile takes such arrays"
+                )
+        given = None if grid is None else spread_grid(grid, call.constants)
+        target = _target_of(call.device, call.index)
+        threads = options.get("threads")
+        facts = facts_of(call, signature, parameters, target, threads, given is not None)
+        variant = self.variant(facts)
+        makers = variant.output_makers(call)
+        outputs = {name: make() for name, make in makers.items()}
+        add_outputs(call, outputs)
+        variant.check_writable(call)
+        if variant.aliases(call):
+            variant = self.variant(dataclasses.replace(facts, may_alias=True))
+        stream = stream_handle(options.get("stream"), call)
+        loaded, ready = variant.ready(call, variant.grid(call, given), stream)
+        loaded.launch(ready)
+        if self._fast is None and all(
+            is_torch(bound[name]) for name in call.tensors if name in bound
+        ):
+            self._make_fast(tuple(makers), variant.image.returned)
+        elif key is not None:
+            self._remember(key, ready, what, tuple(makers.values()))
+        return returned(variant.image, {**bound, **outputs})
+
+    @functools.cached_property
+    def _keywords(self) -> tuple[str, ...]:
+        """The launch's own keywords, less those that are names of the kernel's parameters."""
+        names = {p.name for p in self.parameters}
+        return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
+
+    def _remember(self, key: Any, ready: Callable[[], int], what: Any, makers: Any) -> None:
+        for table, entry, value in ((self._memo, key, ready), (self._plans, what, makers)):
+            if len(table) >= _MEMO_LIMIT:
+                table.clear()
+            try:
+                if entry is not None:
+                    table[entry] = value
+            except TypeError:
+                return  # a constant that cannot be a key, such as a list
+
+    def _make_fast(self, outputs: Sequence[str], returns: Sequence[str]) -> None:
+        names = {"memo_": self._memo, "plans_": self._plans, "anew_": Kernel.launch_anew}
+        names["spread_"] = spread_grid
+        fast, on_grid = (
+            make_launcher(self.name, self.parameters, outputs, returns, with_grid, names)
+            for with_grid in (False, True)
+        )
+        self._fast, self._fast_on_grid = fast, functools.partial(on_grid, self)
+        setattr(type(self), "__call__", fast)  # noqa: B010 (mypy refuses a plain assignment)
+
+    @property
+    def prepared(self) -> dict[Any, Callable[[], int]]:
+        """The launches made ready so far, by everything they depend on: calling one launches it
+        again."""
+        return self._memo
+
+    # --- compiling ----------------------------------------------------------------------------
+
+    def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
+        """The variant for these arguments, without launching it; no GPU is needed.
+
+        Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
+        left out, and so are the outputs that a call allocates. Raises CompileError and its kinds.
+        """
+        optional = tuple(
+            dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
+            for p in self.parameters
+        )
+        bound = bind_call(self.name, optional, args, kwargs, ("threads",))
+        threads = bound.pop("threads", None)
+        signature, parameters = self._resolve(bound)
+        chosen = None if target is None else resolve_target(target)
+        call = read_arguments(
+            self.name, parameters, bound, lambda *place: chosen or _target_of(*place)
+        )
+        name = chosen or _target_of(call.device, call.index)
+        grid_given = not gives_grid(signature)
+        return self.variant(facts_of(call, signature, parameters, name, threads, grid_given))
+
+    def variant(self, facts: Facts) -> CompiledKernel:
+        """The variant compiled under `facts`: from memory, else from the disk cache, else
+        compiled now."""
+        found = self._variants.get(facts)
+        if found is not None:
+            return found
+        with self._lock:
+            lock = self._compiling.setdefault(facts, threading.Lock())
+        with lock:
+            found = self._variants.get(facts)
+            if found is None:
+                found = load_variant(self.function, facts, lambda: self._build(facts).stages)
+                if found is None:
+                    found = self._build(facts)
+                    store_variant(self.function, facts, found)
+                self._variants[facts] = found
+        return found
+
+    def _build(self, facts: Facts) -> CompiledKernel:
+        made: CompiledKernel = build.compile_variant(self.signature, facts)
+        return made
+
+
+def _target_of(device: str, index: int) -> str:
+    """What arguments on this device are compiled for."""
+    return default_target() if device == "meta" else device_target(device, index)
