@@ -59,12 +59,18 @@ def check(name: str, got: Any, want: np.ndarray) -> float:
     return error
 
 
-def seconds(run: Callable[[], object], repeat: int = 20) -> float:
-    """The median time of one `run()`: events on a GPU, the clock on the CPU; three runs to warm
-    up."""
-    for _ in range(3):
-        run()
-    return float(np.median([_once(run) for _ in range(repeat)]))
+def seconds(*runs: Callable[[], object], rounds: int = 5, repeat: int = 10) -> list[float]:
+    """The time of one call of each of `runs`: events on a GPU, the clock on the CPU.
+
+    They take turns, so that none has the machine in a better hour: the median of `repeat` calls,
+    the best of `rounds`.
+    """
+    best = [float("inf")] * len(runs)
+    for _ in range(rounds):
+        for i, run in enumerate(runs):
+            run()
+            best[i] = min(best[i], float(np.median([_once(run) for _ in range(repeat)])))
+    return best
 
 
 def _once(run: Callable[[], object]) -> float:

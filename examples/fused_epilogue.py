@@ -17,13 +17,12 @@ ACTIVATIONS = ("none", "relu", "silu", "gelu")
 @tilec.macro
 def activate(x, activation):
     if activation == "relu":
-        return T.max(x, 0.0)
+        x = T.max(x, 0.0)
     elif activation == "silu":
-        return x / (1.0 + T.exp(-x))
+        x = x / (1.0 + T.exp(-x))
     elif activation == "gelu":
-        return 0.5 * x * (1.0 + T.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
-    else:
-        return x
+        x = 0.5 * x * (1.0 + T.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
+    return x
 
 
 @tilec.kernel
