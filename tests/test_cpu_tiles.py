@@ -58,6 +58,17 @@ def test_ragged_copies(dtype: t.DType, out: t.DType, arch: str, rng: np.random.G
         check(func, {"X": x, "Y": y}, grid, arch)
 
 
+@pytest.mark.parametrize("dtype", [t.INT8, t.BFLOAT16, t.BOOL], ids=str)
+def test_one_narrow_element_left_over(dtype: t.DType, rng: np.random.Generator) -> None:
+    """17 elements are a vector and one: what lies behind that one stays."""
+    p = Program()
+    x, y = p.tensor("X", (17,), t.INT32), p.tensor("Y", (24,), dtype)
+    p.copy(x, (0,), (17,), y, (2,))
+    args = {"X": rng.integers(0, 2, 17).astype(np.int32), "Y": sample(rng, dtype, 24, mild=True)}
+    for arch in ARCHES:
+        check(p.func(), {k: v.copy() for k, v in args.items()}, (1,), arch)
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 def test_any_strides(arch: str, rng: np.random.Generator) -> None:
     """Transposed, sliced, reversed and broadcast tensors; unit strides found at run time."""
@@ -164,6 +175,22 @@ def test_the_inner_loop_has_no_guard_where_the_tile_is_inside() -> None:
     fast, slow = text.split("\ninside:")[1].split("\nedge:")
     assert "load <16 x float>" in fast and "masked" not in fast
     assert "masked.load" in slow
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_tensors_that_may_overlap(arch: str, rng: np.random.Generator) -> None:
+    """A sequential loop through two tensors that are one: a step sees what the last one wrote."""
+    p = Program()
+    p.attrs["may_alias"] = True
+    x, y = p.tensor("X", ("N",), t.FLOAT32), p.tensor("Y", ("N",), t.FLOAT32)
+
+    def step(i: Any) -> None:
+        p.store(y, p.add(i, 1), p.add(p.load(x, i), p.const(1.0, t.FLOAT32)))
+
+    p.loop(0, p.sizes["N"], (), step)
+    one = np.full(50, 7, np.float32)
+    Compiled(p.func(), arch)({"X": one, "Y": one}, (1,))
+    np.testing.assert_array_equal(one, 7 + np.arange(50))
 
 
 # --- products -----------------------------------------------------------------------------------

@@ -103,18 +103,19 @@ def _check_dtype(v: Value, loc: Loc) -> None:
 
 
 def _tell_apart(e: Emitter, func: Func) -> list[str]:
-    """Metadata by which LLVM knows that two buffers do not overlap: one scope for each."""
-    roots = [p.value for p in func.params if isinstance(p.value.type, BufferType)]
-    roots += [r for o in walk(func.body) if isinstance(o, Alloc) for r in o.results]
-    domain, first = 2, 3
+    """Metadata by which LLVM knows that two buffers do not overlap: one scope for each (one for all
+    tensors of a kernel that `may_alias`)."""
+    tensors = [p.value for p in func.params if isinstance(p.value.type, BufferType)]
+    apart = [tensors] if func.attrs.get("may_alias") else [[v] for v in tensors]
+    apart += [[r] for o in walk(func.body) if isinstance(o, Alloc) for r in o.results]
+    domain, first, count = 2, 3, len(apart)
     lines = [f"!{domain} = distinct !{{!{domain}}}"]
-    lines += [f"!{first + i} = distinct !{{!{first + i}, !{domain}}}" for i in range(len(roots))]
-    number = first + len(roots)
-    for i, root in enumerate(roots):
-        others = ", ".join(f"!{first + j}" for j in range(len(roots)) if j != i)
-        lines += [f"!{number} = !{{!{first + i}}}", f"!{number + 1} = !{{{others}}}"]
-        e.tails[root] = f", !alias.scope !{number}, !noalias !{number + 1}"
-        number += 2
+    lines += [f"!{first + i} = distinct !{{!{first + i}, !{domain}}}" for i in range(count)]
+    for i, buffers in enumerate(apart):
+        own, number = first + i, first + count + 2 * i
+        others = ", ".join(f"!{first + j}" for j in range(count) if j != i)
+        lines += [f"!{number} = !{{!{own}}}", f"!{number + 1} = !{{{others}}}"]
+        e.tails.update((v, f", !alias.scope !{number}, !noalias !{number + 1}") for v in buffers)
     return lines
 
 

@@ -81,7 +81,7 @@ class Emitter:
     def __post_init__(self) -> None:
         self.num = Numerics(self.fn, self.machine.half)
         self.maths = Maths(self.fn, self.num, Elementary(self.fn, self.machine.fma))
-        self.access = Access(self.fn, self.fn.alloca("i64", 8))
+        self.access = Access.begin(self.fn)
         self.scratch = Val("ptr", "%scratch")
 
     # --- walking ---
