@@ -1,8 +1,6 @@
 """What a user does with a kernel, on the CPU target: call it in every form, compile, look, save,
 load."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -32,7 +30,7 @@ def add(
     BM: T.constexpr = 4,
     BN: T.constexpr = 32,
 ):
-    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32) as (bx, by):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=64) as (bx, by):
         for i, j in T.Parallel(BM, BN):
             C[by * BM + i, bx * BN + j] = A[by * BM + i, bx * BN + j] + B[by * BM + i, bx * BN + j]
 
@@ -46,7 +44,7 @@ def axpy(
     BN: T.constexpr,
 ):
     bx = T.program_id(0)
-    with T.Kernel(threads=32):
+    with T.Kernel(threads=64):
         for i in T.Parallel(BN):
             if bx * BN + i < n:
                 Y[bx * BN + i] = a * X[bx * BN + i] + Y[bx * BN + i]
@@ -56,7 +54,7 @@ def axpy(
 def outer(
     A: T.Tensor((M,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((M, N), "float32")
 ):
-    with T.Kernel(T.ceildiv(N, 8), M, threads=32) as (bx, by):
+    with T.Kernel(T.ceildiv(N, 8), M, threads=64) as (bx, by):
         for j in T.Parallel(8):
             C[by, bx * 8 + j] = A[by] * B[bx * 8 + j]
 
@@ -68,7 +66,7 @@ def eager(A, B, BM: T.constexpr = 8):
     B: T.Tensor((M, N), "float32")
     C = T.empty((M, N), "float32")
     D = T.empty((N,), "bfloat16")
-    with T.Kernel(T.ceildiv(M, BM), threads=32) as bx:
+    with T.Kernel(T.ceildiv(M, BM), threads=64) as bx:
         for i, j in T.Parallel(BM, N):
             C[bx * BM + i, j] = A[bx * BM + i, j] - B[bx * BM + i, j]
         for j in T.Parallel(N):
@@ -79,7 +77,7 @@ def eager(A, B, BM: T.constexpr = 8):
 def make_scale(M: int, N: int, factor: float, dtype: str):
     @tilec.kernel
     def main(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
-        with T.Kernel(M, threads=32) as bx:
+        with T.Kernel(M, threads=64) as bx:
             for j in T.Parallel(N):
                 B[bx, j] = A[bx, j] * factor
 
@@ -88,7 +86,7 @@ def make_scale(M: int, N: int, factor: float, dtype: str):
 
 @tilec.kernel
 def shift(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-    with T.Kernel(1, threads=32):
+    with T.Kernel(1, threads=64):
         for i in T.serial(N - 1):
             B[i] = A[i + 1]
 
@@ -112,9 +110,10 @@ def test_torch_and_repeated_launches(rng: np.random.Generator) -> None:
         for shape in ((3, 7), (3, 8)):
             a, b = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for _ in range(2))
             c = torch.full(shape, float("nan"))
+            want = a + b
             add(a, b, c, BN=(16, 32)[i % 2])
             add(A=b, B=b, C=a)
-            assert torch.equal(c, (a - 2 * b) + 2 * b) or torch.allclose(c + b, a + 0 * c)
+            assert torch.equal(c, want) and torch.equal(a, 2 * b)
 
 
 def test_same_addresses_other_values(rng: np.random.Generator) -> None:
@@ -240,7 +239,7 @@ def test_many_threads(rng: np.random.Generator) -> None:
     def work(seed: int) -> None:
         g = np.random.default_rng(seed)
         for i in range(20):
-            shape = (3 + i % 3, 5 + seed)
+            shape = (3 + i % 3 + seed, 5)
             a, b = (torch.from_numpy(g.standard_normal(shape, np.float32)) for _ in range(2))
             c = torch.empty(shape)
             kernel(a, b, c)
@@ -400,7 +399,7 @@ def test_disabled_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_import_is_light() -> None:
     code = (
-        "import sys, tilec, tilec.language\n"
+        "import sys, tilec\n"
         "heavy = {'torch', 'numpy', 'llvmlite', 'cuda', 'hip', 'ml_dtypes'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

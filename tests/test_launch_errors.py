@@ -217,16 +217,6 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
     ("read-only", lambda: scale(a, frozen(b), 1, 2.0), r"B is read-only, and the kernel writes it"),
     # the grid
     (
-        "no grid",
-        lambda: launched(np.zeros(3, np.uint8), True, 1),
-        r"launched leaves its grid to the launch",
-    ),
-    (
-        "two grids",
-        lambda: scale[3](a, b, 1, 2.0),
-        r"scale gives its grid in T.Kernel and was called with",
-    ),
-    (
         "zero grid",
         lambda: launched[0](np.zeros(3, np.uint8), True, 1),
         r"0 blocks in x: nothing to launch",
@@ -282,6 +272,32 @@ def test_message_after_a_good_launch(call: Callable[[], Any], message: str) -> N
         error.match(message)
     else:
         error.match("multiple values for argument 'A'")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: launched(np.zeros(3, np.uint8), True, 1), r"the grid is not given"),
+        (lambda: scale[3](a, b, 1, 2.0), r"the grid is given twice: in T.Kernel and by the launch"),
+    ],
+    ids=["no grid", "two grids"],
+)
+def test_grid_and_kernel_disagree(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(tilec.CompileError, match=message) as error:
+        call()
+    assert "with T.Kernel(" in str(error.value), "the message shows the line"
+
+
+def test_a_saved_kernel_has_one_grid() -> None:
+    data = np.zeros(5, np.uint8)
+    with_grid = scale.compile(a, b, target="cpu")
+    without = launched.compile(data, target="cpu")
+    with pytest.raises(tilec.LaunchError, match="scale gives its grid in T.Kernel and was called"):
+        with_grid[3](a, b, 1, 2.0)
+    with pytest.raises(tilec.LaunchError, match="launched leaves its grid to the launch"):
+        without(data, True, 1)
+    without[5](data, True, 9)
+    assert (data == 9).all()
 
 
 def test_tensors_on_two_devices() -> None:

@@ -4,6 +4,9 @@
 torch nor a driver nor LLVM.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tilec.compiled import CompiledKernel, load
 from tilec.ir.errors import (
     CompileError,
@@ -14,13 +17,18 @@ from tilec.ir.errors import (
     TilecError,
 )
 from tilec.kernel import Kernel, kernel
-from tilec.language import macro
 from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 from tilec.specialise import spec
 from tilec.target import TargetError
 
+if TYPE_CHECKING:
+    from tilec.language import macro
+
 __version__ = "0.1.0"
+
+# Names from modules that load NumPy: the module is loaded when the name is first asked for.
+_LATER = {"macro": "tilec.language"}
 
 __all__ = [
     "CompileError",
@@ -40,3 +48,10 @@ __all__ = [
     "macro",
     "spec",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'tilec' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return value

@@ -25,7 +25,6 @@ from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, s
 from tilec.disk import load_variant, store_variant
 from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
 from tilec.fingerprint import describe
-from tilec.frontend import Signature, bind_constants, read_signature
 from tilec.ir.errors import LaunchError
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
@@ -34,8 +33,10 @@ from tilec.runtime.tensors import is_torch
 from tilec.specialise import Facts, facts_of, gives_grid, parameters_of
 
 if TYPE_CHECKING:
-    from tilec import build
-else:
+    from tilec import build, frontend
+    from tilec.frontend import Signature
+else:  # loaded by the first kernel that is used, and by the first that is compiled
+    frontend = Lazy("tilec.frontend")
     build = Lazy("tilec.build")
 
 _MEMO_LIMIT = 4096
@@ -99,7 +100,7 @@ class Kernel:
     @functools.cached_property
     def signature(self) -> Signature:
         """The function's parameters as the front end reads them. Raises CompileError."""
-        return read_signature(self.function, self.out, self.threads)
+        return frontend.read_signature(self.function, self.out, self.threads)
 
     @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -112,7 +113,7 @@ class Kernel:
         key = describe(constants) if self.signature.pending else ""
         found = self._resolved.get(key)
         if found is None:
-            signature = bind_constants(self.signature, constants)
+            signature = frontend.bind_constants(self.signature, constants)
             found = self._resolved[key] = signature, parameters_of(signature)
         return found
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilec import frontend
-from tilec import language as T
 from tilec.fingerprint import describe
-from tilec.frontend import Signature
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, find_dtype
+from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -30,6 +28,14 @@ from tilec.runtime.arguments import (
 from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.image import Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
+
+if TYPE_CHECKING:
+    from tilec import frontend
+    from tilec import language as T
+    from tilec.frontend import Signature
+else:  # whoever has a signature has loaded them
+    frontend = Lazy("tilec.frontend")
+    T = Lazy("tilec.language")
 
 
 def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = None) -> Tensor:
