@@ -139,7 +139,8 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     tile = Value(ScalarType(INT32), "tile")
     inner = Builder(func.loc)
     indices = _decode(_Numbers(inner), tile, grid, group, along)
-    inner.ops += _replace_indices(func, indices, grid)
+    body = _replace_indices(func, indices, grid)
+    inner.ops += [o for o in body if not isinstance(o, Yield)]
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
     made = Func(func.name, params, func.grid, b.block(), func.attrs, func.loc)
