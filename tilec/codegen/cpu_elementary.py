@@ -193,6 +193,11 @@ class Elementary:
             self._polynomial(_COS, z), self._mul(z, z), self._plus(self._times(z, -0.5), 1.0)
         )
         near = convert(fn, "fptrunc", finish(sine, cosine, self._whole(n)), "float")
+        return self._beyond(x, symbol, near)
+
+    def _beyond(self, x: Val, symbol: str, near: Val) -> Val:
+        """`near` where the reduction was exact enough, else the C library's `symbol`."""
+        fn = self.fn
         huge = fn.fcmp("ugt", self._abs(x), self._c(x, _REDUCIBLE))
         if lanes_of(x.type) > 1:
             huge = fn.intrinsic("i1", f"llvm.vector.reduce.or.{mangled(huge.type)}", [huge])

@@ -24,18 +24,7 @@ from tilec.codegen.lanes import constant, iota, lanes_of, mangled, shaped, splat
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Phi, Val, int_val
-from tilec.ir.ops import (
-    Binary,
-    Cast,
-    For,
-    Gemm,
-    If,
-    Load,
-    Parallel,
-    Print,
-    Store,
-    While,
-)
+from tilec.ir.ops import Const, For, Gemm, If, Load, Parallel, Print, Store, While, Yield
 from tilec.ir.types import BOOL
 
 # --- branches and sequential loops ---------------------------------------------------------------
@@ -249,28 +238,34 @@ def emit_parallel(e: Emitter, o: Parallel) -> None:
 
 
 def _element_bytes(o: Parallel) -> tuple[int, int, int]:
-    """(least, most, computed) bytes of the elements the body moves: `computed` counts what is
-    computed with, of which narrow floats take 4; 0 if elements are only moved.
-    """
-    moved = [memory_type_bytes(i.results[0].dtype) for i in walk(o.body) if isinstance(i, Load)]
-    moved += [memory_type_bytes(i.dest.dtype) for i in walk(o.body) if isinstance(i, Store)]
-    indices = {v for i in walk(o.body) if isinstance(i, (Load, Store)) for v in i.indices}
-    computed = 0
+    """(least, most, computed) bytes of the elements that the body moves; `computed`, of those that
+    it computes with, of which narrow floats take 4 (0: elements are only moved)."""
+    moved: list[int] = []
+    data: list[Value] = []
+    defined: dict[Value, Op] = {}
     for i in walk(o.body):
-        for r in i.results:
-            if isinstance(r.type, type(o.body.args[0].type)) and r not in indices:
-                plain = isinstance(i, Load) or (
-                    isinstance(i, (Binary, Cast)) and _is_index(i, indices)
-                )
-                if not plain and r.dtype != BOOL:
-                    computed = max(computed, r.dtype.bytes, 4 if r.dtype.is_float else 1)
+        defined.update((r, i) for r in i.results)
+        match i:
+            case Load():
+                moved.append(memory_type_bytes(i.result.dtype))
+            case Store():
+                moved.append(memory_type_bytes(i.dest.dtype))
+                data.append(i.value)
+            case _ if i.region_fields or isinstance(i, Yield):
+                data.extend(i.operands)
+    computed, seen = 0, set(data)
+    while data:
+        v = data.pop()
+        made = defined.get(v)
+        if isinstance(made, (Load, Const)):
+            continue
+        if v.dtype != BOOL:
+            computed = max(computed, v.dtype.bytes, 4 if v.dtype.is_float else 1)
+        for x in made.operands if made is not None else ():
+            if x not in seen:
+                seen.add(x)
+                data.append(x)
     return min(moved, default=4), max(moved, default=4), computed
-
-
-def _is_index(o: Op, indices: set[Value]) -> bool:
-    """Whether an integer op only prepares an index."""
-    (result,) = o.results
-    return result in indices
 
 
 def _lanes(e: Emitter, o: Parallel, dimension: int) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tilec.codegen.cpu_parallel import varying
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
@@ -114,7 +115,7 @@ class _Split:
             elif self._has_cut(o):
                 flush()
                 self._same_for_all(o, o.operands)
-                inner = {n: self._cut(getattr(o, n)) for n in o.region_fields}
+                inner: dict[str, Any] = {n: self._cut(getattr(o, n)) for n in o.region_fields}
                 ops.append(replace(o, **inner))
             else:
                 waiting.append(o)

@@ -243,10 +243,12 @@ class Function:
         self.act("store", (value, ptr), f"store {words}{value}, {ptr}, align {align}{tail}")
 
     def alloca(self, type: str, align: int) -> Val:
-        result = self.fresh("ptr")
-        self.allocas.append(
-            Inst("alloca", result, (), f"alloca {type}, align {align}", "", self.loc)
-        )
+        """A stack slot, made at the function's entry, in the stack's address space."""
+        space = self.stack_space
+        result = self.fresh(f"ptr addrspace({space})" if space else "ptr")
+        tail = f", addrspace({space})" if space else ""
+        text = f"alloca {type}, align {align}{tail}"
+        self.allocas.append(Inst("alloca", result, (), text, "", self.loc))
         return result
 
     def call(

@@ -1,0 +1,121 @@
+"""AMD's forms: intrinsics only, because LLVM here has no assembler for inline assembly.
+
+A barrier is `s_barrier` between a release and an acquire fence of the workgroup for LDS only: alone it would not
+wait for LDS traffic, and a full fence would drain the loads in flight.
+"""
+
+from __future__ import annotations
+
+from tilec.codegen.gpu import MAX_INDEX, Emitter
+from tilec.codegen.gpu_maths import GpuScalars
+from tilec.ir import ops
+from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.instr import MfmaRow, find_row
+from tilec.ir.llvm import Val, int_val
+
+DIMS = "xyz"
+LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
+
+
+class AmdgpuScalars(GpuScalars):
+    """Fast forms of the vector ALU."""
+
+    def exp2_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.exp2.f32", [x])
+
+    def reciprocal_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.rcp.f32", [x])
+
+    def rsqrt_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.rsq.f32", [x])
+
+
+class AmdgpuEmitter(Emitter):
+    """Code objects through LLVM's AMDGPU target."""
+
+    linkage = "amdgpu_kernel"
+    stack_space = 5
+
+    def make_scalars(self) -> AmdgpuScalars:
+        return AmdgpuScalars(self.f, self.ranges)
+
+    def enter(self) -> None:
+        f = self.f
+        threads = int(self.func.attrs["launch_threads"])
+        self.thread = f.intrinsic("i32", "llvm.amdgcn.workitem.id.x")
+        self.ranges.set(self.thread, 0, threads - 1)
+        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(63)), 0, 63)
+        warp = f.binary("lshr", self.thread, int_val(6))
+        uniform = f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
+        self.block_warp = self.ranges.set(uniform, 0, max(threads // 64 - 1, 0))
+        self.warp = self.block_warp
+
+    def header(self) -> list[str]:
+        return [
+            'target triple = "amdgcn-amd-amdhsa"',
+            "@smem = external addrspace(3) global [0 x i8], align 1024",
+            "!3 = !{}",
+            '!4 = !{!"amdgpu-synchronize-as", !"local"}',
+        ]
+
+    def attributes(self) -> str:
+        threads = self.func.attrs["launch_threads"]
+        return (
+            f'nounwind "amdgpu-flat-work-group-size"="{threads},{threads}" '
+            '"uniform-work-group-size"="true"'
+        )
+
+    def flags(self, debug: bool) -> list[str]:
+        return [
+            "!llvm.module.flags = !{!5}",
+            '!5 = !{i32 1, !"amdhsa_code_object_version", i32 500}',
+        ]
+
+    # --- ids ---
+
+    def emit_block_index(self, o: ops.BlockIndex) -> None:
+        got = self.f.intrinsic("i32", f"llvm.amdgcn.workgroup.id.{DIMS[o.dim]}")
+        self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
+
+    def emit_grid_size(self, o: ops.GridSize) -> None:
+        """Blocks are whole here, so the grid in work items (the dispatch packet) divides by the block's size."""
+        f = self.f
+        packet = f.intrinsic("ptr addrspace(4)", "llvm.amdgcn.dispatch.ptr")
+        items = f.load("i32", f.gep("i8", packet, int_val(12 + 4 * o.dim, "i64")), 4)
+        threads = int(self.func.attrs["launch_threads"]) if o.dim == 0 else 1
+        got = f.binary("udiv", items, int_val(threads))
+        self.env[o.result] = self.ranges.set(got, 1, MAX_INDEX)
+
+    # --- synchronisation ---
+
+    def emit_barrier(self, o: ops.Barrier) -> None:
+        f = self.f
+        if o.threads:
+            raise InternalError("a barrier of a part of the block", o.loc)
+        f.act("fence", (), f'fence syncscope("workgroup") release, !mmra {LDS_ONLY}')
+        f.call("void", "llvm.amdgcn.s.barrier")
+        f.act("fence", (), f'fence syncscope("workgroup") acquire, !mmra {LDS_ONLY}')
+
+    def emit_warp_sync(self, o: ops.WarpSync) -> None:
+        self.f.call("void", "llvm.amdgcn.wave.barrier")
+
+    # --- matrices ---
+
+    def emit_mma(self, o: ops.Mma) -> None:
+        row = find_row(o.row)
+        if not isinstance(row, MfmaRow):
+            raise InternalError(f"{o.row} is not an mfma", o.loc)
+        form = row.intrinsic()
+        args = []
+        for v, register, kind in zip(
+            (o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register), form.inputs
+        ):
+            (slot,) = self.pack_slots(v, register, 1)
+            got = self.load_slot(v, slot)
+            args.append(self.f.cast("bitcast", got, kind))
+        (slot,) = self.pack_slots(o.c, o.c_register, 1)
+        constants = [int_val(c) for c in form.constants]
+        self.store_slot(o.c, slot, self.f.intrinsic(form.output, form.name, [*args, *constants], o.row))
+
+    def emit_print(self, o: ops.Print) -> None:
+        raise CompileError("T.print is not available on hip targets", o.loc, "print on the cpu target")

@@ -1,0 +1,290 @@
+"""NVIDIA's forms: what `tilec.codegen.gpu` leaves to the vendor, spelled through the hardware rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.codegen.gpu import MAX_INDEX, Emitter
+from tilec.codegen.gpu_maths import GpuScalars
+from tilec.codegen.scalars import memory_type
+from tilec.ir import ops
+from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.core import Value
+from tilec.ir.errors import InternalError
+from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
+from tilec.ir.instr import memory as moves
+from tilec.ir.llvm import Val, int_val
+from tilec.ir.types import FLOAT64, INT64
+
+DIMS = "xyz"
+SMALLEST_WGMMA = "wgmma.m64n8k16.f16"  # any row: a wait is the same for all of them
+
+
+class NvptxScalars(GpuScalars):
+    """Fast forms of PTX: `ex2.approx.ftz`, `lg2.approx.ftz`, `rsqrt.approx.ftz`."""
+
+    def exp2_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.ex2.approx.ftz.f", [x])
+
+    def reciprocal_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.rcp.approx.ftz.f", [x])
+
+    def rsqrt_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
+
+
+class NvptxEmitter(Emitter):
+    """PTX through LLVM's NVPTX target."""
+
+    linkage = "ptx_kernel"
+    debug_kind = "DebugDirectivesOnly"
+
+    def make_scalars(self) -> NvptxScalars:
+        return NvptxScalars(self.f, self.ranges)
+
+    def enter(self) -> None:
+        f = self.f
+        threads = int(self.func.attrs["launch_threads"])
+        self.thread = f.intrinsic("i32", "llvm.nvvm.read.ptx.sreg.tid.x")
+        self.ranges.set(self.thread, 0, threads - 1)
+        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(31)), 0, 31)
+        warp = f.binary("lshr", self.thread, int_val(5))
+        lanes = [int_val(-1), warp, int_val(0), int_val(31)]
+        uniform = f.intrinsic("i32", "llvm.nvvm.shfl.sync.idx.i32", lanes)
+        self.block_warp = self.ranges.set(uniform, 0, threads // 32 - 1)
+        self.warp = self.block_warp
+
+    def header(self) -> list[str]:
+        return [
+            'target triple = "nvptx64-nvidia-cuda"',
+            "@smem = external addrspace(3) global [0 x i8], align 1024",
+            "!3 = !{}",
+            *self.strings,
+        ]
+
+    def attributes(self) -> str:
+        threads = self.func.attrs["launch_threads"]
+        blocks = self.func.attrs.get("min_blocks", 1)
+        return f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{blocks}"'
+
+    @property
+    def strings(self) -> list[str]:
+        return self.__dict__.setdefault("_strings", [])
+
+    def asm(self, a: Asm, args: Sequence[Val] = (), row: str = "") -> list[Val]:
+        """A row's inline assembly; the kinds of its arguments are checked against the row."""
+        given = tuple(x.type for x in args)
+        if given != a.inputs:
+            raise InternalError(f"{row}: arguments {given}, the row takes {a.inputs}", self.f.loc)
+        return self.f.asm(a.template, a.constraints, args, a.outputs, row=row, effects=a.effects)
+
+    # --- ids ---
+
+    def emit_block_index(self, o: ops.BlockIndex) -> None:
+        got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.ctaid.{DIMS[o.dim]}")
+        self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
+
+    def emit_grid_size(self, o: ops.GridSize) -> None:
+        got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.nctaid.{DIMS[o.dim]}")
+        self.env[o.result] = self.ranges.set(got, 1, MAX_INDEX)
+
+    # --- synchronisation ---
+
+    def enter_scope(self, o: ops.Scope) -> None:
+        if o.registers:
+            threads = int(self.func.attrs["launch_threads"])
+            at_launch = self.target.registers // threads // 8 * 8
+            row = sync.setmaxnreg(o.registers, o.registers > at_launch)
+            self.asm(row.asm, row=row.name)
+
+    def emit_barrier(self, o: ops.Barrier) -> None:
+        threads = o.threads or int(self.func.attrs["launch_threads"])
+        self.asm(sync.BARRIER_SYNC.asm, [int_val(o.id), int_val(threads)], "bar.sync")
+
+    def emit_warp_sync(self, o: ops.WarpSync) -> None:
+        self.asm(sync.WARP_SYNC.asm, row="bar.warp.sync")
+
+    def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
+        self.asm(sync.PROXY_FENCE.asm, row="fence.proxy")
+
+    def slot(self, barrier: Value, slot: Value) -> Val:
+        return self.shared_address(barrier, self.get(slot))
+
+    def emit_mbarrier_init(self, o: ops.MbarrierInit) -> None:
+        row = sync.mbarrier_init(o.count)
+        for i in range(o.barrier.buffer.size):
+            self.asm(row.asm, [self.shared_address(o.barrier, int_val(i))], row.name)
+
+    def emit_mbarrier_init_fence(self, o: ops.MbarrierInitFence) -> None:
+        self.asm(sync.MBARRIER_INIT_FENCE.asm, row="mbarrier.init_fence")
+
+    def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
+        row = sync.mbarrier_expect(o.bytes)
+        self.asm(row.asm, [self.slot(o.barrier, o.slot)], row.name)
+
+    def emit_mbarrier_arrive(self, o: ops.MbarrierArrive) -> None:
+        at = self.slot(o.barrier, o.slot)
+        if o.guard is None:
+            self.asm(sync.MBARRIER_ARRIVE.asm, [at], "mbarrier.arrive")
+        else:
+            guard = self.f.cast("zext", self.get(o.guard), "i32")
+            self.asm(sync.MBARRIER_ARRIVE_IF.asm, [at, guard], "mbarrier.arrive_if")
+
+    def emit_mbarrier_wait(self, o: ops.MbarrierWait) -> None:
+        at = self.slot(o.barrier, o.slot)
+        self.asm(sync.MBARRIER_WAIT.asm, [at, self.get(o.parity)], "mbarrier.wait")
+
+    # --- asynchronous copies ---
+
+    def emit_cp_async(self, o: ops.CpAsync) -> None:
+        source = self.f.gep(memory_type(o.source.dtype), self.get(o.source), self.get(o.source_offset))
+        args = [
+            self.shared_address(o.dest, self.get(o.dest_offset)),
+            self.f.cast("ptrtoint", source, "i64"),
+        ]
+        if o.valid is not None:
+            args.append(self.get(o.valid))
+        row = moves.cp_async(o.bytes, o.valid is not None)
+        self.asm(row.asm, args, row.name)
+
+    def emit_cp_async_commit(self, o: ops.CpAsyncCommit) -> None:
+        self.asm(moves.CP_ASYNC_COMMIT.asm, row="cp.async.commit")
+
+    def emit_cp_async_wait(self, o: ops.CpAsyncWait) -> None:
+        row = moves.cp_async_wait(o.pending)
+        self.asm(row.asm, row=row.name)
+
+    def emit_prefetch_map(self, o: ops.PrefetchMap) -> None:
+        self.asm(moves.TMA_PREFETCH.asm, [self.get(o.map)], "tma.prefetch_map")
+
+    def emit_tma_load(self, o: ops.TmaLoad) -> None:
+        row = moves.tma_load(len(o.coords))
+        dest = self.shared_address(o.dest, self.get(o.dest_offset))
+        coords = [self.get(c) for c in o.coords]
+        self.asm(row.asm, [dest, self.get(o.map), *coords, self.slot(o.barrier, o.slot)], row.name)
+
+    def emit_tma_store(self, o: ops.TmaStore) -> None:
+        row = moves.tma_store(len(o.coords))
+        source = self.shared_address(o.source, self.get(o.source_offset))
+        self.asm(row.asm, [self.get(o.map), *(self.get(c) for c in o.coords), source], row.name)
+
+    def emit_tma_store_commit(self, o: ops.TmaStoreCommit) -> None:
+        self.asm(moves.TMA_STORE_COMMIT.asm, row="tma.store.commit")
+
+    def emit_tma_store_wait(self, o: ops.TmaStoreWait) -> None:
+        row = moves.tma_store_wait(o.pending, o.read)
+        self.asm(row.asm, row=row.name)
+
+    # --- matrices ---
+
+    def emit_ldmatrix(self, o: ops.Ldmatrix) -> None:
+        row = moves.ldmatrix(o.count, o.transposed)
+        got = self.asm(row.asm, [self.shared_address(o.source, self.get(o.offset))], row.name)
+        kind = self.slot_type(o.dest)
+        for slot, v in zip(self.pack_slots(o.dest, o.register, o.count), got):
+            self.store_slot(o.dest, slot, self.f.cast("bitcast", v, kind))
+
+    def emit_stmatrix(self, o: ops.Stmatrix) -> None:
+        row = moves.stmatrix(len(o.values), o.transposed)
+        at = self.shared_address(o.dest, self.get(o.offset))
+        values = [self.f.cast("bitcast", self.get(v), "i32") for v in o.values]
+        self.asm(row.asm, [at, *values], row.name)
+
+    def emit_mma(self, o: ops.Mma) -> None:
+        row = find_row(o.row)
+        if not isinstance(row, MmaRow):
+            raise InternalError(f"{o.row} is not an mma", o.loc)
+        operands = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register), row.registers)
+        args, dest = [], []
+        for v, register, count in operands:
+            dest = self.pack_slots(v, register, count)
+            for slot in dest:
+                got = self.load_slot(v, slot)
+                args.append(got if got.type == "float" else self.f.cast("bitcast", got, "i32"))
+        kind = self.slot_type(o.c)
+        for slot, v in zip(dest, self.asm(row.asm(), args, o.row)):
+            self.store_slot(o.c, slot, self.f.cast("bitcast", v, kind))
+
+    def emit_wgmma(self, o: ops.Wgmma) -> None:
+        row = find_row(o.row)
+        if not isinstance(row, WgmmaRow):
+            raise InternalError(f"{o.row} is not a wgmma", o.loc)
+        accumulate, flag = "always", None
+        if o.accumulate is not None:
+            flag = self.get(o.accumulate)
+            accumulate = "if" if flag.literal is None else "always" if flag.literal else "never"
+        a = row.product(
+            o.m_blocks,
+            o.a_steps,
+            o.b_steps,
+            a_transposed=o.a_transposed,
+            b_transposed=o.b_transposed,
+            accumulate=accumulate,
+        )
+        args = [
+            self._descriptor(o.a, o.a_offset, o.a_fields),
+            self._descriptor(o.b, o.b_offset, o.b_fields),
+        ]
+        if accumulate == "if" and flag is not None:
+            args.append(self.f.cast("zext", flag, "i32"))
+        slots = self.slots[o.c]
+        if accumulate != "never":
+            args += [self.load_slot(o.c, s) for s in slots]
+        for slot, v in zip(slots, self.asm(a, args, o.row)):
+            self.store_slot(o.c, slot, v)
+
+    def _descriptor(self, v: Value, offset: Value, fields: int) -> Val:
+        """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The mask
+        keeps a cluster's block number, in the address's upper bits, out of them."""
+        f = self.f
+        units = f.binary("lshr", self.shared_address(v, self.get(offset)), int_val(4))
+        low = f.cast("zext", f.binary("and", units, int_val(0x3FFF)), "i64")
+        return f.binary("or", low, int_val(fields, "i64"))
+
+    def emit_wgmma_wait(self, o: ops.WgmmaWait) -> None:
+        row = find_row(SMALLEST_WGMMA)
+        assert isinstance(row, WgmmaRow)
+        slots = [(v, s) for v in o.fragments for s in self.slots[v]]
+        a = row.wait(o.pending, len(slots))
+        got = self.asm(a, [self.load_slot(v, s) for v, s in slots], "wgmma.wait")
+        for (v, slot), value in zip(slots, got):
+            self.store_slot(v, slot, value)
+
+    # --- printing ---
+
+    def emit_print(self, o: ops.Print) -> None:
+        """`vprintf` with the C format of the values; a value that is the same in the whole block is
+        printed by one thread."""
+        f = self.f
+        words, values = [], []
+        for v in o.values:
+            x = self.get(v)
+            dtype = v.dtype
+            if dtype.is_float:
+                words.append("%f")
+                wide = self.scalars.cast(x, dtype, FLOAT64)
+            else:
+                words.append("%lld" if dtype.kind != "uint" else "%llu")
+                wide = self.scalars.cast(x, dtype, INT64)
+            values.append(wide)
+        text = o.format.replace("%", "%%")
+        for word in words:
+            text = text.replace("{}", word, 1)
+        name = f"@text{len(self.strings)}"
+        raw = text.encode() + b"\n\0"
+        spelled = "".join(f"\\{c:02X}" for c in raw)
+        self.strings.append(f'{name} = private addrspace(4) constant [{len(raw)} x i8] c"{spelled}"')
+
+        def write() -> None:
+            block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
+            for i, x in enumerate(values):
+                f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
+            pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
+            f.call("i32", "vprintf", [pointer, block])
+
+        uniform = Uniformity(self.func)
+        if all(uniform.level(v) == Level.BLOCK for v in o.values):
+            self.only_if(f.icmp("eq", self.thread, int_val(0)), write, "print")
+        else:
+            write()
+

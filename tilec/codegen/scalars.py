@@ -1,0 +1,598 @@
+"""Scalar arithmetic, comparisons and casts on LLVM records: what the ops of `tilec.ir.ops.scalar` become.
+
+In registers a bool is i1 and float8 an i8 of its bits; half precision is LLVM's own type. bfloat16 and float8
+are computed in float32 and rounded after every op (that is exact: float32 has more than twice their bits).
+Products and sums are never contracted; only `fma` fuses. What a vendor has an instruction for is a method
+that the vendor's class overrides; the others are spelled in integer arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilec.codegen.ranges import Ranges, limits
+from tilec.ir.errors import CompileError
+from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    TFLOAT32,
+    DType,
+)
+
+_REGISTER = {BOOL: "i1", FLOAT16: "half", BFLOAT16: "bfloat", FLOAT64: "double"}
+_FLOAT8 = {FLOAT8_E4M3: (4, 3), FLOAT8_E5M2: (5, 2)}
+_UNSIGNED = ("uint", "bool")
+_ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_BITWISE = {"and": "and", "or": "or", "xor": "xor", "shl": "shl", "add": "or", "mul": "and"}
+_FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+
+
+def register_type(dtype: DType) -> str:
+    """The LLVM type of one value of `dtype` in a register."""
+    if dtype.bits < 8:
+        raise CompileError(
+            f"{dtype.name} cannot be computed with", hint="cast it to int8 or float16"
+        )
+    if dtype.kind in ("int", "uint") or dtype in _FLOAT8:
+        return f"i{dtype.bits}"
+    return _REGISTER.get(dtype, "float")
+
+
+def memory_type(dtype: DType) -> str:
+    """The LLVM type of one value of `dtype` in memory."""
+    return "i8" if dtype == BOOL else register_type(dtype)
+
+
+def literal(value: bool | int | float, dtype: DType) -> Val:
+    """A constant of `dtype`, rounded to it (nearest even; float8 saturates)."""
+    if dtype.is_int:
+        return int_val(int(value), register_type(dtype))
+    if dtype in _FLOAT8:
+        return int_val(float8_bits(float(value), *_FLOAT8[dtype]), "i8")
+    if dtype == TFLOAT32:
+        value = _round_to_bits(float(value), 11)
+    elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
+        value = math.copysign(math.inf, value)
+    return float_val(float(value), register_type(dtype))
+
+
+def float8_bits(value: float, exponent: int, mantissa: int) -> int:
+    """The bits of `value` in an OCP float8 (4, 3 or 5, 2), nearest even, saturating; nan stays nan."""
+    sign = 0x80 if math.copysign(1.0, value) < 0 else 0
+    if math.isnan(value):
+        return sign | 0x7F
+    bias = (1 << (exponent - 1)) - 1
+    x = abs(value)
+    top = 0x7E if exponent == 4 else 0x7B
+    if math.isinf(x):
+        return sign | top
+    scale = max(math.frexp(x)[1] - 1 if x else 1 - bias, 1 - bias)
+    units = round(math.ldexp(x, mantissa - scale))
+    return sign | min(units + ((scale + bias - 1) << mantissa), top)
+
+
+def _round_to_bits(value: float, bits: int) -> float:
+    if not math.isfinite(value) or value == 0.0:
+        return value
+    fraction, scale = math.frexp(value)
+    return math.ldexp(round(math.ldexp(fraction, bits)), scale - bits)
+
+
+class Scalars:
+    """Arithmetic appended to one function. Methods take and return `Val`s of `register_type(dtype)`."""
+
+    def __init__(self, f: Function, ranges: Ranges) -> None:
+        self.f = f
+        self.ranges = ranges
+        self._sums: dict[str, tuple[Val, int]] = {}
+
+    # --- vendor hooks ---
+
+    def exp2_fast(self, x: Val) -> Val:
+        """2 ** x of a float, to 2 ulp; results below 2 ** -126 may be zero."""
+        raise NotImplementedError
+
+    def reciprocal_fast(self, x: Val) -> Val:
+        """1 / x of a float, to 1 ulp; results below 2 ** -126 may be zero."""
+        raise NotImplementedError
+
+    def rsqrt_fast(self, x: Val) -> Val:
+        """1 / sqrt(x) of a float, to 2 ulp."""
+        raise NotImplementedError
+
+    def to_float8(self, x: Val, dtype: DType) -> Val:
+        """float to float8 bits: nearest even, saturating, nan kept."""
+        return self._pack_float8(x, *_FLOAT8[dtype])
+
+    def from_float8(self, x: Val, dtype: DType) -> Val:
+        """float8 bits to float, exactly."""
+        return self._unpack_float8(x, dtype)
+
+    def unsupported(self, what: str, dtype: DType) -> CompileError:
+        """The error for maths this target has no code for."""
+        return CompileError(
+            f"{what} of {dtype.name} is not available on this target",
+            self.f.loc,
+            "cast the operand to float32",
+        )
+
+    # --- two values ---
+
+    def binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
+        """`kind` of `BINARY_KINDS`."""
+        if dtype == BOOL:
+            return self._bool_binary(kind, a, b)
+        if dtype.is_int:
+            return self._int_binary(kind, a, b, dtype.kind == "int")
+        return self._float_binary(kind, a, b, dtype)
+
+    def _bool_binary(self, kind: str, a: Val, b: Val) -> Val:
+        if kind in ("min", "max"):
+            kind = "and" if kind == "min" else "or"
+        if kind in ("sub", "xor"):
+            return self.f.binary("xor", a, b)
+        if kind not in _BITWISE:
+            raise self.unsupported(kind, BOOL)
+        return self.f.binary(_BITWISE[kind], a, b)
+
+    def _int_binary(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
+        f = self.f
+        match kind:
+            case "add" | "sub" | "mul":
+                return self._sum(kind, a, b, signed)
+            case "floordiv":
+                return self._floordiv(a, b) if signed else f.binary("udiv", a, b)
+            case "mod":
+                return self._mod(a, b) if signed else f.binary("urem", a, b)
+            case "truncdiv" | "truncmod":
+                word = "div" if kind == "truncdiv" else "rem"
+                unsigned = not signed or (self.ranges.nonneg(a) and self.ranges.nonneg(b))
+                made = f.binary(("u" if unsigned else "s") + word, a, b)
+            case "min" | "max":
+                keep = self.int_compare("lt" if kind == "min" else "gt", a, b, signed)
+                made = f.select(keep, a, b)
+            case "and" | "or" | "xor" | "shl":
+                made = f.binary(kind, a, b)
+            case "shr":
+                made = f.binary("ashr" if signed else "lshr", a, b)
+            case "pow":
+                return self._int_pow(a, b)
+            case _:
+                raise CompileError(f"{kind} of integers", f.loc, "cast the operands to float32")
+        return self._note(kind, made, a, b) if signed else made
+
+    def _note(self, kind: str, made: Val, a: Val, b: Val) -> Val:
+        found = self.ranges.result(kind, a, b)
+        if found is not None:
+            low, high = limits(made.type)
+            if found[0] >= low and found[1] <= high:
+                self.ranges.set(made, *found)
+        return made
+
+    def _sum(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
+        """add, sub or mul, marked as not wrapping where that is proved; (x + c) + d becomes x + (c + d)."""
+        f = self.f
+        if kind == "sub" and b.literal is not None and b.literal != limits(b.type)[0]:
+            kind, b = "add", int_val(-b.literal, b.type)
+        if a.literal is not None and kind != "sub":
+            a, b = b, a
+        if kind == "add" and b.literal is not None and a.ref in self._sums:
+            a, more = self._sums[a.ref]
+            b = int_val(b.literal + more, b.type)
+        flags = ""
+        found = self.ranges.result(kind, a, b) if signed else None
+        if found is not None:
+            low, high = limits(a.type)
+            if found[0] < low or found[1] > high:
+                found = None
+            elif found[0] >= 0 and self.ranges.nonneg(a) and self.ranges.nonneg(b):
+                flags = "nuw nsw" if kind != "sub" else "nsw"
+            else:
+                flags = "nsw"
+        made = f.binary(kind, a, b, flags)
+        if found is not None:
+            self.ranges.set(made, *found)
+        if kind == "add" and b.literal is not None and made is not a:
+            self._sums[made.ref] = (a, b.literal)
+        return made
+
+    def split_sum(self, v: Val) -> tuple[Val, int]:
+        """`v` as (base, constant) with v == base + constant and, as read by `_sum`, no wrap beyond v's own."""
+        return self._sums.get(v.ref, (v, 0))
+
+    def _floordiv(self, a: Val, b: Val) -> Val:
+        f, ranges = self.f, self.ranges
+        if a.literal is not None and b.literal:
+            return int_val(a.literal // b.literal, a.type)
+        (low, high), d = ranges.get(a), b.literal
+        if d is not None and d > 0 and low // d == high // d:
+            return int_val(low // d, a.type)
+        if ranges.nonneg(a) and ranges.nonneg(b):
+            made = f.binary("udiv", a, b) if not _power(d) else f.binary("lshr", a, _log2(b))
+        elif _power(d):
+            made = f.binary("ashr", a, _log2(b))
+        else:
+            quotient = f.binary("sdiv", a, b)
+            _, wrong = self._remainder(a, b)
+            made = f.binary("add", quotient, f.cast("sext", wrong, a.type))
+        return self._note("floordiv", made, a, b)
+
+    def _mod(self, a: Val, b: Val) -> Val:
+        f, ranges = self.f, self.ranges
+        if a.literal is not None and b.literal:
+            return int_val(a.literal % b.literal, a.type)
+        (low, high), d = ranges.get(a), b.literal
+        if low >= 0 and high < ranges.get(b)[0]:
+            return a
+        if _power(d):
+            made = f.binary("and", a, int_val((d or 1) - 1, a.type))
+        elif ranges.nonneg(a) and ranges.nonneg(b):
+            made = f.binary("urem", a, b)
+        else:
+            rest, wrong = self._remainder(a, b)
+            made = f.binary("add", rest, f.select(wrong, b, int_val(0, b.type)))
+        return self._note("mod", made, a, b)
+
+    def _remainder(self, a: Val, b: Val) -> tuple[Val, Val]:
+        """C's remainder, and whether its sign differs from the divisor's (then Python's quotient is one less)."""
+        f = self.f
+        rest = f.binary("srem", a, b)
+        zero = int_val(0, a.type)
+        other = f.icmp("slt", f.binary("xor", rest, b), zero)
+        return rest, f.binary("and", f.icmp("ne", rest, zero), other)
+
+    def _int_pow(self, a: Val, b: Val) -> Val:
+        """a ** b by squaring; a negative exponent gives 1."""
+        f = self.f
+        if a.literal is not None and b.literal is not None:
+            return int_val(a.literal ** max(b.literal, 0), a.type)
+        head, body, done = f.label("pow"), f.label("pow_step"), f.label("pow_done")
+        before = f.block.label
+        f.br(head)
+        f.start(head)
+        power, base, left = f.phi(a.type), f.phi(a.type), f.phi(b.type)
+        more = f.icmp("sgt", left.result, int_val(0, b.type))
+        f.cbr(more, body, done, done)
+        f.start(body)
+        mark = f.mark()
+        odd = f.cast("trunc", left.result, "i1")
+        times = f.binary("mul", power.result, base.result)
+        next_power = f.select(odd, times, power.result)
+        next_base = f.binary("mul", base.result, base.result)
+        next_left = f.binary("ashr", left.result, int_val(1, b.type))
+        f.forget(mark)
+        power.incoming = [(int_val(1, a.type), before), (next_power, body)]
+        base.incoming = [(a, before), (next_base, body)]
+        left.incoming = [(b, before), (next_left, body)]
+        f.br(head, loop=True)
+        f.start(done)
+        return power.result
+
+    def _float_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
+        f = self.f
+        if dtype not in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+            wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
+            return self.narrow(wide, dtype)
+        if kind in _ARITHMETIC:
+            return f.binary(_ARITHMETIC[kind], a, b)
+        if kind in ("min", "max"):
+            return f.intrinsic(a.type, f"llvm.{kind}num.{suffix(a.type)}", (a, b))
+        if dtype == FLOAT16:
+            wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
+            return self.narrow(wide, dtype)
+        match kind:
+            case "floordiv":
+                return self.call("floor", f.binary("fdiv", a, b))
+            case "truncdiv":
+                return self.call("trunc", f.binary("fdiv", a, b))
+            case "mod" | "truncmod":
+                way = "floor" if kind == "mod" else "trunc"
+                whole = self.call(way, f.binary("fdiv", a, b))
+                return self.call("fma", self.negate(whole), b, a)
+            case _:
+                return self.maths2(kind, a, b, dtype)
+
+    # --- one value ---
+
+    def unary(self, kind: str, x: Val, dtype: DType) -> Val:
+        """`kind` of `UNARY_KINDS`."""
+        f = self.f
+        if dtype.is_int:
+            return self._int_unary(kind, x, dtype)
+        if kind in ("neg", "abs"):
+            if dtype in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+                return self.negate(x) if kind == "neg" else self.call("fabs", x)
+            return self._sign_bit(kind, x, dtype)
+        if dtype not in (FLOAT32, FLOAT64, TFLOAT32):
+            wide = self.widen(x, dtype)
+            if kind in ("isnan", "isinf"):
+                return self.unary(kind, wide, FLOAT32)
+            if kind == "exp":  # a product's rounding is far below half precision
+                return self.narrow(
+                    self.exp2_fast(f.binary("fmul", wide, float_val(math.log2(math.e)))), dtype
+                )
+            return self.narrow(self.unary(kind, wide, FLOAT32), dtype)
+        if kind == "isnan":
+            return f.fcmp("uno", x, x)
+        if kind == "isinf":
+            return f.fcmp("oeq", self.call("fabs", x), float_val(math.inf, x.type))
+        if kind in _ROUNDING:
+            return self.call(_ROUNDING[kind], x)
+        if kind == "sqrt":
+            return self.call("sqrt", x)
+        return self.maths1(kind, x, dtype)
+
+    def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
+        """A transcendental function of one float or double."""
+        raise self.unsupported(kind, dtype)
+
+    def maths2(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
+        """`pow` or `atan2` of two floats or doubles."""
+        raise self.unsupported(kind, dtype)
+
+    def _int_unary(self, kind: str, x: Val, dtype: DType) -> Val:
+        f = self.f
+        zero = int_val(0, x.type)
+        match kind:
+            case "not":
+                return f.binary("xor", x, int_val(-1, x.type))
+            case "neg":
+                return self._sum("sub", zero, x, dtype.kind == "int")
+            case "abs":
+                if dtype.kind in _UNSIGNED:
+                    return x
+                return f.select(f.icmp("slt", x, zero), f.binary("sub", zero, x), x)
+            case "popcount":
+                return f.intrinsic(x.type, f"llvm.ctpop.{x.type}", (x,))
+            case "clz":
+                made = f.call(x.type, f"llvm.ctlz.{x.type}", (x, int_val(0, "i1")), immarg=True)
+                assert made is not None
+                return made
+            case "floor" | "ceil" | "trunc" | "round":
+                return x
+            case "isnan" | "isinf":
+                return int_val(0, "i1")
+            case _:
+                raise CompileError(
+                    f"{kind} of {dtype.name}",
+                    f.loc,
+                    f"cast the operand to float32: {kind} is of floats",
+                )
+
+    def _sign_bit(self, kind: str, x: Val, dtype: DType) -> Val:
+        f, word = self.f, f"i{dtype.bits}"
+        sign = 1 << (dtype.bits - 1)
+        bits = f.cast("bitcast", x, word)
+        if kind == "neg":
+            bits = f.binary("xor", bits, int_val(sign, word))
+        else:
+            bits = f.binary("and", bits, int_val(sign - 1, word))
+        return f.cast("bitcast", bits, x.type)
+
+    def fma(self, a: Val, b: Val, c: Val, dtype: DType) -> Val:
+        """a * b + c, rounded once (float8 and bfloat16: float32's fma, rounded again)."""
+        if dtype.is_int:
+            signed = dtype.kind == "int"
+            return self._sum("add", self._sum("mul", a, b, signed), c, signed)
+        if dtype in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+            return self.call("fma", a, b, c)
+        return self.narrow(self.call("fma", *(self.widen(v, dtype) for v in (a, b, c))), dtype)
+
+    def call(self, name: str, *args: Val) -> Val:
+        """LLVM's generic floating-point intrinsic `name`, on the arguments' type."""
+        type = args[0].type
+        return self.f.intrinsic(type, f"llvm.{name}.{suffix(type)}", args)
+
+    def negate(self, x: Val) -> Val:
+        return self.f.pure("fneg", x.type, (x,), f"fneg {x}")
+
+    # --- comparisons ---
+
+    def compare(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
+        """`kind` of `COMPARE_KINDS`: i1."""
+        if dtype.is_int:
+            return self.int_compare(kind, a, b, dtype.kind == "int")
+        if dtype not in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+            a, b = self.widen(a, dtype), self.widen(b, dtype)
+        return self.f.fcmp(_FLOAT_COMPARE[kind], a, b)
+
+    def int_compare(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
+        if signed:
+            answer = self.ranges.decided(kind, a, b)
+            if answer is not None:
+                return int_val(int(answer), "i1")
+        pred = kind if kind in ("eq", "ne") else ("s" if signed else "u") + kind
+        return self.f.icmp(pred, a, b)
+
+    def select(self, cond: Val, a: Val, b: Val) -> Val:
+        made = self.f.select(cond, a, b)
+        if made.type in ("i32", "i64") and made is not a and made is not b:
+            (al, ah), (bl, bh) = self.ranges.get(a), self.ranges.get(b)
+            self.ranges.set(made, min(al, bl), max(ah, bh))
+        return made
+
+    # --- casts ---
+
+    def cast(self, x: Val, source: DType, dest: DType) -> Val:
+        """`x` of `source` as `dest`: nearest even; float to int and to float8 saturate."""
+        f = self.f
+        if source == dest:
+            return x
+        if dest == BOOL:
+            return self.compare("ne", x, literal(0, source), source)
+        if source.is_int and dest.is_int:
+            return self._int_cast(x, source, dest)
+        if source.is_int:
+            return self._from_int(x, source, dest)
+        if dest.is_int:
+            return self._to_int(x, source, dest)
+        if dest == TFLOAT32:
+            return self.to_tfloat32(self.cast(x, source, FLOAT32))
+        if source == TFLOAT32:
+            return self.cast(x, FLOAT32, dest)
+        if dest == FLOAT64:
+            return f.cast("fpext", self.widen(x, source), "double")
+        if source == FLOAT64 and dest in (FLOAT32, FLOAT16):
+            return f.cast("fptrunc", x, register_type(dest))
+        if source == FLOAT64:
+            return self.narrow(self.round_to_odd(x), dest)
+        return self.narrow(self.widen(x, source), dest)
+
+    def widen(self, x: Val, dtype: DType) -> Val:
+        """A float of 32 bits or fewer as LLVM float."""
+        if x.type == "float":
+            return x
+        if dtype in _FLOAT8:
+            return self.from_float8(x, dtype)
+        return self.f.cast("fpext", x, "float")
+
+    def narrow(self, x: Val, dtype: DType) -> Val:
+        """An LLVM float as a float of 32 bits or fewer."""
+        if dtype in _FLOAT8:
+            return self.to_float8(x, dtype)
+        if register_type(dtype) == "float":
+            return x
+        return self.f.cast("fptrunc", x, register_type(dtype))
+
+    def _int_cast(self, x: Val, source: DType, dest: DType) -> Val:
+        to = register_type(dest)
+        bits = 1 if source == BOOL else source.bits
+        if bits == dest.bits:
+            return x
+        if bits > dest.bits:
+            made = self.f.cast("trunc", x, to)
+        else:
+            unsigned = source.kind in _UNSIGNED or self.ranges.nonneg(x)
+            made = self.f.cast("zext" if unsigned else "sext", x, to)
+        if source.kind == "int":
+            low, high = self.ranges.get(x)
+            floor, top = limits(to)
+            if low >= floor and high <= top:
+                self.ranges.set(made, low, high)
+        elif bits < dest.bits:
+            self.ranges.set(made, 0, (1 << bits) - 1)
+        return made
+
+    def _from_int(self, x: Val, source: DType, dest: DType) -> Val:
+        f = self.f
+        opcode = "uitofp" if source.kind in _UNSIGNED else "sitofp"
+        if dest in (FLOAT32, FLOAT64, FLOAT16):
+            if x.literal is not None:
+                return literal(x.literal & _ones(x.type) if opcode == "uitofp" else x.literal, dest)
+            return f.cast(opcode, x, register_type(dest))
+        if source.bits <= 16 or source == BOOL:
+            return self.narrow(f.cast(opcode, x, "float"), dest)
+        wide = f.cast(opcode, x, "double")
+        return self.cast(wide, FLOAT64, dest)
+
+    def _to_int(self, x: Val, source: DType, dest: DType) -> Val:
+        """Toward zero, saturating; nan gives 0."""
+        f = self.f
+        if source != FLOAT64:
+            x = self.widen(x, source)
+        to = register_type(dest)
+        way = "fptoui" if dest.kind == "uint" else "fptosi"
+        if dest.bits >= 32:
+            return f.intrinsic(to, f"llvm.{way}.sat.{to}.{suffix(x.type)}", (x,))
+        wide = f.intrinsic("i32", f"llvm.fptosi.sat.i32.{suffix(x.type)}", (x,))
+        low, high = (0, (1 << dest.bits) - 1) if dest.kind == "uint" else limits(to)
+        for kind, edge in (("slt", low), ("sgt", high)):
+            bound = int_val(edge, "i32")
+            wide = f.select(f.icmp(kind, wide, bound), bound, wide)
+        return f.cast("trunc", wide, to)
+
+    def to_tfloat32(self, x: Val) -> Val:
+        """A float rounded to 10 bits of mantissa, nearest even; inf and nan stay."""
+        f = self.f
+        bits = f.cast("bitcast", x, "i32")
+        last = f.binary("and", f.binary("lshr", bits, int_val(13)), int_val(1))
+        up = f.add(f.add(bits, int_val(0xFFF)), last)
+        rounded = f.cast("bitcast", f.binary("and", up, int_val(~0x1FFF)), "float")
+        finite = f.fcmp("olt", self.call("fabs", x), float_val(math.inf))
+        return f.select(finite, rounded, x)
+
+    def round_to_odd(self, x: Val) -> Val:
+        """A double as a float whose last bit is set where it is inexact, so that rounding it again to fewer
+        bits is the only rounding (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums")."""
+        f = self.f
+        near = f.cast("fptrunc", x, "float")
+        back = f.cast("fpext", near, "double")
+        bits = f.cast("bitcast", near, "i32")
+        far = f.fcmp("ogt", self.call("fabs", back), self.call("fabs", x))
+        toward_zero = f.binary("sub", bits, f.cast("zext", far, "i32"))
+        odd = f.binary("or", toward_zero, int_val(1))
+        exact = f.fcmp("ueq", back, x)
+        return f.cast("bitcast", f.select(exact, bits, odd), "float")
+
+    def bitcast(self, x: Val, source: DType, dest: DType) -> Val:
+        """The same bits as another dtype of equal width."""
+        if source == BOOL:
+            x = self.f.cast("zext", x, "i8")
+        if dest == BOOL:
+            return self.f.icmp("ne", self.f.cast("bitcast", x, "i8"), int_val(0, "i8"))
+        return self.f.cast("bitcast", x, register_type(dest))
+
+    # --- float8 in integer arithmetic ---
+
+    def _pack_float8(self, x: Val, exponent: int, mantissa: int) -> Val:
+        f = self.f
+        bits = f.cast("bitcast", x, "i32")
+        sign = f.binary("and", f.binary("lshr", bits, int_val(24)), int_val(0x80))
+        size = f.binary("and", bits, int_val(0x7FFF_FFFF))
+        drop = 23 - mantissa
+        bias = 127 - ((1 << (exponent - 1)) - 1)
+        last = f.binary("and", f.binary("lshr", size, int_val(drop)), int_val(1))
+        up = f.add(f.add(size, int_val((1 << (drop - 1)) - 1)), last)
+        normal = f.binary("sub", f.binary("lshr", up, int_val(drop)), int_val(bias << mantissa))
+        # Below the smallest normal number one addition rounds: the sum's last bit is float8's last bit.
+        magic = (bias + 23 - mantissa + 1) << 23
+        sum = f.binary(
+            "fadd", f.cast("bitcast", size, "float"), f.cast("bitcast", int_val(magic), "float")
+        )
+        small = f.binary("sub", f.cast("bitcast", sum, "i32"), int_val(magic))
+        low = f.icmp("ult", size, int_val((bias + 1) << 23))
+        made = f.select(low, small, normal)
+        top = int_val(0x7E if exponent == 4 else 0x7B)
+        made = f.select(f.icmp("sgt", made, top), top, made)
+        made = f.select(f.icmp("ugt", size, int_val(0x7F80_0000)), int_val(0x7F), made)
+        return f.cast("trunc", f.binary("or", made, sign), "i8")
+
+    def _unpack_float8(self, x: Val, dtype: DType) -> Val:
+        f = self.f
+        wide = f.cast("zext", x, "i16")
+        if dtype == FLOAT8_E5M2:
+            half = f.cast("bitcast", f.binary("shl", wide, int_val(8, "i16")), "half")
+            return f.cast("fpext", half, "float")
+        sign = f.binary("shl", f.binary("and", wide, int_val(0x80, "i16")), int_val(8, "i16"))
+        size = f.binary("shl", f.binary("and", wide, int_val(0x7F, "i16")), int_val(7, "i16"))
+        half = f.cast("bitcast", f.binary("or", sign, size), "half")
+        value = f.binary("fmul", f.cast("fpext", half, "float"), float_val(256.0))
+        nan = f.icmp("eq", f.binary("and", wide, int_val(0x7F, "i16")), int_val(0x7F, "i16"))
+        return f.select(nan, float_val(math.nan), value)
+
+
+def suffix(type: str) -> str:
+    """LLVM's name of a type in an overloaded intrinsic."""
+    if type.startswith("<"):
+        count, element = type[1:-1].split(" x ")
+        return f"v{count}{suffix(element)}"
+    return {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(type, type)
+
+
+def _ones(type: str) -> int:
+    return (1 << int(type[1:])) - 1
+
+
+def _power(n: int | None) -> bool:
+    return n is not None and n > 0 and n & (n - 1) == 0
+
+
+def _log2(v: Val) -> Val:
+    return int_val((v.literal or 1).bit_length() - 1, v.type)
