@@ -111,7 +111,7 @@ class Function:
         self.allocas: list[Inst] = []
         self.declarations: dict[str, str] = {}
         self.loc: Loc = UNKNOWN
-        self.scope = ""
+        self.stack_space = 0
         self.known: dict[str, Val] | None = None
         self._log: list[str] = []
         self._count = 0
