@@ -273,9 +273,9 @@ def test_wgmma_product_writes_its_steps_in_order():
 
 
 def kernel(name, asms):
-    """A kernel that runs these pieces one after the other. A piece whose inputs end with the results
-    of the one before gets them; every other input is read from memory (a parameter, for a pointer);
-    the last results are stored."""
+    """A kernel that runs these pieces one after the other. A piece whose inputs end with the
+    results of the one before gets them; every other input is read from memory (a parameter, for a
+    pointer); the last results are stored."""
     lines, results, reads = [], [], 0
     for n, asm in enumerate(asms):
         types = [t for t, _ in results]

@@ -385,9 +385,9 @@ def named(name: str, parse: Callable[[str], Layout]) -> Callable[[_Namer], _Name
 
 
 def name_constants(table: dict[str, Layout]) -> None:
-    """Give single layouts their names."""
-    names = {layout: name for name, layout in table.items()}
-    _NAMERS.append(names.get)
+    """Give single layouts their names; of two names for equal layouts the first is printed."""
+    names = {layout: name for name, layout in reversed(table.items())}
+    _NAMERS.insert(0, names.get)
     for name in table:
         _BY_NAME[name] = functools.partial(_constant, table[name])
 

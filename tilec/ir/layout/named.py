@@ -66,11 +66,12 @@ def swizzled(shape: tuple[int, ...], bits: int, swizzle_bytes: int) -> Layout:
     last = tuple(int(i == rank - 1) for i in range(rank))
     digits = [Digit("offset", width, last)]
     lines_per_row, chunks = 128 // swizzle_bytes, swizzle_bytes // 16
-    atom = [1] * rank
-    atom[-1] = width
+    atom = [width if i == rank - 1 else 1 for i in range(rank)]
+    # What follows a row of a box in memory: rows, then the next box.
+    above = [(i, shape[i], 1) for i in reversed(range(rank - 1))]
     row = 1
-    for i in reversed(range(rank - 1)):
-        left, step = shape[i], 1
+    for i, extent, step in (*above, (rank - 1, shape[-1] // width, width)):
+        left = extent
         while left > 1 and row < lines_per_row * chunks:
             if left % 2:
                 raise LayoutError(
@@ -78,12 +79,11 @@ def swizzled(shape: tuple[int, ...], bits: int, swizzle_bytes: int) -> Layout:
                     f"which does not divide shape {shape}"
                 )
             along = [step if j == i else 0 for j in range(rank)]
-            along[-1] = row // lines_per_row * chunk
+            along[-1] += row // lines_per_row * chunk
             digits.append(Digit("offset", 2, tuple(along)))
             left, step, row = left // 2, 2 * step, 2 * row
-        atom[i] = step
+        atom[i] = max(atom[i], step)
         digits.append(Digit("offset", left, tuple(step if j == i else 0 for j in range(rank))))
-    digits.append(Digit("offset", shape[-1] // width, tuple(width * s for s in last)))
     return Layout(shape, tuple(digits), tuple(atom), align=8 * swizzle_bytes)
 
 
