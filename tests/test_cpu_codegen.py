@@ -391,6 +391,22 @@ def test_stores_under_conditions(arch: str, rng: np.random.Generator) -> None:
         check(p.func(), args, (1,), arch)
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+def test_loops_under_conditions(arch: str, rng: np.random.Generator) -> None:
+    """Only the lanes that took the branch and are still in the loop may store."""
+    p = Program()
+    x, y = p.tensor("X", (53,), t.INT32), p.tensor("Y", (53,), t.INT32)
+    with p.parallel(53) as (i,):
+        v = p.load(x, i)
+
+        def count(k: Any) -> None:
+            p.store(y, i, p.add(k, 100))
+
+        p.if_(p.compare("gt", v, 4), lambda: p.loop(0, p.binary("mod", v, 5), (), count))
+    args = {"X": rng.integers(0, 20, 53).astype(np.int32), "Y": np.arange(53, dtype=np.int32)}
+    check(p.func(), args, (1,), arch)
+
+
 @pytest.mark.parametrize("arch", ["host", "x86-64"])
 def test_sequential_code_outside_of_parallel_loops(arch: str, rng: np.random.Generator) -> None:
     p = Program()
