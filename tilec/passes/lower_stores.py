@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     TmaStoreCommit,
     TmaStoreWait,
     WarpSync,
+    Yield,
 )
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.addressing import Numbers, Place, shared_offset
@@ -101,7 +102,8 @@ def _drained(body: Block, func: Func) -> Block:
     wait = Builder(func.loc)
     wait.emit(TmaStoreWait, 0, False)
     only_if(b, b.value(Compare, "eq", Place(b).lane, b.value(Const, 0, INT32)), wait.ops)
-    return Block(body.args, (*body.ops, *b.ops))
+    end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
+    return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
 
 def _store(o: Copy, maps: TensorMaps) -> list[Op]:
