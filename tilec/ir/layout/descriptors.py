@@ -13,7 +13,6 @@ from math import prod
 
 import numpy as np
 
-from tilec.ir.errors import LayoutError
 from tilec.ir.layout.core import Ints, Layout
 from tilec.ir.layout.named import SWIZZLES, row_major, swizzle_of, swizzled
 
@@ -45,28 +44,28 @@ def tma_box(memory: Layout, bits: int) -> tuple[tuple[int, ...], int] | None:
     inner = _largest_part(last, UNIT * 8 // bits)
     if inner is None:
         return None
-    if inner < last:
-        return (
-            ((*(1,) * (memory.rank - 1), inner), 0)
-            if _dims_used(memory.shape) <= MAX_BOX_DIMS
-            else None
-        )
+    if inner < last:  # boxes of a part of one row each
+        return (*(1,) * (memory.rank - 1), inner), 0
     return _with_rows((inner,), memory.shape, 0)
 
 
 def _with_rows(
     box: tuple[int, ...], shape: tuple[int, ...], swizzle: int
 ) -> tuple[tuple[int, ...], int] | None:
-    """The box with as many rows as fit, and are whole swizzles."""
+    """The box with as many rows as fit and are consecutive in memory; a part of a swizzled tile is
+    whole periods of the swizzle."""
     period = 1024 // swizzle if swizzle else 1
     for i in reversed(range(len(shape) - 1)):
-        whole = prod(box[1:]) == prod(shape[i + 1 : -1])
         rows = prod(box[:-1])
-        part = _largest_part(shape[i], 1 if rows % period == 0 else period) if whole else 1
-        if part is None:
-            part = shape[i] if shape[i] <= MAX_BOX else None
-        if part is None:
-            return None
+        if rows != prod(shape[i + 1 : -1]):
+            part = 1
+        elif shape[i] <= MAX_BOX:
+            part = shape[i]
+        else:
+            found = _largest_part(shape[i], max(period // rows, 1))
+            if found is None:
+                return None
+            part = found
         box = (part, *box)
     return (box, swizzle) if _dims_used(box) <= MAX_BOX_DIMS else None
 
@@ -142,30 +141,19 @@ def wgmma_operand(memory: Layout, bits: int, major: str) -> WgmmaOperand | None:
 
 
 def _reads(memory: Layout, bits: int, swizzle: int) -> bool:
-    """Whether every 8 rows by `swizzle` bytes of the tile are one swizzle pattern."""
+    """Whether every block of 8 rows by `swizzle` bytes is one swizzle pattern at a place where the
+    pattern begins."""
     width = swizzle * 8 // bits
-    if memory.shape[0] % 8 or memory.shape[1] % width or memory.align % (8 * swizzle):
+    rows, columns = memory.shape
+    if rows % 8 or columns % width or memory.align % (8 * swizzle):
         return False
-    rows = 128 // swizzle * swizzle // 16
-    try:
-        pattern = memory.restrict((min(rows, memory.shape[0]), width))
-    except LayoutError:
-        return False
-    return pattern.digits == swizzled(pattern.shape, bits, swizzle).digits and _blocks(
-        memory, width
-    )
-
-
-def _blocks(memory: Layout, width: int) -> bool:
-    """Whether all blocks of 8 rows by `width` columns begin at whole atoms of the swizzle and look
-    alike."""
     at = memory.offsets()
-    first = at[:8, :width]
+    pattern = swizzled((8, width), bits, swizzle).offsets()
     corners = at[::8, ::width]
-    blocks = at.reshape(at.shape[0] // 8, 8, at.shape[1] // width, width)
+    blocks = at.reshape(rows // 8, 8, columns // width, width)
     return bool(
-        np.all(corners % first.size == 0)
-        and np.all(blocks == corners[:, None, :, None] + first[None, :, None, :])
+        np.all(corners % pattern.size == 0)
+        and np.all(blocks == corners[:, None, :, None] + pattern[None, :, None, :])
     )
 
 

@@ -150,7 +150,8 @@ def matrix_rows(fragment: Layout, count: int, transposed: bool) -> Layout | None
     """
     reg, lane = (_as_bits(fragment, owner) for owner in ("reg", "lane"))
     matrices = count.bit_length() - 1
-    if reg is None or lane is None or len(lane) != 5 or len(reg) < 1 + matrices:
+    used = (*reg[: 1 + matrices], *lane)
+    if len(used) != 1 + matrices + 5 or any(d.radix != 2 for d in used):
         return None
     pair, quad, group = reg[:1], lane[:2], lane[2:]
     row, within = ((*pair, *quad), group) if transposed else (group, (*pair, *quad))
@@ -170,9 +171,8 @@ def _owned(owner: str, d: Digit) -> Digit:
     return Digit(owner, d.radix, d.step)
 
 
-def _as_bits(layout: Layout, owner: str) -> tuple[Digit, ...] | None:
-    """The owner's digits with powers of two cut into bits, odd rests above them; None if an odd
-    digit lies lower."""
+def _as_bits(layout: Layout, owner: str) -> tuple[Digit, ...]:
+    """The owner's digits, each cut into bits and, above them, an odd rest."""
     out: list[Digit] = []
     for d, _ in layout.of(owner):
         radix, step = d.radix, d.step
