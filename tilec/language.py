@@ -5,8 +5,8 @@ Everything here is a name with a signature and a meaning. What a word compiles t
 outside a kernel, a word raises CompileError, except those that make sense on plain numbers
 (`ceildiv`, `exp`, `max`, …), which compute.
 
-Tiles ("region" below) are named in three ways. A bare buffer is the whole of it. `A[i, j]` is where a
-tile starts; its extents are those of the other side of the copy. `A[i:i + m, j:j + n]` names the
+Tiles ("region" below) are named in three ways. A bare buffer is the whole of it. `A[i, j]` is where
+a tile starts; its extents are those of the other side of the copy. `A[i:i + m, j:j + n]` names the
 extents, which must be compile-time ints. Indices given beside slices, and leading indices, drop.
 Out of a global tensor's bounds, reads give its safe value (0 unless annotated), writes do nothing.
 
@@ -27,12 +27,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tilec.annotations import (
+    Buffer as Buffer,
+)
+from tilec.annotations import (
+    Macro as Macro,
+)
+from tilec.annotations import (
+    Size as Size,
+)
+from tilec.annotations import (
+    StridedTensor as StridedTensor,
+)
+from tilec.annotations import (
+    Tensor as Tensor,
+)
+from tilec.annotations import (
+    const as const,
+)
+from tilec.annotations import (
+    constexpr as constexpr,
+)
+from tilec.annotations import (
+    dtype_of,
+    only_inside,
+)
+from tilec.annotations import (
+    dynamic as dynamic,
+)
+from tilec.annotations import (
+    macro as macro,
+)
+from tilec.annotations import (
+    symbolic as symbolic,
+)
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Layout as _Layout
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
-    DTYPES,
     FLOAT4_E2M1,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
@@ -50,8 +83,9 @@ from tilec.ir.types import (
     UINT16,
     UINT32,
     UINT64,
-    DType,
-    find_dtype,
+)
+from tilec.ir.types import (
+    DType as DType,
 )
 
 # --- dtypes: `T.float16` is a dtype, the annotation of a scalar parameter, and a cast -------------
@@ -66,175 +100,6 @@ half, float, double, int, uint = FLOAT16, FLOAT32, FLOAT64, INT32, UINT32
 _Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are dtypes here
 
 
-def _dtype(name: object) -> DType:
-    found = find_dtype(name)
-    if found is None:
-        raise CompileError(f"unknown dtype {name!r}{did_you_mean(str(name), DTYPES)}")
-    return found
-
-
-def _only_inside(word: str) -> NoReturn:
-    raise CompileError(
-        f"T.{word} means something only inside a kernel",
-        hint="call it in the body of a function under @tilec.kernel or @tilec.macro",
-    )
-
-
-# --- sizes ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """An extent that arguments give: a name, or `op` of other sizes and ints (`op` as in the IR).
-
-    `fixed` names (from `T.const`) are compile-time ints in each variant of the kernel, others
-    (`T.dynamic`) are run-time parameters. Kernels are told apart by the names only.
-    """
-
-    text: str
-    op: str = ""
-    args: tuple[Size | _Int, ...] = ()
-    fixed: _Bool = False
-
-    def _with(self, op: str, sign: str, other: object, swapped: _Bool = False) -> Any:
-        if not isinstance(other, Size | _Int) or isinstance(other, _Bool):
-            return NotImplemented
-        a, b = (other, self) if swapped else (self, other)
-        left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
-        return Size(f"({left} {sign} {right})", op, (a, b))
-
-    def __add__(self, other: object) -> Any:
-        return self._with("add", "+", other)
-
-    def __radd__(self, other: object) -> Any:
-        return self._with("add", "+", other, swapped=True)
-
-    def __sub__(self, other: object) -> Any:
-        return self._with("sub", "-", other)
-
-    def __rsub__(self, other: object) -> Any:
-        return self._with("sub", "-", other, swapped=True)
-
-    def __mul__(self, other: object) -> Any:
-        return self._with("mul", "*", other)
-
-    def __rmul__(self, other: object) -> Any:
-        return self._with("mul", "*", other, swapped=True)
-
-    def __floordiv__(self, other: object) -> Any:
-        return self._with("floordiv", "//", other)
-
-    def __rfloordiv__(self, other: object) -> Any:
-        return self._with("floordiv", "//", other, swapped=True)
-
-    def __mod__(self, other: object) -> Any:
-        return self._with("mod", "%", other)
-
-    def __bool__(self) -> _Bool:
-        raise TypeError(f"the size {self.text} has no value before the kernel is called")
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _sizes(names: str, fixed: _Bool) -> Size | tuple[Size, ...]:
-    parts = [n.strip() for n in names.split(",")]
-    for part in parts:
-        if not part.isidentifier():
-            raise CompileError(f"{part!r} is no name for a size", hint='write T.dynamic("M, N")')
-    made = tuple(Size(p, fixed=fixed) for p in parts)
-    return made[0] if len(made) == 1 else made
-
-
-def dynamic(names: str) -> Any:
-    """Run-time sizes: `T.dynamic("M")` is one, `T.dynamic("M, N")` a tuple.
-
-    A size gets its value from the extents (or strides) of the tensor arguments that name it.
-    """
-    return _sizes(names, fixed=False)
-
-
-symbolic = dynamic
-
-
-def const(names: str) -> Any:
-    """Compile-time sizes bound from the arguments: `M, N = T.const("M, N")` in an eager kernel."""
-    return _sizes(names, fixed=True)
-
-
-# --- annotations of parameters --------------------------------------------------------------------
-
-
-class _Annotation(type):
-    def __getitem__(cls, args: Any) -> Any:
-        return cls(*args) if isinstance(args, tuple) else cls(args)
-
-
-class Tensor(metaclass=_Annotation):
-    """A tensor in global memory: `A: T.Tensor((M, K), "float16")`, also `T.Tensor[(M, K), "float16"]`.
-
-    Extents are ints (compile-time) or sizes of `T.dynamic`/`T.const`. Any strides are accepted.
-    Raises CompileError for an extent or dtype that is neither.
-    """
-
-    def __init__(self, shape: Any, dtype: object = "float32", strides: Any = None) -> None:
-        self.shape = _extents("extent", shape)
-        self.dtype = _dtype(dtype)
-        self.strides = None if strides is None else _extents("stride", strides)
-        if self.strides is not None and len(self.strides) != len(self.shape):
-            raise CompileError(f"{len(self.shape)} extents but {len(self.strides)} strides")
-
-
-class StridedTensor(Tensor):
-    """A tensor whose strides (in elements) are written out: `T.StridedTensor((M, N), (ld, 1), dtype)`."""
-
-    def __init__(self, shape: Any, strides: Any, dtype: object = "float32") -> None:
-        super().__init__(shape, dtype, strides)
-
-
-Buffer = Tensor
-
-
-class constexpr:
-    """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
-
-
-def _extents(what: str, shape: Any) -> tuple[_Int | Size, ...]:
-    entries = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    for e in entries:
-        whole = isinstance(e, _Int) and not isinstance(e, _Bool) and e >= 0
-        if not whole and not isinstance(e, Size):
-            raise CompileError(
-                f"the {what} {e!r} of a tensor is neither an int nor a size",
-                hint='sizes are made by T.dynamic("M") or T.const("M")',
-            )
-    return entries
-
-
-# --- macros ---------------------------------------------------------------------------------------
-
-
-class Macro:
-    """A function that kernels inline where they call it; see `macro`."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__name__ = function.__name__
-        self.__doc__ = function.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _only_inside(self.__name__)
-
-
-def macro(function: Callable[..., Any]) -> Macro:
-    """Make `function` usable inside kernels: each call is inlined.
-
-    Its body is kernel code. Arguments are passed as they are: buffers and regions by reference,
-    numbers by value, anything known at compile time stays so. It may end in `return value`.
-    """
-    return Macro(function)
-
-
 # --- the grid and its blocks ----------------------------------------------------------------------
 
 
@@ -244,37 +109,38 @@ def Kernel(*grid: Any, threads: Any = None) -> Any:
     Up to three extents, computed from sizes and scalar parameters; none if the launch gives the
     grid (`kernel[grid](…)`). `threads`: how many threads compute (default: tilec's choice).
     """
-    _only_inside("Kernel")
+    only_inside("Kernel")
 
 
 def program_id(axis: _Int = 0) -> Any:
     """Index of this block along `axis` (0, 1 or 2) of the grid."""
-    _only_inside("program_id")
+    only_inside("program_id")
 
 
 def num_programs(axis: _Int = 0) -> Any:
     """Number of blocks along `axis` of the grid."""
-    _only_inside("num_programs")
+    only_inside("num_programs")
 
 
 def get_block_binding(dim: _Int = 0) -> Any:
     """The same as `program_id`."""
-    _only_inside("get_block_binding")
+    only_inside("get_block_binding")
 
 
 def get_thread_binding(dim: _Int = 0) -> Any:
     """Index of this thread in its block; threads are numbered along dimension 0, others are 0."""
-    _only_inside("get_thread_binding")
+    only_inside("get_thread_binding")
 
 
 def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Any:
-    """This thread's index in `range(start, stop)`, which must be as long as the block has threads."""
-    _only_inside("thread_binding")
+    """This thread's index in `range(start, stop)`, which must be as long as the block has
+    threads."""
+    only_inside("thread_binding")
 
 
 def empty(shape: Any, dtype: object = "float32") -> Any:
     """A tensor allocated by the call, to be returned: `C = T.empty((M, N), "float16")`."""
-    _only_inside("empty")
+    only_inside("empty")
 
 
 # --- placement ------------------------------------------------------------------------------------
@@ -282,22 +148,22 @@ def empty(shape: Any, dtype: object = "float32") -> Any:
 
 def alloc_shared(shape: Any, dtype: object, scope: str = "shared.dyn") -> Any:
     """A tile in the block's shared memory. Extents are compile-time ints, of any value."""
-    _only_inside("alloc_shared")
+    only_inside("alloc_shared")
 
 
 def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> Any:
     """A tile spread over the registers of the block's threads."""
-    _only_inside("alloc_fragment")
+    only_inside("alloc_fragment")
 
 
 def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
     """An array that every thread has for itself."""
-    _only_inside("alloc_local")
+    only_inside("alloc_local")
 
 
 def alloc_var(dtype: object, init: Any = None) -> Any:
     """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`."""
-    _only_inside("alloc_var")
+    only_inside("alloc_var")
 
 
 # --- movement -------------------------------------------------------------------------------------
@@ -313,19 +179,20 @@ def copy(
     """Copy region `src` onto region `dst`, converting to its dtype (to nearest even).
 
     One side may be a start only (`A[i, j]`), and then has the other's extents. `coalesced_width`
-    limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last", "evict_normal".
+    limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last",
+    "evict_normal".
     """
-    _only_inside("copy")
+    only_inside("copy")
 
 
 def fill(buffer: Any, value: Any) -> None:
     """Set every element of a region to `value`."""
-    _only_inside("fill")
+    only_inside("fill")
 
 
 def clear(buffer: Any) -> None:
     """Set every element of a region to zero."""
-    _only_inside("clear")
+    only_inside("clear")
 
 
 # --- compute --------------------------------------------------------------------------------------
@@ -356,30 +223,32 @@ def gemm(
     preference: where it does not divide the tile, the nearest legal partition is used. float32
     inputs are rounded to TF32 only with `allow_tf32`.
     """
-    _only_inside("gemm")
+    only_inside("gemm")
 
 
 def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
-    """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not read."""
-    _only_inside("if_then_else")
+    """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not
+    read."""
+    only_inside("if_then_else")
 
 
 Select = if_then_else
 
 
 def cast(value: Any, dtype: object) -> Any:
-    """`value` as `dtype`: to nearest even; float to int truncates and saturates, to float8 saturates."""
-    _only_inside("cast")
+    """`value` as `dtype`: to nearest even; float to int truncates and saturates, to float8
+    saturates."""
+    only_inside("cast")
 
 
 def Cast(dtype: object, value: Any) -> Any:
     """`cast` with its arguments the other way round."""
-    _only_inside("Cast")
+    only_inside("Cast")
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    _only_inside("fma")
+    only_inside("fma")
 
 
 def _ceildiv(a: Any, b: Any) -> Any:
@@ -388,8 +257,8 @@ def _ceildiv(a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:
-    """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on plain
-    numbers."""
+    """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on
+    plain numbers."""
 
     name: str
     kind: str
@@ -401,7 +270,7 @@ class Elementwise:
         if len(args) != self.arity:
             raise TypeError(f"T.{self.name} takes {self.arity} arguments, {len(args)} were given")
         if not all(isinstance(a, _Number | Size) for a in args):
-            _only_inside(self.name)
+            only_inside(self.name)
         return self.python(*args)
 
 
@@ -460,7 +329,7 @@ shift_right = _binary(
 
 def infinity(dtype: object = "float32") -> _Float:
     """Positive infinity, a literal. Raises CompileError for a dtype that has none."""
-    found = _dtype(dtype)
+    found = dtype_of(dtype)
     if not found.is_float or found in (FLOAT8_E4M3, FLOAT4_E2M1):
         raise CompileError(f"{found.name} has no infinity", hint="use T.max_value(dtype)")
     return math.inf
@@ -473,7 +342,7 @@ _LARGEST |= {"f64": 1.7976931348623157e308}
 
 def max_value(dtype: object) -> _Number:
     """The largest finite value of `dtype`, a literal."""
-    found = _dtype(dtype)
+    found = dtype_of(dtype)
     if found.is_float:
         return _LARGEST[found.short]
     return True if found is BOOL else 2 ** (found.bits - (found.kind == "int")) - 1
@@ -481,7 +350,7 @@ def max_value(dtype: object) -> _Number:
 
 def min_value(dtype: object) -> _Number:
     """The smallest (for floats: most negative finite) value of `dtype`, a literal."""
-    found = _dtype(dtype)
+    found = dtype_of(dtype)
     if found.is_float:
         return -_LARGEST[found.short]
     return -(2 ** (found.bits - 1)) if found.kind == "int" else 0
@@ -495,7 +364,7 @@ def Parallel(*extents: Any, coalesced_width: _Int | None = None) -> Any:
 
     Extents are compile-time ints. An iteration must not read what another one writes.
     """
-    _only_inside("Parallel")
+    only_inside("Parallel")
 
 
 def Pipelined(
@@ -511,22 +380,22 @@ def Pipelined(
     `order` and `stage`, one int per statement that acts, override what tilec infers. `reversible`:
     the iterations may run in the opposite order.
     """
-    _only_inside("Pipelined")
+    only_inside("Pipelined")
 
 
 def serial(start: Any, stop: Any = None, step: _Int = 1) -> Any:
     """An ordinary loop, the same as `range`."""
-    _only_inside("serial")
+    only_inside("serial")
 
 
 def unroll(start: Any, stop: Any = None, step: _Int = 1) -> Any:
     """A loop whose iterations are written out in the compiled code."""
-    _only_inside("unroll")
+    only_inside("unroll")
 
 
 def vectorized(start: Any, stop: Any = None) -> Any:
     """A loop whose iterations become one vector instruction where that can be done."""
-    _only_inside("vectorized")
+    only_inside("vectorized")
 
 
 def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size: _Int = 8) -> Any:
@@ -536,30 +405,32 @@ def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size
     `index` (default: this block). Neighbouring tiles come in groups of `group_size` along the
     first dimension, which then varies fastest, for the L2 cache. Every tile is visited once.
     """
-    _only_inside("Persistent")
+    only_inside("Persistent")
 
 
 # --- scheduling and annotations -------------------------------------------------------------------
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Fix the layout of on-chip buffers: `{A_s: make_swizzled_layout(A_s)}` or `T.Layout(…)`. It is kept."""
-    _only_inside("annotate_layout")
+    """Fix the layout of on-chip buffers: `{A_s: make_swizzled_layout(A_s)}` or `T.Layout(…)`. It is
+    kept."""
+    only_inside("annotate_layout")
 
 
 def annotate_safe_value(values: dict[Any, Any]) -> None:
-    """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default 0)."""
-    _only_inside("annotate_safe_value")
+    """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default
+    0)."""
+    only_inside("annotate_safe_value")
 
 
 def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> None:
     """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column")."""
-    _only_inside("use_swizzle")
+    only_inside("use_swizzle")
 
 
 def print(obj: Any, msg: str = "") -> None:
     """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs."""
-    _only_inside("print")
+    only_inside("print")
 
 
 def Layout(shape: Any, fn: Callable[..., Any]) -> _Layout:

@@ -9,7 +9,8 @@ __all__ = ["Layout", "LayoutRequest", "make_mma_swizzle_layout", "make_swizzled_
 
 
 def make_swizzled_layout(buffer: object) -> LayoutRequest:
-    """A swizzle of a shared tile that keeps rows and columns free of bank conflicts, chosen per target.
+    """A swizzle of a shared tile that keeps rows and columns free of bank conflicts, chosen per
+    target.
 
     Raises CompileError for anything but a buffer of the kernel.
     """

@@ -1,4 +1,5 @@
-"""Run-time branches: two blocks traced, and the names that differ after them made results of an `If`."""
+"""Run-time branches: two blocks traced, and the names that differ after them made results of an
+`If`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def same_value(a: object, b: object) -> bool:
-    """Whether two values of a name are one and the same (compile-time ones: of one type, and equal)."""
+    """Whether two values of a name are one and the same (compile-time ones: of one type, and
+    equal)."""
     if a is b:
         return True
     if isinstance(a, Scalar | Buffer | Region) or isinstance(b, Scalar | Buffer | Region):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -55,8 +56,8 @@ class Calls(Expressions):
             case type() if issubclass(function, T.Tensor):
                 kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
                 return self.annotation(function, list(self.elements(node.args)), **kwargs)
-            case type() | types.BuiltinFunctionType() if function.__module__ == "builtins":
-                return self._builtin(function, node)
+        if getattr(builtins, getattr(function, "__name__", ""), None) is function:
+            return self._builtin(function, node)
         if isinstance(function, types.FunctionType) and function in WORDS:
             return self._word(WORDS[function], function, node)
         if getattr(function, "__module__", None) == "tilec.layout":

@@ -200,8 +200,7 @@ class ForLoops(Loops):
                 if found is None:
                     raise self.error(
                         f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
-                        "loop over a tile of compile-time extents; what is out of a tensor's bounds is "
-                        "guarded",
+                        "loop over a compile-time tile; what is out of a tensor's bounds is guarded",
                     )
                 if found < 1:
                     raise self.error(f"an extent of T.Parallel is {found}, the least is 1")
@@ -213,8 +212,8 @@ class ForLoops(Loops):
             old, new = before[name], self.names.get(name)
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(
-                    f"{name} has a value before T.Parallel and every iteration changes it, in any order",
-                    "use a new name inside the loop; to sum up, write into a fragment",
+                    f"{name} has a value before T.Parallel and every iteration changes it",
+                    "iterations have no order: use a new name inside, or sum up in a fragment",
                 )
 
     # --- T.Persistent -----------------------------------------------------------------------------
@@ -264,9 +263,9 @@ class ForLoops(Loops):
     def _tile_coordinates(
         self, tile: Scalar, extents: list[int | Scalar], group: int
     ) -> list[Number]:
-        """Coordinates of the tile with number `tile`: `group` rows of the first dimension at a time,
-        which varies fastest within its group (the last group may be smaller), then the others, the
-        last of them fastest."""
+        """Coordinates of the tile with number `tile`: `group` rows of the first dimension at a
+        time, which varies fastest within its group (the last group may be smaller), then the
+        others, the last of them fastest."""
         if len(extents) == 1:
             return [tile]
         rest: Number = 1

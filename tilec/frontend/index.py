@@ -1,8 +1,10 @@
-"""What tracing knows of an integer: a sum of independent unknowns, and how far each of them reaches.
+"""What tracing knows of an integer: a sum of independent unknowns, and how far each of them
+reaches.
 
-`i + 4 - i` is 4 and `k * 32 + j` with j < 32 stays below a bound: the front end needs that much to fold
-the extents of slices and to prove an index out of range. An `Affine` is `const + Σ coefficient · atom`;
-an `Atom` is an integer that nothing more is known of than its range. Everything here is immutable.
+`i + 4 - i` is 4 and `k * 32 + j` with j < 32 stays below a bound: the front end needs that much to
+fold the extents of slices and to prove an index out of range. An `Affine` is `const + Σ coefficient
+· atom`; an `Atom` is an integer that nothing more is known of than its range. Everything here is
+immutable.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from dataclasses import dataclass, field
 class Atom:
     """An unknown integer, told apart by identity.
 
-    It lies in `lo … hi` (None: no bound known). `attained`: both bounds really occur, whatever other
-    atoms with different `roots` are. `roots` are the atoms it was computed from (itself if none).
-    `depth` counts the run-time conditions around its definition.
+    It lies in `lo … hi` (None: no bound known). `attained`: both bounds really occur, whatever
+    other atoms with different `roots` are. `roots` are the atoms it was computed from (itself if
+    none). `depth` counts the run-time conditions around its definition.
     """
 
     lo: int | None = None

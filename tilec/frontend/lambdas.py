@@ -1,7 +1,7 @@
 """The one place for a lambda: `T.Layout(shape, lambda i, j: …)`.
 
-It is checked and then compiled as the Python function it is, since a layout evaluates it once for each
-element. Names in it are compile-time values; its parameters are the element's coordinates.
+It is checked and then compiled as the Python function it is, since a layout evaluates it once for
+each element. Names in it are compile-time values; its parameters are the element's coordinates.
 """
 
 from __future__ import annotations

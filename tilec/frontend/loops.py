@@ -1,8 +1,9 @@
 """Run-time loops that run in order: `for` over a range, `while`, and what they carry around.
 
-A name that is assigned in a loop's body and has a value before it is carried: it becomes an SSA value
-that each iteration takes and hands on. `break` ends at the front end: the loop becomes a `while` that
-carries a `live` flag, and what follows a `break` or `continue` in the body stands under an `if`.
+A name that is assigned in a loop's body and has a value before it is carried: it becomes an SSA
+value that each iteration takes and hands on. `break` ends at the front end: the loop becomes a
+`while` that carries a `live` flag, and what follows a `break` or `continue` in the body stands
+under an `if`.
 """
 
 from __future__ import annotations
@@ -223,8 +224,8 @@ class Loops(Branches):
         extra: tuple[Value, ...],
         body: list[ast.stmt],
     ) -> Carried:
-        """Trace the body with `names` carried. A Python literal has no dtype of its own: the body is
-        traced again until the dtypes that it gives such names agree with those it was given."""
+        """Trace the body with `names` carried. A Python literal has no dtype of its own: the body
+        is traced again until the dtypes that it gives such names agree with those it was given."""
         starts = [self._start(n) for n in names]
         dtypes = [s.dtype if isinstance(s, Scalar) else self.default_dtype(s) for s in starts]
         hazards = self.hazards

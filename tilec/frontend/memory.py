@@ -80,8 +80,8 @@ class Memory(Arithmetic):
             dims = ", ".join(f"{'ijklmn'[d % 6]}" if d < len(items) else ":" for d in range(rank))
             hint = f"write {buffer.name}[{dims}]"
             raise self.error(
-                f"{len(items)} {'index' if len(items) == 1 else 'indices'} into {describe(buffer)}, "
-                f"which has {rank} dimension{'s' * (rank != 1)}",
+                f"{_count(len(items), 'index', 'indices')} into {describe(buffer)}, "
+                f"which has {_count(rank, 'dimension', 'dimensions')}",
                 hint,
             )
         offsets: list[int | Scalar] = []
@@ -281,3 +281,7 @@ class Memory(Arithmetic):
     def offset_values(self, t: Tile) -> tuple[Value, ...]:
         """A tile's offsets as an op takes them."""
         return tuple(self.index_value(o) for o in t.offsets)
+
+
+def _count(n: int, one: str, more: str) -> str:
+    return f"{n} {one if n == 1 else more}"

@@ -38,7 +38,8 @@ def _text(value: Value, makers: Mapping[Value, Op], names: Mapping[Value, str]) 
 
 
 def contiguous_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
-    """Strides of a row-major tensor: ints as far as they are known, then names of run-time strides."""
+    """Strides of a row-major tensor: ints as far as they are known, then names of run-time
+    strides."""
     strides: list[Extent] = []
     step: int | None = 1
     for dim in reversed(range(len(shape))):

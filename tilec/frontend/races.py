@@ -1,4 +1,5 @@
-"""Races in `T.Parallel` that can be proved: two iterations that touch one element, one of them writing.
+"""Races in `T.Parallel` that can be proved: two iterations that touch one element, one of them
+writing.
 
 The indices of the accesses that every iteration makes are computed for all iterations at once, as
 NumPy arrays over the iteration space plus a sum of values that are the same in all iterations. Two
@@ -186,8 +187,8 @@ def _read_race(
     i = int(clash[0])
     message = (
         f"iteration {_iteration(i, loop)} of T.Parallel reads an element of "
-        f"{write.dest.name or 'the buffer'} that iteration {_iteration(int(writer[i]), loop)} writes "
-        f"(line {write.loc.line}); they run in any order"
+        f"{write.dest.name or 'the buffer'} that iteration {_iteration(int(writer[i]), loop)} "
+        f"writes (line {write.loc.line}); they run in any order"
     )
     return Race(message, read.loc)
 
@@ -203,8 +204,8 @@ def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
         return None
     one, other = int(order[twice[0]]), int(order[twice[0] + 1])
     message = (
-        f"iterations {_iteration(one, loop)} and {_iteration(other, loop)} of T.Parallel write the same "
-        f"element of {write.dest.name or 'the buffer'}; they run in any order"
+        f"iterations {_iteration(one, loop)} and {_iteration(other, loop)} of T.Parallel write "
+        f"the same element of {write.dest.name or 'the buffer'}; they run in any order"
     )
     return Race(message, write.loc)
 

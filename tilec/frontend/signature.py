@@ -27,10 +27,10 @@ Dimension = int | str | None
 class Parameter:
     """One parameter of a kernel as its author wrote it.
 
-    `kind`: "tensor", "scalar" or "constexpr". `shape` and `strides` entries are ints, names of sizes,
-    or arithmetic on them as text ("(M // 2)"); they are None where they are taken from the argument,
-    as is `dtype`. `default` is REQUIRED where there is none. `is_output`: named in `out=`, so that
-    the call allocates it.
+    `kind`: "tensor", "scalar" or "constexpr". `shape` and `strides` entries are ints, names of
+    sizes, or arithmetic on them as text ("(M // 2)"); they are None where they are taken from the
+    argument, as is `dtype`. `default` is REQUIRED where there is none. `is_output`: named in
+    `out=`, so that the call allocates it.
     """
 
     name: str
@@ -50,7 +50,8 @@ class Signature:
     `parameters` in the order of the call. `sizes`: each size that shapes name, and whether it is
     fixed (`T.const`: to be a compile-time int of each variant). `allocated`: tensors made by
     `T.empty` in the body. `returns`: names of the tensors the call returns, in order. `pending`:
-    some annotation needs the constexpr values; `bind_constants` reads it.
+    some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
+    body has no `T.Kernel` with extents, so that a call must give the grid.
     """
 
     source: Source
@@ -61,6 +62,7 @@ class Signature:
     threads: int | None = None
     pending: bool = False
     out: tuple[str, ...] = ()
+    grid_from_launch: bool = False
 
     @property
     def name(self) -> str:
@@ -79,18 +81,20 @@ def read_signature(
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
-    `out` names parameters that the call allocates and returns, `threads` is what the decorator says.
-    Raises CompileError for a parameter without a usable annotation, an unknown name in `out`, and
-    where the source cannot be read.
+    `out` names parameters that the call allocates and returns, `threads` is what the decorator
+    says. Raises CompileError for a parameter without a usable annotation, an unknown name in `out`,
+    and where the source cannot be read.
     """
     return _read(read_source(pyfunc), tuple(out), threads, {})
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
-    """`signature` with annotations that need the constexpr values `constants` read too."""
+    """`signature` with annotations that need constexpr values read too; `constants` are those
+    values, as far as they are not the defaults."""
     if not signature.pending:
         return signature
-    return _read(signature.source, signature.out, signature.threads, constants)
+    defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
+    return _read(signature.source, signature.out, signature.threads, {**defaults, **constants})
 
 
 def _read(
@@ -119,6 +123,7 @@ def _read(
         threads,
         reader.pending,
         out,
+        not reader.has_grid(),
     )
 
 
@@ -205,7 +210,7 @@ class _Reader(Calls):
                 self._read_annotation(self.drafts[s.target.id], s)
             elif isinstance(s, ast.Assign) and n < last:
                 self._try_assignment(s)
-            if isinstance(s, ast.Assign) and self._is_empty(s.value):
+            if isinstance(s, ast.Assign) and self._calls(s.value, T.empty):
                 self.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
 
     def _annotates(self, s: ast.stmt) -> bool:
@@ -215,12 +220,12 @@ class _Reader(Calls):
             and s.target.id in self.drafts
         )
 
-    def _is_empty(self, node: ast.expr) -> bool:
-        """Whether `node` is a call of `T.empty`."""
+    def _calls(self, node: ast.expr, word: Callable[..., Any]) -> bool:
+        """Whether `node` is a call of `word`, under whatever name."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return False
         try:
-            return self.expression(node.func) is T.empty
+            return self.expression(node.func) is word
         except CompileError:
             return False  # reported when the kernel is traced
 
@@ -257,6 +262,11 @@ class _Reader(Calls):
             return
         with self.at(s.annotation):
             draft.annotation = self._python_scalar_or(s.annotation)
+
+    def has_grid(self) -> bool:
+        """Whether the body has a `T.Kernel` with extents."""
+        items = (n.context_expr for n in ast.walk(self.source.node) if isinstance(n, ast.withitem))
+        return any(self._calls(c, T.Kernel) and c.args for c in items if isinstance(c, ast.Call))
 
     # --- results ----------------------------------------------------------------------------------
 

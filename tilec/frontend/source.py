@@ -1,4 +1,5 @@
-"""Getting at the user's source: the syntax tree of a function, with the lines and columns of its file."""
+"""Getting at the user's source: the syntax tree of a function, with the lines and columns of its
+file."""
 
 from __future__ import annotations
 

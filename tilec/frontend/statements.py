@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from tilec.frontend.expressions import BINARY
 from tilec.frontend.for_loops import ForLoops
+from tilec.frontend.operators import BINARY
 from tilec.frontend.values import (
     Buffer,
     EmptyTensor,

@@ -168,7 +168,8 @@ class _KernelTracer(Statements):
                 continue
             if len(written) != len(given):
                 raise self.error(
-                    f"{p.name} is annotated with {len(written)} dimensions, the argument has {len(given)}"
+                    f"{p.name} is annotated with {len(written)} dimensions, "
+                    f"the argument has {len(given)}"
                 )
             for dim, (w, g) in enumerate(zip(written, given)):
                 if isinstance(w, int) and isinstance(g, int) and w != g:
@@ -248,8 +249,8 @@ class _KernelTracer(Statements):
             )
             if text is None:
                 raise self.error(
-                    f"extent {dim} of T.empty is {describe(e)}; it must follow from sizes by arithmetic",
-                    "use sizes of T.const or T.dynamic, and ints",
+                    f"extent {dim} of T.empty is {describe(e)}, which is not known before the call",
+                    "compute it from ints and sizes of T.const or T.dynamic",
                 )
             plain = isinstance(text, int) or text in self.size_params
             extents.append(text if plain else f"{name}_size{dim}")
@@ -319,26 +320,22 @@ class _KernelTracer(Statements):
 
     def _standalone(self, ops: list[Op], header: KernelHeader) -> Block:
         """The ops as a block of their own: what they use of the body's ops so far is copied in."""
-        needed: list[Op] = []
         makers = {r: o for o in self.builder.ops for r in o.results}
-        pending = [v for o in ops for v in o.operands]
+        needed: set[Op] = set()
+        pending = list(ops)
         while pending:
-            maker = makers.pop(pending.pop(), None)
-            if maker is None:
-                continue
-            if not maker.pure:
+            o = pending.pop()
+            if not o.pure and not isinstance(o, Yield):
                 raise self.error(
-                    "the grid must follow from sizes and scalar parameters; this reads a tensor",
+                    "the grid must follow from sizes and scalar parameters by arithmetic",
                     "compute it outside and pass it as a scalar, or launch with kernel[grid]",
                     at=header.loc,
                 )
-            for r in maker.results:
-                makers.pop(r, None)
-            needed.append(maker)
-            pending += maker.operands
-        order = {o: n for n, o in enumerate(self.builder.ops)}
+            found = {makers[v] for v in o.operands if v in makers} - needed
+            needed |= found
+            pending += found
         subst: Substitution = {}
-        copied = [clone(o, subst) for o in sorted(needed, key=order.__getitem__)]
+        copied = [clone(o, subst) for o in self.builder.ops if o in needed]
         return Block((), (*copied, *(clone(o, subst) for o in ops)))
 
     def _bind_blocks(self, target: ast.expr | None, header: KernelHeader) -> None:

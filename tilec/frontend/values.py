@@ -1,8 +1,8 @@
 """What a name can stand for while a kernel is traced.
 
 Known at compile time are plain Python values: numbers, strings, None, dtypes, tuples, lists, dicts,
-enum members, layouts, modules, the words of the language, macros. The classes here stand for what is
-only known at run time, and for what the front end keeps about it.
+enum members, layouts, modules, the words of the language, macros. The classes here stand for what
+is only known at run time, and for what the front end keeps about it.
 """
 
 from __future__ import annotations

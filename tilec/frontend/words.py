@@ -102,7 +102,8 @@ def bind_call(
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"
             raise t.error(
-                f"{shown} takes at most {len(names)} arguments ({listed}), {len(node.args)} were given"
+                f"{shown} takes at most {len(names)} arguments ({listed}), "
+                f"{len(node.args)} were given"
             )
         for name, arg in zip(names, node.args):
             nodes[name] = arg
@@ -184,7 +185,7 @@ def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
         found = static_int(e)
         if found is None:
             raise t.error(
-                f"an extent of T.{c.word} is {describe(e)}; on-chip tiles have compile-time extents",
+                f"an extent of T.{c.word} is {describe(e)}; tiles have compile-time extents",
                 "use an int, a T.constexpr parameter or a closure value",
                 c.place(name),
             )

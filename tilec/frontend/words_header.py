@@ -1,4 +1,5 @@
-"""Words that head a `for` or `with`, and `T.empty`: as calls they only check and collect arguments."""
+"""Words that head a `for` or `with`, and `T.empty`: as calls they only check and collect
+arguments."""
 
 from __future__ import annotations
 

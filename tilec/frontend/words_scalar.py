@@ -73,9 +73,8 @@ def thread_binding(t: Expressions, c: Call) -> Number:
 def _thread(t: Expressions, c: Call) -> Scalar:
     if t.parallel is not None:
         raise t.error(
-            f"T.{c.word} cannot stand in T.Parallel (line {t.parallel.line}), whose iterations are not "
-            "bound to threads",
-            "ask for the index before the loop",
+            f"T.{c.word} cannot stand in T.Parallel (line {t.parallel.line})",
+            "its iterations are not bound to threads; ask for the index before the loop",
         )
     return t.to_index(t.emit_scalar(ThreadIndex, affine=Affine(0, {Atom(0): 1})))
 

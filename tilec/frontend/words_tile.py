@@ -49,7 +49,8 @@ def tile_level(t: Expressions, c: Call) -> None:
     """Raise CompileError if a word about whole tiles stands in `T.Parallel`."""
     if t.parallel is not None:
         raise t.error(
-            f"T.{c.word} works on whole tiles and cannot stand in T.Parallel (line {t.parallel.line})",
+            f"T.{c.word} works on whole tiles and cannot stand in T.Parallel "
+            f"(line {t.parallel.line})",
             "move it out of the loop, or assign elements: dst[i, j] = src[i, j]",
         )
 
@@ -207,7 +208,7 @@ def _accumulator(t: Expressions, c: Call) -> Buffer:
             extents = ", ".join(map(str, value.type.shape))
             raise t.error(
                 f"C of T.gemm is {describe(value)}; the result must be a fragment",
-                f'acc = T.alloc_fragment(({extents}), "float32"), and T.copy(acc, {value.name}) after it',
+                f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}',
             )
         if value.type.rank != 2:
             raise t.error(f"C of T.gemm is {describe(value)}; it must have two dimensions")

@@ -1,0 +1,186 @@
+"""What stands around a kernel's body: sizes, annotations of parameters, macros.
+
+These names are used as `T.dynamic`, `T.Tensor`, … : `tilec.language` has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.types import DTYPES, DType, find_dtype
+
+
+def dtype_of(name: object) -> DType:
+    """The dtype that `name` means. Raises CompileError."""
+    found = find_dtype(name)
+    if found is None:
+        raise CompileError(f"unknown dtype {name!r}{did_you_mean(str(name), DTYPES)}")
+    return found
+
+
+def only_inside(word: str) -> NoReturn:
+    """Raise the CompileError of a word that is called outside a kernel."""
+    raise CompileError(
+        f"T.{word} means something only inside a kernel",
+        hint="call it in the body of a function under @tilec.kernel or @tilec.macro",
+    )
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An extent that arguments give: a name, or `op` of other sizes and ints (`op` as in the IR).
+
+    `fixed` names (from `T.const`) are compile-time ints in each variant of the kernel, others
+    (`T.dynamic`) are run-time parameters. Kernels are told apart by the names only.
+    """
+
+    text: str
+    op: str = ""
+    args: tuple[Size | int, ...] = ()
+    fixed: bool = False
+
+    def _with(self, op: str, sign: str, other: object, swapped: bool = False) -> Any:
+        if not isinstance(other, Size | int) or isinstance(other, bool):
+            return NotImplemented
+        a, b = (other, self) if swapped else (self, other)
+        left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
+        return Size(f"({left} {sign} {right})", op, (a, b))
+
+    def __add__(self, other: object) -> Any:
+        return self._with("add", "+", other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._with("add", "+", other, swapped=True)
+
+    def __sub__(self, other: object) -> Any:
+        return self._with("sub", "-", other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._with("sub", "-", other, swapped=True)
+
+    def __mul__(self, other: object) -> Any:
+        return self._with("mul", "*", other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._with("mul", "*", other, swapped=True)
+
+    def __floordiv__(self, other: object) -> Any:
+        return self._with("floordiv", "//", other)
+
+    def __rfloordiv__(self, other: object) -> Any:
+        return self._with("floordiv", "//", other, swapped=True)
+
+    def __mod__(self, other: object) -> Any:
+        return self._with("mod", "%", other)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the size {self.text} has no value before the kernel is called")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _sizes(names: str, fixed: bool) -> Size | tuple[Size, ...]:
+    parts = [n.strip() for n in names.split(",")]
+    for part in parts:
+        if not part.isidentifier():
+            raise CompileError(f"{part!r} is no name for a size", hint='write T.dynamic("M, N")')
+    made = tuple(Size(p, fixed=fixed) for p in parts)
+    return made[0] if len(made) == 1 else made
+
+
+def dynamic(names: str) -> Any:
+    """Run-time sizes: `T.dynamic("M")` is one, `T.dynamic("M, N")` a tuple.
+
+    A size gets its value from the extents (or strides) of the tensor arguments that name it.
+    """
+    return _sizes(names, fixed=False)
+
+
+symbolic = dynamic
+
+
+def const(names: str) -> Any:
+    """Compile-time sizes bound from the arguments: `M, N = T.const("M, N")` in an eager kernel."""
+    return _sizes(names, fixed=True)
+
+
+# --- annotations of parameters --------------------------------------------------------------------
+
+
+class Subscripted(type):
+    def __getitem__(cls, args: Any) -> Any:
+        return cls(*args) if isinstance(args, tuple) else cls(args)
+
+
+class Tensor(metaclass=Subscripted):
+    """A tensor in global memory: `A: T.Tensor((M, K), "float16")`, also `T.Tensor[(M, K),
+    "float16"]`.
+
+    Extents are ints (compile-time) or sizes of `T.dynamic`/`T.const`. Any strides are accepted.
+    Raises CompileError for an extent or dtype that is neither.
+    """
+
+    def __init__(self, shape: Any, dtype: object = "float32", strides: Any = None) -> None:
+        self.shape = _extents("extent", shape)
+        self.dtype = dtype_of(dtype)
+        self.strides = None if strides is None else _extents("stride", strides)
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise CompileError(f"{len(self.shape)} extents but {len(self.strides)} strides")
+
+
+class StridedTensor(Tensor):
+    """A tensor whose strides (in elements) are written out: `T.StridedTensor((M, N), (ld, 1),
+    dtype)`."""
+
+    def __init__(self, shape: Any, strides: Any, dtype: object = "float32") -> None:
+        super().__init__(shape, dtype, strides)
+
+
+Buffer = Tensor
+
+
+class constexpr:
+    """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+
+
+def _extents(what: str, shape: Any) -> tuple[int | Size, ...]:
+    entries = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    for e in entries:
+        whole = isinstance(e, int) and not isinstance(e, bool) and e >= 0
+        if not whole and not isinstance(e, Size):
+            raise CompileError(
+                f"the {what} {e!r} of a tensor is neither an int nor a size",
+                hint='sizes are made by T.dynamic("M") or T.const("M")',
+            )
+    return entries
+
+
+# --- macros ---------------------------------------------------------------------------------------
+
+
+class Macro:
+    """A function that kernels inline where they call it; see `macro`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        only_inside(self.__name__)
+
+
+def macro(function: Callable[..., Any]) -> Macro:
+    """Make `function` usable inside kernels: each call is inlined.
+
+    Its body is kernel code. Arguments are passed as they are: buffers and regions by reference,
+    numbers by value, anything known at compile time stays so. It may end in `return value`.
+    """
+    return Macro(function)

@@ -1,0 +1,199 @@
+"""Operators: arithmetic, comparison, logic, and the choice between two values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from tilec.frontend.context import BlockBuilder
+from tilec.frontend.memory import Memory
+from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_literal
+from tilec.ir.core import Block, Op
+from tilec.ir.ops import Binary, If, Load, Select, Yield
+from tilec.ir.types import BOOL, DType, find_dtype
+
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv",
+    ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
+    ast.LShift: "shl", ast.RShift: "shr",
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], str] = {
+    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+
+
+class Operators(Memory):
+    """Evaluates operators; their operands are left to a subclass."""
+
+    def expression(self, node: ast.expr) -> object:
+        """The value of `node`. Raises CompileError for what kernels do not have."""
+        raise NotImplementedError
+
+    def number_of(self, node: ast.expr, what: str = "this") -> Number:
+        """The value of `node` as a number."""
+        value = self.expression(node)
+        with self.at(node):
+            return self.number(value, what)
+
+    def binary_operator(self, node: ast.BinOp) -> object:
+        """`a + b` and the like; `+` and `*` of compile-time lists too."""
+        kind = BINARY.get(type(node.op))
+        a, b = self.expression(node.left), self.expression(node.right)
+        if kind is None:
+            raise self.error("@ is not an operator on tiles", "use T.gemm(A, B, C)")
+        if isinstance(a, tuple | list) and isinstance(b, type(a)) and kind == "add":
+            return a + b  # type: ignore[operator]
+        if isinstance(a, tuple | list) and isinstance(b, int) and kind == "mul":
+            return a * b
+        x, y = self._operand(a, node.left), self._operand(b, node.right)
+        return self.binary(kind, x, y)
+
+    def _operand(self, value: object, node: ast.expr) -> Number:
+        with self.at(node):
+            return self.number(value, "this operand")
+
+    def unary_operator(self, node: ast.UnaryOp) -> object:
+        """`-a`, `not a`, `~a`."""
+        x = self.number_of(node.operand, "this operand")
+        match node.op:
+            case ast.Not():
+                return self.logical_not(x)
+            case ast.UAdd():
+                return x
+            case ast.USub():
+                return self.unary("neg", x) if isinstance(x, Scalar) else -x
+            case _:
+                if isinstance(x, float):
+                    raise self.error(f"~ of {describe(x)} needs an integer")
+                return self.unary("not", x) if isinstance(x, Scalar) else ~int(x)
+
+    def comparison(self, node: ast.Compare) -> object:
+        """`a < b <= c`: each operand is evaluated once."""
+        left = self.expression(node.left)
+        result: bool | Scalar = True
+        for op, right_node in zip(node.ops, node.comparators):
+            right = self.expression(right_node)
+            one = self._compare_once(op, left, right, node)
+            if result is True:
+                result = one
+            elif one is False or result is False:
+                result = False
+            elif one is not True:
+                assert isinstance(result, Scalar) and isinstance(one, Scalar)
+                result = self.emit_scalar(Binary, "and", result.value, one.value)
+            left = right
+        return result
+
+    def _compare_once(
+        self, op: ast.cmpop, left: object, right: object, node: ast.Compare
+    ) -> bool | Scalar:
+        match op:
+            case ast.Is() | ast.IsNot():
+                if left is not None and right is not None and not isinstance(right, bool):
+                    raise self.error("is compares with None, True and False only", "use ==")
+                return (left is right) == isinstance(op, ast.Is)
+            case ast.In() | ast.NotIn():
+                if isinstance(left, Scalar | Region) or not isinstance(
+                    right, list | tuple | dict | str
+                ):
+                    raise self.error(f"{describe(left)} in {describe(right)} is not known here")
+                return (left in right) == isinstance(op, ast.In)
+        kind = _COMPARE[type(op)]
+        run_time = any(isinstance(v, Scalar | Region | Buffer) for v in (left, right))
+        if not run_time and not (is_literal(left) and is_literal(right)):
+            if kind not in ("eq", "ne"):
+                raise self.error(f"{describe(left)} and {describe(right)} have no order")
+            return _same(left, right) == (kind == "eq")
+        x = self._operand(left, node)
+        y = self._operand(right, node)
+        return self.truth(self.compare(kind, x, y))
+
+    def boolean_operator(self, node: ast.BoolOp) -> object:
+        """`a and b`, `a or b`: the second is evaluated only where it counts."""
+        is_and = isinstance(node.op, ast.And)
+        result = self.truth(self.number_of(node.values[0]))
+        for later in node.values[1:]:
+            if not isinstance(result, Scalar):
+                if result != is_and:
+                    return result
+                result = self.truth(self.number_of(later))
+                continue
+            result = self._both(result, later) if is_and else self._either(result, later)
+        return result
+
+    def _both(self, first: Scalar, later: ast.expr) -> bool | Scalar:
+        chosen = self.choose(first, lambda: self.truth(self.number_of(later)), lambda: False)
+        return self.truth(chosen)
+
+    def _either(self, first: Scalar, later: ast.expr) -> bool | Scalar:
+        chosen = self.choose(first, lambda: True, lambda: self.truth(self.number_of(later)))
+        return self.truth(chosen)
+
+    def conditional(self, node: ast.IfExp) -> object:
+        """`a if c else b`."""
+        cond = self.truth(self.number_of(node.test, "this condition"))
+        if not isinstance(cond, Scalar):
+            return self.expression(node.body if cond else node.orelse)
+        return self.choose(
+            cond,
+            lambda: self.number_of(node.body, "this value"),
+            lambda: self.number_of(node.orelse, "this value"),
+        )
+
+    def choose(
+        self, cond: Scalar, on_true: Callable[[], Number], on_false: Callable[[], Number]
+    ) -> Number:
+        """One of two values at run time. Both are computed where that is harmless; otherwise (an
+        on-chip read that may be out of bounds, a division) only the one that is chosen."""
+        hazards = self.hazards
+        with self.inside(conditional=True) as then:
+            a = on_true()
+        with self.inside(conditional=True) as other:
+            b = on_false()
+        harmless = hazards == self.hazards and all(_harmless(o) for o in (*then.ops, *other.ops))
+        self.hazards = hazards
+        if harmless:
+            self.builder.ops += then.ops + other.ops
+            return self._selected(cond, a, b)
+        x, y = self.unify_in(then, other, a, b)
+        branches = [self._yielding(block, v) for block, v in ((then, x), (other, y))]
+        return self.scalar(self.emit(If, cond.value, *branches, (x.value.type,)).result)
+
+    def _selected(self, cond: Scalar, a: Number, b: Number) -> Number:
+        """A `Select`, or the logic it amounts to."""
+        if b is False and isinstance(a, Scalar) and a.dtype is BOOL:
+            return self.emit_scalar(Binary, "and", cond.value, a.value)
+        if a is True and isinstance(b, Scalar) and b.dtype is BOOL:
+            return self.emit_scalar(Binary, "or", cond.value, b.value)
+        if not isinstance(a, Scalar) and not isinstance(b, Scalar) and a is b:
+            return a
+        x, y = self.unify(a, b, "or")
+        return self.emit_scalar(Select, cond.value, x.value, y.value)
+
+    def unify_in(
+        self, then: BlockBuilder, other: BlockBuilder, a: Number, b: Number
+    ) -> tuple[Scalar, Scalar]:
+        """`unify`, the conversions being emitted where each value was computed."""
+        with self.inside():
+            dtype = self.unify(a, b, "or")[0].dtype
+        made = []
+        for builder, value in ((then, a), (other, b)):
+            self.builders.append(builder)
+            made.append(self.convert(value, dtype))
+            self.builders.pop()
+        return made[0], made[1]
+
+    def _yielding(self, builder: BlockBuilder, value: Scalar) -> Block:
+        builder.emit(Yield, (value.value,), loc=self.loc)
+        return builder.block()
+
+
+def _harmless(o: Op) -> bool:
+    return o.pure or isinstance(o, Load)
+
+
+def _same(a: object, b: object) -> bool:
+    """Equality of compile-time values; a dtype equals its name."""
+    if isinstance(a, DType) or isinstance(b, DType):
+        return find_dtype(a) is find_dtype(b) if a is not None and b is not None else False
+    return a == b
