@@ -8,8 +8,7 @@ index, sizes (not negative), and what arithmetic makes of these without leaving 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from tilec.ir.intervals import RANGES, Range, decide
 from tilec.ir.llvm import Val
 
 Interval = tuple[int, int]
@@ -51,89 +50,16 @@ class Ranges:
         return known is not None and known[0] >= 0
 
     def result(self, kind: str, a: Val, b: Val) -> Interval | None:
-        """The interval of the mathematical result of a `Binary` kind, None where nothing can be said. It may
-        lie outside the type: then the operation can wrap."""
-        rule = _RULES.get(kind)
-        return rule(self.get(a), self.get(b)) if rule else None
+        """The interval of the mathematical result of a `Binary` kind; None where it can leave the
+        type (the operation can wrap) or nothing can be said."""
+        rule = RANGES.get(kind)
+        if rule is None:
+            return None
+        lo, hi = rule(self.get(a), self.get(b))
+        low, high = limits(a.type)
+        return (lo, hi) if lo is not None and hi is not None and low <= lo and hi <= high else None
 
     def decided(self, kind: str, a: Val, b: Val) -> bool | None:
         """The answer of a comparison where the intervals give it."""
-        (al, ah), (bl, bh) = self.get(a), self.get(b)
-        match kind:
-            case "lt" | "ge":
-                sure, never = ah < bl, al >= bh
-            case "le" | "gt":
-                sure, never = ah <= bl, al > bh
-            case _:
-                sure, never = False, ah < bl or bh < al
-        if kind in ("ge", "gt", "ne"):
-            sure, never = never, sure
-        return True if sure else False if never else None
-
-
-def _corners(fn: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    def rule(a: Interval, b: Interval) -> Interval:
-        found = [fn(x, y) for x in a for y in b]
-        return min(found), max(found)
-
-    return rule
-
-
-def _divided(a: Interval, b: Interval) -> Interval | None:
-    if b[0] <= 0:
-        return None
-    found = [x // y for x in a for y in b]
-    return min(found), max(found)
-
-
-def _remainder(a: Interval, b: Interval) -> Interval | None:
-    if b[0] <= 0:
-        return None
-    return (0, min(a[1], b[1] - 1)) if a[0] >= 0 else (0, b[1] - 1)
-
-
-def _truncated(
-    rule: Callable[[Interval, Interval], Interval | None],
-) -> Callable[[Interval, Interval], Interval | None]:
-    return lambda a, b: rule(a, b) if a[0] >= 0 else None
-
-
-def _and(a: Interval, b: Interval) -> Interval | None:
-    tops = [i[1] for i in (a, b) if i[0] >= 0]
-    return (0, min(tops)) if tops else None
-
-
-def _or(a: Interval, b: Interval) -> Interval | None:
-    if a[0] < 0 or b[0] < 0:
-        return None
-    return 0, (1 << max(a[1].bit_length(), b[1].bit_length())) - 1
-
-
-def _shl(a: Interval, b: Interval) -> Interval | None:
-    if b[0] < 0 or b[1] > 63:
-        return None
-    return _corners(lambda x, y: x << y)(a, b)
-
-
-def _shr(a: Interval, b: Interval) -> Interval | None:
-    if b[0] < 0 or b[1] > 63:
-        return None
-    return _corners(lambda x, y: x >> y)(a, b)
-
-
-_RULES: dict[str, Callable[[Interval, Interval], Interval | None]] = {
-    "add": _corners(lambda x, y: x + y),
-    "sub": _corners(lambda x, y: x - y),
-    "mul": _corners(lambda x, y: x * y),
-    "floordiv": _divided,
-    "mod": _remainder,
-    "truncdiv": _truncated(_divided),
-    "truncmod": _truncated(_remainder),
-    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "and": _and,
-    "or": _or,
-    "xor": _or,
-    "shl": _shl,
-    "shr": _shr,
-}
+        found: Range = decide(kind, self.get(a), self.get(b))
+        return bool(found[0]) if found[0] == found[1] else None

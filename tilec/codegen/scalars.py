@@ -1,8 +1,8 @@
 """Scalar arithmetic, comparisons and casts on LLVM records: what the ops of `tilec.ir.ops.scalar` become.
 
 In registers a bool is i1 and float8 an i8 of its bits; half precision is LLVM's own type. bfloat16 and float8
-are computed in float32 and rounded after every op (that is exact: float32 has more than twice their bits).
-Products and sums are never contracted; only `fma` fuses. What a vendor has an instruction for is a method
+are computed in float32 and rounded after every op, which is exact: float32 has more than twice their
+bits. Products and sums are never contracted; only `fma` fuses. What a vendor has an instruction for is a method
 that the vendor's class overrides; the others are spelled in integer arithmetic.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from tilec.codegen.lanes import mangled
+from tilec.codegen.numerics import FORMATS, Numerics, encode
 from tilec.codegen.ranges import Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -26,7 +28,7 @@ from tilec.ir.types import (
 )
 
 _REGISTER = {BOOL: "i1", FLOAT16: "half", BFLOAT16: "bfloat", FLOAT64: "double"}
-_FLOAT8 = {FLOAT8_E4M3: (4, 3), FLOAT8_E5M2: (5, 2)}
+_FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 _UNSIGNED = ("uint", "bool")
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _BITWISE = {"and": "and", "or": "or", "xor": "xor", "shl": "shl", "add": "or", "mul": "and"}
@@ -55,27 +57,12 @@ def literal(value: bool | int | float, dtype: DType) -> Val:
     if dtype.is_int:
         return int_val(int(value), register_type(dtype))
     if dtype in _FLOAT8:
-        return int_val(float8_bits(float(value), *_FLOAT8[dtype]), "i8")
+        return int_val(encode(float(value), FORMATS[dtype]), "i8")
     if dtype == TFLOAT32:
         value = _round_to_bits(float(value), 11)
     elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
         value = math.copysign(math.inf, value)
     return float_val(float(value), register_type(dtype))
-
-
-def float8_bits(value: float, exponent: int, mantissa: int) -> int:
-    """The bits of `value` in an OCP float8 (4, 3 or 5, 2), nearest even, saturating; nan stays nan."""
-    sign = 0x80 if math.copysign(1.0, value) < 0 else 0
-    if math.isnan(value):
-        return sign | 0x7F
-    bias = (1 << (exponent - 1)) - 1
-    x = abs(value)
-    top = 0x7E if exponent == 4 else 0x7B
-    if math.isinf(x):
-        return sign | top
-    scale = max(math.frexp(x)[1] - 1 if x else 1 - bias, 1 - bias)
-    units = round(math.ldexp(x, mantissa - scale))
-    return sign | min(units + ((scale + bias - 1) << mantissa), top)
 
 
 def _round_to_bits(value: float, bits: int) -> float:
@@ -91,6 +78,7 @@ class Scalars:
     def __init__(self, f: Function, ranges: Ranges) -> None:
         self.f = f
         self.ranges = ranges
+        self.numerics = Numerics(f)
         self._sums: dict[str, tuple[Val, int]] = {}
 
     # --- vendor hooks ---
@@ -109,11 +97,11 @@ class Scalars:
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
         """float to float8 bits: nearest even, saturating, nan kept."""
-        return self._pack_float8(x, *_FLOAT8[dtype])
+        return self.numerics.narrow(x, dtype)
 
     def from_float8(self, x: Val, dtype: DType) -> Val:
         """float8 bits to float, exactly."""
-        return self._unpack_float8(x, dtype)
+        return self.numerics.widen(x, dtype)
 
     def unsupported(self, what: str, dtype: DType) -> CompileError:
         """The error for maths this target has no code for."""
@@ -170,11 +158,7 @@ class Scalars:
 
     def _note(self, kind: str, made: Val, a: Val, b: Val) -> Val:
         found = self.ranges.result(kind, a, b)
-        if found is not None:
-            low, high = limits(made.type)
-            if found[0] >= low and found[1] <= high:
-                self.ranges.set(made, *found)
-        return made
+        return self.ranges.set(made, *found) if found is not None else made
 
     def _sum(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
         """add, sub or mul, marked as not wrapping where that is proved; (x + c) + d becomes x + (c + d)."""
@@ -189,13 +173,8 @@ class Scalars:
         flags = ""
         found = self.ranges.result(kind, a, b) if signed else None
         if found is not None:
-            low, high = limits(a.type)
-            if found[0] < low or found[1] > high:
-                found = None
-            elif found[0] >= 0 and self.ranges.nonneg(a) and self.ranges.nonneg(b):
-                flags = "nuw nsw" if kind != "sub" else "nsw"
-            else:
-                flags = "nsw"
+            both = found[0] >= 0 and self.ranges.nonneg(a) and self.ranges.nonneg(b)
+            flags = "nuw nsw" if both else "nsw"
         made = f.binary(kind, a, b, flags)
         if found is not None:
             self.ranges.set(made, *found)
@@ -283,7 +262,7 @@ class Scalars:
         if kind in _ARITHMETIC:
             return f.binary(_ARITHMETIC[kind], a, b)
         if kind in ("min", "max"):
-            return f.intrinsic(a.type, f"llvm.{kind}num.{suffix(a.type)}", (a, b))
+            return f.intrinsic(a.type, f"llvm.{kind}num.{mangled(a.type)}", (a, b))
         if dtype == FLOAT16:
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
@@ -388,7 +367,7 @@ class Scalars:
     def call(self, name: str, *args: Val) -> Val:
         """LLVM's generic floating-point intrinsic `name`, on the arguments' type."""
         type = args[0].type
-        return self.f.intrinsic(type, f"llvm.{name}.{suffix(type)}", args)
+        return self.f.intrinsic(type, f"llvm.{name}.{mangled(type)}", args)
 
     def negate(self, x: Val) -> Val:
         return self.f.pure("fneg", x.type, (x,), f"fneg {x}")
@@ -434,7 +413,7 @@ class Scalars:
         if dest.is_int:
             return self._to_int(x, source, dest)
         if dest == TFLOAT32:
-            return self.to_tfloat32(self.cast(x, source, FLOAT32))
+            return self.numerics.round_tf32(self.cast(x, source, FLOAT32))
         if source == TFLOAT32:
             return self.cast(x, FLOAT32, dest)
         if dest == FLOAT64:
@@ -442,7 +421,7 @@ class Scalars:
         if source == FLOAT64 and dest in (FLOAT32, FLOAT16):
             return f.cast("fptrunc", x, register_type(dest))
         if source == FLOAT64:
-            return self.narrow(self.round_to_odd(x), dest)
+            return self.narrow(self.numerics.round_to_odd(x), dest)
         return self.narrow(self.widen(x, source), dest)
 
     def widen(self, x: Val, dtype: DType) -> Val:
@@ -500,36 +479,13 @@ class Scalars:
         to = register_type(dest)
         way = "fptoui" if dest.kind == "uint" else "fptosi"
         if dest.bits >= 32:
-            return f.intrinsic(to, f"llvm.{way}.sat.{to}.{suffix(x.type)}", (x,))
-        wide = f.intrinsic("i32", f"llvm.fptosi.sat.i32.{suffix(x.type)}", (x,))
+            return f.intrinsic(to, f"llvm.{way}.sat.{to}.{mangled(x.type)}", (x,))
+        wide = f.intrinsic("i32", f"llvm.fptosi.sat.i32.{mangled(x.type)}", (x,))
         low, high = (0, (1 << dest.bits) - 1) if dest.kind == "uint" else limits(to)
         for kind, edge in (("slt", low), ("sgt", high)):
             bound = int_val(edge, "i32")
             wide = f.select(f.icmp(kind, wide, bound), bound, wide)
         return f.cast("trunc", wide, to)
-
-    def to_tfloat32(self, x: Val) -> Val:
-        """A float rounded to 10 bits of mantissa, nearest even; inf and nan stay."""
-        f = self.f
-        bits = f.cast("bitcast", x, "i32")
-        last = f.binary("and", f.binary("lshr", bits, int_val(13)), int_val(1))
-        up = f.add(f.add(bits, int_val(0xFFF)), last)
-        rounded = f.cast("bitcast", f.binary("and", up, int_val(~0x1FFF)), "float")
-        finite = f.fcmp("olt", self.call("fabs", x), float_val(math.inf))
-        return f.select(finite, rounded, x)
-
-    def round_to_odd(self, x: Val) -> Val:
-        """A double as a float whose last bit is set where it is inexact, so that rounding it again to fewer
-        bits is the only rounding (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums")."""
-        f = self.f
-        near = f.cast("fptrunc", x, "float")
-        back = f.cast("fpext", near, "double")
-        bits = f.cast("bitcast", near, "i32")
-        far = f.fcmp("ogt", self.call("fabs", back), self.call("fabs", x))
-        toward_zero = f.binary("sub", bits, f.cast("zext", far, "i32"))
-        odd = f.binary("or", toward_zero, int_val(1))
-        exact = f.fcmp("ueq", back, x)
-        return f.cast("bitcast", f.select(exact, bits, odd), "float")
 
     def bitcast(self, x: Val, source: DType, dest: DType) -> Val:
         """The same bits as another dtype of equal width."""
@@ -538,52 +494,6 @@ class Scalars:
         if dest == BOOL:
             return self.f.icmp("ne", self.f.cast("bitcast", x, "i8"), int_val(0, "i8"))
         return self.f.cast("bitcast", x, register_type(dest))
-
-    # --- float8 in integer arithmetic ---
-
-    def _pack_float8(self, x: Val, exponent: int, mantissa: int) -> Val:
-        f = self.f
-        bits = f.cast("bitcast", x, "i32")
-        sign = f.binary("and", f.binary("lshr", bits, int_val(24)), int_val(0x80))
-        size = f.binary("and", bits, int_val(0x7FFF_FFFF))
-        drop = 23 - mantissa
-        bias = 127 - ((1 << (exponent - 1)) - 1)
-        last = f.binary("and", f.binary("lshr", size, int_val(drop)), int_val(1))
-        up = f.add(f.add(size, int_val((1 << (drop - 1)) - 1)), last)
-        normal = f.binary("sub", f.binary("lshr", up, int_val(drop)), int_val(bias << mantissa))
-        # Below the smallest normal number one addition rounds: the sum's last bit is float8's last bit.
-        magic = (bias + 23 - mantissa + 1) << 23
-        sum = f.binary(
-            "fadd", f.cast("bitcast", size, "float"), f.cast("bitcast", int_val(magic), "float")
-        )
-        small = f.binary("sub", f.cast("bitcast", sum, "i32"), int_val(magic))
-        low = f.icmp("ult", size, int_val((bias + 1) << 23))
-        made = f.select(low, small, normal)
-        top = int_val(0x7E if exponent == 4 else 0x7B)
-        made = f.select(f.icmp("sgt", made, top), top, made)
-        made = f.select(f.icmp("ugt", size, int_val(0x7F80_0000)), int_val(0x7F), made)
-        return f.cast("trunc", f.binary("or", made, sign), "i8")
-
-    def _unpack_float8(self, x: Val, dtype: DType) -> Val:
-        f = self.f
-        wide = f.cast("zext", x, "i16")
-        if dtype == FLOAT8_E5M2:
-            half = f.cast("bitcast", f.binary("shl", wide, int_val(8, "i16")), "half")
-            return f.cast("fpext", half, "float")
-        sign = f.binary("shl", f.binary("and", wide, int_val(0x80, "i16")), int_val(8, "i16"))
-        size = f.binary("shl", f.binary("and", wide, int_val(0x7F, "i16")), int_val(7, "i16"))
-        half = f.cast("bitcast", f.binary("or", sign, size), "half")
-        value = f.binary("fmul", f.cast("fpext", half, "float"), float_val(256.0))
-        nan = f.icmp("eq", f.binary("and", wide, int_val(0x7F, "i16")), int_val(0x7F, "i16"))
-        return f.select(nan, float_val(math.nan), value)
-
-
-def suffix(type: str) -> str:
-    """LLVM's name of a type in an overloaded intrinsic."""
-    if type.startswith("<"):
-        count, element = type[1:-1].split(" x ")
-        return f"v{count}{suffix(element)}"
-    return {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(type, type)
 
 
 def _ones(type: str) -> int:
