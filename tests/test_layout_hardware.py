@@ -163,8 +163,8 @@ def test_matrix_rows_hold_what_the_fragment_holds():
 
 
 def test_other_fragments_are_no_8x8_matrices():
-    thirds = Layout((8, 24), (Digit("reg", 3, (0, 1)), *(Digit("reg", 2, (0, 3)),),
-                              Digit("lane", 4, (0, 6)), Digit("lane", 8, (1, 0))))  # fmt: skip
+    reg, lane = (Digit("reg", 3, (0, 1)), Digit("reg", 2, (8, 0))), Digit("lane", 4, (0, 3))
+    thirds = Layout((16, 12), (*reg, lane, Digit("lane", 8, (1, 0))))
     assert matrix_rows(thirds, 1, False) is None
     assert matrix_rows(blocked((16, 16), 64, 1, 2), 1, False) is None
     assert matrix_access(mfma_c(16), row_major((16, 16)), 16) is None
