@@ -30,7 +30,7 @@ from tilec.lazy import Lazy
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
 from tilec.runtime.tensors import is_torch
-from tilec.specialise import Facts, facts_of, gives_grid, parameters_of
+from tilec.specialise import Facts, facts_of, parameters_of
 
 if TYPE_CHECKING:
     from tilec import build, frontend
@@ -145,7 +145,7 @@ class Kernel:
         looks for the launch and for the outputs' allocators the next time."""
         if extra:
             return self._launch(grid, (*given.values(), *extra), keywords)
-        named = {name: value for name, value in given.items() if value is not REQUIRED}
+        named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
         chosen = {name: value for name, value in keywords.items() if value is not None}
         return self._launch(grid, (), {**named, **chosen}, key, what)
 
@@ -240,8 +240,8 @@ class Kernel:
             self.name, parameters, bound, lambda *place: chosen or _target_of(*place)
         )
         name = chosen or _target_of(call.device, call.index)
-        grid_given = not gives_grid(signature)
-        return self.variant(facts_of(call, signature, parameters, name, threads, grid_given))
+        from_launch = signature.grid_from_launch
+        return self.variant(facts_of(call, signature, parameters, name, threads, from_launch))
 
     def variant(self, facts: Facts) -> CompiledKernel:
         """The variant compiled under `facts`: from memory, else from the disk cache, else

@@ -8,7 +8,6 @@ machine code.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -31,11 +30,9 @@ from tilec.runtime.tensors import Tensor, contiguous_strides
 
 if TYPE_CHECKING:
     from tilec import frontend
-    from tilec import language as T
     from tilec.frontend import Signature
-else:  # whoever has a signature has loaded them
+else:  # whoever has a signature has loaded it
     frontend = Lazy("tilec.frontend")
-    T = Lazy("tilec.language")
 
 
 def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = None) -> Tensor:
@@ -67,26 +64,6 @@ def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
         )
         for p in signature.parameters
     )
-
-
-def gives_grid(signature: Signature) -> bool:
-    """Whether the kernel's own T.Kernel has extents, so that a launch gives no grid."""
-    for node in ast.walk(signature.source.node):
-        if isinstance(node, ast.withitem) and isinstance(node.context_expr, ast.Call):
-            call = node.context_expr
-            if call.args and _captured(signature, call.func) is T.Kernel:
-                return True
-    return False
-
-
-def _captured(signature: Signature, node: ast.expr) -> Any:
-    """The value of a captured name, or of an attribute of one; None for other expressions."""
-    match node:
-        case ast.Name(id=name):
-            return signature.source.lookup(name)[1]
-        case ast.Attribute(value=owner, attr=name):
-            return getattr(_captured(signature, owner), name, None)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

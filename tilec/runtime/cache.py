@@ -13,7 +13,7 @@ import importlib.util
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tilec.runtime.image import Image, ImageError
@@ -134,6 +134,17 @@ def file_identity(path: str | Path | None) -> str:
     return f"{path}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
+def _python_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
+    """Path, size and time of change of each Python file below `folder`."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _python_files(entry.path)
+            elif entry.name.endswith(".py"):
+                facts = entry.stat()
+                yield entry.path, facts.st_size, facts.st_mtime_ns
+
+
 def compiler_fingerprint(cache: DiskCache | None) -> str:
     """A hash of tilec's own code and of LLVM's version: two compilers with equal ones make equal
     code.
@@ -141,12 +152,13 @@ def compiler_fingerprint(cache: DiskCache | None) -> str:
     The files' contents are hashed once; afterwards `cache` remembers the result under the files'
     sizes and times.
     """
-    sources = sorted(_PACKAGE.rglob("*.py"))
+    sources = sorted(_python_files(_PACKAGE))
     llvmlite = importlib.util.find_spec("llvmlite")
     version = (
         Path(llvmlite.origin).with_name("_version.py") if llvmlite and llvmlite.origin else None
     )
-    identity = hash_parts([*map(file_identity, sources), file_identity(version)])
+    identities = (f"{path}:{size}:{time}" for path, size, time in sources)
+    identity = hash_parts([*identities, file_identity(version)])
     note = cache.root / f"compiler-{identity[:32]}" if cache else None
     if note is not None:
         try:
@@ -155,7 +167,8 @@ def compiler_fingerprint(cache: DiskCache | None) -> str:
             known = ""
         if len(known) == 64:
             return known
-    texts = [f"{p.relative_to(_PACKAGE)}\n{p.read_text()}" for p in sources]
+    paths = [Path(path) for path, _, _ in sources]
+    texts = [f"{p.relative_to(_PACKAGE)}\n{p.read_text()}" for p in paths]
     found = hash_parts([*texts, version.read_text() if version else ""])
     if cache is not None and note is not None:
         cache.write(note, found.encode())
