@@ -20,7 +20,7 @@ from tilec.passes import run_plan
 from tilec.target import Target, find_target
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
-CASES = [(t, i) for t in (SM90, SM80, GFX942) for i in range(3 if t is SM90 else 1)]
+CASES = [(t, i) for t in (SM90, SM80, GFX942) for i in range({SM90: 3, SM80: 1, GFX942: 2}[t])]
 IDS = [f"{t.arch}-{i}" for t, i in CASES]
 
 MATMUL = """

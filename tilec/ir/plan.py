@@ -1,8 +1,8 @@
 """A plan: what the compiler may choose for a kernel and the user left open.
 
-The passes read a plan from the function's attributes; the driver tries plans in order and keeps the first
-whose exact budget of shared memory and registers holds. What the user wrote is never changed by a plan.
-"""
+The passes read a plan from the function's attributes; the driver tries plans in order and keeps
+the first whose exact budget of shared memory and registers holds. What the user wrote is never
+changed by a plan."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from tilec.target import Target
 
 @dataclass(frozen=True)
 class Plan:
-    """`specialise`: producer warps bring tiles by TMA, the user's threads compute. `persistent`: each block
-    of the launch walks over several blocks of the user's grid. `group`: how many blocks along grid
-    dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no swizzle.
-    `staged_store`: a fragment goes to global memory through shared memory and TMA."""
+    """What may be chosen.
+
+    `specialise`: producer warps bring tiles by TMA, the user's threads compute. `persistent`: each
+    block of the launch walks over several blocks of the user's grid. `group`: how many blocks along
+    grid dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no
+    swizzle. `staged_store`: a fragment goes to global memory through shared memory and TMA.
+    `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
+    """
 
     name: str
     specialise: bool = False
     persistent: bool = False
     group: int = 8
     staged_store: bool = False
+    single_buffer: bool = False
 
     def apply(self, func: Func) -> Func:
         """`func` with the plan's choices as attributes."""
@@ -33,11 +38,14 @@ class Plan:
             persistent=self.persistent,
             group=self.group,
             staged_store=self.staged_store,
+            single_buffer=self.single_buffer,
         )
 
 
 def plans(func: Func, target: Target) -> tuple[Plan, ...]:
     """The plans worth trying for `func` on `target`, best first."""
+    if not target.has("cp_async"):
+        return (Plan("plain"), Plan("one buffer", single_buffer=True))
     if not target.has("tma"):
         return (Plan("plain"),)
     return (

@@ -7,7 +7,8 @@ Before: copies marked `ahead` remain where the producer warps did not take them.
   for the oldest, meets the other threads, starts the copy that is `versions - 1` iterations away
   and computes;
 - *through registers* (anything else): an iteration loads the next tile into fragments, computes on
-  this one, then stores the fragments into the other version.
+  this one, then stores the fragments into the other version (or, where there is one version only,
+  into the same after a barrier).
 
 The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside
 it."""
@@ -180,20 +181,24 @@ class _Expander:
         store(first, zero)
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
         self._synchronise(b, copies, loop)
+        versions = copies[0].dest.buffer.versions
         body = Builder(loop.loc)
-        slot = at.get_slot(body)
+        slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
         more = body.value(Compare, "lt", following, loop.hi)
         ahead = Builder(loop.loc)
         load(ahead, following)
         only_if(body, more, ahead.ops)
         self._body(body, loop, copies, slot)
-        other = body.value(Binary, "sub", const(body, 1), slot)
+        if versions == 1:
+            body.emit(Barrier, *self.barrier)
+        other = body.value(Binary, "sub", const(body, versions - 1), slot)
         behind = Builder(loop.loc)
         store(behind, other)
         only_if(body, more, behind.ops)
         self._synchronise(body, copies, loop)
-        at.advance(body, slot)
+        if versions > 1:
+            at.advance(body, slot)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops

@@ -110,8 +110,8 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
 
 def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:
     """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes
-    for the instructions that read 8x8 matrices, rows set apart by 16 bytes for the others."""
-    if row.startswith(("wgmma", "mma")) and shape[-2] % 8 == 0:
+    for matrix instructions, rows set apart by 16 bytes where these do not divide and for SIMT."""
+    if not row.startswith("simt") and shape[-2] % 8 == 0:
         for width in (128, 64, 32):
             if shape[-1] * bits // 8 % width == 0:
                 return swizzled(shape, bits, width)

@@ -95,7 +95,9 @@ def _rewrite_outside(
     for o in block.ops:
         new = substitute(o, subst)
         if not isinstance(o, Parallel):
-            inner: dict[str, Any] = {n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields}
+            inner: dict[str, Any] = {
+                n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields
+            }
             if inner:
                 new = replace(new, **inner)
         got = visit(new)

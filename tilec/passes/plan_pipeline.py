@@ -29,9 +29,11 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     ahead: set[Op] = set()
     versions: dict[Value, int] = {}
     for loop in [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]:
-        stages = loop.num_stages if target.has("cp_async") else min(loop.num_stages, 2)
-        if stages < 2:
+        if loop.num_stages < 2:
             continue
+        stages = loop.num_stages if target.has("cp_async") else 2
+        if func.attrs.get("single_buffer"):
+            stages = 1
         for o in _candidates(loop):
             inside = set(walk(loop.body))
             if (
