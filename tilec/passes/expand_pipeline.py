@@ -192,7 +192,7 @@ class _Expander:
         self._body(body, loop, copies, slot)
         if versions == 1:
             body.emit(Barrier, *self.barrier)
-        other = body.value(Binary, "sub", const(body, versions - 1), slot)
+        other = body.value(Binary, "sub", const(body, 1), slot) if versions > 1 else slot
         behind = Builder(loop.loc)
         store(behind, other)
         only_if(body, more, behind.ops)
