@@ -14,7 +14,6 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from tilec.codegen import assemble as assemble_module
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.disassemble import disassemble
 from tilec.codegen.ptxas import find_ptxas, parse_report, run_ptxas
@@ -317,7 +316,8 @@ def test_admitted_by_table(name: str, line: str) -> None:
 
 
 def test_assemble_asks_the_table_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble_module, "_optimised", lambda *_: pytest.fail("LLVM was reached"))
+    module = sys.modules["tilec.codegen.assemble"]
+    monkeypatch.setattr(module, "_optimised", lambda *_: pytest.fail("LLVM was reached"))
     with pytest.raises(InternalError, match="cannot select llvm.sin.f32"):
         assemble(NVPTX.replace("exp2", "sin"), find_target("cuda:sm_80"))
 
@@ -342,10 +342,9 @@ def test_a_misspelt_intrinsic_gets_a_suggestion() -> None:
 def test_the_table_is_true(name: str, text: str, survives: bool) -> None:
     """With the table switched off, LLVM ends the process on what it refuses, and only then."""
     script = (
-        "import sys; from tilec.codegen import assemble as a\n"
-        "from tilec.target import find_target\n"
-        "a.check_intrinsics = lambda *_: None\n"
-        f"a.assemble(sys.stdin.read(), find_target({name!r}))"
+        "import sys, tilec.codegen; from tilec.target import find_target\n"
+        "sys.modules['tilec.codegen.assemble'].check_intrinsics = lambda *_: None\n"
+        f"tilec.codegen.assemble(sys.stdin.read(), find_target({name!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], input=text, text=True, capture_output=True

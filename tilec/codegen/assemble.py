@@ -190,11 +190,19 @@ def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any
         except RuntimeError as e:
             raise InternalError(f"LLVM's verifier refuses the module: {e}".rstrip()) from e
     with _timed(seconds, "optimise"):
-        tuning = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVELS[target.kind])
-        tuning.slp_vectorization = target.kind == "cpu"
-        builder = llvm.create_pass_builder(machine, tuning)
+        builder = llvm.create_pass_builder(machine, _tuning(target))
         builder.getModulePassManager().run(module, builder)
     return module
+
+
+def _tuning(target: Target) -> Any:
+    """A GPU's loops are unrolled and its accesses made wide before LLVM sees them: only host code
+    is left to LLVM's vectorisers."""
+    tuning = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVELS[target.kind])
+    on_host = target.kind == "cpu"
+    tuning.loop_vectorization = tuning.slp_vectorization = on_host
+    tuning.loop_interleaving = tuning.loop_unrolling = on_host
+    return tuning
 
 
 def _parse(llvm_text: str) -> Any:
