@@ -24,7 +24,7 @@ PARAMS = """
   %A: global<M x K x f16, strides=[sa, 1], align=8> = tensor A, %I: global<M x i32> = tensor I,
   %B: global<M x u8> = tensor B,
   %M: i32 = size A 0, %K: i32 = size A 1, %sa: i64 = stride A 0, %n: i32 = scalar n,
-  %u: u32 = scalar u, %p: i1 = scalar p,
+  %u: u32 = scalar u, %p: i1 = scalar p, %u0: i32 = scalar u0,
 """
 
 
@@ -71,6 +71,13 @@ def facts_of(
         ("%d = const 3, i32 %r = binary.shl %M, %d", "r", (0, None), 8),
         ("%d = const 64, i32 %q = binary.mul %M, %d %e = const 16, i32 %r = binary.floordiv %q, %e",
          "r", (0, None), 4),
+        ("%r = binary.floordiv %M, %K", "r", (0, None), 1),
+        ("%r = binary.mod %n, %K", "r", (0, None), 1),
+        ("%r = binary.mod %n, %u0", "r", (-(2**31), 2**31 - 1), 1),
+        ("%d = const 7, i32 %q = binary.floordiv %M, %d %m = binary.mul %q, %d "
+         "%r = binary.sub %M, %m", "r", (0, 6), 1),
+        ("%q = binary.floordiv %M, %K %m = binary.mul %K, %q %r = binary.sub %M, %m",
+         "r", (0, None), 1),
         ("%d = const 5, i32 %r = binary.min %M, %d", "r", (0, 5), 1),
         ("%d = const 5, i32 %r = binary.max %n, %d", "r", (5, 2**31 - 1), 1),
         ("%r = unary.neg %M", "r", (None, 0), 1),

@@ -251,10 +251,24 @@ class Facts:
             found = dtype_range(result.dtype)
         self._set(result, found, self.divisor(x))
 
+    def _remainder(self, o: Binary) -> Value | None:
+        """`d` where `o` is `x - (x // d) * d`."""
+        product = self._defined.get(o.rhs) if o.kind == "sub" else None
+        if not isinstance(product, Binary) or product.kind != "mul":
+            return None
+        for part, d in ((product.lhs, product.rhs), (product.rhs, product.lhs)):
+            match self._defined.get(part):
+                case Binary(kind="floordiv", lhs=x, rhs=by) if x is o.lhs and by is d:
+                    return d
+        return None
+
     def _binary(self, o: Binary, result: Value) -> None:
         a, b = self.range(o.lhs), self.range(o.rhs)
         rule = RANGES.get(o.kind)
         found = rule(a, b) if rule else (None, None)
+        modulus = self._remainder(o)
+        if modulus is not None:
+            found = RANGES["mod"](a, self.range(modulus))
         if rule is None or (found == (None, None) and o.kind not in ("add", "sub", "mul")):
             found = dtype_range(result.dtype)
         da, db = self.divisor(o.lhs), self.divisor(o.rhs)

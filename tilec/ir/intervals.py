@@ -57,7 +57,14 @@ def _mul(a: Range, b: Range) -> Range:
     return None if lo is None else lo * abs(n), None if hi is None else hi * abs(n)
 
 
+def _divisor(b: Range) -> Range:
+    """A divisor's range. A size, or what is computed from sizes, that is not negative is not zero
+    either where something is divided by it: with an extent of zero there is nothing to do."""
+    return (1, None) if b == (0, None) else b
+
+
 def _floordiv(a: Range, b: Range) -> Range:
+    b = _divisor(b)
     if b[0] is None or b[0] < 1:
         return None, None
     least, most = b[0], b[1]
@@ -70,6 +77,7 @@ def _floordiv(a: Range, b: Range) -> Range:
 
 
 def _mod(a: Range, b: Range) -> Range:
+    b = _divisor(b)
     if b[0] is None or b[0] < 1:
         return None, None
     if a[0] is not None and a[1] is not None and 0 <= a[0] and a[1] < b[0]:
@@ -81,6 +89,7 @@ def _mod(a: Range, b: Range) -> Range:
 
 
 def _truncdiv(a: Range, b: Range) -> Range:
+    b = _divisor(b)
     if a[0] is not None and a[0] >= 0:
         return _floordiv(a, b)
     if b[0] is None or b[0] < 1:
