@@ -1,4 +1,4 @@
-"""Gives buffers their place: for now, one-element `local` buffers become SSA values."""
+"""Turns `local` buffers of one element into SSA values."""
 
 from __future__ import annotations
 
