@@ -1,9 +1,9 @@
-"""Random programs on the CPU target against the reference interpreter.
+"""Whole programs on the CPU target: those in `programs`, and random ones.
 
-Each program has a few tensors of ragged sizes and a few on-chip tiles, and does random things with
-them: copies that run over edges, element-wise loops with indices shifted, swapped, scaled and
-wrapped, conditions, inner loops, products. Numbers are small whole ones, so that every result is
-exact and can be compared bit for bit.
+Each random program has a few tensors of ragged sizes and a few on-chip tiles, and does random
+things with them: copies that run over edges, element-wise loops with indices shifted, swapped,
+scaled and wrapped, conditions, inner loops, products. Numbers are small whole ones, so that every
+result is exact and can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from typing import Any
 import interp_scalar as num
 import numpy as np
 import pytest
-from cpu_helper import check
+from cpu_helper import Compiled, check, same
 from cpu_programs import Program
+from interp import run_tile
+from programs import PROGRAMS, expected
 
+from tilec import passes
 from tilec.ir import types as t
-from tilec.ir.core import Func, Value
+from tilec.ir.core import Block, Func, Value
+from tilec.ir.ops import Store, Yield
+from tilec.ir.parser import parse_func
+from tilec.target import TARGETS
 
 DTYPES = (t.FLOAT32, t.FLOAT16, t.BFLOAT16, t.INT32, t.INT8, t.FLOAT64)
 LIMIT = 8  # every stored number lies in [-LIMIT, LIMIT]
@@ -176,3 +182,38 @@ def test_random_programs(seed: int) -> None:
     func, args = Maker(np.random.default_rng(seed)).program()
     arch = ("host", "x86-64-v3", "x86-64")[seed % 3]
     check(func, {k: v.copy(order="K") for k, v in args.items()}, (3, 2), arch)
+
+
+def grid_of(func: Func, args: dict[str, Any]) -> tuple[int, ...]:
+    """The grid that a kernel asks for: its grid block, run by the interpreter as a kernel of one
+    block that stores what it yields."""
+    p = Program("grid")
+    out = p.tensor("grid", (3,), t.INT32)
+    *ops, last = func.grid.ops
+    assert isinstance(last, Yield)
+    zeros = [p.const(d) for d in range(len(last.values))]
+    stores = tuple(Store(out, (i,), v) for i, v in zip(zeros, last.values))
+    body = Block((), (*p.b.ops, *ops, *stores))
+    found = np.ones(3, np.int32)
+    params = (*p.params, *func.params)
+    run_tile(Func("grid", params, Block((), (Yield(()),)), body), {**args, "grid": found}, (1,))
+    return tuple(int(n) for n in found)
+
+
+@pytest.mark.parametrize("arch", ["host", "x86-64-v3", "x86-64"])
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_programs_as_written_and_after_the_passes(
+    name: str, arch: str, rng: np.random.Generator
+) -> None:
+    text, make = PROGRAMS[name]
+    args = make(rng)
+    func = parse_func(text)
+    for form in (func, passes.run(func, TARGETS["cpu"])):
+        mine = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+        Compiled(form, arch)(mine, grid_of(func, args))
+        for output, want in expected(name, args).items():
+            close = {
+                "rtol": 2e-3 if name == "matmul" else 2e-5,
+                "atol": 2e-2 if name == "matmul" else 1e-5,
+            }
+            same(mine[output], want.astype(mine[output].dtype), f"{name} {output}", **close)
