@@ -28,6 +28,25 @@ def fingerprint(function: Callable[..., Any]) -> str:
     return _Describer().function(function)
 
 
+def remember_locals(function: Callable[..., Any], frame: types.FrameType) -> None:
+    """Note the plain values that the function around `function` has when it is decorated.
+
+    Python keeps a name for an inner function only if its body uses it; a factory's value that
+    only an annotation names would be lost (always with `from __future__ import annotations`).
+    """
+    if frame.f_locals is frame.f_globals:
+        return
+    seen = {name: v for name, v in frame.f_locals.items() if _is_compile_time(v)}
+    function.__dict__["__tilec_locals__"] = seen
+
+
+def _is_compile_time(value: Any) -> bool:
+    plain = (*_PLAIN, tuple, list, dict, enum.Enum, types.ModuleType, types.FunctionType, DType)
+    if isinstance(value, plain):
+        return True
+    return type(value).__module__.split(".", 1)[0] == "tilec" or "dtype" in type(value).__name__
+
+
 def describe(value: Any) -> str:
     """A compile-time value as text that tells it from every other."""
     return _Describer().value(value)
@@ -109,6 +128,11 @@ def _captured(function: Callable[..., Any], source: str) -> Iterator[tuple[str, 
             yield name, cell.cell_contents
         except ValueError:
             continue  # not bound yet: a function that refers to itself
+    enclosing = getattr(function, "__tilec_locals__", {})
     for name in sorted(set(_WORD.findall(source))):
-        if name in function.__globals__ and name != function.__name__:
+        if name == function.__name__ or name in code.co_freevars:
+            continue
+        if name in enclosing:
+            yield name, enclosing[name]
+        elif name in function.__globals__:
             yield name, function.__globals__[name]

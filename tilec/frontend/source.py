@@ -29,6 +29,7 @@ class Source:
     first_line: int
     cells: Mapping[str, types.CellType]
     globals: Mapping[str, Any]
+    enclosing: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -54,20 +55,22 @@ class Source:
         return self.lines[index] if 0 <= index < len(self.lines) else ""
 
     def lookup(self, name: str) -> tuple[bool, Any]:
-        """(found, value) of a free name: closure, then globals, then Python's builtins."""
+        """(found, value) of a free name: closure, what else the enclosing function had when the
+        kernel was decorated, then globals, then Python's builtins."""
         if name in self.cells:
             try:
                 return True, self.cells[name].cell_contents
             except ValueError:  # not assigned yet, e.g. the kernel's own name inside itself
                 return False, None
-        if name in self.globals:
-            return True, self.globals[name]
+        for values in (self.enclosing, self.globals):
+            if name in values:
+                return True, values[name]
         if hasattr(builtins, name):
             return True, getattr(builtins, name)
         return False, None
 
     def visible_names(self) -> set[str]:
-        return {*self.cells, *self.globals}
+        return {*self.cells, *self.enclosing, *self.globals}
 
 
 def read_source(function: Callable[..., Any]) -> Source:
@@ -107,7 +110,8 @@ def read_source(function: Callable[..., Any]) -> Source:
         raise CompileError(
             "a kernel must be a plain function, not async", loc, "write def instead of async def"
         )
-    return Source(function, file, node, shown, start, cells, function.__globals__)
+    enclosing = getattr(function, "__tilec_locals__", {})
+    return Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
 
 
 def _characters(line: str, utf8_bytes: int) -> int:
