@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.disk import load_variant, store_variant
 from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
-from tilec.fingerprint import describe
+from tilec.fingerprint import describe, remember_locals
 from tilec.ir.errors import LaunchError
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
@@ -61,9 +62,15 @@ def kernel(
     argument) and returns. `threads` is how many threads of a block compute, where the body's
     T.Kernel does not say.
     """
-    if function is None:
-        return functools.partial(_make_kernel, out=tuple(out), threads=threads)
-    return _make_kernel(function, (), None)
+    if function is not None:
+        remember_locals(function, sys._getframe(1))
+        return _make_kernel(function, (), None)
+
+    def decorate(function: Callable[..., Any]) -> Kernel:
+        remember_locals(function, sys._getframe(1))
+        return _make_kernel(function, tuple(out), threads)
+
+    return decorate
 
 
 def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
@@ -179,6 +186,7 @@ class Kernel:
             variant = self.variant(dataclasses.replace(facts, may_alias=True))
         stream = stream_handle(options.get("stream"), call)
         loaded, ready = variant.ready(call, variant.grid(call, given), stream)
+        variant.order_streams(call, stream)
         loaded.launch(ready)
         if self._fast is None and all(
             is_torch(bound[name]) for name in call.tensors if name in bound
