@@ -39,7 +39,10 @@ def matmul(dtype):
     return main
 
 
-SPECS = [(matmul("float16"), [tilec.spec((4096, 4096), "float16")] * 3, {})]
+SPECS = [
+    (matmul("float16"), [tilec.spec((4096, 4096), "float16")] * 3, meta)
+    for meta in ({}, {"BM": 128, "BN": 128, "BK": 32})
+]
 
 
 def main(size: int = 4096 if ON_GPU else 512) -> None:
