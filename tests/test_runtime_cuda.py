@@ -1,8 +1,6 @@
 """The CUDA and HIP drivers against recording stand-ins: what is called, in which order, with
 which bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import struct
@@ -12,9 +10,11 @@ import types
 
 import pytest
 
+import tilec
+import tilec.language as T
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import FLOAT16, TensorMapType
-from tilec.runtime import cuda, hip
+from tilec.runtime import cuda, devices, hip
 from tilec.runtime.block import Block
 from tilec.runtime.driver import DriverError, argument_block, check_grid, launched_grid
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
@@ -49,6 +49,8 @@ class FakeCuda(types.ModuleType):
     code."""
 
     CUdevice_attribute = Names("device")
+    CUpointer_attribute = Names("pointer")
+    CUevent_flags = types.SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
     CUfunction_attribute = Names("function")
     CUtensorMapDataType = Names("type")
     CUtensorMapInterleave = Names("interleave")
@@ -123,6 +125,21 @@ class FakeCuda(types.ModuleType):
     def cuTensorMapEncodeTiled(self, *args: object) -> tuple:
         self.maps += 1
         return self.record("cuTensorMapEncodeTiled", *args), FakeMap(bytes([self.maps]) * 128)
+
+    def cuPointerGetAttribute(self, attribute: str, pointer: int) -> tuple:
+        return self.record("cuPointerGetAttribute", attribute, pointer), 0
+
+    def cuEventCreate(self, flags: int) -> tuple:
+        return self.record("cuEventCreate", flags), 0xE0
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple:
+        return (self.record("cuEventRecord", event, stream),)
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple:
+        return (self.record("cuStreamWaitEvent", stream, event),)
+
+    def cuEventDestroy(self, event: int) -> tuple:
+        return (self.record("cuEventDestroy", event),)
 
     def launch(self, config: int, function: int, params: int, extra: None) -> int:
         c = cuda.LaunchConfig.from_address(config)
@@ -376,6 +393,117 @@ def test_grid_limits(grid: tuple[int, int, int], message: str) -> None:
 def test_scalar_that_does_not_fit() -> None:
     with pytest.raises(LaunchError, match="x: 1e\\+300 does not fit in float32"):
         Block((AbiParam("scalar", "x", -1, "float32", "x"),), [1e300])
+
+
+# --- whole calls: compiled for sm_90a, launched on the stand-in -----------------------------------
+
+M, N, K = T.dynamic("M, N, K")
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")
+):
+    with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
+        A_s = T.alloc_shared((128, 64), "float16")
+        B_s = T.alloc_shared((64, 128), "float16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
+            T.copy(A[by * 128, k * 64], A_s)
+            T.copy(B[k * 64, bx * 128], B_s)
+            T.gemm(A_s, B_s, acc)
+        T.copy(acc, C[by * 128, bx * 128])
+
+
+@tilec.kernel
+def scale(X: T.Tensor((N,), "float32"), factor: T.float32, BN: T.constexpr = 64):
+    with T.Kernel(threads=64) as bx:
+        for i in T.Parallel(BN):
+            X[bx * BN + i] = X[bx * BN + i] * factor
+
+
+class OnGpu:
+    """An array of another library in the memory of a GPU, which nobody touches here."""
+
+    def __init__(self, pointer: int, shape: tuple, typestr: str = "<f2", stream: int | None = None):
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": typestr, "data": (pointer, False), "strides": None,
+            "version": 3, "stream": stream,
+        }  # fmt: skip
+
+
+@pytest.fixture
+def gpu(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    monkeypatch.setattr(devices, "_drivers", {})
+    devices.device_target.cache_clear()
+    yield fake
+    devices.device_target.cache_clear()
+
+
+def launches(fake: FakeCuda) -> list[tuple]:
+    return [c[1:] for c in fake.calls if c[0] == "launch"]
+
+
+def test_a_product_with_tensor_maps(gpu: FakeCuda) -> None:
+    a, b = OnGpu(0x7F0000000000, (1000, 776)), OnGpu(0x7F0000200000, (776, 520))
+    c = OnGpu(0x7F0000400000, (1000, 520))
+    kernel = tilec.kernel(product.function)
+    kernel(a, b, c, stream=0x77)
+    (variant,) = kernel._variants.values()
+    assert variant.target == "cuda:sm_90a"
+    maps = [p for p in variant.image.params if p.role == "tensor_map"]
+    assert {p.arg for p in maps} >= {"A", "B"}, "operands travel by TMA"
+    encoded = [c for c in gpu.calls if c[0] == "cuTensorMapEncodeTiled"]
+    assert len(encoded) == len(maps)
+    assert {c[3] for c in encoded} <= {0x7F0000000000, 0x7F0000200000, 0x7F0000400000}
+    ((grid, block, shared, stream, _, _),) = launches(gpu)
+    blocks = 5 * 8
+    assert grid == ((min(blocks, 264), 1, 1) if variant.image.persistent else (5, 8, 1))
+    assert block == (variant.resources.threads, 1, 1)
+    assert shared == variant.resources.shared_bytes > 0
+    assert stream == 0x77
+
+
+def test_a_tensor_that_tma_cannot_read_gets_another_variant(gpu: FakeCuda) -> None:
+    kernel = tilec.kernel(product.function)
+    shapes = ((64, 64), (64, 64), (64, 64))
+    for shift in (0, 2):
+        pointers = (0x7F0000000000 + shift, 0x7F0000200000, 0x7F0000400000)
+        kernel(*(OnGpu(p, s) for p, s in zip(pointers, shapes)))
+    plain, shifted = (v.image for v in kernel._variants.values())
+    assert shifted.arguments[0].align == 2 and plain.arguments[0].align == 16
+    assert "A" not in {p.arg for p in shifted.params if p.role == "tensor_map"}
+
+
+def test_grid_and_scalars_reach_the_driver(gpu: FakeCuda) -> None:
+    kernel = tilec.kernel(scale.function)
+    x = OnGpu(0x7F0000000010, (1000,), "<f4")
+    kernel[lambda meta: (T.cdiv(1000, meta["BN"]),)](x, 2.5, BN=128)
+    ((grid, _, _, stream, _, params),) = launches(gpu)
+    assert grid == (8, 1, 1) and stream is None
+    (variant,) = kernel._variants.values()
+    where = next(i for i, p in enumerate(variant.image.params) if p.role == "scalar")
+    pointer = ctypes.c_uint64.from_address(params + 8 * where).value
+    assert ctypes.c_float.from_address(pointer).value == 2.5
+
+
+def test_the_exporters_stream_is_waited_for(gpu: FakeCuda) -> None:
+    kernel = tilec.kernel(scale.function)
+    kernel[2](OnGpu(0x7F0000000000, (90,), "<f4", stream=0x51), 1.0, stream=0x52)
+    names = gpu.names()
+    assert ("cuEventRecord", 0xE0, 0x51) in gpu.calls
+    assert ("cuStreamWaitEvent", 0x52, 0xE0) in gpu.calls
+    assert names.index("cuStreamWaitEvent") < names.index("launch")
+    gpu.calls.clear()
+    kernel[2](OnGpu(0x7F0000000000, (90,), "<f4", stream=1), 1.0)
+    assert "cuEventRecord" not in gpu.names(), "1 is the default stream, on which the launch is"
+
+
+def test_compiling_for_the_device_found(gpu: FakeCuda) -> None:
+    compiled = scale.compile(tilec.spec((90,), "float32"), target="cuda")
+    assert compiled.target == "cuda:sm_90a"
+    assert scale.compile(tilec.spec((90,), "float32")) is compiled
 
 
 # --- HIP --------------------------------------------------------------------------------------

@@ -131,6 +131,12 @@ class CompiledKernel:
         block = argument_block(kernel, call.tensors, call.scalars, grid)
         return kernel, kernel.ready(launched_grid(kernel, grid), block, stream)
 
+    def order_streams(self, call: Call, stream: int) -> None:
+        """Make `stream` wait for the streams on which the arguments are still being written."""
+        for t in call.tensors.values():
+            if t.stream is not None:
+                driver(t.device).order(t.index, t.stream, stream)
+
     def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs, stream)
 
@@ -149,7 +155,9 @@ class CompiledKernel:
         outputs = {n: make() for n, make in self.output_makers(call).items()}
         add_outputs(call, outputs)
         self.check_writable(call)
-        kernel, ready = self.ready(call, self.grid(call, grid), stream_handle(stream, call))
+        handle = stream_handle(stream, call)
+        kernel, ready = self.ready(call, self.grid(call, grid), handle)
+        self.order_streams(call, handle)
         kernel.launch(ready)
         return returned(self.image, {**bound, **outputs})
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.types import DTYPES
+from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name
 from tilec.runtime.tensors import Tensor, accepts, read_tensor
 
@@ -110,6 +111,8 @@ def require_tensor(p: Parameter, value: object) -> Tensor:
             if nested
             else "pass a torch tensor or a NumPy array",
         )
+    if tensor.index < 0:
+        tensor = dataclasses.replace(tensor, index=cuda_device_of(tensor.pointer))
     return tensor
 
 

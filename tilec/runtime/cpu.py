@@ -129,6 +129,9 @@ class CpuDriver:
     def current_stream(self, index: int) -> int:
         return 0
 
+    def order(self, index: int, first: int, then: int) -> None:
+        """Nothing to do: there are no streams."""
+
     def load(self, image: Image, index: int) -> Kernel:
         return CpuKernel(image)
 

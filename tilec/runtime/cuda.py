@@ -120,6 +120,23 @@ class CudaDriver:
             return 0
         return int(torch.cuda.current_stream(index).cuda_stream)
 
+    def device_of(self, pointer: int) -> int:
+        """The ordinal of the device whose memory holds `pointer`."""
+        ordinal = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        found = self.api.cuPointerGetAttribute(ordinal, pointer)
+        return int(self.check(found, f"asking which device holds {pointer:#x}"))
+
+    def order(self, index: int, first: int, then: int) -> None:
+        if first == then or {first, then} == {0, 1}:  # 0 and 1 are the legacy default stream
+            return
+        doing = f"ordering streams on cuda:{index}"
+        with self.context(index):
+            timing = self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            event = self.check(self.api.cuEventCreate(int(timing)), doing)
+            self.check(self.api.cuEventRecord(event, first), doing)
+            self.check(self.api.cuStreamWaitEvent(then, event, 0), doing)
+            self.check(self.api.cuEventDestroy(event), doing)
+
     def multiprocessors(self, index: int) -> int:
         return self._attribute(
             self.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index

@@ -40,6 +40,15 @@ def device_target(kind: str, index: int) -> str:
     return driver(kind).target_of(index)
 
 
+def cuda_device_of(pointer: int) -> int:
+    """The ordinal of the CUDA device whose memory holds `pointer`; 0 where no driver can tell."""
+    try:
+        found = driver("cuda")
+    except DriverError:
+        return 0
+    return found.device_of(pointer) if isinstance(found, CudaDriver) else 0
+
+
 def default_target() -> str:
     """What specifications without a device are compiled for: TILEC_TARGET, else the GPU found,
     else "cpu"."""

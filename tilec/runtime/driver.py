@@ -52,6 +52,9 @@ class Driver(Protocol):
     def current_stream(self, index: int) -> int:
         """torch's current stream on device `index`; the default stream if torch is not loaded."""
 
+    def order(self, index: int, first: int, then: int) -> None:
+        """Make what is queued on stream `then` from now on wait for what is on stream `first`."""
+
     def load(self, image: Image, index: int) -> Kernel:
         """Put the kernel on device `index`."""
 

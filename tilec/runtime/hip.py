@@ -71,6 +71,17 @@ class HipDriver:
             return 0
         return int(torch.cuda.current_stream(index).cuda_stream)
 
+    def order(self, index: int, first: int, then: int) -> None:
+        if first == then:
+            return
+        doing = f"ordering streams on hip:{index}"
+        with self.device(index):
+            timing = self.api.hipEventDisableTiming
+            event = self.check(self.api.hipEventCreateWithFlags(int(timing)), doing)
+            self.check(self.api.hipEventRecord(event, first), doing)
+            self.check(self.api.hipStreamWaitEvent(then, event, 0), doing)
+            self.check(self.api.hipEventDestroy(event), doing)
+
     def multiprocessors(self, index: int) -> int:
         return int(self._properties(index).multiProcessorCount)
 

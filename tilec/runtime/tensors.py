@@ -31,6 +31,7 @@ _TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn"}
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _DLPACK_FLOAT8 = {10: "float8_e4m3", 12: "float8_e5m2"}
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
+_DEFAULT_STREAMS = {"cpu": None, "cuda": 1, "hip": 0}  # as `__dlpack__` numbers them
 _ARRAY_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
@@ -40,8 +41,9 @@ class Tensor:
 
     `pointer` is the address of the first element, `strides` count elements, `dtype` is tilec's
     name (or the foreign one if tilec has none), `itemsize` is in bytes. `device` is "cpu",
-    "cuda", "hip" or "meta" (a shape without memory), `index` the device's ordinal. `owner` keeps
-    the memory alive.
+    "cuda", "hip" or "meta" (a shape without memory), `index` the device's ordinal (-1: to be
+    asked of the driver). `owner` keeps the memory alive. `stream`: the array is ready once the
+    work queued there is done (None: when it is passed).
     """
 
     pointer: int
@@ -53,6 +55,7 @@ class Tensor:
     index: int
     owner: Any
     writable: bool = True
+    stream: int | None = None
 
     @property
     def place(self) -> str:
@@ -177,9 +180,10 @@ def _read_cuda_interface(value: Any, name: str) -> Tensor:
         _FOREIGN_DTYPES.get(dtype, dtype) if dtype else facts["typestr"],
         itemsize,
         "cuda",
-        int(getattr(getattr(value, "device", None), "id", 0)),
+        int(getattr(getattr(value, "device", None), "id", -1)),
         value,
         not readonly,
+        facts.get("stream"),
     )
 
 
@@ -209,13 +213,9 @@ def _read_dlpack(value: Any, name: str) -> Tensor:
     kind = _DLPACK_DEVICES.get(int(value.__dlpack_device__()[0]))
     if kind is None:
         raise LaunchError(f"{name}: the array lives on a device that tilec does not know")
-    # Stream 1 is CUDA's legacy default stream, 0 is HIP's: work queued there is ordered before
-    # ours.
-    capsule = (
-        value.__dlpack__(stream={"cuda": 1, "hip": 0}[kind])
-        if kind != "cpu"
-        else value.__dlpack__()
-    )
+    # The producer orders its work before this stream, the launch is ordered behind it.
+    stream = _DEFAULT_STREAMS[kind]
+    capsule = value.__dlpack__() if stream is None else value.__dlpack__(stream=stream)
     d = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(d.shape[i] for i in range(d.ndim))
     strides = tuple(d.strides[i] for i in range(d.ndim)) if d.strides else contiguous_strides(shape)
@@ -232,6 +232,7 @@ def _read_dlpack(value: Any, name: str) -> Tensor:
         kind,
         d.device_id,
         capsule,
+        stream=stream,
     )
 
 
