@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "tilec").rglob("*.py"))
 
-# Packages that import nothing of tilec but what is named here (and `lazy`, which imports nothing). A
-# module of the package `tilec` itself (tilec/kernel.py, …) may import all of them.
+# Packages that import nothing of tilec but what is named here and `lazy`, which imports nothing.
+# A module of the package `tilec` itself (tilec/kernel.py, …) may import all of them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lazy": (),
     "target": (),
