@@ -144,7 +144,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     # --- shapes and dtypes ---
     "copy of unlike tiles": (
         "T.copy(A_s, B_s)  #!",
-        "the source is A_s (shared (16, 32) float16), the destination B_s (shared (32, 48) float16)",
+        "source is A_s (shared (16, 32) float16), the destination B_s (shared (32, 48) float16)",
         "extents",
     ),
     "copy without extents": (

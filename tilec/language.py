@@ -269,8 +269,6 @@ class Elementwise:
     def __call__(self, *args: Any) -> Any:
         if len(args) != self.arity:
             raise TypeError(f"T.{self.name} takes {self.arity} arguments, {len(args)} were given")
-        if not all(isinstance(a, _Number | Size) for a in args):
-            only_inside(self.name)
         return self.python(*args)
 
 

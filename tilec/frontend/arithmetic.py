@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
 from tilec.frontend import index
 from tilec.frontend.context import Context
@@ -18,7 +19,7 @@ SYMBOLS = {
     "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
-_PYTHON: dict[str, Callable[..., Literal]] = {
+PYTHON: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "and": operator.and_,
     "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
@@ -206,7 +207,7 @@ class Arithmetic(Context):
 
     def _fold(self, kind: str, a: Literal, b: Literal) -> Literal:
         try:
-            result = _PYTHON[kind](a, b)
+            result: Literal = PYTHON[kind](a, b)
         except ZeroDivisionError:
             raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: division by zero") from None
         except (TypeError, ValueError, OverflowError) as e:

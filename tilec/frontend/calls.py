@@ -19,7 +19,6 @@ from tilec.frontend.values import (
     Buffer,
     LoopHeader,
     Method,
-    Number,
     Region,
     Scalar,
     describe,
@@ -49,8 +48,7 @@ class Calls(Expressions):
             case T.NotYet():
                 raise self.error(f"T.{function.name} is not supported yet")
             case T.Elementwise():
-                args = self._plain_arguments(f"T.{function.name}", node, function.arity)
-                return words_scalar.elementwise(self, function, args)
+                return self._elementwise(function, node)
             case T.Macro():
                 return self._inline(function, node)
             case type() if issubclass(function, T.Tensor):
@@ -80,14 +78,21 @@ class Calls(Expressions):
         bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
         return known.handler(self, bound)
 
-    def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[Number]:
+    def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[object]:
         if node.keywords:
             raise self.error(f"{shown} takes no keywords", at=node.keywords[0].value)
         if len(node.args) != count:
             raise self.error(
                 f"{shown} takes {count} argument{'s' * (count != 1)}, {len(node.args)} were given"
             )
-        return [self.number_of(a, f"an argument of {shown}") for a in node.args]
+        return [self.expression(a) for a in node.args]
+
+    def _elementwise(self, function: T.Elementwise, node: ast.Call) -> object:
+        values = self._plain_arguments(f"T.{function.name}", node, function.arity)
+        if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
+            return function.python(*values)
+        numbers = [self.number(v, f"an argument of T.{function.name}") for v in values]
+        return words_scalar.elementwise(self, function, numbers)
 
     def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)

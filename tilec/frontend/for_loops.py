@@ -200,7 +200,7 @@ class ForLoops(Loops):
                 if found is None:
                     raise self.error(
                         f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
-                        "loop over a compile-time tile; what is out of a tensor's bounds is guarded",
+                        "loop over a compile-time tile: what is out of a tensor is guarded",
                     )
                 if found < 1:
                     raise self.error(f"an extent of T.Parallel is {found}, the least is 1")

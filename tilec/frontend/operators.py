@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from tilec import language as T
+from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.memory import Memory
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_literal
@@ -45,8 +47,20 @@ class Operators(Memory):
             return a + b  # type: ignore[operator]
         if isinstance(a, tuple | list) and isinstance(b, int) and kind == "mul":
             return a * b
+        if isinstance(a, T.Size) or isinstance(b, T.Size):
+            return self._size_arithmetic(kind, a, b)
         x, y = self._operand(a, node.left), self._operand(b, node.right)
         return self.binary(kind, x, y)
+
+    def _size_arithmetic(self, kind: str, a: object, b: object) -> object:
+        """Arithmetic on sizes that have no value yet, in the shape of an annotation."""
+        try:
+            return PYTHON[kind](a, b)
+        except TypeError:
+            raise self.error(
+                f"{describe(a)} {SYMBOLS[kind]} {describe(b)} cannot be an extent",
+                "extents are ints, sizes, and + - * // % of these",
+            ) from None
 
     def _operand(self, value: object, node: ast.expr) -> Number:
         with self.at(node):

@@ -172,8 +172,9 @@ class _Reader(Calls):
         for arg in (*node.posonlyargs, *node.args, *node.kwonlyargs):
             written = annotations.get(arg.arg, REQUIRED)
             place = self.source.loc(arg)
-            if isinstance(written, str) and arg.annotation is not None:
-                written = self._text_annotation(written, arg.annotation)
+            for _ in range(2):  # an annotation in quotes, kept as text, is text twice over
+                if isinstance(written, str) and arg.annotation is not None:
+                    written = self._text_annotation(written, arg.annotation)
             self.drafts[arg.arg] = _Draft(arg.arg, place, plain[arg.arg].default, written)
         for draft in self.drafts.values():
             known = draft.name in self.constants
@@ -191,7 +192,14 @@ class _Reader(Calls):
         for n in ast.walk(tree):
             ast.copy_location(n, node)
         with self.at(node):
-            return self._python_scalar_or(tree)
+            try:
+                return self._python_scalar_or(tree)
+            except CompileError as e:
+                raise self.error(
+                    e.message,
+                    "annotations are text here (from __future__ import annotations), which hides the "
+                    "names of a surrounding function; leave that import out",
+                ) from None
 
     def _python_scalar_or(self, tree: ast.expr) -> object:
         if isinstance(tree, ast.Name) and tree.id in ("int", "float", "bool"):
