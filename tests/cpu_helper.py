@@ -38,10 +38,10 @@ class Compiled:
         self.func = func
         target = TARGETS["cpu"] if arch == "host" else Target("cpu", "cpu", arch, 1)
         self.seconds: dict[str, float] = {}
-        start = time.perf_counter()
+        start = time.process_time()
         self.text = emit_cpu(func, target)
-        self.seconds["emit"] = time.perf_counter() - start
-        start = time.perf_counter()
+        self.seconds["emit"] = time.process_time() - start
+        start = time.process_time()
         self.machine = machine_for(arch)
         module = llvm.parse_assembly(self.text, context=llvm.create_context())
         module.triple = self.machine.triple
@@ -51,10 +51,10 @@ class Compiled:
         builder = llvm.create_pass_builder(self.machine, tuning)
         builder.getModulePassManager().run(module, builder)
         self.optimised = str(module)
-        self.seconds["optimise"] = time.perf_counter() - start
-        start = time.perf_counter()
+        self.seconds["optimise"] = time.process_time() - start
+        start = time.process_time()
         binary = self.machine.emit_object(module)
-        self.seconds["object"] = time.perf_counter() - start
+        self.seconds["object"] = time.process_time() - start
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine_for(arch))
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
         self.engine.finalize_object()

@@ -104,28 +104,34 @@ def test_binary_ops(dtype: t.DType, arch: str, rng: np.random.Generator) -> None
             num.int_range(dtype)[0],
             (num.int_range(dtype)[1] if dtype.kind == "uint" else -1),
         )
+    p = Program()
+    left, right, by = (p.tensor(x, (n,), dtype) for x in ("A", "B", "S"))
+    outs = {k: p.tensor(k, (n,), dtype) for k in kinds}
+    with p.parallel(n) as (i,):
+        x, y, z = (p.load(v, i) for v in (left, right, by))
+        for kind, out in outs.items():
+            p.store(out, i, p.binary(kind, x, z if kind in ("shl", "shr") else y))
+    shifts = np.abs(rng.integers(0, dtype.bits, n)).astype(a.dtype)
+    args = {"A": a, "B": b, "S": shifts, **{k: sample(rng, dtype, n) for k in kinds}}
+    Compiled(p.func(), arch)(args, (1,))
     for kind in kinds:
-        func = elementwise(lambda p, x, y, k=kind: p.binary(k, x, y), dtype, dtype, out=dtype, n=n)
-        args = {"X0": a, "X1": b, "Y": sample(rng, dtype, n)}
-        if kind in ("shl", "shr"):
-            args["X1"] = (b % dtype.bits).astype(b.dtype)
-        Compiled(func, arch)(args, (1,))
+        given = shifts if kind in ("shl", "shr") else b
         with np.errstate(all="ignore"):
-            want = num.binary(kind, args["X0"], args["X1"], dtype)
+            want = num.binary(kind, a, given, dtype)
         keep = np.ones(n, bool)
         if kind in ("floordiv", "mod", "truncdiv", "truncmod"):
-            keep = args["X1"].astype(np.float64) != 0 if dtype.is_int else finite_ratio(a, b, dtype)
+            keep = b.astype(np.float64) != 0 if dtype.is_int else finite_ratio(a, b)
         if dtype in num.SATURATING:  # NumPy's arithmetic overflows to nan or infinity instead
-            got = np.abs(args["Y"].astype(np.float64))
+            got = np.abs(args[kind].astype(np.float64))
             keep &= ~((got == num.SATURATING[dtype]) & ~np.isfinite(want.astype(np.float64)))
         loose = dtype == t.FLOAT32 and kind in ("pow", "atan2")
         close = {"rtol": 3e-7, "atol": 1e-44} if loose else {}
         if dtype == t.FLOAT64:
             close = {"rtol": 1e-14, "atol": 0}
-        same(args["Y"][keep], want[keep], f"{dtype} {kind}", **close)
+        same(args[kind][keep], want[keep], f"{dtype} {kind}", **close)
 
 
-def finite_ratio(a: np.ndarray, b: np.ndarray, dtype: t.DType) -> np.ndarray:
+def finite_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where a / b is finite and small enough that its whole part is exact."""
     with np.errstate(all="ignore"):
         return np.abs(a.astype(np.float64) / b.astype(np.float64)) < 200
@@ -257,20 +263,28 @@ def test_fma(dtype: t.DType, arch: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("arch", ["host", "x86-64"])
 @pytest.mark.parametrize("lanes", [1, 37])
 def test_integer_division_never_traps(lanes: int, arch: str, rng: np.random.Generator) -> None:
+    kinds = ("floordiv", "truncdiv", "mod", "truncmod")
     for dtype in INTS:
         low, high = num.int_range(dtype)
+        p = Program()
+        left, right = p.tensor("A", (lanes,), dtype), p.tensor("B", (lanes,), dtype)
+        outs = {k: p.tensor(k, (lanes,), dtype) for k in kinds}
+        with p.parallel(lanes) as (i,):
+            x, y = p.load(left, i), p.load(right, i)
+            for kind, out in outs.items():
+                p.store(out, i, p.binary(kind, x, y))
+        compiled = Compiled(p.func(), arch)
         a = np.resize(np.array([low, high, 5, 0], num.NUMPY[dtype]), lanes)
         for divisor in (0, high if dtype.kind == "uint" else -1):
             b = np.full(lanes, divisor).astype(a.dtype)
-            for kind in ("floordiv", "truncdiv", "mod", "truncmod"):
-                func = elementwise(
-                    lambda p, x, y, k=kind: p.binary(k, x, y), dtype, dtype, out=dtype, n=lanes
-                )
-                y = sample(rng, dtype, max(lanes, 16))[:lanes].copy()
-                Compiled(func, arch)({"X0": a, "X1": b, "Y": y}, (1,))
+            args = {"A": a, "B": b, **{k: np.full(lanes, 77).astype(a.dtype) for k in kinds}}
+            compiled(args, (1,))
+            for kind in kinds:
                 with np.errstate(all="ignore"):
                     want = np.zeros_like(a) if divisor == 0 else num.BINARY[kind](a, b)
-                np.testing.assert_array_equal(y, want.astype(a.dtype), f"{dtype} {kind} {divisor}")
+                np.testing.assert_array_equal(
+                    args[kind], want.astype(a.dtype), f"{dtype} {kind} {divisor}"
+                )
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 5, -2, None])
