@@ -37,9 +37,9 @@ def matmul_nn(
     BN: T.constexpr = 256,
     BK: T.constexpr = 64,
     stages: T.constexpr = 4,
-    threads: T.constexpr = 256,
+    warps: T.constexpr = 8,
 ):
-    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
         A_s = T.alloc_shared((BM, BK), "float16")
         B_s = T.alloc_shared((BK, BN), "float16")
         acc = T.alloc_fragment((BM, BN), "float32")
@@ -60,9 +60,9 @@ def matmul_nt(
     BN: T.constexpr = 256,
     BK: T.constexpr = 64,
     stages: T.constexpr = 4,
-    threads: T.constexpr = 256,
+    warps: T.constexpr = 8,
 ):
-    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
         A_s = T.alloc_shared((BM, BK), "float16")
         B_s = T.alloc_shared((BN, BK), "float16")
         acc = T.alloc_fragment((BM, BN), "float32")
@@ -77,7 +77,7 @@ def matmul_nt(
 def tiles(m: int, n: int) -> dict[str, int]:
     """Tile of each shape class: large ones where they fill the chip."""
     if m * n <= 1024 * 1024:
-        return {"BM": 64, "BN": 128, "BK": 64, "stages": 6, "threads": 128}
+        return {"BM": 64, "BN": 128, "BK": 64, "stages": 6, "warps": 4}
     return {"BM": 128, "BN": 256, "BK": 64, "stages": 4}
 
 
