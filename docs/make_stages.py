@@ -73,7 +73,7 @@ def body(text: str) -> str:
 
 
 def page() -> str:
-    spec = tilec.spec(("M", "K"), "float16"), tilec.spec(("K", "N"), "float16"), tilec.spec(("M", "N"), "float16")
+    spec = [tilec.spec((4096, 4096), "float16")] * 3
     compiled = matmul.compile(*spec, target=TARGET)
     parts = [INTRODUCTION]
     last = ""
@@ -86,7 +86,9 @@ def page() -> str:
             lines = [line for line in lines if not re.match(r"^(//|;|!|\.file|\.loc)", line)]
             lines = [*lines[: CUT[name]], "…"]
         kind = {"llvm": "llvm", "ptx": "asm"}.get(name, "text")
-        parts.append(f"\n## `{name}`\n\n{WORDS[name]}\n\n```{kind}\n" + "\n".join(lines) + "\n```\n")
+        parts.append(
+            f"\n## `{name}`\n\n{WORDS[name]}\n\n```{kind}\n" + "\n".join(lines) + "\n```\n"
+        )
     return "".join(parts)
 
 
