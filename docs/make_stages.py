@@ -40,8 +40,9 @@ def matmul(
 
 INTRODUCTION = f"""# One matrix product through every stage
 
-Written by `docs/make_stages.py` from what the compiler says of itself; a test keeps it true. The target is `{TARGET}`. The same text comes from
-`kernel.compile(...).stages`, or from `TILEC_DUMP=all`. Stages that change nothing are left out; the last ones are cut.
+Written by `docs/make_stages.py` from what the compiler says of itself; a test keeps it true.
+The target is `{TARGET}`. The same text comes from `kernel.compile(...).stages`, or from
+`TILEC_DUMP=all`. Stages that change nothing are left out; the last ones are cut.
 """
 
 WORDS = {
