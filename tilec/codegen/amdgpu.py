@@ -41,35 +41,25 @@ class AmdgpuEmitter(Emitter):
 
     def enter(self) -> None:
         f = self.f
-        threads = int(self.func.attrs["launch_threads"])
         self.thread = f.intrinsic("i32", "llvm.amdgcn.workitem.id.x")
-        self.ranges.set(self.thread, 0, threads - 1)
+        self.ranges.set(self.thread, 0, self.threads - 1)
         self.lane = self.ranges.set(f.binary("and", self.thread, int_val(63)), 0, 63)
         warp = f.binary("lshr", self.thread, int_val(6))
         uniform = f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
-        self.block_warp = self.ranges.set(uniform, 0, max(threads // 64 - 1, 0))
+        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // 64)
         self.warp = self.block_warp
 
     def header(self) -> list[str]:
-        return [
-            'target triple = "amdgcn-amd-amdhsa"',
-            "@smem = external addrspace(3) global [0 x i8], align 1024",
-            "!3 = !{}",
-            '!4 = !{!"amdgpu-synchronize-as", !"local"}',
-        ]
+        return ['target triple = "amdgcn-amd-amdhsa"']
 
     def attributes(self) -> str:
-        threads = self.func.attrs["launch_threads"]
         return (
-            f'nounwind "amdgpu-flat-work-group-size"="{threads},{threads}" '
+            f'nounwind "amdgpu-flat-work-group-size"="{self.threads},{self.threads}" '
             '"uniform-work-group-size"="true"'
         )
 
-    def flags(self, debug: bool) -> list[str]:
-        return [
-            "!llvm.module.flags = !{!5}",
-            '!5 = !{i32 1, !"amdhsa_code_object_version", i32 500}',
-        ]
+    def flags(self) -> list[str]:
+        return ['!{i32 1, !"amdhsa_code_object_version", i32 500}']
 
     # --- ids ---
 
@@ -82,7 +72,7 @@ class AmdgpuEmitter(Emitter):
         f = self.f
         packet = f.intrinsic("ptr addrspace(4)", "llvm.amdgcn.dispatch.ptr")
         items = f.load("i32", f.gep("i8", packet, int_val(12 + 4 * o.dim, "i64")), 4)
-        threads = int(self.func.attrs["launch_threads"]) if o.dim == 0 else 1
+        threads = self.threads if o.dim == 0 else 1
         got = f.binary("udiv", items, int_val(threads))
         self.env[o.result] = self.ranges.set(got, 1, MAX_INDEX)
 
@@ -106,16 +96,16 @@ class AmdgpuEmitter(Emitter):
         if not isinstance(row, MfmaRow):
             raise InternalError(f"{o.row} is not an mfma", o.loc)
         form = row.intrinsic()
-        args = []
-        for v, register, kind in zip(
-            (o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register), form.inputs
-        ):
-            (slot,) = self.pack_slots(v, register, 1)
-            got = self.load_slot(v, slot)
-            args.append(self.f.cast("bitcast", got, kind))
-        (slot,) = self.pack_slots(o.c, o.c_register, 1)
+        args, slots = list[Val](), tuple[Val, ...]()
+        parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
+        for (v, register), pack, kind in zip(parts, row.packs, form.inputs):
+            slots = self.pack_slots(v, register, 1, pack)
+            args += self.read_packs(v, slots, [kind])
         constants = [int_val(c) for c in form.constants]
-        self.store_slot(o.c, slot, self.f.intrinsic(form.output, form.name, [*args, *constants], o.row))
+        made = self.f.intrinsic(form.output, form.name, [*args, *constants], o.row)
+        self.write_packs(o.c, slots, [made])
 
     def emit_print(self, o: ops.Print) -> None:
-        raise CompileError("T.print is not available on hip targets", o.loc, "print on the cpu target")
+        raise CompileError(
+            "T.print is not available on hip targets", o.loc, "print on the cpu target"
+        )

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
-from tilec.codegen.scalars import memory_type
 from tilec.ir import ops
 from tilec.ir.analysis import Level, Uniformity
-from tilec.ir.core import Value
+from tilec.ir.core import Func, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
 from tilec.ir.instr import memory as moves
 from tilec.ir.llvm import Val, int_val
 from tilec.ir.types import FLOAT64, INT64
+from tilec.target import Target
 
 DIMS = "xyz"
 SMALLEST_WGMMA = "wgmma.m64n8k16.f16"  # any row: a wait is the same for all of them
@@ -42,34 +42,28 @@ class NvptxEmitter(Emitter):
     def make_scalars(self) -> NvptxScalars:
         return NvptxScalars(self.f, self.ranges)
 
+    def __init__(self, func: Func, target: Target) -> None:
+        super().__init__(func, target)
+        self.strings: list[str] = []
+
     def enter(self) -> None:
         f = self.f
-        threads = int(self.func.attrs["launch_threads"])
         self.thread = f.intrinsic("i32", "llvm.nvvm.read.ptx.sreg.tid.x")
-        self.ranges.set(self.thread, 0, threads - 1)
+        self.ranges.set(self.thread, 0, self.threads - 1)
         self.lane = self.ranges.set(f.binary("and", self.thread, int_val(31)), 0, 31)
         warp = f.binary("lshr", self.thread, int_val(5))
+        # The same in all lanes, and the assembler can see that it is.
         lanes = [int_val(-1), warp, int_val(0), int_val(31)]
         uniform = f.intrinsic("i32", "llvm.nvvm.shfl.sync.idx.i32", lanes)
-        self.block_warp = self.ranges.set(uniform, 0, threads // 32 - 1)
+        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // 32)
         self.warp = self.block_warp
 
     def header(self) -> list[str]:
-        return [
-            'target triple = "nvptx64-nvidia-cuda"',
-            "@smem = external addrspace(3) global [0 x i8], align 1024",
-            "!3 = !{}",
-            *self.strings,
-        ]
+        return ['target triple = "nvptx64-nvidia-cuda"', *self.strings]
 
     def attributes(self) -> str:
-        threads = self.func.attrs["launch_threads"]
-        blocks = self.func.attrs.get("min_blocks", 1)
-        return f'"nvvm.maxntid"="{threads}" "nvvm.minctasm"="{blocks}"'
-
-    @property
-    def strings(self) -> list[str]:
-        return self.__dict__.setdefault("_strings", [])
+        blocks = self.func.attrs.get("min_blocks") or 1
+        return f'"nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{blocks}"'
 
     def asm(self, a: Asm, args: Sequence[Val] = (), row: str = "") -> list[Val]:
         """A row's inline assembly; the kinds of its arguments are checked against the row."""
@@ -92,13 +86,12 @@ class NvptxEmitter(Emitter):
 
     def enter_scope(self, o: ops.Scope) -> None:
         if o.registers:
-            threads = int(self.func.attrs["launch_threads"])
-            at_launch = self.target.registers // threads // 8 * 8
+            at_launch = self.target.registers // self.threads // 8 * 8
             row = sync.setmaxnreg(o.registers, o.registers > at_launch)
             self.asm(row.asm, row=row.name)
 
     def emit_barrier(self, o: ops.Barrier) -> None:
-        threads = o.threads or int(self.func.attrs["launch_threads"])
+        threads = o.threads or self.threads
         self.asm(sync.BARRIER_SYNC.asm, [int_val(o.id), int_val(threads)], "bar.sync")
 
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
@@ -107,7 +100,7 @@ class NvptxEmitter(Emitter):
     def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
         self.asm(sync.PROXY_FENCE.asm, row="fence.proxy")
 
-    def slot(self, barrier: Value, slot: Value) -> Val:
+    def barrier_slot(self, barrier: Value, slot: Value) -> Val:
         return self.shared_address(barrier, self.get(slot))
 
     def emit_mbarrier_init(self, o: ops.MbarrierInit) -> None:
@@ -120,10 +113,10 @@ class NvptxEmitter(Emitter):
 
     def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
         row = sync.mbarrier_expect(o.bytes)
-        self.asm(row.asm, [self.slot(o.barrier, o.slot)], row.name)
+        self.asm(row.asm, [self.barrier_slot(o.barrier, o.slot)], row.name)
 
     def emit_mbarrier_arrive(self, o: ops.MbarrierArrive) -> None:
-        at = self.slot(o.barrier, o.slot)
+        at = self.barrier_slot(o.barrier, o.slot)
         if o.guard is None:
             self.asm(sync.MBARRIER_ARRIVE.asm, [at], "mbarrier.arrive")
         else:
@@ -131,13 +124,13 @@ class NvptxEmitter(Emitter):
             self.asm(sync.MBARRIER_ARRIVE_IF.asm, [at, guard], "mbarrier.arrive_if")
 
     def emit_mbarrier_wait(self, o: ops.MbarrierWait) -> None:
-        at = self.slot(o.barrier, o.slot)
+        at = self.barrier_slot(o.barrier, o.slot)
         self.asm(sync.MBARRIER_WAIT.asm, [at, self.get(o.parity)], "mbarrier.wait")
 
     # --- asynchronous copies ---
 
     def emit_cp_async(self, o: ops.CpAsync) -> None:
-        source = self.f.gep(memory_type(o.source.dtype), self.get(o.source), self.get(o.source_offset))
+        source = self.pointer(o.source, self.get(o.source_offset))
         args = [
             self.shared_address(o.dest, self.get(o.dest_offset)),
             self.f.cast("ptrtoint", source, "i64"),
@@ -161,7 +154,7 @@ class NvptxEmitter(Emitter):
         row = moves.tma_load(len(o.coords))
         dest = self.shared_address(o.dest, self.get(o.dest_offset))
         coords = [self.get(c) for c in o.coords]
-        self.asm(row.asm, [dest, self.get(o.map), *coords, self.slot(o.barrier, o.slot)], row.name)
+        self.asm(row.asm, [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)], row.name)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
         row = moves.tma_store(len(o.coords))
@@ -180,9 +173,8 @@ class NvptxEmitter(Emitter):
     def emit_ldmatrix(self, o: ops.Ldmatrix) -> None:
         row = moves.ldmatrix(o.count, o.transposed)
         got = self.asm(row.asm, [self.shared_address(o.source, self.get(o.offset))], row.name)
-        kind = self.slot_type(o.dest)
-        for slot, v in zip(self.pack_slots(o.dest, o.register, o.count), got):
-            self.store_slot(o.dest, slot, self.f.cast("bitcast", v, kind))
+        slots = self.pack_slots(o.dest, o.register, o.count, 32 // o.dest.dtype.bits)
+        self.write_packs(o.dest, slots, got)
 
     def emit_stmatrix(self, o: ops.Stmatrix) -> None:
         row = moves.stmatrix(len(o.values), o.transposed)
@@ -194,26 +186,20 @@ class NvptxEmitter(Emitter):
         row = find_row(o.row)
         if not isinstance(row, MmaRow):
             raise InternalError(f"{o.row} is not an mma", o.loc)
-        operands = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register), row.registers)
-        args, dest = [], []
-        for v, register, count in operands:
-            dest = self.pack_slots(v, register, count)
-            for slot in dest:
-                got = self.load_slot(v, slot)
-                args.append(got if got.type == "float" else self.f.cast("bitcast", got, "i32"))
-        kind = self.slot_type(o.c)
-        for slot, v in zip(dest, self.asm(row.asm(), args, o.row)):
-            self.store_slot(o.c, slot, self.f.cast("bitcast", v, kind))
+        form, args, dest = row.asm(), list[Val](), tuple[Val, ...]()
+        parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
+        for (v, register), count, pack in zip(parts, row.registers, row.packs):
+            dest = self.pack_slots(v, register, count, pack)
+            args += self.read_packs(v, dest, form.inputs[len(args) : len(args) + count])
+        self.write_packs(o.c, dest, self.asm(form, args, o.row))
 
     def emit_wgmma(self, o: ops.Wgmma) -> None:
         row = find_row(o.row)
         if not isinstance(row, WgmmaRow):
             raise InternalError(f"{o.row} is not a wgmma", o.loc)
-        accumulate, flag = "always", None
-        if o.accumulate is not None:
-            flag = self.get(o.accumulate)
-            accumulate = "if" if flag.literal is None else "always" if flag.literal else "never"
-        a = row.product(
+        flag = int_val(1, "i1") if o.accumulate is None else self.get(o.accumulate)
+        accumulate = "if" if flag.literal is None else "always" if flag.literal else "never"
+        form = row.product(
             o.m_blocks,
             o.a_steps,
             o.b_steps,
@@ -225,13 +211,14 @@ class NvptxEmitter(Emitter):
             self._descriptor(o.a, o.a_offset, o.a_fields),
             self._descriptor(o.b, o.b_offset, o.b_fields),
         ]
-        if accumulate == "if" and flag is not None:
+        if accumulate == "if":
             args.append(self.f.cast("zext", flag, "i32"))
-        slots = self.slots[o.c]
+        slots = self.registers[o.c].slots
+        if len(slots) != len(form.outputs):
+            raise InternalError(f"{o.row}: {len(slots)} registers in {o.c.name}", o.loc)
         if accumulate != "never":
-            args += [self.load_slot(o.c, s) for s in slots]
-        for slot, v in zip(slots, self.asm(a, args, o.row)):
-            self.store_slot(o.c, slot, v)
+            args += self.read_packs(o.c, slots, form.outputs)
+        self.write_packs(o.c, slots, self.asm(form, args, o.row))
 
     def _descriptor(self, v: Value, offset: Value, fields: int) -> Val:
         """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The mask
@@ -244,11 +231,17 @@ class NvptxEmitter(Emitter):
     def emit_wgmma_wait(self, o: ops.WgmmaWait) -> None:
         row = find_row(SMALLEST_WGMMA)
         assert isinstance(row, WgmmaRow)
-        slots = [(v, s) for v in o.fragments for s in self.slots[v]]
-        a = row.wait(o.pending, len(slots))
-        got = self.asm(a, [self.load_slot(v, s) for v, s in slots], "wgmma.wait")
-        for (v, slot), value in zip(slots, got):
-            self.store_slot(v, slot, value)
+        values = [
+            x
+            for v in o.fragments
+            for slots in [self.registers[v].slots]
+            for x in self.read_packs(v, slots, ["float"] * len(slots))
+        ]
+        got = self.asm(row.wait(o.pending, len(values)), values, "wgmma.wait")
+        for v in o.fragments:
+            slots = self.registers[v].slots
+            self.write_packs(v, slots, got[: len(slots)])
+            got = got[len(slots) :]
 
     # --- printing ---
 
@@ -273,7 +266,9 @@ class NvptxEmitter(Emitter):
         name = f"@text{len(self.strings)}"
         raw = text.encode() + b"\n\0"
         spelled = "".join(f"\\{c:02X}" for c in raw)
-        self.strings.append(f'{name} = private addrspace(4) constant [{len(raw)} x i8] c"{spelled}"')
+        self.strings.append(
+            f'{name} = private addrspace(4) constant [{len(raw)} x i8] c"{spelled}"'
+        )
 
         def write() -> None:
             block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
@@ -287,4 +282,3 @@ class NvptxEmitter(Emitter):
             self.only_if(f.icmp("eq", self.thread, int_val(0)), write, "print")
         else:
             write()
-

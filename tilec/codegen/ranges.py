@@ -35,11 +35,10 @@ class Ranges:
         return self._known.get(v.ref) or limits(v.type)
 
     def set(self, v: Val, lo: int, hi: int) -> Val:
-        """Note that `v` lies in [lo, hi] (ignored where its type says no more); returns `v`."""
+        """Note that `v` lies in [lo, hi], in place of what was known; returns `v`."""
         if v.literal is None:
             low, high = limits(v.type)
-            if lo > low or hi < high:
-                self._known[v.ref] = (max(lo, low), min(hi, high))
+            self._known[v.ref] = (max(lo, low), min(hi, high))
         return v
 
     def nonneg(self, v: Val) -> bool:

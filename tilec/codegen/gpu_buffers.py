@@ -1,0 +1,311 @@
+"""Buffers of a GPU kernel: registers, shared and global memory, and every access to them.
+
+A fragment is one stack slot per pack of its registers (a local buffer: per element), never an array, so
+that LLVM turns every slot into values; `registers.plan_registers` says which are arrays nevertheless.
+A place in shared memory is a number of bytes from its start: what is known only at run time and what
+is a number are kept apart, so that the number becomes the instruction's own offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tilec.codegen.ranges import Ranges
+from tilec.codegen.registers import RegisterPlan
+from tilec.codegen.scalars import Scalars, memory_type, register_type
+from tilec.ir import ops
+from tilec.ir.core import Func, Value, walk
+from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.llvm import Function, Val, int_val
+from tilec.ir.memory import version_bytes
+from tilec.ir.types import BOOL, INT32, DType, TensorMapType
+from tilec.target import Target
+
+INVARIANT = ", !invariant.load !2"
+STREAMED = ", !nontemporal !3"
+SHARED = Val("ptr addrspace(3)", "@smem")
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Where a fragment or local buffer is: `slots` of `pack` elements each, or one array."""
+
+    dtype: DType
+    slots: tuple[Val, ...]
+    pack: int
+    is_array: bool
+
+    @property
+    def slot_type(self) -> str:
+        elem = register_type(self.dtype)
+        return elem if self.pack == 1 else f"<{self.pack} x {elem}>"
+
+    @property
+    def align(self) -> int:
+        return max(1, self.dtype.bits // 8)
+
+
+class Buffers:
+    """The half of the emitter that knows memory. `env` has the scalars (and vectors) printed so far."""
+
+    func: Func
+    target: Target
+    f: Function
+    scalars: Scalars
+    ranges: Ranges
+    plan: RegisterPlan
+    mutable: set[Value]
+
+    def __init__(self) -> None:
+        self.env: dict[Value, Val] = {}
+        self.registers: dict[Value, Registers] = {}
+        self.shared: dict[Value, tuple[Val, int]] = {}
+
+    def get(self, v: Value) -> Val:
+        return self.env[v]
+
+    # --- allocation ---
+
+    def emit_alloc(self, o: ops.Alloc) -> None:
+        t = o.type
+        if t.space in ("shared", "barrier"):
+            if o.address < 0:
+                raise InternalError(f"{o.result.name} has no address in shared memory", o.loc)
+            self.shared[o.result] = (int_val(0), o.address)
+            return
+        if t.space == "fragment" and t.layout is None:
+            raise InternalError(f"the fragment {o.result.name} has no layout", o.loc)
+        count = t.layout.size("reg") if t.space == "fragment" and t.layout else t.size
+        is_array = o.result in self.plan.arrays
+        pack = 1 if is_array else o.packed
+        if count % pack:
+            raise InternalError(f"{count} registers in packs of {pack}", o.loc)
+        empty = Registers(t.dtype, (), pack, is_array)
+        kind = f"[{count} x {empty.slot_type}]" if is_array else empty.slot_type
+        number = 1 if is_array else count // pack
+        slots = tuple(self.f.alloca(kind, empty.align) for _ in range(number))
+        self.registers[o.result] = Registers(t.dtype, slots, pack, is_array)
+
+    def emit_version(self, o: ops.Version) -> None:
+        moved, fixed = self.shared[o.root]
+        slot = self.get(o.slot)
+        step = int_val(version_bytes(o.root.buffer))
+        more = self.scalars.binary("mul", slot, step, INT32)
+        if more.literal is not None:
+            self.shared[o.result] = (moved, fixed + more.literal)
+        else:
+            self.shared[o.result] = (self.scalars.binary("add", moved, more, INT32), fixed)
+
+    # --- registers ---
+
+    def register_slot(self, v: Value, index: Val) -> tuple[Val, int]:
+        """(slot, element within its pack) of a register counted in elements."""
+        r, i = self.registers[v], index.literal
+        if r.is_array:
+            return self.f.gep(r.slot_type, r.slots[0], index), 0
+        if i is None or not 0 <= i // r.pack < len(r.slots):
+            raise InternalError(f"register {index.ref} of {v.name}: {v.type}", self.f.loc)
+        return r.slots[i // r.pack], i % r.pack
+
+    def read_register(self, v: Value, index: Val) -> Val:
+        r = self.registers[v]
+        slot, e = self.register_slot(v, index)
+        got = self.f.load(r.slot_type, slot, r.align)
+        return got if r.pack == 1 else self.f.extract_element(got, e, register_type(r.dtype))
+
+    def write_register(self, v: Value, index: Val, value: Val) -> None:
+        r = self.registers[v]
+        slot, e = self.register_slot(v, index)
+        if r.pack > 1:
+            value = self.f.insert_element(self.f.load(r.slot_type, slot, r.align), value, e)
+        self.f.store(value, slot, r.align)
+
+    def pack_slots(self, v: Value, register: Value, count: int, pack: int) -> tuple[Val, ...]:
+        """`count` slots from pack number `register` on: the operand of a matrix instruction that
+        takes `pack` elements in each."""
+        r, first = self.registers[v], self.get(register).literal
+        if r.is_array or first is None:
+            raise CompileError(
+                f"{v.name} ({v.type}) feeds a matrix instruction and is indexed by a run-time value",
+                self.f.loc,
+                "index it in a loop with compile-time bounds",
+            )
+        found = r.slots[first : first + count]
+        if r.pack != pack or len(found) != count:
+            raise InternalError(
+                f"{v.name}: {len(r.slots)} packs of {r.pack}, wanted {count} of {pack} at {first}",
+                self.f.loc,
+            )
+        return found
+
+    def read_packs(self, v: Value, slots: Sequence[Val], kinds: Sequence[str]) -> list[Val]:
+        """The packs in `slots` as values of the LLVM types `kinds` of equal width."""
+        r = self.registers[v]
+        return [
+            self.f.cast("bitcast", self.f.load(r.slot_type, s, r.align), k)
+            for s, k in zip(slots, kinds)
+        ]
+
+    def write_packs(self, v: Value, slots: Sequence[Val], values: Sequence[Val]) -> None:
+        r = self.registers[v]
+        for s, x in zip(slots, values):
+            self.f.store(self.f.cast("bitcast", x, r.slot_type), s, r.align)
+
+    def emit_reg_read(self, o: ops.RegRead) -> None:
+        self.env[o.result] = self.read_register(o.fragment, self.get(o.index))
+
+    def emit_reg_write(self, o: ops.RegWrite) -> None:
+        self.write_register(o.fragment, self.get(o.index), self.get(o.value))
+
+    def emit_load(self, o: ops.Load) -> None:
+        self.env[o.result] = self.read_register(o.source, self._flat(o.source, o.indices))
+
+    def emit_store(self, o: ops.Store) -> None:
+        self.write_register(o.dest, self._flat(o.dest, o.indices), self.get(o.value))
+
+    def _flat(self, v: Value, indices: Sequence[Value]) -> Val:
+        """The linear index into a local buffer."""
+        if v not in self.registers:
+            raise InternalError(f"an element access to {v.type}", self.f.loc)
+        total = int_val(0)
+        for extent, index in zip(v.buffer.static_shape, indices):
+            i = self.scalars.cast(self.get(index), index.dtype, INT32)
+            total = self.scalars.binary("mul", total, int_val(extent), INT32)
+            total = self.scalars.binary("add", total, i, INT32)
+        return total
+
+    # --- addresses ---
+
+    def _bytes(self, v: Value, offset: Val) -> tuple[Val, int]:
+        """Where element `offset` of a shared buffer (slot `offset` of a barrier) is, in bytes from the
+        start of shared memory: a run-time part and a number."""
+        moved, fixed = self.shared[v]
+        size = v.dtype.bits // 8
+        if offset.literal is not None:
+            return moved, fixed + offset.literal * size
+        base, more = self.scalars.split_sum(offset)
+        scaled = self.scalars.binary("mul", base, int_val(size), INT32)
+        total = self.scalars.binary("add", scaled, moved, INT32)
+        base, extra = self.scalars.split_sum(total)
+        return base, fixed + more * size + extra
+
+    def shared_address(self, v: Value, offset: Val) -> Val:
+        """The address (i32) of an element of a shared buffer or a slot of a barrier."""
+        moved, fixed = self._bytes(v, offset)
+        start = self.f.cast("ptrtoint", SHARED, "i32")
+        return self.f.add(self.f.add(start, moved), int_val(fixed))
+
+    def pointer(self, v: Value, offset: Val) -> Val:
+        """A pointer to an element of a global tensor or a shared buffer."""
+        f = self.f
+        if v.buffer.space == "global":
+            base, more = self.scalars.split_sum(offset)
+            elem = memory_type(v.dtype)
+            if more < 0:
+                return f.gep(elem, self.get(v), offset)
+            return f.gep(elem, f.gep(elem, self.get(v), base), int_val(more, offset.type))
+        moved, fixed = self._bytes(v, offset)
+        if fixed < 0:
+            moved, fixed = f.add(moved, int_val(fixed)), 0
+        return f.gep("i8", f.gep("i8", SHARED, moved), int_val(fixed))
+
+    # --- loads and stores ---
+
+    def is_constant(self, v: Value) -> bool:
+        """Whether nothing changes the tensor while the kernel runs."""
+        return v.buffer.space == "global" and v not in self.mutable
+
+    def mutable_tensors(self) -> set[Value]:
+        """The tensors that may change while the kernel runs."""
+        stored: set[Value] = set()
+        mapped: set[str] = set()
+        for o in walk(self.func.body):
+            if isinstance(o, ops.MemStore):
+                stored.add(o.dest)
+            elif isinstance(o, ops.TmaStore) and isinstance(o.map.type, TensorMapType):
+                mapped.add(o.map.type.tensor)
+        tensors = [p for p in self.func.params if p.role == "tensor"]
+        found = {p.value for p in tensors if p.value in stored or p.arg in mapped}
+        return {p.value for p in tensors} if found and self.func.attrs.get("may_alias") else found
+
+    def emit_mem_load(self, o: ops.MemLoad) -> None:
+        f, dtype = self.f, o.source.dtype
+        elem = memory_type(dtype)
+        kind = elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
+        tail = INVARIANT if self.is_constant(o.source) else ""
+        if o.cache == "evict_first":
+            tail += STREAMED
+        at = self.pointer(o.source, self.get(o.offset))
+        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+        if guard.literal == 1:
+            got = f.load(kind, at, self._align(o.align, dtype), tail=tail)
+        elif guard.literal == 0:
+            got = self._other(o, kind)
+        else:
+            other = self._other(o, kind)
+            start = f.block.label
+            with self.branch(guard, "load") as join:
+                loaded = f.load(kind, at, self._align(o.align, dtype), tail=tail)
+                end = f.block.label
+            assert f.block.label == join
+            phi = f.phi(kind)
+            phi.incoming = [(other, start), (loaded, end)]
+            got = phi.result
+        self.env[o.result] = self._from_memory(got, dtype)
+
+    def emit_mem_store(self, o: ops.MemStore) -> None:
+        dtype = o.dest.dtype
+        value = self._to_memory(self.get(o.value), dtype)
+        at = self.pointer(o.dest, self.get(o.offset))
+        tail = STREAMED if o.cache == "evict_first" else ""
+        self.only_if(
+            int_val(1, "i1") if o.guard is None else self.get(o.guard),
+            lambda: self.f.store(value, at, self._align(o.align, dtype), tail=tail),
+            "store",
+        )
+
+    @staticmethod
+    def _align(known: int, dtype: DType) -> int:
+        """Elements are aligned to themselves in every buffer."""
+        return max(known, dtype.bits // 8)
+
+    def _other(self, o: ops.MemLoad, kind: str) -> Val:
+        """What a load gives where its guard is false."""
+        if o.other is None:
+            return int_val(0, kind) if kind.startswith("i") else Val(kind, "zeroinitializer")
+        other = self._to_memory(self.get(o.other), o.source.dtype)
+        return other if o.lanes == 1 else self.f.pack([other] * o.lanes)
+
+    def _from_memory(self, x: Val, dtype: DType) -> Val:
+        """A bool is a byte in memory."""
+        if dtype != BOOL:
+            return x
+        return self.f.icmp("ne", x, Val(x.type, "zeroinitializer" if "<" in x.type else "0"))
+
+    def _to_memory(self, x: Val, dtype: DType) -> Val:
+        return x if dtype != BOOL else self.f.cast("zext", x, x.type.replace("i1", "i8"))
+
+    # --- branches ---
+
+    @contextmanager
+    def branch(self, cond: Val, stem: str) -> Iterator[str]:
+        """What is printed inside runs where `cond` holds; gives the label of what follows."""
+        f = self.f
+        then, join = f.label(stem), f.label(f"{stem}_done")
+        f.cbr(cond, then, join, join)
+        f.start(then)
+        mark = f.mark()
+        yield join
+        f.forget(mark)
+        f.br(join)
+        f.start(join)
+
+    def only_if(self, cond: Val, write: Callable[[], object], stem: str) -> None:
+        """Print what `write()` prints, on a branch taken where `cond` holds."""
+        if cond.literal is None:
+            with self.branch(cond, stem):
+                write()
+        elif cond.literal:
+            write()

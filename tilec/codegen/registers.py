@@ -1,0 +1,137 @@
+"""Which loops the GPU emitter unrolls, and which register files must be arrays.
+
+Registers have no addresses: an index into a fragment or a local buffer has to be a number when the
+instruction is printed. It is one if it comes from constants and from the indices (or carried values)
+of loops that are unrolled. So every loop of which a register index is made is unrolled, if its
+bounds are numbers; a buffer that still has an index known at run time only becomes an array on the
+stack: right, and slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilec.ir import ops
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.types import ScalarType
+
+LONGEST_SERIAL = 256
+"""Iterations up to which a loop that the user did not mark is unrolled for its register indices."""
+
+_WISHED = ("unroll", "vectorized")
+_FOLDED = (ops.Const, ops.Binary, ops.Compare, ops.Select, ops.Cast, ops.Lookup)
+"""What the emitter folds when all operands are numbers."""
+
+
+@dataclass
+class RegisterPlan:
+    """`unrolled`: loops whose bounds are numbers when they are printed and that are to be unrolled.
+    `arrays`: fragments and local buffers with an index that is not a number."""
+
+    unrolled: set[Op] = field(default_factory=set)
+    arrays: set[Value] = field(default_factory=set)
+
+
+def plan_registers(func: Func) -> RegisterPlan:
+    """See the module's opening."""
+    body = func.body
+    made = {r: o for o in walk(body) for r in o.results}
+    loop_of = {a: o for o in walk(body) if isinstance(o, ops.For) for a in o.body.args}
+    uses = [use for o in walk(body) for use in register_uses(o)]
+    wanted: set[Op] = {o for o in walk(body) if isinstance(o, ops.For) and o.kind in _WISHED}
+    wanted |= _selecting([i for _, i in uses], made, loop_of)
+    known = _known(body, wanted)
+    plan = RegisterPlan()
+    plan.unrolled = {o for o in wanted if isinstance(o, ops.For) and {o.lo, o.hi, o.step} <= known}
+    plan.arrays = {buffer for buffer, index in uses if buffer is not None and index not in known}
+    return plan
+
+
+def register_uses(o: Op) -> list[tuple[Value | None, Value]]:
+    """(buffer, index) of each register that `o` selects; a lookup selects from no buffer."""
+    match o:
+        case ops.RegRead() | ops.RegWrite():
+            return [(o.fragment, o.index)]
+        case ops.Load() if o.source.buffer.space == "local":
+            return [(o.source, i) for i in o.indices]
+        case ops.Store() if o.dest.buffer.space == "local":
+            return [(o.dest, i) for i in o.indices]
+        case ops.Ldmatrix():
+            return [(o.dest, o.register)]
+        case ops.Mma():
+            return [(o.c, o.c_register), (o.a, o.a_register), (o.b, o.b_register)]
+        case ops.Lookup():
+            return [(None, o.index)]
+        case _:
+            return []
+
+
+def _selecting(
+    indices: list[Value], made: dict[Value, Op], loop_of: dict[Value, ops.For]
+) -> set[Op]:
+    """The loops whose index or carried values reach one of `indices`."""
+    loops: set[Op] = set()
+    seen: set[Value] = set()
+    todo = list(indices)
+    while todo:
+        v = todo.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        loop, o = loop_of.get(v), made.get(v)
+        if loop is not None:
+            if _is_short(loop, made):
+                loops.add(loop)
+            at = loop.body.args.index(v)
+            if at:
+                todo += [loop.inits[at - 1], ops.yielded(loop.body)[at - 1]]
+        elif isinstance(o, ops.If):
+            at = o.results.index(v)
+            todo += [o.cond, *(ops.yielded(side)[at] for side in o.regions)]
+        elif isinstance(o, ops.For):
+            todo.append(o.body.args[1 + o.results.index(v)])
+        elif o is not None and o.pure:
+            todo += o.operands
+    return loops
+
+
+def _is_short(loop: ops.For, made: dict[Value, Op]) -> bool:
+    bounds = [made.get(v) for v in (loop.lo, loop.hi, loop.step)]
+    lo, hi, step = (int(o.value) if isinstance(o, ops.Const) else None for o in bounds)
+    if lo is None or hi is None or not step:
+        return True  # perhaps numbers once an outer loop is unrolled
+    return (hi - lo) // step <= LONGEST_SERIAL
+
+
+def _known(body: Block, wanted: set[Op]) -> set[Value]:
+    """The values that are numbers when they are printed: the largest set that its rules keep."""
+    every = list(walk(body))
+    known = {v for o in every for v in o.results}
+    known |= {a for o in every for region in o.regions for a in region.args}
+
+    def rules(o: Op) -> list[tuple[Value, bool]]:
+        """Each value that `o` makes and whether it can still be a number."""
+        if isinstance(o, ops.For):
+            fixed = o in wanted and {o.lo, o.hi, o.step} <= known
+            sources = zip(o.body.args[1:], o.results, o.inits, ops.yielded(o.body))
+            found = [(o.body.args[0], fixed)]
+            for arg, result, first, following in sources:
+                number = fixed and first in known and following in known
+                found += [(arg, number), (result, number)]
+            return found
+        if isinstance(o, ops.If):
+            sides = zip(o.results, *(ops.yielded(side) for side in o.regions))
+            return [(r, o.cond in known and {a, b} <= known) for r, a, b in sides]
+        number = isinstance(o, _FOLDED) and all(v in known for v in o.operands)
+        made = (*o.results, *(a for region in o.regions for a in region.args))
+        return [(v, number and isinstance(v.type, ScalarType) and v.dtype.is_int) for v in made]
+
+    changed = True
+    while changed:
+        changed = False
+        for o in every:
+            for v, number in rules(o):
+                if v in known and not number:
+                    known.discard(v)
+                    changed = True
+    return known
