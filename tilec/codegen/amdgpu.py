@@ -6,19 +6,52 @@ wait for LDS traffic, and a full fence would drain the loads in flight.
 
 from __future__ import annotations
 
+import math
+
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
+from tilec.codegen.numerics import Format, encode
 from tilec.ir import ops
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MfmaRow, find_row
-from tilec.ir.llvm import Val, int_val
+from tilec.ir.llvm import Val, float_val, int_val
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, DType
 
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
+# AMD's name of each float8 and its format (MI300 ISA, "FP8 and BF8 formats").
+FNUZ_NAN = 0x80
+FNUZ = {
+    FLOAT8_E4M3: ("fp8", Format(8, 3, 8, 0x7F, FNUZ_NAN, None, True)),
+    FLOAT8_E5M2: ("bf8", Format(8, 2, 16, 0x7F, FNUZ_NAN, None, True)),
+}
+LARGEST = {FLOAT8_E4M3: 240.0, FLOAT8_E5M2: 57344.0}
 
 
 class AmdgpuScalars(GpuScalars):
-    """Fast forms of the vector ALU."""
+    """Fast forms of the vector ALU. float8 is the FNUZ kind here: no infinities, one nan, no negative
+    zero."""
+
+    def literal(self, value: bool | int | float, dtype: DType) -> Val:
+        if dtype not in FNUZ:
+            return super().literal(value, dtype)
+        bits = encode(float(value), FNUZ[dtype][1])
+        negative_zero = bits == FNUZ_NAN and not math.isnan(value)
+        return int_val(0 if negative_zero else bits, "i8")
+
+    def to_float8(self, x: Val, dtype: DType) -> Val:
+        f, name = self.f, FNUZ[dtype][0]
+        top = LARGEST[dtype]
+        for pred, edge in (("ogt", top), ("olt", -top)):
+            bound = float_val(edge)
+            x = f.select(f.fcmp(pred, x, bound), bound, x)
+        args = [x, x, int_val(0), int_val(0, "i1")]
+        return f.cast("trunc", f.intrinsic("i32", f"llvm.amdgcn.cvt.pk.{name}.f32", args), "i8")
+
+    def from_float8(self, x: Val, dtype: DType) -> Val:
+        word = self.f.cast("zext", x, "i32")
+        name = f"llvm.amdgcn.cvt.f32.{FNUZ[dtype][0]}"
+        return self.f.intrinsic("float", name, [word, int_val(0)])
 
     def exp2_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.amdgcn.exp2.f32", [x])
@@ -80,8 +113,13 @@ class AmdgpuEmitter(Emitter):
 
     def emit_barrier(self, o: ops.Barrier) -> None:
         f = self.f
-        if o.threads:
-            raise InternalError("a barrier of a part of the block", o.loc)
+        if o.threads not in (0, self.threads):
+            raise CompileError(
+                f"a barrier of {o.threads} of {self.threads} threads; {self.target} has only the whole "
+                "block's",
+                o.loc,
+                "let all threads of the block meet",
+            )
         f.act("fence", (), f'fence syncscope("workgroup") release, !mmra {LDS_ONLY}')
         f.call("void", "llvm.amdgcn.s.barrier")
         f.act("fence", (), f'fence syncscope("workgroup") acquire, !mmra {LDS_ONLY}')

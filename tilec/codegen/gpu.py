@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
-from tilec.codegen.scalars import Scalars, literal, register_type
+from tilec.codegen.scalars import Scalars, register_type
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import InternalError
@@ -189,7 +189,7 @@ class Emitter(Buffers):
         self.env[o.result] = self.f.pack([fn(*one) for one in zip(*columns)])
 
     def emit_const(self, o: ops.Const) -> None:
-        self.env[o.result] = literal(o.value, o.dtype)
+        self.env[o.result] = self.scalars.literal(o.value, o.dtype)
 
     def emit_binary(self, o: ops.Binary) -> None:
         dtype = o.lhs.dtype

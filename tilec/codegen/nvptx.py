@@ -6,22 +6,29 @@ from collections.abc import Sequence
 
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
+from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Func, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
 from tilec.ir.instr import memory as moves
-from tilec.ir.llvm import Val, int_val
-from tilec.ir.types import FLOAT64, INT64
+from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT64, DType
 from tilec.target import Target
 
 DIMS = "xyz"
+FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 SMALLEST_WGMMA = "wgmma.m64n8k16.f16"  # any row: a wait is the same for all of them
 
 
 class NvptxScalars(GpuScalars):
-    """Fast forms of PTX: `ex2.approx.ftz`, `lg2.approx.ftz`, `rsqrt.approx.ftz`."""
+    """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, and from Hopper on the
+    conversions of float8 (two at a time)."""
+
+    def __init__(self, f: Function, ranges: Ranges, has_float8: bool) -> None:
+        super().__init__(f, ranges)
+        self.has_float8 = has_float8
 
     def exp2_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.ex2.approx.ftz.f", [x])
@@ -32,6 +39,20 @@ class NvptxScalars(GpuScalars):
     def rsqrt_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
 
+    def to_float8(self, x: Val, dtype: DType) -> Val:
+        if not self.has_float8:
+            return super().to_float8(x, dtype)
+        name = f"llvm.nvvm.ff.to.{FLOAT8[dtype]}x2.rn"
+        pair = self.f.intrinsic("i16", name, [float_val(0.0), x])
+        return self.f.cast("trunc", pair, "i8")
+
+    def from_float8(self, x: Val, dtype: DType) -> Val:
+        if not self.has_float8:
+            return super().from_float8(x, dtype)
+        name = f"llvm.nvvm.{FLOAT8[dtype]}x2.to.f16x2.rn"
+        pair = self.f.intrinsic("<2 x half>", name, [self.f.cast("zext", x, "i16")])
+        return self.f.cast("fpext", self.f.extract_element(pair, 0, "half"), "float")
+
 
 class NvptxEmitter(Emitter):
     """PTX through LLVM's NVPTX target."""
@@ -40,7 +61,7 @@ class NvptxEmitter(Emitter):
     debug_kind = "DebugDirectivesOnly"
 
     def make_scalars(self) -> NvptxScalars:
-        return NvptxScalars(self.f, self.ranges)
+        return NvptxScalars(self.f, self.ranges, self.target.has("wgmma"))
 
     def __init__(self, func: Func, target: Target) -> None:
         super().__init__(func, target)
@@ -154,7 +175,11 @@ class NvptxEmitter(Emitter):
         row = moves.tma_load(len(o.coords))
         dest = self.shared_address(o.dest, self.get(o.dest_offset))
         coords = [self.get(c) for c in o.coords]
-        self.asm(row.asm, [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)], row.name)
+        self.asm(
+            row.asm,
+            [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)],
+            row.name,
+        )
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
         row = moves.tma_store(len(o.coords))

@@ -83,6 +83,10 @@ class Scalars:
 
     # --- vendor hooks ---
 
+    def literal(self, value: bool | int | float, dtype: DType) -> Val:
+        """A constant of `dtype`, rounded to it."""
+        return literal(value, dtype)
+
     def exp2_fast(self, x: Val) -> Val:
         """2 ** x of a float, to 2 ulp; results below 2 ** -126 may be zero."""
         raise NotImplementedError
@@ -288,7 +292,8 @@ class Scalars:
         if kind in ("neg", "abs"):
             if dtype in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
                 return self.negate(x) if kind == "neg" else self.call("fabs", x)
-            return self._sign_bit(kind, x, dtype)
+            if dtype == BFLOAT16:
+                return self._sign_bit(kind, x, dtype)
         if dtype not in (FLOAT32, FLOAT64, TFLOAT32):
             wide = self.widen(x, dtype)
             if kind in ("isnan", "isinf"):
