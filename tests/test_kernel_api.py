@@ -1,10 +1,12 @@
 """What a user does with a kernel, on the CPU target: call it in every form, compile, look, save,
 load."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,60 @@ def test_strided_and_misaligned(rng: np.random.Generator) -> None:
     c = np.full((7, 40), np.nan, np.float32)[:, 1:18]
     add(a, b, c)
     np.testing.assert_array_equal(c, a + b)
+
+
+@tilec.kernel
+def ramp(X: T.Tensor((N,), "float32"), n: T.int32, step: T.float32):
+    with T.Kernel(n, threads=64) as bx:
+        X[bx] = bx * step
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_new_addresses_and_scalars(kind: Any, rng: np.random.Generator) -> None:
+    kept = []
+    for n in (90, 3, 90, 7, 90, 1, 90):
+        x = kind(np.full(90, -1, np.float32))
+        kept.append(x)
+        step = float(np.float32(rng.uniform(-3, 3)))
+        ramp(x, n, step)
+        want = np.arange(n, dtype=np.float32) * np.float32(step)
+        np.testing.assert_allclose(np.asarray(x)[:n], want, rtol=1e-6)
+        assert (np.asarray(x)[n:] == -1).all()
+    assert len(ramp.prepared) >= 3, "new addresses and scalars do not go the long way"
+    for wrong, message in ((2**31, "n: 2147483648 does not fit"), (0, "0 blocks"), (1.5, "n: exp")):
+        with pytest.raises(tilec.LaunchError, match=message):
+            ramp(kind(np.zeros(90, np.float32)), wrong, 1.0)
+    with pytest.raises(tilec.LaunchError, match="step: 1e\\+300 does not fit in float32"):
+        ramp(kind(np.zeros(90, np.float32)), 3, 1e300)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_new_addresses_of_another_alignment_or_that_overlap(
+    kind: Any, rng: np.random.Generator
+) -> None:
+    kernel = tilec.kernel(shift.function)
+    memory = kind(rng.standard_normal(400).astype(np.float32))
+    for _ in range(3):
+        kernel(memory[:50], memory[100:150])
+    for first, second in ((4, 200), (1, 203), (0, 30), (30, 0), (0, 50), (8, 8), (12, 250)):
+        before = np.asarray(memory[first : first + 50]).copy()
+        kernel(memory[first : first + 50], memory[second : second + 50])
+        done = np.asarray(memory)[second : second + 49]
+        if abs(first - second) >= 50 or first == second:
+            np.testing.assert_array_equal(done, before[1:])
+    aliased = [v.image.may_alias for v in kernel._variants.values()]
+    assert True in aliased and False in aliased
+
+
+def test_a_launch_keeps_no_array_alive() -> None:
+    kernel = tilec.kernel(add.function)
+    arrays = [torch.randn(5, 6) for _ in range(3)]
+    for _ in range(4):
+        kernel(*arrays)
+    watched = [weakref.ref(a) for a in arrays]
+    arrays.clear()
+    gc.collect()
+    assert [w() for w in watched] == [None] * 3
 
 
 def test_facts_not_values_make_variants() -> None:

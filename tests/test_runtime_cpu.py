@@ -88,12 +88,35 @@ def test_calls_run_at_the_same_time() -> None:
     Pool().run(lambda: barrier.wait() and None, 2)
 
 
+def test_a_late_helper_is_not_waited_for() -> None:
+    pool = Pool()
+    held, release = threading.Semaphore(0), threading.Event()
+
+    def hold() -> None:
+        held.release()
+        release.wait(10)
+
+    other = threading.Thread(target=pool.run, args=(hold, 1))
+    other.start()
+    held.acquire(), held.acquire()  # the only helper is busy
+    calls: list[int] = []
+    pool.run(lambda: calls.append(1), 1)
+    assert calls == [1]
+    release.set()
+    other.join()
+    pool.run(lambda: None, 1)
+    assert calls == [1], "the helper found the work closed"
+
+
 def test_an_exception_reaches_the_caller() -> None:
     pool = Pool()
+    begun = threading.Semaphore(0)
 
     def fail() -> None:
         if threading.current_thread().name == "tilec-cpu":
+            begun.release()
             raise ValueError("in a helper")
+        begun.acquire(timeout=10)
 
     with pytest.raises(ValueError, match="in a helper"):
         pool.run(fail, 2)

@@ -15,7 +15,7 @@ import tilec.language as T
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import FLOAT16, TensorMapType
 from tilec.runtime import cuda, devices, hip
-from tilec.runtime.block import Block
+from tilec.runtime.block import BlockLayout
 from tilec.runtime.driver import DriverError, argument_block, check_grid, launched_grid
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.runtime.tensor_map import map_arguments
@@ -299,7 +299,7 @@ def test_persistent_grid(fake: FakeCuda) -> None:
 
 def test_failed_launch_names_kernel_and_error(fake: FakeCuda) -> None:
     kernel = cuda.CudaDriver().load(image(), 0)
-    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
     fake.failing["launch"] = 700
     assert ready() == 700
     with pytest.raises(DriverError, match="launching k on cuda:0.*ILLEGAL_ADDRESS.*an explanation"):
@@ -308,7 +308,7 @@ def test_failed_launch_names_kernel_and_error(fake: FakeCuda) -> None:
 
 def test_a_thread_without_context_gets_one(fake: FakeCuda) -> None:
     kernel = cuda.CudaDriver().load(image(), 0)
-    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
     fake.failing["no context"] = 1
     codes: list[int] = []
 
@@ -326,7 +326,7 @@ def test_a_thread_without_context_gets_one(fake: FakeCuda) -> None:
 def test_several_devices_switch_context_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, FakeCuda(devices=2))
     kernel = cuda.CudaDriver().load(image(), 1)
-    ready = kernel.ready((1, 1, 1), Block(PARAMS[:1], [7]), 0)
+    ready = kernel.ready((1, 1, 1), BlockLayout(PARAMS[:1]).block([7]), 0)
     fake.calls.clear()
     ready()
     assert fake.names() == ["cuCtxPushCurrent", "launch", "cuCtxPopCurrent"]
@@ -392,7 +392,7 @@ def test_grid_limits(grid: tuple[int, int, int], message: str) -> None:
 
 def test_scalar_that_does_not_fit() -> None:
     with pytest.raises(LaunchError, match="x: 1e\\+300 does not fit in float32"):
-        Block((AbiParam("scalar", "x", -1, "float32", "x"),), [1e300])
+        BlockLayout((AbiParam("scalar", "x", -1, "float32", "x"),)).block([1e300])
 
 
 # --- whole calls: compiled for sm_90a, launched on the stand-in -----------------------------------
@@ -587,7 +587,7 @@ def test_hip_failed_launch(fake_hip: FakeHip) -> None:
     kernel = hip.HipDriver().load(HIP_IMAGE, 0)
     fake_hip.launch_code = 719
     with pytest.raises(DriverError, match="launching k on hip:0 failed: hipErrorLaunchFailure"):
-        kernel.launch(kernel.ready((1, 1, 1), Block(PARAMS[2:3], [64]), 0))
+        kernel.launch(kernel.ready((1, 1, 1), BlockLayout(PARAMS[2:3]).block([64]), 0))
 
 
 def test_hip_without_rocm(monkeypatch: pytest.MonkeyPatch, fake_hip: FakeHip) -> None:

@@ -1,26 +1,29 @@
 """The way of a launch that has been made before: one Python function, written for one kernel's
 signature.
 
-Everything a launch depends on (addresses, shapes, strides, dtypes, devices, scalars, constants,
-grid, stream) goes into one tuple; a dictionary maps it to a launch made ready, which takes no
-arguments. For three torch tensors this is about 1 us of Python. Whatever is not found, or goes
-wrong on the way (another kind of array, a missing argument), goes to `Kernel.launch_anew`, which
-checks all of it, compiles what is missing and fills the dictionary.
+Everything a launch depends on goes into two tuples: `values`, which only the argument block holds
+(addresses, scalars), and `facts`, all the rest (shapes, strides, dtypes, devices, constants,
+grid, stream). A dictionary maps the pair to a launch made ready, which takes no arguments: for
+three torch tensors about 1 us of Python. Where only the values are new, a `tilec.recipe.Recipe`
+makes the launch from them. Whatever is not found, or goes wrong on the way (another kind of
+array, a missing argument), goes to `Kernel.launch_anew`, which checks all of it, compiles what is
+missing and fills the dictionaries.
 
-The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)` is
+The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 
     def call(self, A=REQUIRED, B=REQUIRED, n=REQUIRED, BN=default_BN, *extra, stream=None,
     **unknown):
-        key = what = None
+        values = facts = what = ready = None
         try:
             device = A.get_device() if stream is None: stream = stream_of(device) if device >= 0
-            else 0 key = (device, stream, A.data_ptr(), A.shape, A.stride(), A.dtype,
-            B.get_device(), …, n, BN, BN.__class__) ready = memo[key]
+            else 0 values = (A.data_ptr(), B.data_ptr(), n) facts = (device, stream, A.shape,
+            A.stride(), A.dtype, B.get_device(), …, BN, BN.__class__) ready = memo[values, facts]
+        except KeyError:
+            ready = again(values, facts)
         except Exception:
-            return anew(self, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, stream,
-            key, what)
-        if extra or unknown or ready():
-            return anew(…)
+            pass
+        if ready is None or extra or unknown or ready():
+            return anew(self, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import linecache
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tilec.runtime.arguments import REQUIRED, Parameter
@@ -37,25 +41,54 @@ from tilec.runtime.arguments import REQUIRED, Parameter
 LAUNCH_KEYWORDS = ("stream", "threads")
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayReads:
+    """Expressions that read one kind of array, called `x`: its address, what else tells it apart,
+    and the ordinal of its device (-1: none)."""
+
+    address: str
+    facts: tuple[str, ...]
+    device: str
+
+    def of(self, name: str, expression: str) -> str:
+        return expression.replace("x.", f"{name}.")
+
+
+ARRAY_KINDS = {
+    "torch": ArrayReads(
+        "x.data_ptr()", ("x.shape", "x.stride()", "x.dtype", "x.get_device()"), "x.get_device()"
+    ),
+    "numpy": ArrayReads(
+        "x.__array_interface__['data'][0]",
+        ("x.shape", "x.strides", "x.dtype", "x.flags.writeable"),
+        "-1",
+    ),
+}
+
+
 def write_launcher(
     parameters: Sequence[Parameter],
     outputs: Sequence[str],
     returns: Sequence[str],
     with_grid: bool,
+    arrays: str,
 ) -> str:
     """The text of `call` for these parameters; `outputs` names the arrays it allocates, `returns`
-    the arrays it returns."""
+    the arrays it returns, `arrays` the kind of array it is for."""
+    reads = ARRAY_KINDS[arrays]
     names = [p.name for p in parameters]
+    tensors = [p.name for p in parameters if p.kind == "tensor"]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    signature = [
-        f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}"
-        for p in parameters
+    head = ["self", *(["grid_"] if with_grid else [])]
+    for p in parameters:
+        head.append(f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}")
+    head += ["*extra_", *(f"{k}=None" for k in keywords), "**unknown_"]
+    device = reads.of(tensors[0], reads.device)
+    lines = [
+        f"def call({', '.join(head)}):",
+        "    values_ = facts_ = what_ = ready_ = None",
+        "    try:",
     ]
-    head = ["self", *(["grid_"] if with_grid else []), *signature, "*extra_"]
-    head += [f"{k}=None" for k in keywords] + ["**unknown_"]
-    first = next(p.name for p in parameters if p.kind == "tensor")
-    stream = "stream" if "stream" in keywords else "None"
-    lines = [f"def call({', '.join(head)}):", "    key_ = what_ = None", "    try:"]
     if with_grid:
         meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
         lines += [
@@ -63,59 +96,59 @@ def write_launcher(
             f"            grid_ = spread_(grid_, {{{meta}}})",
         ]
     lines += [
-        f"        device_ = {first}.get_device()",
-        f"        stream_ = {stream}",
+        f"        device_ = {device}",
+        f"        stream_ = {'stream' if 'stream' in keywords else 'None'}",
         "        if stream_ is None:",
         "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
     ]
     if outputs:
-        what = [part for p in parameters for part in _output_key(p)]
-        lines += [f"        what_ = (device_, {', '.join(what)},)", "        make_ = plans_[what_]"]
+        what = ["device_"]
+        for p in parameters:
+            array = [f"{p.name}.shape", f"{p.name}.dtype"]
+            what += array if p.kind == "tensor" else [p.name, *_told_apart(p)]
+        lines += [f"        what_ = ({', '.join(what)},)", "        make_ = plans_[what_]"]
         lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
-    key = ["device_", "stream_", *(["grid_"] if with_grid else [])]
-    key += ["threads"] if "threads" in keywords else []
-    key += [part for p in parameters for part in _launch_key(p, p.name == first)]
-    key += [f"{name}.data_ptr()" for name in outputs]
+    values = [reads.of(name, reads.address) for name in (*tensors, *outputs)]
+    facts = ["device_", "stream_", *(["grid_"] if with_grid else [])]
+    facts += ["threads"] if "threads" in keywords else []
+    values += [p.name for p in parameters if p.kind == "scalar"]
+    for p in parameters:
+        match p.kind:
+            case "tensor":
+                parts = (reads.of(p.name, e) for e in reads.facts)
+                facts += [e for e in parts if e != device]
+            case "scalar":
+                values += _told_apart(p)
+            case "constexpr":
+                facts += [p.name, *_told_apart(p)]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
     grid = "grid_" if with_grid else "None"
-    anew = f"anew_(self, {grid}, {{{given}}}, extra_, {{**unknown_, {options}}}, key_, what_)"
     lines += [
-        f"        key_ = ({', '.join(key)},)",
-        "        ready_ = memo_[key_]",
+        f"        values_ = ({', '.join(values)},)",
+        f"        facts_ = ({', '.join(facts)},)",
+        "        ready_ = memo_[values_, facts_]",
+        "    except KeyError:",
+        "        ready_ = again_(values_, facts_)",
         "    except Exception:",
-        f"        return {anew}",
-        "    if extra_ or unknown_ or ready_():",
-        f"        return {anew}",
+        "        pass",
+        "    if ready_ is None or extra_ or unknown_ or ready_():",
+        f"        return anew_(self, {grid}, {{{given}}}, extra_, {{**unknown_, {options}}},"
+        " values_, facts_, what_)",
     ]
     if returns:
         lines.append(f"    return {', '.join(returns)}")
     return "\n".join(lines) + "\n"
 
 
-def _launch_key(p: Parameter, first: bool) -> list[str]:
-    """What a prepared launch depends on: everything about the argument, its address included."""
-    n = p.name
-    if p.kind == "tensor":
-        parts = [f"{n}.data_ptr()", f"{n}.shape", f"{n}.stride()", f"{n}.dtype"]
-        return parts if first else [*parts, f"{n}.get_device()"]
-    return _value_key(p)
-
-
-def _output_key(p: Parameter) -> list[str]:
-    """What the outputs' shapes, dtypes and device depend on."""
-    return [f"{p.name}.shape", f"{p.name}.dtype"] if p.kind == "tensor" else _value_key(p)
-
-
-def _value_key(p: Parameter) -> list[str]:
-    # 2 == 2.0 == True and 0.0 == -0.0, but they are different constants and different bits.
-    if p.kind == "constexpr" or p.dtype is None:
-        return [
-            p.name,
-            f"{p.name}.__class__",
-            *([f"sign_({p.name})"] if p.kind == "scalar" else []),
-        ]
-    return [p.name, f"sign_({p.name})"] if p.dtype.startswith(("float", "bfloat")) else [p.name]
+def _told_apart(p: Parameter) -> list[str]:
+    """What a value's equality leaves open: 2 == 2.0 == True, but they are different constants;
+    0.0 == -0.0, but they are different bits."""
+    if p.kind == "constexpr":
+        return [f"{p.name}.__class__", f"sign_({p.name}) if {p.name} == 0 else 0"]
+    if p.dtype is None or p.dtype.startswith(("float", "bfloat")):
+        return [f"sign_({p.name})"]
+    return []
 
 
 def stream_reader() -> Callable[[int], int]:
@@ -131,10 +164,12 @@ def make_launcher(
     outputs: Sequence[str],
     returns: Sequence[str],
     with_grid: bool,
+    arrays: str,
     names: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    """`call` as a function. `names` gives its `memo_`, `plans_`, `anew_` and `spread_`."""
-    text = write_launcher(parameters, outputs, returns, with_grid)
+    """`call` as a function. `names` gives its `memo_`, `plans_`, `again_`, `anew_` and
+    `spread_`."""
+    text = write_launcher(parameters, outputs, returns, with_grid, arrays)
     file = f"<tilec launch of {kernel}{' with grid' if with_grid else ''} {id(names):x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     space: dict[str, Any] = {

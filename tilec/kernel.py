@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.disk import load_variant, store_variant
-from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
+from tilec.fastpath import ARRAY_KINDS, LAUNCH_KEYWORDS, make_launcher
 from tilec.fingerprint import describe, remember_locals
 from tilec.ir.errors import LaunchError
 from tilec.lazy import Lazy
+from tilec.recipe import Prepared, Recipe
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
-from tilec.runtime.tensors import is_torch
+from tilec.runtime.tensors import array_kind
 from tilec.specialise import Facts, facts_of, parameters_of
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 else:  # loaded by the first kernel that is used, and by the first that is compiled
     frontend = Lazy("tilec.frontend")
     build = Lazy("tilec.build")
-
-_MEMO_LIMIT = 4096
 
 
 @overload
@@ -98,11 +97,9 @@ class Kernel:
         self._variants: dict[Facts, CompiledKernel] = {}
         self._compiling: dict[Facts, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._memo: dict[Any, Any] = {}
-        self._plans: dict[Any, Any] = {}
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
-        self._fast: Callable[..., Any] | None = None
-        self._fast_on_grid: Callable[..., Any] | None = None
+        self._prepared: Prepared | None = None
+        self._on_grid: Callable[..., Any] = self._launch_on_grid
 
     @functools.cached_property
     def signature(self) -> Signature:
@@ -134,7 +131,7 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
-        return functools.partial(self._fast_on_grid or self._launch_on_grid, grid)
+        return functools.partial(self._on_grid, grid)
 
     def _launch_on_grid(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
@@ -145,24 +142,24 @@ class Kernel:
         given: Mapping[str, Any],
         extra: Sequence[Any],
         keywords: Mapping[str, Any],
-        key: Any,
+        values: Any,
+        facts: Any,
         what: Any,
     ) -> Any:
-        """A call that the generated launch path could not serve; `key` and `what` are where it
-        looks for the launch and for the outputs' allocators the next time."""
+        """A call that the generated launch path could not serve; `values`, `facts` and `what` are
+        where it looks for the launch and for the outputs' allocators the next time."""
         if extra:
             return self._launch(grid, (*given.values(), *extra), keywords)
         named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
         chosen = {name: value for name, value in keywords.items() if value is not None}
-        return self._launch(grid, (), {**named, **chosen}, key, what)
+        return self._launch(grid, (), {**named, **chosen}, (values, facts, what))
 
     def _launch(
         self,
         grid: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        key: Any = None,
-        what: Any = None,
+        keys: tuple[Any, Any, Any] | None = None,
     ) -> Any:
         bound = bind_call(self.name, self.parameters, args, kwargs, self._keywords)
         options = {k: bound.pop(k, None) for k in self._keywords}
@@ -188,12 +185,18 @@ class Kernel:
         loaded, ready = variant.ready(call, variant.grid(call, given), stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
-        if self._fast is None and all(
-            is_torch(bound[name]) for name in call.tensors if name in bound
-        ):
-            self._make_fast(tuple(makers), variant.image.returned)
-        elif key is not None:
-            self._remember(key, ready, what, tuple(makers.values()))
+        if self._prepared is None:
+            self._make_fast([bound[name] for name in call.tensors if name in bound], variant)
+        elif keys is not None:
+            values, found_by, what = keys
+            if what is not None:
+                self._prepared.remember_outputs(what, makers.values())
+            if found_by is not None:
+                recipe = None
+                if not variant.image.may_alias:
+                    scalars = [p for p in parameters if p.kind == "scalar"]
+                    recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
+                self._prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
     @functools.cached_property
@@ -202,31 +205,37 @@ class Kernel:
         names = {p.name for p in self.parameters}
         return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
 
-    def _remember(self, key: Any, ready: Callable[[], int], what: Any, makers: Any) -> None:
-        for table, entry, value in ((self._memo, key, ready), (self._plans, what, makers)):
-            if len(table) >= _MEMO_LIMIT:
-                table.clear()
-            try:
-                if entry is not None:
-                    table[entry] = value
-            except TypeError:
-                return  # a constant that cannot be a key, such as a list
-
-    def _make_fast(self, outputs: Sequence[str], returns: Sequence[str]) -> None:
-        names = {"memo_": self._memo, "plans_": self._plans, "anew_": Kernel.launch_anew}
-        names["spread_"] = spread_grid
+    def _make_fast(self, arrays: Sequence[object], variant: CompiledKernel) -> None:
+        """Put the generated launch path in the place of `__call__`, for the kind of array that
+        the first launch was given."""
+        kinds = {array_kind(value) for value in arrays}
+        kind = kinds.pop()
+        if kinds or kind not in ARRAY_KINDS:
+            return
+        outputs = [a.name for a in variant.image.arguments if a.output]
+        prepared = Prepared(len(arrays) + len(outputs))
+        names = {
+            "memo_": prepared.memo,
+            "plans_": prepared.plans,
+            "again_": prepared.again,
+            "anew_": Kernel.launch_anew,
+            "spread_": spread_grid,
+        }
         fast, on_grid = (
-            make_launcher(self.name, self.parameters, outputs, returns, with_grid, names)
+            make_launcher(
+                self.name, self.parameters, outputs, variant.image.returned, with_grid, kind, names
+            )
             for with_grid in (False, True)
         )
-        self._fast, self._fast_on_grid = fast, functools.partial(on_grid, self)
+        self._prepared = prepared
+        self._on_grid = functools.partial(on_grid, self)
         setattr(type(self), "__call__", fast)  # noqa: B010 (mypy refuses a plain assignment)
 
     @property
     def prepared(self) -> dict[Any, Callable[[], int]]:
         """The launches made ready so far, by everything they depend on: calling one launches it
         again."""
-        return self._memo
+        return {} if self._prepared is None else self._prepared.memo
 
     # --- compiling ----------------------------------------------------------------------------
 

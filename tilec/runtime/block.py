@@ -55,29 +55,59 @@ def _size_and_align(kind: str) -> tuple[int, int]:
     return DTYPES[kind].bytes, DTYPES[kind].bytes
 
 
+class BlockLayout:
+    """Where each parameter's value stands in a block: at its natural alignment, in order."""
+
+    def __init__(self, params: Sequence[AbiParam]) -> None:
+        self.params = tuple(params)
+        self.offsets: list[int] = []
+        self.size = 0
+        codes = ["<"]
+        for p in params:
+            width, align = _size_and_align(p.type)
+            pad = -self.size % align
+            codes.append("x" * pad + _CODES.get(p.type, f"{width}s"))
+            self.offsets.append(self.size + pad)
+            self.size += pad + width
+        self._struct = struct.Struct("".join(codes))
+        # Those that `struct` cannot convert are given to it as bytes.
+        self._foreign = [i for i, p in enumerate(params) if p.type in _ML_DTYPES]
+        self._array = ctypes.c_void_p * max(len(params), 1)
+
+    def block(self, values: Sequence[Value]) -> Block:
+        """A block with these values, one for each parameter. Raises LaunchError, which names the
+        parameter, if one does not fit."""
+        try:
+            ready = list(values)
+            for i in self._foreign:
+                ready[i] = pack_value(values[i], self.params[i].type)
+            return Block(self, self._struct.pack(*ready))
+        except (OverflowError, struct.error):
+            raise self._misfit(values) from None
+
+    def _misfit(self, values: Sequence[Value]) -> LaunchError:
+        for p, value in zip(self.params, values):
+            try:
+                pack_value(value, p.type)
+            except (OverflowError, struct.error):
+                return LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}")
+        return LaunchError(f"{len(values)} values for {len(self.params)} parameters")
+
+    def pointers(self, start: int) -> ctypes.Array[ctypes.c_void_p]:
+        """The addresses of the parameters in a block whose values start at `start`."""
+        return self._array(*[start + offset for offset in self.offsets])
+
+
 class Block:
     """The block of one launch. `address` is that of the array of pointers; `values` that of the
     first value."""
 
     __slots__ = ("_memory", "_pointers", "address", "values")
 
-    def __init__(self, params: Sequence[AbiParam], values: Sequence[Value]) -> None:
-        offsets, size = [], 0
-        for p in params:
-            width, align = _size_and_align(p.type)
-            size = -(-size // align) * align
-            offsets.append(size)
-            size += width
-        self._memory = ctypes.create_string_buffer(size + _TENSOR_MAP_ALIGN)
+    def __init__(self, layout: BlockLayout, content: bytes) -> None:
+        self._memory = ctypes.create_string_buffer(layout.size + _TENSOR_MAP_ALIGN)
         start = ctypes.addressof(self._memory)
         self.values = start + -start % _TENSOR_MAP_ALIGN
-        for p, value, offset in zip(params, values, offsets):
-            try:
-                packed = pack_value(value, p.type)
-            except (OverflowError, struct.error) as e:
-                raise LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}") from e
-            ctypes.memmove(self.values + offset, packed, len(packed))
-        self._pointers = (ctypes.c_void_p * max(len(params), 1))(
-            *(self.values + o for o in offsets)
-        )
+        ctypes.memmove(self.values, content, layout.size)
+        self._pointers = layout.pointers(self.values)
         self.address = ctypes.addressof(self._pointers)

@@ -18,7 +18,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from tilec.runtime.block import Block
+from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
@@ -45,12 +45,14 @@ def thread_count() -> int:
 
 
 class Pool:
-    """Threads that wait for work. `run(task, helpers)` calls `task` in this thread and in
-    `helpers` others at the same time and returns when all calls have ended; an exception of any
-    is raised here."""
+    """Threads that wait for work.
+
+    `run(task, helpers)` calls `task` in this thread and in up to `helpers` others at the same
+    time. It returns when all calls that have begun have ended; a helper that has not begun by the
+    time this thread is done is not waited for. An exception of any call is raised here.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
@@ -70,24 +72,49 @@ class Pool:
             while self._threads < helpers:
                 threading.Thread(target=self._serve, name="tilec-cpu", daemon=True).start()
                 self._threads += 1
-        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-        def helper() -> None:
-            try:
-                task()
-            except BaseException as e:
-                done.put(e)
-            else:
-                done.put(None)
-
+        run = _Run(task)
         for _ in range(helpers):
-            self._work.put(helper)
+            self._work.put(run.help)
+        run.lead()
+
+
+class _Run:
+    """One call of `Pool.run`."""
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+        self._active = 0
+        self._closed = False
+        self._idle = threading.Lock()
+        self._idle.acquire()  # released by the last helper to end after the leader has
+        self._failures: list[BaseException] = []
+
+    def help(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._active += 1
         try:
-            task()
+            self._task()
+        except BaseException as e:
+            self._failures.append(e)
+        with self._lock:
+            self._active -= 1
+            if self._closed and self._active == 0:
+                self._idle.release()
+
+    def lead(self) -> None:
+        try:
+            self._task()
         finally:
-            failures = [e for e in (done.get() for _ in range(helpers)) if e is not None]
-        if failures:
-            raise failures[0]
+            with self._lock:
+                self._closed = True
+                busy = self._active > 0
+            if busy:
+                self._idle.acquire()
+        if self._failures:
+            raise self._failures[0]
 
 
 _pool = Pool()
@@ -141,6 +168,7 @@ class CpuKernel:
 
     def __init__(self, image: Image) -> None:
         self.image = image
+        self.layout = BlockLayout(image.params)
         self._engine, address = load_object(image.binary, image.symbol)
         self._entry = _ENTRY(address)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.runtime.block import TENSOR_MAP_BYTES, Block
+from tilec.runtime.block import TENSOR_MAP_BYTES, Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
 from tilec.runtime.image import Image
 from tilec.runtime.tensor_map import map_arguments
@@ -177,6 +177,7 @@ class CudaKernel:
 
     def __init__(self, driver: CudaDriver, image: Image, index: int) -> None:
         self.driver, self.image, self.index = driver, image, index
+        self.layout = BlockLayout(image.params)
         api = driver.api
         # PTX is text and must end in a zero byte; the driver finds the end of a cubin in its
         # header.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tilec.ir.errors import LaunchError, TilecError
-from tilec.runtime.block import Block, Value
+from tilec.runtime.block import Block, BlockLayout, Value
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
 
@@ -24,6 +24,7 @@ class Kernel(Protocol):
     """A kernel loaded on one device."""
 
     image: Image
+    layout: BlockLayout
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
         """A launch of `grid` blocks on `stream` with the arguments in `block`, which it keeps
@@ -81,10 +82,10 @@ def check_grid(image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1) -
         )
 
 
-def argument_block(
+def argument_values(
     kernel: Kernel, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
-) -> Block:
-    """The block for one launch of `grid` (as the author wrote it) with these arguments."""
+) -> list[Value]:
+    """The values of the kernel's parameters for one launch of `grid` (as the author wrote it)."""
     values: list[Value] = []
     for number, p in enumerate(kernel.image.params):
         match p.role:
@@ -102,7 +103,14 @@ def argument_block(
                 values.append(grid[p.dim])
             case _:
                 raise LaunchError(f"{kernel.image.name}: unknown parameter role {p.role!r}")
-    return Block(kernel.image.params, values)
+    return values
+
+
+def argument_block(
+    kernel: Kernel, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
+) -> Block:
+    """The block for one launch of `grid` with these arguments."""
+    return kernel.layout.block(argument_values(kernel, tensors, scalars, grid))
 
 
 def launched_grid(kernel: Kernel, grid: Grid) -> Grid:

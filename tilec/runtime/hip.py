@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tilec.runtime.block import Block
+from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
@@ -112,6 +112,7 @@ class HipKernel:
 
     def __init__(self, driver: HipDriver, image: Image, index: int) -> None:
         self.driver, self.image, self.index = driver, image, index
+        self.layout = BlockLayout(image.params)
         with driver.device(index):
             self.module = driver.check(
                 driver.api.hipModuleLoadData(image.binary), f"loading {image.name}"

@@ -245,10 +245,12 @@ def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[
     return tuple(s // itemsize for s in strides)
 
 
-def is_torch(value: object) -> bool:
-    """Whether `value` is a torch tensor."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def array_kind(value: object) -> str:
+    """ "torch", "numpy", or "" for an array of another library."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "torch"
+    return "numpy" if numpy is not None and isinstance(value, numpy.ndarray) else ""
 
 
 def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Callable[[], Any]:

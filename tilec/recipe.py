@@ -1,0 +1,140 @@
+"""A launch less its addresses and scalars: what is left to do when only these are new."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tilec.compiled import CompiledKernel
+from tilec.ir.errors import LaunchError
+from tilec.runtime.arguments import Call, Parameter, check_scalar
+from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
+from tilec.runtime.tensors import Tensor
+
+_LIMIT = 4096  # entries of a table
+_ALIGNMENTS = 15  # the bits of an address that a variant's facts depend on
+
+
+class Recipe:
+    """Makes launches of one variant on one device for arrays of the same shapes, strides and
+    dtypes.
+
+    `names` are the arrays, in the order of their addresses in `values`; `scalars` the scalar
+    parameters, whose values follow. `given` is the launch's grid, None where it is the kernel's
+    own.
+    """
+
+    def __init__(
+        self,
+        variant: CompiledKernel,
+        call: Call,
+        names: Sequence[str],
+        scalars: Sequence[Parameter],
+        given: Grid | None,
+        stream: int,
+    ) -> None:
+        self._variant = variant
+        # Nothing here may keep the arrays' memory alive.
+        tensors = {n: _moved(t, t.pointer) for n, t in call.tensors.items()}
+        self._call = dataclasses.replace(call, tensors=tensors, first=None)
+        self._kernel = variant.loaded(call.index)
+        self._names, self._scalars = tuple(names), tuple(scalars)
+        self._given, self._stream = given, stream
+        written = {a.name for a in variant.image.arguments if a.written}
+        spans = {n: _offsets(call.tensors[n]) for n in names}
+        # Pairs of arrays that must not overlap, as far as the variant was compiled for that.
+        self._apart = [
+            (i, *spans[a], j, *spans[b])
+            for i, a in enumerate(names)
+            for j, b in enumerate(names[:i])
+            if not variant.image.may_alias and (a in written or b in written)
+        ]
+        # A grid that no scalar takes part in stays as it is.
+        used = [p.name for p in scalars if p.name in variant.image.grid]
+        self._grid = None if used and given is None else variant.grid(call, given)
+
+    def ready(self, values: Sequence[Any]) -> Ready | None:
+        """The launch for these addresses and scalars; None if they need another variant, or a
+        message."""
+        for i, low, high, j, other_low, other_high in self._apart:
+            if (
+                values[i] + low < values[j] + other_high
+                and values[j] + other_low < values[i] + high
+            ):
+                return None
+        call = self._call
+        tensors = {n: _moved(call.tensors[n], v) for n, v in zip(self._names, values)}
+        try:
+            numbers = values[len(self._names) :]
+            scalars = {p.name: check_scalar(p, v) for p, v in zip(self._scalars, numbers)}
+            grid = self._grid
+            if grid is None:
+                moved = dataclasses.replace(call, tensors=tensors, scalars=scalars)
+                grid = self._variant.grid(moved, self._given)
+            arguments = argument_values(self._kernel, tensors, scalars, grid)
+            block = self._kernel.layout.block(arguments)
+        except LaunchError:
+            return None
+        return self._kernel.ready(launched_grid(self._kernel, grid), block, self._stream)
+
+
+class Prepared:
+    """What a kernel has made ready, as the generated launch path (`tilec.fastpath`) looks for it.
+
+    `memo`: launches by (values, facts). `recipes`: by the alignments of the `arrays` addresses
+    that `values` begins with, and facts. `plans`: functions that allocate a call's outputs. Each
+    table is emptied when it is full.
+    """
+
+    def __init__(self, arrays: int) -> None:
+        self._arrays = arrays
+        self.memo: dict[Any, Ready] = {}
+        self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
+        self.recipes: dict[Any, Recipe] = {}
+
+    def again(self, values: Sequence[Any] | None, facts: Any) -> Ready | None:
+        """The launch for new values, if one with equal facts has been made; None if not."""
+        if values is None or facts is None:
+            return None
+        recipe = self.recipes.get(self._recipe_key(values, facts))
+        ready = None if recipe is None else recipe.ready(values)
+        if ready is not None:
+            _put(self.memo, (values, facts), ready)
+        return ready
+
+    def remember(
+        self, values: Sequence[Any], facts: Any, ready: Ready, recipe: Recipe | None
+    ) -> None:
+        """Find this launch, and launches like it, from now on."""
+        try:
+            _put(self.memo, (values, facts), ready)
+        except TypeError:
+            return  # a constant that cannot be a key, such as a list
+        if recipe is not None:
+            _put(self.recipes, self._recipe_key(values, facts), recipe)
+
+    def remember_outputs(self, what: Any, makers: Iterable[Callable[[], Any]]) -> None:
+        """Find the functions that allocate the outputs of calls like this one."""
+        with contextlib.suppress(TypeError):
+            _put(self.plans, what, tuple(makers))
+
+    def _recipe_key(self, values: Sequence[Any], facts: Any) -> Any:
+        return tuple(v & _ALIGNMENTS for v in values[: self._arrays]), facts
+
+
+def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(table) >= _LIMIT:
+        table.clear()
+    table[key] = value
+
+
+def _offsets(t: Tensor) -> tuple[int, int]:
+    """First and last-plus-one byte of the array, from its address."""
+    low, high = t.span()
+    return low - t.pointer, high - t.pointer
+
+
+def _moved(t: Tensor, pointer: int) -> Tensor:
+    return Tensor(pointer, t.shape, t.strides, t.dtype, t.itemsize, t.device, t.index, None)
