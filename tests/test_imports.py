@@ -1,4 +1,4 @@
-"""What `import tilec` loads, which decides how long a program with cached kernels takes to start."""
+"""What `import tilec` loads: it decides how soon a program with cached kernels starts."""
 
 from __future__ import annotations
 
