@@ -247,8 +247,13 @@ def test_tile_repeats(layout, first, last):
 @quick
 @given(memories())
 def test_from_function_finds_the_layout_again(layout):
+    """Always if nothing is XORed or all extents are powers of two; else at least never wrongly."""
     offsets = layout.offsets()
-    found = Layout.from_function(layout.shape, lambda *at: offsets[at])
+    try:
+        found = Layout.from_function(layout.shape, lambda *at: offsets[at])
+    except LayoutError:
+        assert any(a > 1 for a in layout.atom) and any(e & (e - 1) for e in layout.shape)
+        return
     assert np.array_equal(found.offsets(), offsets)
 
 

@@ -289,10 +289,10 @@ class Layout:
         """
         extents = tuple(shape)
         offsets = fit.evaluate(extents, fn)
-        pad, runs = fit.runs(extents, offsets)
-        for crossed in (fit.diagonal, fit.several_bits):
+        pad, coordinates = fit.sequence(extents, offsets)
+        for limit in fit.limits(extents):
             try:
-                made = Layout(extents, *fit.digits(extents, runs, crossed), pad)
+                made = Layout(extents, *fit.digits(extents, coordinates, limit), pad)
             except LayoutError:
                 continue
             if np.array_equal(made.offsets(), offsets):

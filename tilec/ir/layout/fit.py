@@ -41,13 +41,11 @@ def evaluate(shape: tuple[int, ...], fn: Callable[..., Any]) -> _Array:
     return out.astype(np.int64)
 
 
-Run = tuple[int, tuple[int, ...]]
-"""A radix and the step (per dimension) between the elements it counts."""
-
-
-def runs(shape: tuple[int, ...], offsets: _Array) -> tuple[tuple[int, int] | None, list[Run]]:
-    """The padding and the runs, minor first, that `offsets` are made of. Raises LayoutError if they
-    are not."""
+def sequence(
+    shape: tuple[int, ...], offsets: _Array
+) -> tuple[tuple[int, int] | None, NDArray[np.int64]]:
+    """The padding, and the coordinates in order of their offsets. Raises LayoutError if two
+    elements share an offset."""
     order = np.argsort(offsets, axis=None, kind="stable")
     places = offsets.ravel()[order]
     if places[0] != 0:
@@ -59,47 +57,45 @@ def runs(shape: tuple[int, ...], offsets: _Array) -> tuple[tuple[int, int] | Non
         raise LayoutError(
             f"the layout function puts {first} and {second} both at offset {places[n]}"
         )
-    sequence = np.stack([np.asarray(c) for c in np.unravel_index(order, shape)], axis=-1)
-    found: list[Run] = []
-    while len(sequence) > 1:
-        step = sequence[1]
-        equal = np.all(sequence == np.arange(len(sequence))[:, None] * step, axis=1)
-        length = len(sequence) if equal.all() else int(np.argmin(equal))
-        if length < 2 or np.any(sequence[0]):
-            raise misfit(shape)
-        while len(sequence) % length:
-            length -= 1
-        if length == 1:
-            raise misfit(shape)
-        found.append((length, tuple(int(s) for s in step)))
-        sequence = sequence[::length]
-    return _padding(gaps), found
+    return _padding(gaps), np.stack(np.unravel_index(order, shape), axis=-1)
 
 
-def diagonal(step: tuple[int, ...]) -> bool:
-    """Whether a run goes along more than one dimension, as only XORed bits may."""
-    return sum(s > 0 for s in step) > 1
-
-
-def several_bits(step: tuple[int, ...]) -> bool:
-    """Whether a run changes more than one bit of the coordinates, as XORed bits of one dimension
-    do."""
-    return sum(s.bit_count() for s in step) > 1
+def limits(shape: tuple[int, ...]) -> list[int]:
+    """What to try for `digits`' `limit`, fewest XORs first."""
+    return [0, *(1 << k for k in range(2, max(shape).bit_length() + 1))]
 
 
 def digits(
-    shape: tuple[int, ...], found: list[Run], crossed: Callable[[tuple[int, ...]], bool]
+    shape: tuple[int, ...], coordinates: _Array, limit: int
 ) -> tuple[tuple[Digit, ...], tuple[int, ...]]:
-    """Digits and atom for `found`; runs that are `crossed` begin with bits inside the atom."""
+    """Digits and atom of a sequence of coordinates. Runs that go along several dimensions are XORed
+    bits, and so are those that change several bits of one coordinate by steps below `limit`: a step
+    of 3 may be two bits of a swizzle or the third of a dimension, and only the whole function
+    tells.
+
+    Raises LayoutError where a run has no length.
+    """
     atom = [1] * len(shape)
-    out = []
-    for radix, step in found:
-        while crossed(step) and radix % 2 == 0:
-            out.append(Digit("offset", 2, step))
+    out: list[Digit] = []
+    while len(coordinates) > 1:
+        step = tuple(int(s) for s in coordinates[1])
+        equal = np.all(coordinates == np.arange(len(coordinates))[:, None] * step, axis=1)
+        radix = len(coordinates) if equal.all() else int(np.argmin(equal))
+        if radix > 1 and _crosses(step, limit):
+            radix = 2
             atom = [max(a, 1 << s.bit_length()) for a, s in zip(atom, step)]
-            radix, step = radix // 2, tuple(2 * s for s in step)
+        while radix > 1 and len(coordinates) % radix:
+            radix -= 1
+        if radix < 2:
+            raise misfit(shape)
         out.append(Digit("offset", radix, step))
+        coordinates = coordinates[::radix]
     return tuple(out), tuple(atom)
+
+
+def _crosses(step: tuple[int, ...], limit: int) -> bool:
+    several = sum(s.bit_count() for s in step) > 1
+    return sum(s > 0 for s in step) > 1 or (several and max(step) < limit)
 
 
 def misfit(shape: tuple[int, ...]) -> LayoutError:
