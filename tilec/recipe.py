@@ -41,7 +41,7 @@ class Recipe:
         self._call = dataclasses.replace(call, tensors=tensors, first=None)
         self._kernel = variant.loaded(call.index)
         self._names, self._scalars = tuple(names), tuple(scalars)
-        self._given, self._stream = given, stream
+        self._stream = stream
         written = {a.name for a in variant.image.arguments if a.written}
         spans = {n: _offsets(call.tensors[n]) for n in names}
         # Pairs of arrays that must not overlap, as far as the variant was compiled for that.
@@ -52,8 +52,17 @@ class Recipe:
             if not variant.image.may_alias and (a in written or b in written)
         ]
         # A grid that no scalar takes part in stays as it is.
-        used = [p.name for p in scalars if p.name in variant.image.grid]
-        self._grid = None if used and given is None else variant.grid(call, given)
+        self._fixed_grid = given is not None or not any(
+            p.name in variant.image.grid for p in scalars
+        )
+        self._grid = variant.grid(call, given)
+        self._template = argument_values(self._kernel, self._call.tensors, call.scalars, self._grid)
+        position = {n: i for i, n in enumerate((*names, *(p.name for p in scalars)))}
+        self._places = [
+            (number, p.role, p.dim, position.get(p.arg, -1))
+            for number, p in enumerate(variant.image.params)
+            if p.role in ("tensor", "tensor_map", "scalar", "grid")
+        ]
 
     def ready(self, values: Sequence[Any]) -> Ready | None:
         """The launch for these addresses and scalars; None if they need another variant, or a
@@ -64,20 +73,31 @@ class Recipe:
                 and values[j] + other_low < values[i] + high
             ):
                 return None
-        call = self._call
-        tensors = {n: _moved(call.tensors[n], v) for n, v in zip(self._names, values)}
         try:
-            numbers = values[len(self._names) :]
-            scalars = {p.name: check_scalar(p, v) for p, v in zip(self._scalars, numbers)}
+            first = len(self._names)
+            numbers = {p.name: check_scalar(p, v) for p, v in zip(self._scalars, values[first:])}
             grid = self._grid
-            if grid is None:
-                moved = dataclasses.replace(call, tensors=tensors, scalars=scalars)
-                grid = self._variant.grid(moved, self._given)
-            arguments = argument_values(self._kernel, tensors, scalars, grid)
-            block = self._kernel.layout.block(arguments)
+            if not self._fixed_grid:
+                grid = self._variant.grid(dataclasses.replace(self._call, scalars=numbers), None)
+            block = self._kernel.layout.block(self._arguments(values, grid))
         except LaunchError:
             return None
         return self._kernel.ready(launched_grid(self._kernel, grid), block, self._stream)
+
+    def _arguments(self, values: Sequence[Any], grid: Grid) -> list[Any]:
+        """The values of the kernel's parameters: the first launch's, the new ones in their
+        places."""
+        arguments = self._template.copy()
+        for number, role, dim, source in self._places:
+            match role:
+                case "tensor_map":
+                    t = self._call.tensors[self._names[source]]
+                    arguments[number] = self._kernel.tensor_map(number, _moved(t, values[source]))
+                case "grid":
+                    arguments[number] = grid[dim]
+                case _:
+                    arguments[number] = values[source]
+        return arguments
 
 
 class Prepared:
