@@ -1,8 +1,8 @@
-"""Whole programs through all GPU passes, executed thread by thread and compared with what they mean.
+"""Whole programs through all GPU passes, executed thread by thread and compared with what they
+mean.
 
-Every target and plan, on products of many shapes and on programs that are not products; guards, vectors,
-swizzles, rings, descriptors and instruction operands are all exercised without a GPU.
-"""
+Every target and plan, on products of many shapes and on programs that are not products; guards,
+vectors, swizzles, rings, descriptors and instruction operands are all exercised without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from programs import PROGRAMS
 from thread_interp import run_threads
 
 from tilec.ir.core import Func, walk
-from tilec.ir.ops import Barrier, CpAsync, Ldmatrix, MemLoad, Mma, Scope, Stmatrix, TmaLoad, TmaStore, Wgmma
+from tilec.ir.ops import (
+    Barrier,
+    CpAsync,
+    Ldmatrix,
+    MemLoad,
+    Mma,
+    Scope,
+    Stmatrix,
+    TmaLoad,
+    TmaStore,
+    Wgmma,
+)
 from tilec.ir.parser import parse_func
 from tilec.ir.plan import plans
 from tilec.passes import run_plan
@@ -72,17 +83,35 @@ body {{
 """
 
 
-def matmul_text(bm, bn, bk, stages, threads, ta, tb, dt="f16", ot="f16", align=16, policy="square") -> str:
+def matmul_text(
+    bm, bn, bk, stages, threads, ta, tb, dt="f16", ot="f16", align=16, policy="square"
+) -> str:
     a, b = ((bk, bm) if ta else (bm, bk)), ((bn, bk) if tb else (bk, bn))
     flags = (", transpose_a=true" if ta else "") + (", transpose_b=true" if tb else "")
     if policy != "square":
         flags += f", policy={policy}"
     return MATMUL.format(
-        bm=bm, bn=bn, bk=bk, bm1=bm - 1, bn1=bn - 1, bk1=bk - 1, stages=stages, threads=threads, dt=dt,
-        ot=ot, align=align, ash="K x M" if ta else "M x K", bsh="N x K" if tb else "K x N",
-        kdim=0 if ta else 1, at=f"{a[0]}x{a[1]}", bt=f"{b[0]}x{b[1]}", at2=f"{a[0]}, {a[1]}",
-        bt2=f"{b[0]}, {b[1]}", apos="%at, %row" if ta else "%row, %at",
-        bpos="%col, %at" if tb else "%at, %col", flags=flags,
+        bm=bm,
+        bn=bn,
+        bk=bk,
+        bm1=bm - 1,
+        bn1=bn - 1,
+        bk1=bk - 1,
+        stages=stages,
+        threads=threads,
+        dt=dt,
+        ot=ot,
+        align=align,
+        ash="K x M" if ta else "M x K",
+        bsh="N x K" if tb else "K x N",
+        kdim=0 if ta else 1,
+        at=f"{a[0]}x{a[1]}",
+        bt=f"{b[0]}x{b[1]}",
+        at2=f"{a[0]}, {a[1]}",
+        bt2=f"{b[0]}, {b[1]}",
+        apos="%at, %row" if ta else "%row, %at",
+        bpos="%col, %at" if tb else "%at, %col",
+        flags=flags,
     )
 
 
@@ -92,7 +121,9 @@ def strided(rng, shape, dtype, pad):
     return whole[:, : shape[1]]
 
 
-def check_matmul(text: str, target: Target, plan: int, m: int, n: int, k: int, ta, tb, dtype, out, pad) -> Func:
+def check_matmul(
+    text: str, target: Target, plan: int, m: int, n: int, k: int, ta, tb, dtype, out, pad
+) -> Func:
     chosen = plans(parse_func(text), target)[plan]
     func = run_plan(parse_func(text), target, chosen)
     rng = np.random.default_rng(m * 1000 + n * 10 + k)
@@ -114,7 +145,9 @@ def kinds(func: Func) -> set[type]:
 
 
 @pytest.mark.parametrize(("target", "plan"), CASES, ids=IDS)
-@pytest.mark.parametrize(("ta", "tb"), [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(
+    ("ta", "tb"), [(0, 0), (0, 1), (1, 0), (1, 1)], ids=["NN", "NT", "TN", "TT"]
+)
 def test_products(target, plan, ta, tb):
     text = matmul_text(64, 64, 32, 3, 128, ta, tb)
     func = check_matmul(text, target, plan, 72, 136, 88, ta, tb, np.float16, np.float16, 0)
@@ -130,10 +163,15 @@ def test_products(target, plan, ta, tb):
         assert Mma in used and CpAsync not in used
 
 
-@pytest.mark.parametrize("shape", [(128, 256, 64, 4, 256), (128, 96, 64, 2, 128), (192, 64, 32, 2, 384), (64, 80, 16, 2, 128)])
+@pytest.mark.parametrize(
+    "shape",
+    [(128, 256, 64, 4, 256), (128, 96, 64, 2, 128), (192, 64, 32, 2, 384), (64, 80, 16, 2, 128)],
+)
 def test_wide_tiles_on_warpgroups(shape):
     for tb in (0, 1):
-        func = check_matmul(matmul_text(*shape, 0, tb), SM90, 0, 200, 264, 72, 0, tb, np.float16, np.float16, 0)
+        func = check_matmul(
+            matmul_text(*shape, 0, tb), SM90, 0, 200, 264, 72, 0, tb, np.float16, np.float16, 0
+        )
         assert Wgmma in kinds(func)
 
 
@@ -181,11 +219,17 @@ def test_programs_of_every_kind(name, target, plan):
     for key, value in want.items():
         if isinstance(value, np.ndarray):
             np.testing.assert_allclose(
-                got[key].astype(np.float64), value.astype(np.float64), rtol=1e-3, atol=1e-4, err_msg=key
+                got[key].astype(np.float64),
+                value.astype(np.float64),
+                rtol=1e-3,
+                atol=1e-4,
+                err_msg=key,
             )
 
 
 def test_aligned_rows_are_read_in_vectors():
     text = PROGRAMS["stencil"][0]
     func = run_plan(parse_func(text), SM80, plans(parse_func(text), SM80)[0])
-    assert all(o.lanes == 1 for o in walk(func.body) if isinstance(o, MemLoad)), "nothing is known of the rows"
+    assert all(o.lanes == 1 for o in walk(func.body) if isinstance(o, MemLoad)), (
+        "nothing is known of the rows"
+    )

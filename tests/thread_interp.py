@@ -1,10 +1,11 @@
-"""Executes LOWERED functions on the CPU, all threads of a scope in lockstep: what the passes made, without LLVM.
+"""Executes LOWERED functions on the CPU, all threads of a scope in lockstep: what the passes made,
+without LLVM.
 
-`run_threads(func, args)` runs every block. Scalars are arrays over the scope's threads, shared memory is one
-array of bytes that starts as noise, scopes are generators that take turns where they wait on an mbarrier. An
-access outside of a tensor raises, so a missing guard is an error and not a number. It knows nothing of races:
-it checks addresses, layouts, guards, rings and instruction operands.
-"""
+`run_threads(func, args)` runs every block. Scalars are arrays over the scope's threads, shared
+memory is one array of bytes that starts as noise, scopes are generators that take turns where they
+wait on an mbarrier. An access outside of a tensor raises, so a missing guard is an error and not a
+number. It knows nothing of races: it checks addresses, layouts, guards, rings and instruction
+operands."""
 
 from __future__ import annotations
 
@@ -58,8 +59,16 @@ class _Barrier:
 class _Machine:
     """One block: memory, barriers, and the values of one scope's threads."""
 
-    def __init__(self, func: Func, target: Target, env: dict[Value, Any], args: Args, block: int, grid: int,
-                 seed: int) -> None:
+    def __init__(
+        self,
+        func: Func,
+        target: Target,
+        env: dict[Value, Any],
+        args: Args,
+        block: int,
+        grid: int,
+        seed: int,
+    ) -> None:
         self.func, self.target, self.args = func, target, args
         self.noise = np.random.default_rng(seed)
         self.block, self.grid = block, grid
@@ -264,8 +273,15 @@ class _Agent:
                         raise BadAccess("more arrivals than the barrier expects")
                     b.settle()
             case (
-                ops.Barrier() | ops.WarpSync() | ops.ProxyFence() | ops.MbarrierInitFence() | ops.PrefetchMap()
-                | ops.CpAsyncCommit() | ops.CpAsyncWait() | ops.WgmmaWait() | ops.TmaStoreCommit()
+                ops.Barrier()
+                | ops.WarpSync()
+                | ops.ProxyFence()
+                | ops.MbarrierInitFence()
+                | ops.PrefetchMap()
+                | ops.CpAsyncCommit()
+                | ops.CpAsyncWait()
+                | ops.WgmmaWait()
+                | ops.TmaStoreCommit()
                 | ops.TmaStoreWait()
             ):
                 pass
@@ -310,7 +326,9 @@ class _Agent:
         while isinstance(low.base, np.ndarray):
             low = low.base
         flat = low.reshape(-1)
-        start = (a.__array_interface__["data"][0] - low.__array_interface__["data"][0]) // a.itemsize
+        start = (
+            a.__array_interface__["data"][0] - low.__array_interface__["data"][0]
+        ) // a.itemsize
         inside = np.zeros(flat.shape, bool)
         steps = [np.arange(e) * s // a.itemsize for e, s in zip(a.shape, a.strides)]
         at = np.zeros((), int)
@@ -343,7 +361,11 @@ class _Agent:
         else:
             flat, inside = self.tensor(v)
             if mask.any():
-                if (at[mask] < 0).any() or (at[mask] >= len(flat)).any() or not inside[at[mask]].all():
+                if (
+                    (at[mask] < 0).any()
+                    or (at[mask] >= len(flat)).any()
+                    or not inside[at[mask]].all()
+                ):
                     raise BadAccess(f"access outside of {v.name} at {o.loc}")
             if load:
                 out[mask] = flat[at[mask]]
@@ -461,13 +483,19 @@ class _Agent:
             for i in range(o.m_blocks):
                 total = np.zeros((64, row.n), np.float32)
                 for s in range(steps):
-                    a = self.operand(o.a, o.a_offset, g, o.a_fields, o.a_steps[i * steps + s], 64, o.a_transposed)
-                    b = self.operand(o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed)
+                    a = self.operand(
+                        o.a, o.a_offset, g, o.a_fields, o.a_steps[i * steps + s], 64, o.a_transposed
+                    )
+                    b = self.operand(
+                        o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed
+                    )
                     total += a.astype(np.float32) @ b.astype(np.float32).T
                 at = row.c.table("warp", "lane", "reg").reshape(128, per, 2)
                 regs = self.frags[o.c][threads, i * per : (i + 1) * per]
                 old = regs if keep else 0
-                self.frags[o.c][threads, i * per : (i + 1) * per] = old + total[at[..., 0], at[..., 1]]
+                self.frags[o.c][threads, i * per : (i + 1) * per] = (
+                    old + total[at[..., 0], at[..., 1]]
+                )
 
     def operand(
         self, v: Value, offset: Value, group: int, fields: int, step: int, size: int, mn_major: bool
@@ -487,8 +515,11 @@ class _Agent:
         return self.m.shared.load(at, v.dtype)
 
 
-def run_threads(func: Func, target: Target, args: Args, launched: int | None = None, seed: int = 0) -> None:
-    """Run a LOWERED function for every block; arrays in `args` (by the user's parameter names) are changed.
+def run_threads(
+    func: Func, target: Target, args: Args, launched: int | None = None, seed: int = 0
+) -> None:
+    """Run a LOWERED function for every block; arrays in `args` (by the user's parameter names) are
+    changed.
 
     `launched`: how many blocks a persistent kernel gets."""
     plain = replace(func, params=tuple(p for p in func.params if p.role != "tensor_map"))
