@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilec.passes.place_buffers import place_buffers
-from tilec.passes.raise_tiles import raise_tiles
-from tilec.passes.simplify import simplify
-
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
 from tilec.ir.plan import Plan, plans
@@ -25,11 +21,15 @@ from tilec.passes.insert_sync import insert_sync
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
-from tilec.passes.lower_stores import lower_stores, stage_stores
+from tilec.passes.lower_stores import lower_stores
+from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
+from tilec.passes.simplify import simplify
+from tilec.passes.stage_stores import stage_stores
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
@@ -54,10 +54,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
-    (
-        plan_shared,
-        "SCHEDULED",
-    ),  # before insert_sync: two buffers in one place are a hazard like any other
+    (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.layout import Layout, swizzled
+from tilec.ir.layout import Layout
 from tilec.ir.ops import (
-    Alloc,
     Cast,
     Compare,
     Const,
@@ -30,46 +29,13 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import INT32
 from tilec.passes.addressing import Numbers, Place, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import TensorMaps, only_if
 from tilec.passes.select_copies import store_atoms
+from tilec.passes.stage_stores import ROWS
 from tilec.target import Target
-
-ROWS = 16  # of a chunk: what one warp's stmatrix writes
-
-
-def stage_stores(func: Func, target: Target) -> Func:
-    """Give every "tma_store" copy its staging buffer: one chunk for each warp."""
-    warps = int(func.attrs["threads"]) // target.warp_size
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy) or o.agent != "tma_store":
-            return None
-        b = Builder(o.loc)
-        columns = chunk_columns(o)
-        shape = (warps * ROWS, columns)
-        bits = o.dest.dtype.bits
-        layout = swizzled(shape, bits, columns * bits // 8)
-        t = BufferType(shape, o.dest.dtype, "shared", layout=layout)
-        staging = b.value(Alloc, t, name=f"{o.dest.name}_staging")
-        return [*b.ops, replace(o, staging=staging)]
-
-    return func.with_body(rewrite(func.body, visit))
-
-
-def chunk_columns(o: Copy) -> int:
-    """Columns of a chunk: as many as one swizzled row of 128, 64 or 32 bytes holds and the warp's
-    share divides into."""
-    assert o.source.buffer.layout is not None
-    found = store_atoms(o.source.buffer.layout)
-    assert found is not None
-    columns = 8 * found[1]
-    width = 128 * 8 // o.dest.dtype.bits
-    while columns % width:
-        width //= 2
-    return width
 
 
 def lower_stores(func: Func, target: Target) -> Func:

@@ -15,7 +15,6 @@ from tilec.ir.memory import alignment_bytes, version_bytes
 from tilec.ir.ops import Alloc, Copy, For, While
 from tilec.target import Target
 
-
 FOREVER = 1 << 60
 
 
