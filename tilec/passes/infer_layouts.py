@@ -144,7 +144,7 @@ class _Inference:
             if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout):
                 if o.layout.shape != o.dest.buffer.static_shape:
                     raise LayoutError(
-                        f"a layout of shape {o.layout.shape} for {o.dest.name}, which is {o.dest.type}",
+                        f"a layout of shape {o.layout.shape} for {o.dest.name}: {o.dest.type}",
                         o.loc,
                     )
                 self.set(o.dest, o.layout, "annotated")
