@@ -1,4 +1,5 @@
-"""Every example runs, and its own checks pass, on the CPU."""
+"""Every example runs, and its own checks pass: on the CPU here, and on the GPU where there is
+one."""
 
 from __future__ import annotations
 
@@ -18,11 +19,29 @@ def test_there_are_examples() -> None:
     assert {"quickstart", "vector_add", "matmul", "stencil", "transpose"} <= set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "quickstart"])
-def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+PRINT_ONE_LINE = [name for name in EXAMPLES if name != "quickstart"]
+
+
+def run_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module(name).main()
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 1 and printed[0].startswith(f"{name} on ")
+
+
+@pytest.mark.parametrize("name", PRINT_ONE_LINE)
+def test_example(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("example_support"), "ON_GPU", False)
+    run_example(name, capsys)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PRINT_ONE_LINE)
+def test_example_on_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if not importlib.import_module("example_support").ON_GPU:
+        pytest.skip("needs torch with CUDA")
+    run_example(name, capsys)
 
 
 def test_quickstart_as_a_program(tmp_path: Path) -> None:
