@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilec.export import export_c
 from tilec.ir.errors import LaunchError
 from tilec.runtime.arguments import (
     REQUIRED,
@@ -73,6 +74,10 @@ class CompiledKernel:
         """Write the kernel with all its stages to a file for `tilec.load`."""
         whole = Image(**{**self.image.__dict__, "stages": dict(self.stages)})
         Path(path).write_bytes(whole.to_bytes())
+
+    def export_c(self, path: str | Path) -> tuple[Path, Path]:
+        """Write the binary and a C header with its launch parameters, named after `path`."""
+        return export_c(self.image, path)
 
     def loaded(self, index: int) -> Kernel:
         """The kernel on device `index`, loaded there at the first use."""
