@@ -65,7 +65,8 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Place:
     """An element per lane: `base` elements from the buffer's start, plus `step` per lane, plus
-    `offsets`.
+    `offsets`. `uniform_ok`: whether the indices on which all lanes agree are in bounds; `lanes_ok`:
+    in which lanes the others are; `some_ok`: false only where no lane is. None is true.
     """
 
     base: Val
@@ -73,6 +74,7 @@ class Place:
     offsets: Val | None
     uniform_ok: Val | None
     lanes_ok: Val | None
+    some_ok: Val | None
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Access:
         offsets: Val | None = None
         uniform_ok: Val | None = None
         lanes_ok: Val | None = None
+        reached: Val | None = None
         private = memory.private and lanes > 1
         for d, index in enumerate(indices):
             stride = memory.strides[d]
@@ -150,9 +153,19 @@ class Access:
                 uniform_ok = self.both(uniform_ok, fn.icmp("ult", index, size))
             else:
                 lanes_ok = self.both(lanes_ok, self._inside(index, size, lanes))
+                reached = self.both(reached, self._reached(index, size, lanes))
         if private:
             step += 1
-        return Place(base, step, offsets, uniform_ok, lanes_ok)
+        some_ok = self.both(uniform_ok, reached)
+        return Place(base, step, offsets, uniform_ok, lanes_ok, some_ok)
+
+    def _reached(self, index: Index, size: Val, lanes: int) -> Val | None:
+        """Whether some lane's index is in [0, size), as far as that is cheap to tell."""
+        fn = self.fn
+        if isinstance(index, Val) or index.step != 1:
+            return None
+        below = fn.icmp("slt", index.base, size)
+        return fn.binary("and", below, fn.icmp("sgt", index.base, int_val(-lanes, "i64")))
 
     def _inside(self, index: Index, size: Val, lanes: int) -> Val:
         """Lanes whose index is in [0, size)."""
@@ -182,6 +195,14 @@ class Access:
         # Not `inbounds`: a guarded access may compute an address that is never touched.
         text = f"getelementptr {memory_type(memory.dtype)}, {base}, {place.base}"
         return self.fn.pure("getelementptr", "ptr", (base, place.base), text)
+
+    def _mapped(self, memory: Memory, place: Place, otherwise: Val | None) -> Val:
+        """The address of a masked access: `otherwise` where no lane is inside, since a processor is
+        slow to find out that an address it may not touch was not asked for."""
+        pointer = self._address(memory, place)
+        if place.some_ok is None or otherwise is None:
+            return pointer
+        return self.fn.select(place.some_ok, pointer, otherwise)
 
     def _addresses(self, memory: Memory, place: Place, lanes: int) -> Val:
         """One pointer per lane."""
@@ -221,7 +242,7 @@ class Access:
             assert memory.safe is not None
             other = splat(fn, fn.load(elem, memory.safe, align), lanes)
         if contiguous:
-            name, where = "masked.load", self._address(memory, place)
+            name, where = "masked.load", self._mapped(memory, place, memory.safe)
         else:
             name, where = "masked.gather", self._addresses(memory, place, lanes)
         mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
@@ -252,7 +273,7 @@ class Access:
             fn.store(made, self._address(memory, place), align, tail=memory.tail)
             return
         if contiguous:
-            name, where = "masked.store", self._address(memory, place)
+            name, where = "masked.store", self._mapped(memory, place, self.nowhere)
             if mask is not None and align < 4:
                 # LLVM 22 stores 4 bytes where it knows that one narrow element is left.
                 mask = self.both(mask, splat(fn, self.truth, lanes))
