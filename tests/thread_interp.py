@@ -272,6 +272,8 @@ class _Agent:
                     if b.pending < 0:
                         raise BadAccess("more arrivals than the barrier expects")
                     b.settle()
+            case ops.Barrier() if not self.mask.all():
+                raise BadAccess(f"a barrier that not all threads reach, at {o.loc}")
             case (
                 ops.Barrier()
                 | ops.WarpSync()
@@ -319,23 +321,21 @@ class _Agent:
         """Byte addresses of element offsets of a shared buffer (or its version)."""
         return self.m.address[v][0] + self.env.get(v, 0) + offset * v.dtype.bits // 8
 
-    def tensor(self, v: Value) -> tuple[np.ndarray, np.ndarray]:
-        """A tensor's storage as a flat array, and which elements belong to it."""
+    def tensor(self, v: Value) -> tuple[np.ndarray, np.ndarray, int]:
+        """A tensor's storage as a flat array, which elements belong to it, and where it starts."""
         a = self.m.args[v.name]
         low = a
         while isinstance(low.base, np.ndarray):
             low = low.base
         flat = low.reshape(-1)
-        start = (
-            a.__array_interface__["data"][0] - low.__array_interface__["data"][0]
-        ) // a.itemsize
+        address = [x.__array_interface__["data"][0] for x in (a, low)]
+        start = (address[0] - address[1]) // a.itemsize
         inside = np.zeros(flat.shape, bool)
-        steps = [np.arange(e) * s // a.itemsize for e, s in zip(a.shape, a.strides)]
-        at = np.zeros((), int)
-        for s in steps:
-            at = np.add.outer(at, s)
-        inside[start + at.ravel()] = True
-        return flat[start:], inside[start:]
+        at = np.full((), start)
+        for e, s in zip(a.shape, a.strides):
+            at = np.add.outer(at, np.arange(e) * s // a.itemsize)
+        inside[at.ravel()] = True
+        return flat, inside, start
 
     def memory(self, o: ops.MemLoad | ops.MemStore) -> None:
         load = isinstance(o, ops.MemLoad)
@@ -359,7 +359,8 @@ class _Agent:
             else:
                 self.m.shared.store(address[mask], value[mask], v.dtype)
         else:
-            flat, inside = self.tensor(v)
+            flat, inside, start = self.tensor(v)
+            at = at + start
             if mask.any():
                 if (
                     (at[mask] < 0).any()
@@ -380,7 +381,8 @@ class _Agent:
         valid = np.full(self.n, o.bytes) if o.valid is None else self.get(o.valid)
         at = self.get(o.source_offset).astype(np.int64)[:, None] + np.arange(count)
         live = (np.arange(count)[None] * size < valid[:, None]) & self.mask[:, None]
-        flat, inside = self.tensor(o.source)
+        flat, inside, start = self.tensor(o.source)
+        at = at + start
         if not inside[at[live]].all():
             raise BadAccess(f"cp.async outside of {o.source.name}")
         values = np.zeros((self.n, count), flat.dtype)

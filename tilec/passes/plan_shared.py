@@ -68,7 +68,7 @@ def _lifetimes(body: Block) -> list[_Life]:
             life.first = min(life.first, first)
             life.last = max(life.last, last)
 
-    def visit(block: Block, loops: list[tuple[int, set[Value]]]) -> None:
+    def visit(block: Block, loops: list[tuple[set[Value], set[Value]]]) -> None:
         nonlocal clock
         for o in block.ops:
             clock += 1
@@ -81,14 +81,16 @@ def _lifetimes(body: Block) -> list[_Life]:
                     alias[r] = alias.get(o.operands[0], o.operands[0])
             for v in o.operands:
                 touch(v, clock, clock)
+                for made_before, used in loops:
+                    if alias.get(v, v) in made_before:
+                        used.add(alias.get(v, v))
             if isinstance(o, Copy) and o.staging is not None:
                 touch(o.staging, clock, FOREVER)  # TMA reads it after the copy has been passed
-                for _, used in loops:
-                    used.add(alias.get(v, v))
             if isinstance(o, (For, While)):
+                # What an iteration leaves in a buffer from outside, the next one may read.
                 start, used = clock, set[Value]()
                 for region in o.regions:
-                    visit(region, [*loops, (start, used)])
+                    visit(region, [*loops, (set(lives), used)])
                 for v in used:
                     touch(v, start, clock)
             else:
