@@ -129,7 +129,7 @@ def _c(node: ast.expr) -> str:
     match node:
         case ast.Name(id=name):
             return name
-        case ast.Constant(value=value):
+        case ast.Constant(value=int(value)):
             return str(int(value))
         case ast.BinOp(left=a, op=ast.FloorDiv(), right=b):
             return f"tilec_floordiv({_c(a)}, {_c(b)})"
