@@ -384,6 +384,30 @@ def test_what_is_known_is_decided() -> None:
     assert len(ops(func, Const)) == len({(o.value, o.dtype.name) for o in ops(func, Const)})
 
 
+def chosen_grid(X, rows: T.constexpr = None, kind: T.constexpr = ""):
+    MN = T.const("M, N")
+    X: T.Tensor(MN, "float32")
+    rows = rows or 4
+    kind = kind and "flat"
+    if kind == "flat":
+        with T.Kernel(T.ceildiv(MN[0] * MN[1], rows)) as b:
+            X[0, b] = MN[1]
+    else:
+        with T.Kernel(T.ceildiv(MN[0], rows)) as b:
+            X[b, 0] = GAIN if not kind else 0
+
+
+GAIN = np.float32(1.5)
+
+
+def test_choices_at_compile_time() -> None:
+    x = np.zeros((9, 3), np.float32)
+    got = run(chosen_grid, {"X": x})["X"]
+    np.testing.assert_array_equal(got[:, 0], [1.5] * 3 + [0] * 6)
+    got = run(chosen_grid, {"X": x}, kind="any", rows=9)["X"]
+    np.testing.assert_array_equal(got[0], [3] * 3)
+
+
 def regions(Q: T.Tensor((M, N, 8, 16), "float16"), O: T.Tensor((M, N, 8, 16), "float16")):
     with T.Kernel(T.ceildiv(N, 4), 8, M) as (bx, by, bz):
         tile = T.alloc_shared((4, 16), "float16")

@@ -120,8 +120,8 @@ class Expressions(Operators):
             return {k: self.captured(name, v) for k, v in value.items()}
         if isinstance(value, types.ModuleType):
             return value
-        if isinstance(value, numbers.Integral):  # NumPy's
-            return int(value)
+        if isinstance(value, numbers.Real):  # NumPy's
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
         dtype = foreign_dtype(value)
         if dtype is not None:
             return dtype
@@ -132,16 +132,6 @@ class Expressions(Operators):
             "numbers, strings, dtypes, tuples, lists and dicts of these can be captured; "
             "pass arrays as parameters",
         )
-
-    def size_value(self, size: T.Size) -> int | Scalar | T.Size:
-        """The value of a size, or of arithmetic on sizes."""
-        if not size.op:
-            return self.size(size)
-        a, b = (self.size_value(x) if isinstance(x, T.Size) else x for x in size.args)
-        assert not isinstance(a, T.Size) and not isinstance(b, T.Size)
-        found = self.binary(size.op, a, b)
-        assert not isinstance(found, float)
-        return found
 
     def _attribute(self, node: ast.Attribute) -> object:
         owner = self.expression(node.value)
@@ -246,7 +236,7 @@ class Expressions(Operators):
             self.bind(first.target, value)
             chosen = True
             for test in first.ifs:
-                cond = self.truth(self.number_of(test))
+                cond = self.condition(test)
                 if isinstance(cond, Scalar):
                     raise self.error(
                         "a list comprehension cannot choose its elements at run time", at=test

@@ -168,7 +168,7 @@ class Loops(Branches):
         def more() -> bool | Scalar:
             return self._and(
                 self.names.get(flags.live, True),
-                lambda: self.truth(self.number_of(node.test, "the condition")),
+                lambda: self.condition(node.test),
             )
 
         def one_iteration() -> None:
@@ -203,7 +203,7 @@ class Loops(Branches):
         if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(test)):
             return False
         with self.inside():
-            return self.truth(self.number_of(test, "the condition")) is False
+            return self.condition(test) is False
 
     def _and(self, first: object, second: Callable[[], bool | Scalar]) -> bool | Scalar:
         if not isinstance(first, Scalar):

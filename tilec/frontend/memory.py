@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec import language as T
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.values import (
     Buffer,
@@ -45,6 +46,16 @@ class Memory(Arithmetic):
 
     # --- values -----------------------------------------------------------------------------------
 
+    def size_value(self, size: T.Size) -> int | Scalar | T.Size:
+        """The value of a size, or of arithmetic on sizes."""
+        if not size.op:
+            return self.size(size)
+        a, b = (self.size_value(x) if isinstance(x, T.Size) else x for x in size.args)
+        assert not isinstance(a, T.Size) and not isinstance(b, T.Size)
+        found = self.binary(size.op, a, b)
+        assert not isinstance(found, float)
+        return found
+
     def number(self, value: object, what: str) -> Number:
         """`value` as a number: elements and variables are read. `what` names it in a message."""
         match value:
@@ -54,6 +65,8 @@ class Memory(Arithmetic):
                 return self.load(self.whole_element(value))
             case _ if is_number(value):
                 return value
+            case T.Size() if not isinstance(size := self.size_value(value), T.Size):
+                return size
             case Buffer():
                 dims = ", ".join("ijklmn"[: value.type.rank])
                 hint = f"name an element: {value.name}[{dims}] in T.Parallel"

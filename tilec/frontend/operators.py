@@ -37,6 +37,15 @@ class Operators(Memory):
         with self.at(node):
             return self.number(value, what)
 
+    def condition(self, node: ast.expr) -> bool | Scalar:
+        """The value of `node` as a condition: a bool known now, or a run-time one. Sequences,
+        strings and None count as Python counts them."""
+        value = self.expression(node)
+        if not _at_run_time(value) and not isinstance(value, T.Size):
+            return bool(value)
+        with self.at(node):
+            return self.truth(self.number(value, "this condition"))
+
     def binary_operator(self, node: ast.BinOp) -> object:
         """`a + b` and the like; `+` and `*` of compile-time lists too."""
         kind = BINARY.get(type(node.op))
@@ -68,10 +77,11 @@ class Operators(Memory):
 
     def unary_operator(self, node: ast.UnaryOp) -> object:
         """`-a`, `not a`, `~a`."""
+        if isinstance(node.op, ast.Not):
+            cond = self.condition(node.operand)
+            return self.logical_not(cond)
         x = self.number_of(node.operand, "this operand")
         match node.op:
-            case ast.Not():
-                return self.logical_not(x)
             case ast.UAdd():
                 return x
             case ast.USub():
@@ -113,8 +123,9 @@ class Operators(Memory):
                     raise self.error(f"{describe(left)} in {describe(right)} is not known here")
                 return (left in right) == isinstance(op, ast.In)
         kind = _COMPARE[type(op)]
-        run_time = any(isinstance(v, Scalar | Region | Buffer) for v in (left, right))
-        if not run_time and not (is_literal(left) and is_literal(right)):
+        if not any(_at_run_time(v) for v in (left, right)) and not (
+            is_literal(left) and is_literal(right)
+        ):
             if kind not in ("eq", "ne"):
                 raise self.error(f"{describe(left)} and {describe(right)} have no order")
             return _same(left, right) == (kind == "eq")
@@ -123,29 +134,30 @@ class Operators(Memory):
         return self.truth(self.compare(kind, x, y))
 
     def boolean_operator(self, node: ast.BoolOp) -> object:
-        """`a and b`, `a or b`: the second is evaluated only where it counts."""
+        """`a and b`, `a or b`: the second is evaluated only where it counts. As in Python, one of
+        the operands where that is known at compile time; a bool at run time."""
         is_and = isinstance(node.op, ast.And)
-        result = self.truth(self.number_of(node.values[0]))
+        result = self.expression(node.values[0])
         for later in node.values[1:]:
-            if not isinstance(result, Scalar):
-                if result != is_and:
+            if not _at_run_time(result):
+                if bool(result) != is_and:
                     return result
-                result = self.truth(self.number_of(later))
+                result = self.expression(later)
                 continue
-            result = self._both(result, later) if is_and else self._either(result, later)
+            first = self.truth(self.number(result, "this operand"))
+            assert isinstance(first, Scalar)
+            result = self._both(first, later) if is_and else self._either(first, later)
         return result
 
-    def _both(self, first: Scalar, later: ast.expr) -> bool | Scalar:
-        chosen = self.choose(first, lambda: self.truth(self.number_of(later)), lambda: False)
-        return self.truth(chosen)
+    def _both(self, first: Scalar, later: ast.expr) -> Number:
+        return self.choose(first, lambda: self.condition(later), lambda: False)
 
-    def _either(self, first: Scalar, later: ast.expr) -> bool | Scalar:
-        chosen = self.choose(first, lambda: True, lambda: self.truth(self.number_of(later)))
-        return self.truth(chosen)
+    def _either(self, first: Scalar, later: ast.expr) -> Number:
+        return self.choose(first, lambda: True, lambda: self.condition(later))
 
     def conditional(self, node: ast.IfExp) -> object:
         """`a if c else b`."""
-        cond = self.truth(self.number_of(node.test, "this condition"))
+        cond = self.condition(node.test)
         if not isinstance(cond, Scalar):
             return self.expression(node.body if cond else node.orelse)
         return self.choose(
@@ -200,6 +212,10 @@ class Operators(Memory):
     def _yielding(self, builder: BlockBuilder, value: Scalar) -> Block:
         builder.emit(Yield, (value.value,), loc=self.loc)
         return builder.block()
+
+
+def _at_run_time(value: object) -> bool:
+    return isinstance(value, Scalar | Region | Buffer)
 
 
 def _harmless(o: Op) -> bool:

@@ -197,7 +197,7 @@ class _Reader(Calls):
             except CompileError as e:
                 raise self.error(
                     e.message,
-                    "annotations are text here (from __future__ import annotations), which hides the "
+                    "annotations are text here (from __future__ import annotations), which hides "
                     "names of a surrounding function; leave that import out",
                 ) from None
 

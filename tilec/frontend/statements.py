@@ -199,7 +199,7 @@ class Statements(ForLoops):
     # --- control ----------------------------------------------------------------------------------
 
     def _if(self, node: ast.If) -> None:
-        cond = self.truth(self.number_of(node.test, "this condition"))
+        cond = self.condition(node.test)
         if not isinstance(cond, Scalar):
             self.block(node.body if cond else node.orelse)
             return

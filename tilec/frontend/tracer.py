@@ -86,6 +86,7 @@ class _KernelTracer(Statements):
         self.sizes = self.size_values
         self.outputs: list[tuple[str, tuple[Extent, ...], DType]] = []
         self.grid: Block | None = None
+        self.finished = False
         self.threads = known.threads if known.threads is not None else signature.threads
 
     def run(self) -> Func:
@@ -295,7 +296,14 @@ class _KernelTracer(Statements):
         with self.at(item.optional_vars or item.context_expr):
             self._bind_blocks(item.optional_vars, header)
         self.block(node.body)
-        self._check_last(node)
+        self.finished = True
+
+    def statement(self, node: ast.stmt) -> None:
+        if self.finished:
+            raise self.error(
+                "code after T.Kernel would belong to no block", "move it into the with", at=node
+            )
+        super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:
@@ -361,11 +369,3 @@ class _KernelTracer(Statements):
             indices.append(index)
         single = len(indices) == 1 and not isinstance(target, ast.Tuple | ast.List)
         self.bind(target, indices[0] if single else tuple(indices))
-
-    def _check_last(self, node: ast.With) -> None:
-        body = self.signature.source.node.body
-        after = body[body.index(node) + 1 :]
-        if after and not isinstance(after[0], ast.Return):
-            raise self.error(
-                "code after T.Kernel would belong to no block", "move it into the with", at=after[0]
-            )

@@ -111,8 +111,7 @@ def fma(t: Expressions, c: Call) -> Scalar:
 @word(T.if_then_else, raw=True)
 def if_then_else(t: Expressions, c: Call) -> object:
     nodes = c.nodes
-    with t.at(nodes["cond"]):
-        cond = t.truth(t.number(t.expression(nodes["cond"]), "the condition"))
+    cond = t.condition(nodes["cond"])
     if not isinstance(cond, Scalar):
         return t.expression(nodes["on_true" if cond else "on_false"])
 
