@@ -34,6 +34,7 @@ PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx80"}
 needed."""
 
 _TRIPLES = {"cuda": "nvptx64-nvidia-cuda", "hip": "amdgcn-amd-amdhsa"}
+_SYSTEM_CALLS = ("vprintf",)  # what the CUDA driver itself provides
 _SPEED_LEVELS = {"cuda": 2, "hip": 3, "cpu": 3}
 
 
@@ -96,9 +97,10 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
 
 
 def _finish_cuda(made: Assembled, ptx: str) -> None:
-    missing = re.search(r"\.extern \.func .*?([\w.$]+)\s*(?:\(|;|$)", ptx, re.MULTILINE | re.DOTALL)
+    called = re.findall(r"\.extern \.func\s+(?:\([^)]*\)\s*)?([\w.$]+)", ptx)
+    missing = [name for name in called if name not in _SYSTEM_CALLS]
     if missing:
-        raise InternalError(f"the kernel calls {missing[1]}, which no library provides")
+        raise InternalError(f"the kernel calls {missing[0]}, which no library provides")
     ptxas = find_ptxas()
     if ptxas is None:
         return
