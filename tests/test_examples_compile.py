@@ -24,7 +24,7 @@ def kernels() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("kernel", "specs", "meta"), kernels())
+@pytest.mark.parametrize(("kernel", "specs", "meta"), list(kernels()))
 def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], target: str) -> None:
     compiled: tilec.CompiledKernel = kernel.compile(*specs, target=target, **meta)
     resources, ptxas = compiled.resources, find_ptxas()
