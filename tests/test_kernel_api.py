@@ -2,9 +2,11 @@
 load."""
 
 import gc
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from pathlib import Path
@@ -245,6 +247,36 @@ def test_new_addresses_of_another_alignment_or_that_overlap(
             np.testing.assert_array_equal(done, before[1:])
     aliased = [v.image.may_alias for v in kernel._variants.values()]
     assert True in aliased and False in aliased
+
+
+def test_the_kind_of_array_may_change(rng: np.random.Generator) -> None:
+    kernel = tilec.kernel(add.function)
+    for kind in (np.asarray, torch.from_numpy, np.asarray, torch.from_numpy, torch.from_numpy):
+        for _ in range(3):
+            a, b = (kind(rng.standard_normal((3, 9), np.float32)) for _ in range(2))
+            c = kind(np.zeros((3, 9), np.float32))
+            kernel(a, b, c)
+            np.testing.assert_array_equal(np.asarray(c), np.asarray(a + b))
+            kernel(a, b, c)
+        assert kernel.prepared, "the same call is found the next time"
+    kernel(np.asarray(a), b, np.asarray(c))
+    np.testing.assert_array_equal(np.asarray(c), np.asarray(a + b))
+
+
+def test_offsets_beyond_31_bits() -> None:
+    stride = 2**31 + 7
+    with tempfile.TemporaryFile() as file:  # sparse: only the pages that are written exist
+        file.truncate((stride + 5) * 4)
+        with mmap.mmap(file.fileno(), 0) as memory:
+            whole = np.frombuffer(memory, np.float32)
+            far = np.lib.stride_tricks.as_strided(whole, (2, 5), (stride * 4, 4))
+            a = np.arange(10, dtype=np.float32).reshape(2, 5)
+            add(a, a + 1, far)
+            got = far.copy()
+            wide = [f.wide for f in add._variants]
+            del far, whole
+    np.testing.assert_array_equal(got, 2 * a + 1)
+    assert wide[-1]
 
 
 def test_a_launch_keeps_no_array_alive() -> None:

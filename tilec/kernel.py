@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.disk import load_variant, store_variant
-from tilec.fastpath import ARRAY_KINDS, LAUNCH_KEYWORDS, make_launcher
+from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
 from tilec.fingerprint import describe, remember_locals
 from tilec.ir.errors import LaunchError
 from tilec.lazy import Lazy
 from tilec.recipe import Prepared, Recipe
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
-from tilec.runtime.tensors import array_kind
+from tilec.runtime.tensors import common_kind
 from tilec.specialise import Facts, facts_of, parameters_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,15 @@ def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: in
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class LaunchPath:
+    """The generated launch path for one kind of array, and what it finds launches in."""
+
+    prepared: Prepared
+    call: Callable[..., Any]
+    on_grid: Callable[..., Any]
+
+
 class Kernel:
     """A kernel: call it, `kernel[grid](…)`, or `kernel.compile(…)` for a variant to look at.
 
@@ -98,7 +107,8 @@ class Kernel:
         self._compiling: dict[Facts, threading.Lock] = {}
         self._lock = threading.Lock()
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
-        self._prepared: Prepared | None = None
+        self._paths: dict[str, LaunchPath] = {}
+        self._path: LaunchPath | None = None
         self._on_grid: Callable[..., Any] = self._launch_on_grid
 
     @functools.cached_property
@@ -185,18 +195,20 @@ class Kernel:
         loaded, ready = variant.ready(call, variant.grid(call, given), stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
-        if self._prepared is None:
-            self._make_fast([bound[name] for name in call.tensors if name in bound], variant)
-        elif keys is not None:
+        kind = common_kind(bound[name] for name in call.tensors if name in bound)
+        path = self._paths.get(kind)
+        if kind and (path is None or path is not self._path):
+            self._take_path(kind, variant, len(call.tensors))
+        elif path is not None and keys is not None:
             values, found_by, what = keys
             if what is not None:
-                self._prepared.remember_outputs(what, makers.values())
+                path.prepared.remember_outputs(what, makers.values())
             if found_by is not None:
                 recipe = None
                 if not variant.image.may_alias:
                     scalars = [p for p in parameters if p.kind == "scalar"]
                     recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
-                self._prepared.remember(values, found_by, ready, recipe)
+                path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
     @functools.cached_property
@@ -205,15 +217,19 @@ class Kernel:
         names = {p.name for p in self.parameters}
         return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
 
-    def _make_fast(self, arrays: Sequence[object], variant: CompiledKernel) -> None:
-        """Put the generated launch path in the place of `__call__`, for the kind of array that
-        the first launch was given."""
-        kinds = {array_kind(value) for value in arrays}
-        kind = kinds.pop()
-        if kinds or kind not in ARRAY_KINDS:
-            return
+    def _take_path(self, kind: str, variant: CompiledKernel, arrays: int) -> None:
+        """Put the generated launch path for arrays of `kind` in the place of `__call__`."""
+        with self._lock:
+            path = self._paths.get(kind)
+            if path is None:
+                path = self._paths[kind] = self._write_path(kind, variant, arrays)
+            self._path = path
+            self._on_grid = functools.partial(path.on_grid, self)
+            setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
+
+    def _write_path(self, kind: str, variant: CompiledKernel, arrays: int) -> LaunchPath:
         outputs = [a.name for a in variant.image.arguments if a.output]
-        prepared = Prepared(len(arrays) + len(outputs))
+        prepared = Prepared(arrays)
         names = {
             "memo_": prepared.memo,
             "plans_": prepared.plans,
@@ -221,21 +237,19 @@ class Kernel:
             "anew_": Kernel.launch_anew,
             "spread_": spread_grid,
         }
-        fast, on_grid = (
+        call, on_grid = (
             make_launcher(
                 self.name, self.parameters, outputs, variant.image.returned, with_grid, kind, names
             )
             for with_grid in (False, True)
         )
-        self._prepared = prepared
-        self._on_grid = functools.partial(on_grid, self)
-        setattr(type(self), "__call__", fast)  # noqa: B010 (mypy refuses a plain assignment)
+        return LaunchPath(prepared, call, on_grid)
 
     @property
     def prepared(self) -> dict[Any, Callable[[], int]]:
         """The launches made ready so far, by everything they depend on: calling one launches it
         again."""
-        return {} if self._prepared is None else self._prepared.memo
+        return {} if self._path is None else self._path.prepared.memo
 
     # --- compiling ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,12 +245,14 @@ def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[
     return tuple(s // itemsize for s in strides)
 
 
-def array_kind(value: object) -> str:
-    """ "torch", "numpy", or "" for an array of another library."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return "torch"
-    return "numpy" if numpy is not None and isinstance(value, numpy.ndarray) else ""
+def common_kind(values: Iterable[object]) -> str:
+    """ "torch" or "numpy" if all values are arrays of that library, "" otherwise."""
+    values = tuple(values)
+    for library, array in (("torch", "Tensor"), ("numpy", "ndarray")):
+        module = sys.modules.get(library)
+        if module is not None and all(isinstance(v, getattr(module, array)) for v in values):
+            return library
+    return ""
 
 
 def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Callable[[], Any]:
