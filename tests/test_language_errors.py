@@ -387,7 +387,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         "use if",
     ),
     "lambda": ("g = lambda i: i  #!", "a lambda is not allowed", "T.Layout"),
-    "comprehension": ("g = [i for i in range(n)]  #!", "a comprehension over a loop", "for loop"),
+    "comprehension": (
+        "g = [i for i in range(n)]  #!",
+        "a comprehension over a run-time range",
+        "for loop",
+    ),
     "dict comprehension": ("g = {i: i for i in (1, 2)}  #!", "a dict comprehension is not", ""),
     "generator": ("g = max(i for i in (1, 2))  #!", "a generator is not allowed", ""),
     "early return": (
@@ -573,6 +577,11 @@ GRIDS: dict[str, tuple[str, dict[str, Any], str]] = {
         "def kernel(X):\n" + X + "    with T.Kernel(T.int32(X[0])):  #!\n        X[0] = 1.0\n",
         {},
         "the grid must follow from sizes and scalar parameters",
+    ),
+    "two items": (
+        "def kernel(X):\n" + X + "    with T.Kernel(4, 4) as bx, by:  #!\n        X[0] = 1.0\n",
+        {},
+        "a with has one T.Kernel",
     ),
     "too many indices": (
         "def kernel(X):\n"

@@ -255,6 +255,11 @@ def _ceildiv(a: Any, b: Any) -> Any:
     return -(-a // b) if isinstance(a, _Int) else (a + (b - 1)) // b
 
 
+def _truncdiv(a: Any, b: Any) -> Any:
+    quotient = (a if a > 0 else -a) // (b if b > 0 else -b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:
     """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on
@@ -314,8 +319,13 @@ ceildiv = _binary("ceildiv", "ceildiv", _ceildiv, "quotient of two ints rounded 
 cdiv = ceildiv
 floordiv = _binary("floordiv", "floordiv", lambda a, b: a // b, "quotient rounded down")
 floormod = _binary("floormod", "mod", lambda a, b: a % b, "remainder of the division rounded down")
-truncdiv = _binary("truncdiv", "truncdiv", lambda a, b: _Int(a / b), "quotient rounded to zero")
-truncmod = _binary("truncmod", "truncmod", math.fmod, "remainder of the division rounded to zero")
+truncdiv = _binary("truncdiv", "truncdiv", _truncdiv, "quotient rounded to zero")
+truncmod = _binary(
+    "truncmod",
+    "truncmod",
+    lambda a, b: a - b * _truncdiv(a, b),
+    "remainder of the division rounded to zero",
+)
 bitwise_and = _binary("bitwise_and", "and", lambda a, b: a & b, "a & b")
 bitwise_or = _binary("bitwise_or", "or", lambda a, b: a | b, "a | b")
 bitwise_xor = _binary("bitwise_xor", "xor", lambda a, b: a ^ b, "a ^ b")
@@ -375,6 +385,7 @@ def Pipelined(
 ) -> Any:
     """A loop whose copies run up to `num_stages` iterations ahead of its computation.
 
+    A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
     `order` and `stage`, one int per statement that acts, override what tilec infers. `reversible`:
     the iterations may run in the opposite order.
     """
@@ -474,6 +485,8 @@ PLANNED = frozenset(
 def __getattr__(name: str) -> Any:
     if name in PLANNED:
         return NotYet(name)
+    if name.startswith("__"):  # Python itself asks for these, often
+        raise AttributeError(name)
     known = [n for n in globals() if not n.startswith("_")]
     near = did_you_mean(name, [*known, *PLANNED])
     raise AttributeError(f"tilec.language has no word {name!r}{near}", name=name)

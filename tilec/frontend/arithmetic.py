@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from tilec import language as T
 from tilec.frontend import index
 from tilec.frontend.context import Context
 from tilec.frontend.index import Affine
@@ -25,7 +26,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "min": min, "max": max, "atan2": math.atan2,
-    "truncdiv": lambda a, b: int(a / b), "truncmod": lambda a, b: a - b * int(a / b),
+    "truncdiv": T.truncdiv.python, "truncmod": T.truncmod.python,
 }  # fmt: skip
 _AFFINE: dict[str, Callable[[Affine, Affine], Affine]] = {
     "add": operator.add, "sub": operator.sub, "mul": index.product, "min": index.smaller,
@@ -277,7 +278,7 @@ class Arithmetic(Context):
             )
         if kind in ("popcount", "clz", "not") and dtype.is_float:
             raise self.error(f"{kind} of {describe(x)}: it is defined for integers")
-        if kind in _ROUNDINGS and dtype.is_int:
+        if kind in _ROUNDINGS and dtype.is_int or kind == "abs" and dtype.kind == "uint":
             return x
         self._refuse_tiny_floats(dtype, kind)
         if kind in ("neg", "abs") and dtype is BOOL:

@@ -14,6 +14,7 @@ from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
 from tilec.frontend.values import (
     Buffer,
+    LoopHeader,
     Method,
     Number,
     Region,
@@ -251,8 +252,9 @@ class Expressions(Operators):
         value = self.expression(node)
         if isinstance(value, tuple | list | range):
             return value
+        shown = "a run-time range" if isinstance(value, LoopHeader) else describe(value)
         raise self.error(
-            f"a comprehension over {describe(value)}: it is only known at run time",
+            f"a comprehension over {shown}",
             "use a for loop; comprehensions run over tuples, lists and range(compile-time int)",
             at=node,
         )

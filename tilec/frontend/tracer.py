@@ -278,7 +278,8 @@ class _KernelTracer(Statements):
 
     def kernel_block(self, node: ast.With) -> None:
         if len(node.items) != 1:
-            raise self.error("a with has one T.Kernel", at=node.items[1].context_expr)
+            second = node.items[1].context_expr
+            raise self.error("a with has one T.Kernel", "write as (bx, by):", at=second)
         item = node.items[0]
         with self.inside() as builder:
             header = self.expression(item.context_expr)
