@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.instr import find_row
-from tilec.ir.layout import Digit, Layout, LayoutRequest, blocked, padded, row_major, swizzled
+from tilec.ir.layout import Layout, LayoutRequest, blocked, padded, row_major
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Const,
     Copy,
     Fill,
     Gemm,
@@ -31,13 +29,14 @@ from tilec.ir.ops import (
     Store,
     squeeze,
 )
-from tilec.ir.types import INT32
-from tilec.passes.accesses import Access, fragment_accesses, parallel_accesses
-from tilec.target import Target
-
-PAD_BYTES = (
-    16  # skipped after every row of an unswizzled operand, so that rows start in other banks
+from tilec.passes.accesses import fragment_accesses, parallel_accesses
+from tilec.passes.conversions import convert_operands
+from tilec.passes.gemm_layouts import (
+    accumulator_layout,
+    operand_fragment_layout,
+    operand_shared_layout,
 )
+from tilec.target import Target
 
 
 def infer_layouts(func: Func, target: Target) -> Func:
@@ -48,74 +47,6 @@ def infer_layouts(func: Func, target: Target) -> Func:
     inference.common()
     inference.free()
     return inference.rewrite()
-
-
-# --- the layouts that instructions fix ---
-
-
-def spread(
-    row_layout: Layout,
-    atom: tuple[int, int],
-    shape: tuple[int, int],
-    warps: tuple[int, int],
-    row_warps: int,
-    total: int,
-) -> Layout:
-    """A row's operand layout repeated over a tile: `warps` shares along (dim 0, dim 1), each
-    warp's share in registers, dim 1 before dim 0; warps left over repeat the work."""
-    w0, w1 = warps[0] // row_warps, warps[1]
-    share0, share1 = shape[0] // w0, shape[1] // w1
-    digits = [
-        *row_layout.digits,
-        Digit("reg", share1 // atom[1], (0, atom[1])),
-        Digit("reg", share0 // atom[0], (atom[0], 0)),
-        Digit("warp", w0, (share0, 0)),
-        Digit("warp", w1, (0, share1)),
-        Digit("warp", total // (warps[0] * w1), (0, 0)),
-    ]
-    return Layout(shape, tuple(d for d in digits if d.radix > 1), (1, 1))
-
-
-def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
-    """Layout of the C fragment of a gemm whose row and warps are chosen."""
-    m, n, _ = o.shape
-    if o.row.startswith("simt"):
-        return blocked((m, n), warp_size, total_warps, 4)
-    row = find_row(o.row)
-    return spread(row.c, (row.m, row.n), (m, n), (o.warps[0], o.warps[1]), row.warps, total_warps)
-
-
-def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
-    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other
-    dimension hold the same elements."""
-    m, n, k = o.shape
-    row = find_row(o.row)
-    wm, wn = o.warps
-    if which == "a":
-        shape, layout, atom = (m, k), row.a, (row.m, row.k)
-        digits = [Digit("warp", wm, (m // wm, 0)), Digit("warp", wn, (0, 0))]
-        share = (m // wm, k)
-    else:
-        shape, layout, atom = (k, n), row.b, (row.k, row.n)
-        digits = [Digit("warp", wm, (0, 0)), Digit("warp", wn, (0, n // wn))]
-        share = (k, n // wn)
-    inner = [
-        *layout.digits,
-        Digit("reg", share[1] // atom[1], (0, atom[1])),
-        Digit("reg", share[0] // atom[0], (atom[0], 0)),
-    ]
-    spare = [Digit("warp", total_warps // (wm * wn), (0, 0))]
-    return Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
-
-
-def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:
-    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes
-    for matrix instructions, rows set apart by 16 bytes where these do not divide and for SIMT."""
-    if not row.startswith("simt") and shape[-2] % 8 == 0:
-        for width in (128, 64, 32):
-            if shape[-1] * bits // 8 % width == 0:
-                return swizzled(shape, bits, width)
-    return padded(shape, shape[-1], PAD_BYTES * 8 // bits)
 
 
 # --- inference ---
@@ -148,7 +79,9 @@ class _Inference:
                         o.loc,
                     )
                 self.set(o.dest, o.layout, "annotated")
+        # What wgmma reads, every other instruction can read too, but not the other way round.
         gemms = [o for o in self.ops if isinstance(o, Gemm)]
+        gemms.sort(key=lambda o: ("simt" in o.row) - ("wgmma" in o.row))
         for o in gemms:
             self.set(
                 o.c,
@@ -156,12 +89,13 @@ class _Inference:
                 f"strict: C of {o.row}",
             )
         for o in gemms:
-            for which, operand in (("a", o.a), ("b", o.b)):
+            for which, operand, extents in (("a", o.a, o.a_extents), ("b", o.b, o.b_extents)):
                 t = operand.buffer
+                whole = extents == t.static_shape
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
                     self.set(operand, layout, f"strict: {which.upper()} of {o.row}")
-                elif t.space == "fragment" and not o.row.startswith("simt"):
+                elif t.space == "fragment" and whole and not o.row.startswith("simt"):
                     layout = operand_fragment_layout(o, which, self.warps)
                     self.set(operand, layout, f"strict: {which.upper()} of {o.row} in registers")
         for o in self.ops:
@@ -252,7 +186,7 @@ class _Inference:
         laid = {p: layout for p, layout in self.loops.items()}
         func = self.func.with_body(_set_loops(self.func, laid))
         func = func.with_body(rewrite(func.body, visit, subst))
-        func = func.with_body(_convert(func))
+        func = func.with_body(convert_operands(func, self.target))
         return func.with_attrs(layout_reasons=tuple(self.reasons))
 
 
@@ -275,56 +209,6 @@ def _narrowest(p: Parallel) -> int:
     """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
     widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
     return max(8, min(widths, default=32))
-
-
-def _convert(func: Func) -> Block:
-    """Where a loop runs over another layout than a fragment has, give the loop a fragment of its
-    own: copied in before if the loop reads it, copied back after if the loop writes it."""
-
-    def visit(o: Op) -> None | list[Op]:
-        match o:
-            case Parallel(layout=layout) if layout is not None:
-                wanted = {a.buffer: a.project(layout) for a in fragment_accesses(o)}
-                return _with_copies(o, wanted, fragment_accesses(o))
-            case Gemm() if not o.row.startswith("simt"):
-                total = int(func.attrs["threads"]) // 32
-                wanted = {
-                    v: operand_fragment_layout(o, which, total)
-                    for which, v in (("a", o.a), ("b", o.b))
-                    if v.buffer.space == "fragment"
-                }
-                return _with_copies(o, wanted, [])
-        return None
-
-    return rewrite(func.body, visit)
-
-
-def _with_copies(o: Op, wanted: dict[Value, Layout], accesses: list[Access]) -> list[Op] | None:
-    before, after = Builder(o.loc), Builder(o.loc)
-    subst: Substitution = {}
-    for buffer, layout in wanted.items():
-        if buffer.buffer.layout == layout:
-            continue
-        fresh = before.value(
-            Alloc, buffer.buffer.with_layout(layout), name=f"{buffer.name}_converted"
-        )
-        uses = [a for a in accesses if a.buffer is buffer]
-        if not uses or any(not a.write for a in uses):
-            copy_whole(before, buffer, fresh)
-        if any(a.write for a in uses):
-            copy_whole(after, fresh, buffer)
-        subst[buffer] = fresh
-    if not subst:
-        return None
-    (body,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
-    return [*before.ops, body, *after.ops]
-
-
-def copy_whole(b: Builder, source: Value, dest: Value) -> None:
-    """A copy of one whole buffer onto another of the same shape."""
-    shape = source.buffer.static_shape
-    zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-    b.emit(Copy, source, zeros, shape, dest, zeros, shape)
 
 
 def _demote(func: Func) -> Func:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import find_row
-from tilec.ir.layout import Digit, Layout, wgmma_operand
+from tilec.ir.layout import Digit, Layout
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -39,12 +40,14 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, INT32, BufferType
 from tilec.passes.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.operands import Operand, operand, plane, wgmma_reads
 from tilec.target import Target
 
 
 def lower_gemm(func: Func, target: Target) -> Func:
     """See the module's opening."""
     packs: dict[Value, int] = {}
+    facts = Facts(func)
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Gemm):
@@ -53,11 +56,11 @@ def lower_gemm(func: Func, target: Target) -> Func:
         if o.clear and not o.row.startswith("wgmma"):
             _clear(b, o.c)
         if o.row.startswith("wgmma"):
-            _wgmma(b, o)
+            _wgmma(b, o, facts)
         elif o.row.startswith("simt"):
-            _simt(b, o)
+            _simt(b, o, facts)
         else:
-            _matrix(b, o, packs)
+            _matrix(b, o, packs, facts)
         return b.ops
 
     body = rewrite(func.body, visit)
@@ -92,7 +95,7 @@ def _clear(b: Builder, c: Value) -> None:
 # --- wgmma ---
 
 
-def _wgmma(b: Builder, o: Gemm) -> None:
+def _wgmma(b: Builder, o: Gemm, facts: Facts) -> None:
     row = find_row(o.row)
     m, n, k = o.shape
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
@@ -100,33 +103,25 @@ def _wgmma(b: Builder, o: Gemm) -> None:
     numbers = Numbers(b)
     group = numbers.op("floordiv", Place(b).warp, numbers.const(4))
     at_m = numbers.op("mod", group, numbers.const(groups_m)) if groups_n > 1 else group
-    at_n = numbers.op("floordiv", group, numbers.const(groups_m)) if groups_n > 1 else None
-    a = _WgmmaOperand(o.a, o.transpose_a, m // groups_m, across_rows=True)
-    bb = _WgmmaOperand(o.b, o.transpose_b, n // groups_n, across_rows=False)
-    a_offset = (
-        numbers.op("mul", at_m, numbers.const(a.share_step)) if groups_m > 1 else numbers.const(0)
-    )
-    b_offset = (
-        numbers.op("mul", at_n, numbers.const(bb.share_step))
-        if at_n is not None
-        else numbers.const(0)
-    )
+    at_n = numbers.op("floordiv", group, numbers.const(groups_m))
+    a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
+    bb = _WgmmaOperand(operand(o, "b", facts), n // groups_n)
     steps = range(0, k, row.k)
     b.emit(
         Wgmma,
         o.row,
         o.c,
         o.a,
-        a_offset,
+        a.offset(numbers, at_m, groups_m),
         o.b,
-        b_offset,
+        bb.offset(numbers, at_n, groups_n),
         m_blocks,
         a.fields,
         bb.fields,
         tuple(a.units(i * row.m, s) for i in range(m_blocks) for s in steps),
         tuple(bb.units(0, s) for s in steps),
-        a.mn_major,
-        bb.mn_major,
+        a.operand.mn_major,
+        bb.operand.mn_major,
         b.value(Const, False, BOOL) if o.clear else None,
     )
     if not o.asynchronous:
@@ -134,38 +129,43 @@ def _wgmma(b: Builder, o: Gemm) -> None:
 
 
 class _WgmmaOperand:
-    """Where the pieces of a shared operand start: coordinates are (along M or N, along K)."""
+    """Where the pieces of a shared operand start, which warpgroups read in shares of `share` along
+    M or N."""
 
-    def __init__(self, v: Value, transposed: bool, share: int, across_rows: bool) -> None:
-        layout = v.buffer.layout
+    def __init__(self, x: Operand, share: int) -> None:
+        layout = x.buffer.buffer.layout
         assert layout is not None
-        self.offsets = layout.offsets()
-        self.bits = v.dtype.bits
-        # A is stored (M, K) unless transposed, B (K, N) unless transposed.
-        self.mn_first = transposed != across_rows
-        self.mn_major = transposed if across_rows else not transposed
-        found = wgmma_operand(layout, self.bits, "mn" if self.mn_major else "k")
+        found = wgmma_reads(x, layout, share)
         if found is None:
             raise InternalError(f"wgmma cannot read {layout}")
+        self.operand = x
+        self.layout = layout
+        self.share = share
+        self.offsets = plane(layout).offsets()
         self.fields = found.fields
-        limit = self.offsets.shape[0 if self.mn_first else 1]
-        self.share_step = self._at(share, 0) - self._at(0, 0) if share < limit else 0
-        for i in range(0, limit - share + 1, share):
-            if self._at(i, 0) != i // share * self.share_step:
-                raise InternalError(f"shares of {layout} do not start at equal distances")
 
     def _at(self, mn: int, k: int) -> int:
-        return int(self.offsets[(mn, k) if self.mn_first else (k, mn)])
+        return int(self.offsets[(k, mn) if self.operand.mn_major else (mn, k)])
+
+    def offset(self, x: Numbers, index: Value, shares: int) -> Value:
+        """Elements from the buffer's start to share number `index`."""
+        origin = self.operand.origin(x, self.layout)
+        if shares == 1:
+            return origin
+        starts = [self._at(i * self.share, 0) for i in range(shares)]
+        if starts != [i * starts[1] for i in range(shares)]:
+            raise InternalError(f"shares of {self.layout} do not start at equal distances")
+        return x.op("add", origin, x.op("mul", index, x.const(starts[1])))
 
     def units(self, mn: int, k: int) -> int:
         """Distance of a piece from the operand's start, in units of 16 bytes."""
-        return self._at(mn, k) * self.bits // 128
+        return self._at(mn, k) * self.operand.buffer.dtype.bits // 128
 
 
 # --- mma and mfma ---
 
 
-def _matrix(b: Builder, o: Gemm, packs: dict[Value, int]) -> None:
+def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     row = find_row(o.row)
     m, n, k = o.shape
     wm, wn = o.warps
@@ -182,7 +182,7 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int]) -> None:
             packs[v] = pack
             parts[which] = (v, k // row.k)
         else:
-            fragment = _operand(b, inner, o, which, step, place, pack)
+            fragment = _operand(b, inner, o, operand(o, which, facts), which, step, place, pack)
             parts[which] = (fragment, 1)
     (a, a_steps), (bb, b_steps) = parts["a"], parts["b"]
     a_size, b_size, c_size = (
@@ -208,13 +208,20 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int]) -> None:
 
 
 def _operand(
-    b: Builder, inner: Builder, o: Gemm, which: str, step: Value, place: Place, pack: int
+    b: Builder,
+    inner: Builder,
+    o: Gemm,
+    region: Operand,
+    which: str,
+    step: Value,
+    place: Place,
+    pack: int,
 ) -> Value:
     """One k step of an operand, brought from shared memory to a fragment."""
     row = find_row(o.row)
     m, n, _ = o.shape
     wm, wn = o.warps
-    v, transposed = (o.a, o.transpose_a) if which == "a" else (o.b, o.transpose_b)
+    v = region.buffer
     atom = row.a if which == "a" else row.b
     if which == "a":
         share, atoms, width = m // wm, m // wm // row.m, row.m
@@ -237,30 +244,32 @@ def _operand(
     fragment = b.value(Alloc, t, packed=pack, name=f"{v.name}_{which}")
     memory = v.buffer.layout
     assert memory is not None
-    k_dim = (1 if which == "a" else 0) if not transposed else (0 if which == "a" else 1)
     k0 = Numbers(inner).op("mul", step, inner.value(Const, row.k, INT32))
-    if o.row.startswith("mma") and _matrices(memory, v.dtype.bits):
-        _load_matrices(inner, fragment, v, which, atoms, k_dim, k0, share, o, place)
+    if o.row.startswith("mma") and v.dtype.bits == 16 and _adjacent(region, 8):
+        _load_matrices(inner, fragment, region, which, atoms, k0, share, o, place)
     else:
-        _load_elements(inner, fragment, layout, v, which, k_dim, k0, place, pack)
+        _load_elements(inner, fragment, layout, region, which, k0, place, pack)
     return fragment
 
 
-def _matrices(memory: Layout, bits: int) -> bool:
-    """Whether every aligned run of 8 elements of the last dimension is 16 adjacent bytes."""
-    if bits != 16 or memory.shape[-1] % 8:
+def _adjacent(region: Operand, count: int) -> bool:
+    """Whether every run of `count` elements of the operand's last dimension, from a multiple of
+    `count` on, is adjacent in memory and aligned to its size."""
+    memory = region.buffer.buffer.layout
+    assert memory is not None
+    if memory.shape[-1] % count or region.divisors[1] % count:
         return False
-    groups = memory.offsets().reshape(-1, 8)
-    return bool((groups[:, :1] % 8 == 0).all() and (groups - groups[:, :1] == list(range(8))).all())
+    groups = memory.offsets().reshape(-1, count)
+    first = groups[:, :1]
+    return bool((first % count == 0).all() and (groups - first == list(range(count))).all())
 
 
 def _load_matrices(
     b: Builder,
     fragment: Value,
-    v: Value,
+    region: Operand,
     which: str,
     atoms: int,
-    k_dim: int,
     k0: Value,
     share: int,
     o: Gemm,
@@ -270,7 +279,7 @@ def _load_matrices(
     of B's atoms are 2x2 (k first); `.trans` where K is not the contiguous dimension."""
     x = Numbers(b)
     wm = o.warps[0]
-    k_last = k_dim == 1
+    k_last = not region.mn_major
     lane, warp = place.lane, place.warp
     number = x.op("floordiv", lane, x.const(8))
     row_in = x.op("mod", lane, x.const(8))
@@ -297,14 +306,14 @@ def _load_matrices(
     kk = y.op("add", k0, y.op("mul", k_at, eight))
     # The rows of a stored matrix run along the dimension that is not contiguous.
     if k_last:
-        coords = (y.op("add", mn, row_in), kk)
+        mn = y.op("add", mn, row_in)
     else:
-        coords = (y.op("add", kk, row_in), mn)
-    layout = v.buffer.layout
+        kk = y.op("add", kk, row_in)
+    layout = region.buffer.buffer.layout
     assert layout is not None
-    offset = shared_offset(inner, layout, coords)
+    offset = shared_offset(inner, layout, region.coordinates(y, mn, kk))
     register = y.op("mul", i, y.const(count))
-    inner.emit(Ldmatrix, fragment, register, v, offset, count, not k_last)
+    inner.emit(Ldmatrix, fragment, register, region.buffer, offset, count, not k_last)
     close(b, "unroll", i, atoms // per, inner)
 
 
@@ -312,24 +321,18 @@ def _load_elements(
     b: Builder,
     fragment: Value,
     layout: Layout,
-    v: Value,
+    region: Operand,
     which: str,
-    k_dim: int,
     k0: Value,
     place: Place,
     pack: int,
 ) -> None:
     """Each thread reads its own elements, `pack` at once where they are adjacent."""
+    v = region.buffer
     memory = v.buffer.layout
     assert memory is not None
     k_of = 1 if which == "a" else 0
-    adjacent = k_dim == 1 and memory.shape[-1] % pack == 0
-    if adjacent:
-        groups = memory.offsets().reshape(-1, pack)
-        adjacent = bool(
-            (groups[:, :1] % pack == 0).all()
-            and (groups - groups[:, :1] == list(range(pack))).all()
-        )
+    adjacent = not region.mn_major and _adjacent(region, pack)
     r, inner = unrolled(b, layout.size("reg") // pack, "r")
     x = Numbers(inner)
     first = x.op("mul", r, x.const(pack))
@@ -339,8 +342,7 @@ def _load_elements(
         c = coordinates(inner, layout, place, reg)
         kk = x.op("add", k0, c[k_of])
         mn = c[1 - k_of]
-        coords = (mn, kk) if k_dim == 1 else (kk, mn)
-        offset = shared_offset(inner, memory, coords)
+        offset = shared_offset(inner, memory, region.coordinates(x, mn, kk))
         loaded = inner.value(MemLoad, v, offset, width, width * v.dtype.bits // 8)
         for q in range(width):
             value = loaded if width == 1 else inner.value(Extract, loaded, q)
@@ -351,7 +353,7 @@ def _load_elements(
 # --- SIMT ---
 
 
-def _simt(b: Builder, o: Gemm) -> None:
+def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
     """c[m, n] += a[m, k] * b[k, n] in k order; a thread reads each row of A and column of B it
     needs once."""
     layout = o.c.buffer.layout
@@ -362,7 +364,7 @@ def _simt(b: Builder, o: Gemm) -> None:
     step = Builder(o.loc)
     table = layout.table("reg")
     parts = {}
-    for which, dim, v, transposed in (("a", 0, o.a, o.transpose_a), ("b", 1, o.b, o.transpose_b)):
+    for which, dim, v in (("a", 0, o.a), ("b", 1, o.b)):
         if v.buffer.space != "shared":
             raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
         firsts: dict[int, int] = {}
@@ -377,10 +379,10 @@ def _simt(b: Builder, o: Gemm) -> None:
         i, inner = unrolled(step, len(distinct), "i")
         register = inner.value(Lookup, tuple(firsts[x] for x in distinct), i)
         at = coordinates(inner, layout, place, register)[dim]
-        k_last = (which == "a") != transposed
         memory = v.buffer.layout
         assert memory is not None
-        offset = shared_offset(inner, memory, (at, k) if k_last else (k, at))
+        region = operand(o, which, facts)
+        offset = shared_offset(inner, memory, region.coordinates(Numbers(inner), at, k))
         value = inner.value(MemLoad, v, offset, 1, v.dtype.bits // 8)
         if value.dtype != o.c.dtype:
             value = inner.value(Cast, value, o.c.dtype)

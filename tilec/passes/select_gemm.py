@@ -7,12 +7,17 @@ no matrix instruction divides gets the SIMT row."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.analysis import Facts
+from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Gemm
+from tilec.ir.layout import Layout
+from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32
+from tilec.passes.gemm_layouts import operand_shared_layout
+from tilec.passes.operands import Operand, operand, wgmma_reads
 from tilec.target import Target
 
 DEFAULT_THREADS = 128
@@ -35,12 +40,22 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func
     warps = threads // target.warp_size
+    facts = Facts(func)
+    annotated = {
+        o.dest: o.layout
+        for o in walk(func.body)
+        if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
+    }
 
     def visit(o: Op) -> Op | None:
         if not isinstance(o, Gemm):
             return None
-        for choose in (_wgmma, _mma, _mfma):
-            chosen = choose(o, target, warps)
+        sides = (operand(o, "a", facts), operand(o, "b", facts))
+        for chosen in (
+            _wgmma(o, target, warps, sides, annotated),
+            _mma(o, target, warps),
+            _mfma(o, target, warps),
+        ):
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
         return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
@@ -100,20 +115,34 @@ def _mfma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | 
     return None
 
 
-def _wgmma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | None:
+def _wgmma(
+    o: Gemm,
+    target: Target,
+    warps: int,
+    sides: tuple[Operand, Operand],
+    annotated: Mapping[Value, Layout],
+) -> tuple[str, tuple[int, int]] | None:
     """Warpgroups share C; rows first, because a wide instruction reads less shared memory per
     flop."""
     m, n, k = o.shape
     shared = o.a.buffer.space == "shared" and o.b.buffer.space == "shared"
     if not target.has("wgmma") or not _half_inputs(o) or not shared or warps % 4 or k % 16:
         return None
-    if not all(_swizzles(e) for e in (o.a_extents, o.b_extents)):
-        return None
     groups = warps // 4
+    layouts = []
+    for x in sides:
+        t = x.buffer.buffer
+        assumed = annotated.get(x.buffer)
+        layouts.append(assumed or operand_shared_layout(t.static_shape, t.dtype.bits, "wgmma"))
     found = [
-        p for p in partitions(groups, m, n, 64, 8) if n // p[1] <= 256 and p[0] * p[1] == groups
+        (gm, gn)
+        for gm, gn in partitions(groups, m, n, 64, 8)
+        if gm * gn == groups
+        and n // gn <= 256
+        and m // gm * (n // gn) // 128 <= 208
+        and wgmma_reads(sides[0], layouts[0], m // gm)
+        and wgmma_reads(sides[1], layouts[1], n // gn)
     ]
-    found = [p for p in found if m // p[0] * (n // p[1]) // 128 <= 208]
     if not found:
         return None
     if o.policy == "full_col":
@@ -121,9 +150,3 @@ def _wgmma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] |
     else:
         gm, gn = max(found, key=lambda p: p[0])
     return f"wgmma.m64n{n // gn}k16.{o.a.dtype}", (4 * gm, gn)
-
-
-def _swizzles(extents: tuple[int, ...]) -> bool:
-    """Whether a 16-bit operand tile can be laid out as wgmma reads it: rows of whole 32-byte
-    units."""
-    return extents[-1] % 16 == 0 and extents[-2] % 8 == 0

@@ -1,0 +1,85 @@
+"""Programs as users write them, through the front end and all GPU passes: executed thread by thread
+and compared with NumPy, then compiled, without spills and without local memory."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from frontend_help import fact
+from thread_interp import run_threads
+from user_programs import CASES, Arrays, Case
+
+from tilec.codegen import assemble, emit
+from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
+from tilec.ir.core import Func
+from tilec.ir.plan import plans
+from tilec.ir.verify import verify
+from tilec.passes import run, run_plan
+from tilec.target import Target, find_target
+
+SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
+PLANS = [(t, i) for t in (SM90, SM80, GFX942) for i in range({SM90: 3, SM80: 1, GFX942: 2}[t])]
+IDS = [f"{t.arch}-{i}" for t, i in PLANS]
+
+
+def alignment(a: np.ndarray) -> int:
+    """What a launch would say of an array whose base is aligned to 16 bytes."""
+    align = 16
+    for step in a.strides:
+        while abs(step) % align and step != a.itemsize:
+            align //= 2
+    return align
+
+
+def tile_func(case: Case, arrays: Arrays) -> Func:
+    signature = bind_constants(read_signature(case.function, ()), case.options)
+    facts = {}
+    for p in signature.parameters:
+        if p.kind == "tensor":
+            a = arrays[p.name]
+            known = fact(p.name, a, p.shape, signature.sizes)
+            facts[p.name] = TensorFact(known.shape, known.dtype, known.strides, alignment(a))
+    func = trace(signature, Specialisation(facts, {}, case.options, None, None, False))
+    verify(func, "TILE")
+    return func
+
+
+def arrays_of(name: str) -> Arrays:
+    return CASES[name].make(np.random.default_rng(zlib.crc32(name.encode())))
+
+
+def compare(case: Case, got: Arrays, want: Arrays) -> None:
+    for key, value in want.items():
+        mine, theirs = got[key].astype(np.float64), value.astype(np.float64)
+        size = np.linalg.norm(theirs) or 1.0
+        assert np.isfinite(mine).all(), f"{key} is not finite"
+        error = np.linalg.norm(mine - theirs) / size
+        if value.dtype.kind in "iub" and got[key].dtype.kind in "iub":
+            np.testing.assert_array_equal(got[key], value, err_msg=key)
+        assert error <= case.tolerance, f"{key}: {error}"
+
+
+@pytest.mark.parametrize(("target", "plan"), PLANS, ids=IDS)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_numbers(name: str, target: Target, plan: int) -> None:
+    case, arrays = CASES[name], arrays_of(name)
+    want = case.want({k: v.copy() for k, v in arrays.items()})
+    func = tile_func(case, arrays)
+    done = run_plan(func, target, plans(func, target)[plan])
+    run_threads(done, target, arrays, launched=2)
+    compare(case, arrays, want)
+
+
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_compiles_cleanly(name: str, target: Target) -> None:
+    case = CASES[name]
+    made: Any = assemble(emit(run(tile_func(case, arrays_of(name)), target), target), target)
+    assert made.advisories == ()
+    if made.binary is not None:
+        assert made.spilled_bytes == 0
+    if not case.local:
+        assert ".local" not in made.asm and not made.stack_bytes

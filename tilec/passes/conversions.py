@@ -1,0 +1,95 @@
+"""Conversions: where an op wants a buffer in another place or layout than it has, the op gets a
+buffer of its own, copied before and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
+from tilec.ir.layout import Layout
+from tilec.ir.ops import Alloc, Const, Copy, Gemm, Parallel
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.accesses import fragment_accesses
+from tilec.passes.gemm_layouts import (
+    accumulator_layout,
+    operand_fragment_layout,
+    operand_shared_layout,
+)
+from tilec.target import Target
+
+
+def convert_operands(func: Func, target: Target) -> Block:
+    """The body of a laid-out function in which every op finds its fragments as it wants them: a
+    loop in the loop's layout, a product's operands and result in its instruction's; an operand that
+    has to come from shared memory (part of a fragment, or a product without a matrix instruction)
+    is put there."""
+    warps = int(func.attrs["threads"]) // target.warp_size
+
+    def visit(o: Op) -> None | list[Op]:
+        wants = _Wants()
+        match o:
+            case Parallel(layout=layout) if layout is not None:
+                for a in fragment_accesses(o):
+                    # A store in a branch leaves some elements as they were.
+                    partly = not a.write or a.op not in o.body.ops
+                    wants.fragment(a.buffer, a.project(layout), partly, a.write)
+            case Gemm():
+                wants.fragment(
+                    o.c, accumulator_layout(o, warps, target.warp_size), not o.clear, True
+                )
+                for which, v, extents in (("a", o.a, o.a_extents), ("b", o.b, o.b_extents)):
+                    t = v.buffer
+                    if t.space != "fragment":
+                        continue
+                    if o.row.startswith("simt") or extents != t.static_shape:
+                        layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
+                        wants.place(v, replace(t, space="shared", layout=layout), True, False)
+                    else:
+                        wants.fragment(v, operand_fragment_layout(o, which, warps), True, False)
+        return wants.around(o)
+
+    return rewrite(func.body, visit)
+
+
+class _Wants:
+    """The types one op wants for its buffers, and whether it reads and writes them."""
+
+    def __init__(self) -> None:
+        self.types: dict[Value, BufferType] = {}
+        self.read: set[Value] = set()
+        self.written: set[Value] = set()
+
+    def fragment(self, v: Value, layout: Layout, read: bool, written: bool) -> None:
+        self.place(v, v.buffer.with_layout(layout), read, written)
+
+    def place(self, v: Value, t: BufferType, read: bool, written: bool) -> None:
+        self.types[v] = t
+        if read:
+            self.read.add(v)
+        if written:
+            self.written.add(v)
+
+    def around(self, o: Op) -> list[Op] | None:
+        """`o` on buffers of its own, between the copies; None if it has all it wants."""
+        before, after = Builder(o.loc), Builder(o.loc)
+        subst: Substitution = {}
+        for v, t in self.types.items():
+            if v.buffer == t:
+                continue
+            fresh = before.value(Alloc, t, name=f"{v.name}_converted")
+            if v in self.read:
+                copy_whole(before, v, fresh)
+            if v in self.written:
+                copy_whole(after, fresh, v)
+            subst[v] = fresh
+        if not subst:
+            return None
+        (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
+        return [*before.ops, done, *after.ops]
+
+
+def copy_whole(b: Builder, source: Value, dest: Value) -> None:
+    """A copy of one whole buffer onto another of the same shape."""
+    shape = source.buffer.static_shape
+    zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
+    b.emit(Copy, source, zeros, shape, dest, zeros, shape)

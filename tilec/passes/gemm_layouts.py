@@ -1,0 +1,74 @@
+"""The layouts that the instruction of a tile product fixes for its operands and its result."""
+
+from __future__ import annotations
+
+from tilec.ir.instr import find_row
+from tilec.ir.layout import Digit, Layout, blocked, padded, swizzled
+from tilec.ir.ops import Gemm
+
+PAD_BYTES = 16  # skipped after each row of an unswizzled operand: rows start in other banks
+
+
+def spread(
+    row_layout: Layout,
+    atom: tuple[int, int],
+    shape: tuple[int, int],
+    warps: tuple[int, int],
+    row_warps: int,
+    total: int,
+) -> Layout:
+    """A row's operand layout repeated over a tile: `warps` shares along (dim 0, dim 1), each
+    warp's share in registers, dim 1 before dim 0; warps left over repeat the work."""
+    w0, w1 = warps[0] // row_warps, warps[1]
+    share0, share1 = shape[0] // w0, shape[1] // w1
+    digits = [
+        *row_layout.digits,
+        Digit("reg", share1 // atom[1], (0, atom[1])),
+        Digit("reg", share0 // atom[0], (atom[0], 0)),
+        Digit("warp", w0, (share0, 0)),
+        Digit("warp", w1, (0, share1)),
+        Digit("warp", total // (warps[0] * w1), (0, 0)),
+    ]
+    return Layout(shape, tuple(d for d in digits if d.radix > 1), (1, 1))
+
+
+def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
+    """Layout of the C fragment of a gemm whose row and warps are chosen."""
+    m, n, _ = o.shape
+    if o.row.startswith("simt"):
+        return blocked((m, n), warp_size, total_warps, 4)
+    row = find_row(o.row)
+    return spread(row.c, (row.m, row.n), (m, n), (o.warps[0], o.warps[1]), row.warps, total_warps)
+
+
+def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
+    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other
+    dimension hold the same elements."""
+    m, n, k = o.shape
+    row = find_row(o.row)
+    wm, wn = o.warps
+    if which == "a":
+        shape, layout, atom = (m, k), row.a, (row.m, row.k)
+        digits = [Digit("warp", wm, (m // wm, 0)), Digit("warp", wn, (0, 0))]
+        share = (m // wm, k)
+    else:
+        shape, layout, atom = (k, n), row.b, (row.k, row.n)
+        digits = [Digit("warp", wm, (0, 0)), Digit("warp", wn, (0, n // wn))]
+        share = (k, n // wn)
+    inner = [
+        *layout.digits,
+        Digit("reg", share[1] // atom[1], (0, atom[1])),
+        Digit("reg", share[0] // atom[0], (atom[0], 0)),
+    ]
+    spare = [Digit("warp", total_warps // (wm * wn), (0, 0))]
+    return Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
+
+
+def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:
+    """How a shared operand tile lies: 16-byte chunks swizzled within rows of 128, 64 or 32 bytes
+    for matrix instructions, rows set apart by 16 bytes where these do not divide and for SIMT."""
+    if not row.startswith("simt") and shape[-2] % 8 == 0:
+        for width in (128, 64, 32):
+            if shape[-1] * bits // 8 % width == 0:
+                return swizzled(shape, bits, width)
+    return padded(shape, shape[-1], PAD_BYTES * 8 // bits)
