@@ -76,7 +76,7 @@ def sample(what: str) -> dict[str, Any]:
     import torch
 
     import tilec
-    import tilec.build  # noqa: F401 (loads LLVM: an import, not counted)
+    import tilec.jit.build  # noqa: F401 (loads LLVM: an import, not counted)
     from benchmarks.bench_gemm import matmul_nn
 
     if what == "ptx":

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tilec.fingerprint import describe, fingerprint
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, TensorMapType
+from tilec.jit.fingerprint import describe, fingerprint
 from tilec.runtime.cache import DiskCache, cache_root, compiler_fingerprint, hash_parts
 from tilec.runtime.image import AbiParam, Argument, Image, ImageError, Resources
 

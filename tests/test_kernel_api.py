@@ -421,7 +421,7 @@ kernel = tilec.load({str(tmp_path / "axpy.tilec")!r})
 x, y = np.arange(90, dtype=np.float32), np.ones(90, np.float32)
 kernel[3](x, y, 2.0, 90)
 assert (y == 2 * x + 1).all()
-assert "tilec.build" not in sys.modules
+assert "tilec.jit.build" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 

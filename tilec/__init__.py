@@ -7,7 +7,6 @@ torch nor a driver nor LLVM.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilec.compiled import CompiledKernel, load
 from tilec.ir.errors import (
     CompileError,
     InternalError,
@@ -16,10 +15,11 @@ from tilec.ir.errors import (
     ResourceError,
     TilecError,
 )
+from tilec.jit.compiled import CompiledKernel, load
+from tilec.jit.specialise import spec
 from tilec.kernel import Kernel, kernel
 from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
-from tilec.specialise import spec
 from tilec.target import TargetError
 
 if TYPE_CHECKING:

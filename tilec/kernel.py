@@ -2,10 +2,9 @@
 
 A call goes one of three ways:
 
-1. made before: everything it depends on is found in one dictionary (`tilec.fastpath`), about 1
-us; 2. a variant exists: the arguments are read and checked, their facts (`tilec.specialise`) name
-a compiled
-   variant, and a launch is made ready for these addresses;
+1. made before: everything it depends on is found in one dictionary (`jit.fastpath`), about 1 us;
+2. a variant exists: the arguments are read and checked, their facts (`jit.specialise`) name a
+   compiled variant, and a launch is made ready for these addresses;
 3. a new variant: it comes from the disk cache, or is traced, compiled and stored there.
 
 Passes see facts, never values: alignment, compile-time extents and strides, constants. Sizes,
@@ -22,24 +21,25 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tilec.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
-from tilec.disk import load_variant, store_variant
-from tilec.fastpath import LAUNCH_KEYWORDS, make_launcher
-from tilec.fingerprint import describe, remember_locals
 from tilec.ir.errors import LaunchError
+from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
+from tilec.jit.disk import load_variant, store_variant
+from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher
+from tilec.jit.fingerprint import describe, remember_locals
+from tilec.jit.recipe import Prepared, Recipe
+from tilec.jit.specialise import Facts, facts_of, parameters_of
 from tilec.lazy import Lazy
-from tilec.recipe import Prepared, Recipe
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
 from tilec.runtime.tensors import common_kind
-from tilec.specialise import Facts, facts_of, parameters_of
 
 if TYPE_CHECKING:
-    from tilec import build, frontend
+    from tilec import frontend
     from tilec.frontend import Signature
+    from tilec.jit import build
 else:  # loaded by the first kernel that is used, and by the first that is compiled
     frontend = Lazy("tilec.frontend")
-    build = Lazy("tilec.build")
+    build = Lazy("tilec.jit.build")
 
 
 @overload

@@ -1,4 +1,5 @@
-"""How many bytes a buffer takes in shared memory, and where it may start: one rule for all readers."""
+"""How many bytes a buffer takes in shared memory, and where it may start: one rule for all
+readers."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilec.fingerprint import describe
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, find_dtype
+from tilec.jit.fingerprint import describe
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,

@@ -14,7 +14,6 @@ from dataclasses import replace
 from tilec import codegen, passes
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.disassemble import disassemble
-from tilec.compiled import CompiledKernel
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import InternalError
@@ -22,10 +21,11 @@ from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Store
 from tilec.ir.printer import print_func
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
-from tilec.launch_grid import grid_text
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.launch_grid import grid_text
+from tilec.jit.specialise import Facts
+from tilec.jit.stages import Dump, Stages
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
-from tilec.specialise import Facts
-from tilec.stages import Dump, Stages
 from tilec.target import Target, find_target
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}

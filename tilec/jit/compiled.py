@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilec.export import export_c
 from tilec.ir.errors import LaunchError
+from tilec.jit.export import export_c
+from tilec.jit.stages import Stages
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -24,7 +25,6 @@ from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, Resources
 from tilec.runtime.tensors import allocator, read_tensor
-from tilec.stages import Stages
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 

@@ -4,7 +4,7 @@ signature.
 Everything a launch depends on goes into two tuples: `values`, which only the argument block holds
 (addresses, scalars), and `facts`, all the rest (shapes, strides, dtypes, devices, constants,
 grid, stream). A dictionary maps the pair to a launch made ready, which takes no arguments: for
-three torch tensors about 1 us of Python. Where only the values are new, a `tilec.recipe.Recipe`
+three torch tensors about 1 us of Python. Where only the values are new, a `tilec.jit.recipe.Recipe`
 makes the launch from them. Whatever is not found, or goes wrong on the way (another kind of
 array, a missing argument), goes to `Kernel.launch_anew`, which checks all of it, compiles what is
 missing and fills the dictionaries.

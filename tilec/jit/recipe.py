@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tilec.compiled import CompiledKernel
 from tilec.ir.errors import LaunchError
+from tilec.jit.compiled import CompiledKernel
 from tilec.runtime.arguments import Call, Parameter, check_scalar
 from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
 from tilec.runtime.tensors import Tensor
@@ -101,7 +101,7 @@ class Recipe:
 
 
 class Prepared:
-    """What a kernel has made ready, as the generated launch path (`tilec.fastpath`) looks for it.
+    """What a kernel has made ready, as the generated launch path (`fastpath`) looks for it.
 
     `memo`: launches by (values, facts). `recipes`: by the alignments of the `arrays` addresses
     that `values` begins with, and facts. `plans`: functions that allocate a call's outputs. Each

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tilec.compiled import CompiledKernel
-from tilec.fingerprint import fingerprint
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.fingerprint import fingerprint
+from tilec.jit.specialise import Facts
+from tilec.jit.stages import Dump, MadeLater, Stages
 from tilec.lazy import Lazy
 from tilec.runtime.cache import (
     DiskCache,
@@ -17,8 +19,6 @@ from tilec.runtime.cache import (
     file_identity,
     hash_parts,
 )
-from tilec.specialise import Facts
-from tilec.stages import Dump, MadeLater, Stages
 
 ptxas = Lazy("tilec.codegen.ptxas")
 llvm = Lazy("llvmlite.binding")

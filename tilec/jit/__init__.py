@@ -1,0 +1,10 @@
+"""From a decorated function to launches: what `tilec.kernel` is made of.
+
+    specialise         the facts that a call's arguments give
+    fingerprint, disk  the cache on disk and its keys
+    build              tracing, passes, code generation, assembly
+    compiled, export   what they make
+    stages             the stages as text and files
+    launch_grid        the grid as a function
+    fastpath, recipe   launches that were made before
+"""
