@@ -48,13 +48,14 @@ def test_repeated_launches(shape: tuple[int, int]) -> None:
 def test_the_current_stream() -> None:
     a, b, c = operands(64, 4096)
     add(a, b, c)
+    assert torch.equal(c, a + b) and c.any()  # loads what the checks below use
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     for _ in range(3):
         c.zero_()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
+            torch.cuda._sleep(200_000_000)
             add(a, b, c)
         assert not c.any(), "the launch waits for its own stream, the check is on another"
         stream.synchronize()
