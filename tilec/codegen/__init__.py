@@ -1,4 +1,5 @@
-"""From IR to machine code: `emit` writes LLVM text for any target, `assemble` does everything after it.
+"""From IR to machine code: `emit` writes LLVM text for any target, `assemble` does everything after
+it.
 
     gpu, nvptx, amdgpu, gpu_maths   LOWERED functions for GPUs
     cpu_*                           TILE functions for the CPU

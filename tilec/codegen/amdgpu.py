@@ -1,7 +1,7 @@
 """AMD's forms: intrinsics only, because LLVM here has no assembler for inline assembly.
 
-A barrier is `s_barrier` between a release and an acquire fence of the workgroup for LDS only: alone it would not
-wait for LDS traffic, and a full fence would drain the loads in flight.
+A barrier is `s_barrier` between a release and an acquire fence of the workgroup for LDS only: alone
+it would not wait for LDS traffic, and a full fence would drain the loads in flight.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LARGEST = {FLOAT8_E4M3: 240.0, FLOAT8_E5M2: 57344.0}
 
 
 class AmdgpuScalars(GpuScalars):
-    """Fast forms of the vector ALU. float8 is the FNUZ kind here: no infinities, one nan, no negative
-    zero."""
+    """Fast forms of the vector ALU. float8 is the FNUZ kind here: no infinities, one nan, no
+    negative zero."""
 
     def literal(self, value: bool | int | float, dtype: DType) -> Val:
         if dtype not in FNUZ:
@@ -101,7 +101,8 @@ class AmdgpuEmitter(Emitter):
         self.env[o.result] = self.ranges.set(got, 0, MAX_INDEX)
 
     def emit_grid_size(self, o: ops.GridSize) -> None:
-        """Blocks are whole here, so the grid in work items (the dispatch packet) divides by the block's size."""
+        """Blocks are whole here, so the grid in work items (the dispatch packet) divides by the
+        block's size."""
         f = self.f
         packet = f.intrinsic("ptr addrspace(4)", "llvm.amdgcn.dispatch.ptr")
         items = f.load("i32", f.gep("i8", packet, int_val(12 + 4 * o.dim, "i64")), 4)
@@ -115,8 +116,8 @@ class AmdgpuEmitter(Emitter):
         f = self.f
         if o.threads not in (0, self.threads):
             raise CompileError(
-                f"a barrier of {o.threads} of {self.threads} threads; {self.target} has only the whole "
-                "block's",
+                f"a barrier of {o.threads} of {self.threads} threads: {self.target} has only the "
+                "whole block's",
                 o.loc,
                 "let all threads of the block meet",
             )

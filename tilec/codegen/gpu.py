@@ -1,10 +1,11 @@
 """The GPU emitter: LOWERED ops to LLVM records, one method per op, `emit_<op's name>`.
 
 It decides nothing; it spells. What is the same for all vendors is here (functions, control flow,
-scalars) and in `gpu_buffers`; a vendor's class adds its ids, barriers, asynchronous copies and matrix
-instructions. A loop that `registers.plan_registers` wants unrolled is printed once per iteration with
-its index a number, so that arithmetic folds; every other one becomes a loop that LLVM must not
-unroll. What has been computed on the way to a place is used again there (`Function.known`).
+scalars) and in `gpu_buffers`; a vendor's class adds its ids, barriers, asynchronous copies and
+matrix instructions. A loop that `registers.plan_registers` wants unrolled is printed once per
+iteration with its index a number, so that arithmetic folds; every other one becomes a loop that
+LLVM must not unroll. What has been computed on the way to a place is used again there
+(`Function.known`).
 """
 
 from __future__ import annotations

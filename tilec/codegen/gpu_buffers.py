@@ -1,9 +1,10 @@
 """Buffers of a GPU kernel: registers, shared and global memory, and every access to them.
 
-A fragment is one stack slot per pack of its registers (a local buffer: per element), never an array, so
-that LLVM turns every slot into values; `registers.plan_registers` says which are arrays nevertheless.
-A place in shared memory is a number of bytes from its start: what is known only at run time and what
-is a number are kept apart, so that the number becomes the instruction's own offset.
+A fragment is one stack slot per pack of its registers (a local buffer: per element), never an
+array, so that LLVM turns every slot into values; `registers.plan_registers` says which are arrays
+nevertheless. A place in shared memory is a number of bytes from its start: what is known only at
+run time and what is a number are kept apart, so that the number becomes the instruction's own
+offset.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Registers:
 
 
 class Buffers:
-    """The half of the emitter that knows memory. `env` has the scalars (and vectors) printed so far."""
+    """The half of the emitter that knows memory. `env` has the scalars (and vectors) printed so
+    far."""
 
     func: Func
     target: Target
@@ -128,7 +130,7 @@ class Buffers:
         r, first = self.registers[v], self.get(register).literal
         if r.is_array or first is None:
             raise CompileError(
-                f"{v.name} ({v.type}) feeds a matrix instruction and is indexed by a run-time value",
+                f"{v.name} ({v.type}) feeds a matrix instruction with an index known at run time",
                 self.f.loc,
                 "index it in a loop with compile-time bounds",
             )
@@ -179,8 +181,8 @@ class Buffers:
     # --- addresses ---
 
     def _bytes(self, v: Value, offset: Val) -> tuple[Val, int]:
-        """Where element `offset` of a shared buffer (slot `offset` of a barrier) is, in bytes from the
-        start of shared memory: a run-time part and a number."""
+        """Where element `offset` of a shared buffer (slot `offset` of a barrier) is, in bytes from
+        the start of shared memory: a run-time part and a number."""
         moved, fixed = self.shared[v]
         size = v.dtype.bits // 8
         if offset.literal is not None:

@@ -1,11 +1,11 @@
 """Functions of floats on GPUs: what the hardware gives fast, made accurate.
 
-A GPU has 2**x, 1/x and 1/sqrt(x) to about 2 ulp. Its fast logarithm is wrong near 1 and its fast sine
-nearly everywhere, so those, tanh and erf are the polynomials that the CPU target uses too.
+A GPU has 2**x, 1/x and 1/sqrt(x) to about 2 ulp. Its fast logarithm is wrong near 1 and its fast
+sine nearly everywhere, so those, tanh and erf are the polynomials that the CPU target uses too.
 Against float64 the tests measure, in float32: exp, exp2, exp10, log, log2, log10, log1p, sqrt,
-rsqrt, sin, cos, tan, tanh, erf, pow, atan2 within 2.5 ulp, sigmoid within 4. Results and operands below
-2**-126 may be taken as zero; sin, cos and tan give nan for |x| > 2**40. Narrower types are computed
-in float32. float64 has only what is one instruction.
+rsqrt, sin, cos, tan, tanh, erf, pow, atan2 within 2.5 ulp, sigmoid within 4. Results and operands
+below 2**-126 may be taken as zero; sin, cos and tan give nan for |x| > 2**40. Narrower types are
+computed in float32. float64 has only what is one instruction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilec.ir.llvm import Val, float_val, int_val
 from tilec.ir.types import FLOAT64, DType
 
 _REDUCIBLE = 2.0**40
-# atan(t) = t + t**3 * p(t**2) on [0, 1], highest power first: a fit to the relative error, 0.14 ulp.
+# atan(t) = t + t**3 * p(t**2) on [0, 1], highest power first: relative error 0.14 ulp.
 _ATAN = (
     0.0029206917951979405, -0.016367926358276913, 0.043211858332864034, -0.0755221409514037,
     0.10666004560917262, -0.14211055288007138, 0.19993772832430634, -0.33333152735953714,
@@ -48,8 +48,8 @@ class GpuElementary(Elementary):
         return self._power_of(x, math.log2(10))
 
     def _power_of(self, x: Val, log2_base: float) -> Val:
-        """2 ** (x * log2_base). The part of the exponent that rounding drops comes back as a factor,
-        which is 1 within 2**-16. (An infinite x makes it nan: `maxnum` drops that.)"""
+        """2 ** (x * log2_base). The part of the exponent that rounding drops comes back as a
+        factor, which is 1 within 2**-16. (An infinite x makes it nan: `maxnum` drops that.)"""
         high: float = struct.unpack("<f", struct.pack("<f", log2_base))[0]
         exponent = self._times(x, high)
         rest = self._mad(x, self._c(x, high), self._neg(exponent))
@@ -71,7 +71,8 @@ class GpuElementary(Elementary):
     # --- of two values ---
 
     def pow(self, a: Val, b: Val) -> Val:
-        """|a| ** b as 2 ** (b * log2 |a|) in float64, then C's rules for signs and special values."""
+        """|a| ** b as 2 ** (b * log2 |a|) in float64, then C's rules for signs and special
+        values."""
         fn = self.fn
         zero, one, inf, nan = (self._c(a, x) for x in (0.0, 1.0, math.inf, math.nan))
         size = self._abs(a)

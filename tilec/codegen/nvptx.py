@@ -1,7 +1,9 @@
-"""NVIDIA's forms: what `tilec.codegen.gpu` leaves to the vendor, spelled through the hardware rows."""
+"""NVIDIA's forms: what `tilec.codegen.gpu` leaves to the vendor, spelled through the hardware
+rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tilec.codegen.gpu import MAX_INDEX, Emitter
@@ -10,7 +12,7 @@ from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Func, Value
-from tilec.ir.errors import InternalError
+from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
 from tilec.ir.instr import memory as moves
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -246,8 +248,8 @@ class NvptxEmitter(Emitter):
         self.write_packs(o.c, slots, self.asm(form, args, o.row))
 
     def _descriptor(self, v: Value, offset: Value, fields: int) -> Val:
-        """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The mask
-        keeps a cluster's block number, in the address's upper bits, out of them."""
+        """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The
+        mask keeps a cluster's block number, in the address's upper bits, out of them."""
         f = self.f
         units = f.binary("lshr", self.shared_address(v, self.get(offset)), int_val(4))
         low = f.cast("zext", f.binary("and", units, int_val(0x3FFF)), "i64")
@@ -273,37 +275,37 @@ class NvptxEmitter(Emitter):
     def emit_print(self, o: ops.Print) -> None:
         """`vprintf` with the C format of the values; a value that is the same in the whole block is
         printed by one thread."""
-        f = self.f
-        words, values = [], []
+        if o.buffer is not None:
+            raise CompileError(
+                f"printing all of {o.buffer.name} is not available on cuda targets",
+                o.loc,
+                "print its elements in a loop, or run the kernel on the cpu target",
+            )
+        text, values = o.format.replace("%", "%%"), []
         for v in o.values:
-            x = self.get(v)
             dtype = v.dtype
-            if dtype.is_float:
-                words.append("%f")
-                wide = self.scalars.cast(x, dtype, FLOAT64)
-            else:
-                words.append("%lld" if dtype.kind != "uint" else "%llu")
-                wide = self.scalars.cast(x, dtype, INT64)
-            values.append(wide)
-        text = o.format.replace("%", "%%")
-        for word in words:
+            word = "%f" if dtype.is_float else "%llu" if dtype.kind == "uint" else "%lld"
             text = text.replace("{}", word, 1)
-        name = f"@text{len(self.strings)}"
-        raw = text.encode() + b"\n\0"
+            wide = FLOAT64 if dtype.is_float else INT64
+            values.append(self.scalars.cast(self.get(v), dtype, wide))
+        if any(self.uniform.level(v) != Level.BLOCK for v in o.values):
+            self._vprintf(text, values)
+            return
+        first = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), int_val(0))
+        self.only_if(first, lambda: self._vprintf(text, values), "print")
+
+    @functools.cached_property
+    def uniform(self) -> Uniformity:
+        return Uniformity(self.func)
+
+    def _vprintf(self, text: str, values: Sequence[Val]) -> None:
+        """Print one line; each value takes 8 bytes of the argument block."""
+        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\n\0"
         spelled = "".join(f"\\{c:02X}" for c in raw)
-        self.strings.append(
-            f'{name} = private addrspace(4) constant [{len(raw)} x i8] c"{spelled}"'
-        )
-
-        def write() -> None:
-            block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
-            for i, x in enumerate(values):
-                f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
-            pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
-            f.call("i32", "vprintf", [pointer, block])
-
-        uniform = Uniformity(self.func)
-        if all(uniform.level(v) == Level.BLOCK for v in o.values):
-            self.only_if(f.icmp("eq", self.thread, int_val(0)), write, "print")
-        else:
-            write()
+        kind = f"[{len(raw)} x i8]"
+        self.strings.append(f'{name} = private addrspace(4) constant {kind} c"{spelled}"')
+        block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
+        for i, x in enumerate(values):
+            f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
+        pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
+        f.call("i32", "vprintf", [pointer, block])

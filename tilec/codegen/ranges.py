@@ -1,9 +1,10 @@
 """What is known of an integer while code is printed: the smallest and largest value it can have.
 
-The emitter meets every value once, in order, so a table from its spelling to an interval is enough. It
-decides when a division that rounds to minus infinity is LLVM's unsigned one, when an addition cannot wrap,
-and which comparisons are decided already. Only what is proved enters: a thread's index, a literal loop's
-index, sizes (not negative), and what arithmetic makes of these without leaving the type.
+The emitter meets every value once, in order, so a table from its spelling to an interval is enough.
+It decides when a division that rounds to minus infinity is LLVM's unsigned one, when an addition
+cannot wrap, and which comparisons are decided already. Only what is proved enters: a thread's
+index, a literal loop's index, sizes (not negative), and what arithmetic makes of these without
+leaving the type.
 """
 
 from __future__ import annotations

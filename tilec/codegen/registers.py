@@ -1,10 +1,10 @@
 """Which loops the GPU emitter unrolls, and which register files must be arrays.
 
 Registers have no addresses: an index into a fragment or a local buffer has to be a number when the
-instruction is printed. It is one if it comes from constants and from the indices (or carried values)
-of loops that are unrolled. So every loop of which a register index is made is unrolled, if its
-bounds are numbers; a buffer that still has an index known at run time only becomes an array on the
-stack: right, and slow.
+instruction is printed. It is one if it comes from constants and from the indices (or carried
+values) of loops that are unrolled. So every loop of which a register index is made is unrolled, if
+its bounds are numbers; a buffer that still has an index known at run time only becomes an array on
+the stack: right, and slow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Scalar arithmetic, comparisons and casts on LLVM records: what the ops of `tilec.ir.ops.scalar` become.
+"""Scalar arithmetic, comparisons and casts on LLVM records: what the ops of `tilec.ir.ops.scalar`
+become.
 
-In registers a bool is i1 and float8 an i8 of its bits; half precision is LLVM's own type. bfloat16 and float8
-are computed in float32 and rounded after every op, which is exact: float32 has more than twice their
-bits. Products and sums are never contracted; only `fma` fuses. What a vendor has an instruction for is a method
-that the vendor's class overrides; the others are spelled in integer arithmetic.
+In registers a bool is i1 and float8 an i8 of its bits; half precision is LLVM's own type. bfloat16
+and float8 are computed in float32 and rounded after every op, which is exact: float32 has more than
+twice their bits. Products and sums are never contracted; only `fma` fuses. What a vendor has an
+instruction for is a method that the vendor's class overrides; the others are spelled in integer
+arithmetic.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
+    DTYPES,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
@@ -27,7 +30,6 @@ from tilec.ir.types import (
     DType,
 )
 
-_REGISTER = {BOOL: "i1", FLOAT16: "half", BFLOAT16: "bfloat", FLOAT64: "double"}
 _FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 _UNSIGNED = ("uint", "bool")
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -36,15 +38,24 @@ _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 
 
+def _register_type(dtype: DType) -> str:
+    if dtype.kind in ("int", "uint") or dtype in _FLOAT8:
+        return f"i{dtype.bits}"
+    special = {BOOL: "i1", FLOAT16: "half", BFLOAT16: "bfloat", FLOAT64: "double"}
+    return special.get(dtype, "float")
+
+
+_REGISTER = {d.name: _register_type(d) for d in DTYPES.values() if d.bits >= 8}
+
+
 def register_type(dtype: DType) -> str:
     """The LLVM type of one value of `dtype` in a register."""
-    if dtype.bits < 8:
+    found = _REGISTER.get(dtype.name)
+    if found is None:
         raise CompileError(
             f"{dtype.name} cannot be computed with", hint="cast it to int8 or float16"
         )
-    if dtype.kind in ("int", "uint") or dtype in _FLOAT8:
-        return f"i{dtype.bits}"
-    return _REGISTER.get(dtype, "float")
+    return found
 
 
 def memory_type(dtype: DType) -> str:
@@ -73,7 +84,8 @@ def _round_to_bits(value: float, bits: int) -> float:
 
 
 class Scalars:
-    """Arithmetic appended to one function. Methods take and return `Val`s of `register_type(dtype)`."""
+    """Arithmetic appended to one function. Methods take and return `Val`s of
+    `register_type(dtype)`."""
 
     def __init__(self, f: Function, ranges: Ranges) -> None:
         self.f = f
@@ -165,7 +177,8 @@ class Scalars:
         return self.ranges.set(made, *found) if found is not None else made
 
     def _sum(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
-        """add, sub or mul, marked as not wrapping where that is proved; (x + c) + d becomes x + (c + d)."""
+        """add, sub or mul, marked as not wrapping where that is proved; (x + c) + d becomes x + (c
+        + d)."""
         f = self.f
         if kind == "sub" and b.literal is not None and b.literal != limits(b.type)[0]:
             kind, b = "add", int_val(-b.literal, b.type)
@@ -187,7 +200,8 @@ class Scalars:
         return made
 
     def split_sum(self, v: Val) -> tuple[Val, int]:
-        """`v` as (base, constant) with v == base + constant and, as read by `_sum`, no wrap beyond v's own."""
+        """`v` as (base, constant) with v == base + constant and, as read by `_sum`, no wrap beyond
+        v's own."""
         return self._sums.get(v.ref, (v, 0))
 
     def _floordiv(self, a: Val, b: Val) -> Val:
@@ -224,7 +238,8 @@ class Scalars:
         return self._note("mod", made, a, b)
 
     def _remainder(self, a: Val, b: Val) -> tuple[Val, Val]:
-        """C's remainder, and whether its sign differs from the divisor's (then Python's quotient is one less)."""
+        """C's remainder, and whether its sign differs from the divisor's (then Python's quotient is
+        one less)."""
         f = self.f
         rest = f.binary("srem", a, b)
         zero = int_val(0, a.type)
