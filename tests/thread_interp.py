@@ -16,6 +16,7 @@ from typing import Any
 import interp_scalar as num
 import numpy as np
 from interp import Args, _grid, bind
+from race_check import Clock, RaceCheck
 
 from tilec.ir import ops
 from tilec.ir import types as t
@@ -73,11 +74,14 @@ class _Machine:
         self.noise = np.random.default_rng(seed)
         self.block, self.grid = block, grid
         self.shared = _Shared(int(func.attrs["shared_bytes"]), self.noise)
+        self.races = RaceCheck(len(self.shared.bytes))
+        self.agents = 0
         self.barriers: dict[tuple[Value, int], _Barrier] = {}
         self.address: dict[Value, Any] = {}
         self.base = env
 
     def agent(self, first_warp: int, warps: int) -> _Agent:
+        self.agents += 1
         return _Agent(self, first_warp, warps, dict(self.base))
 
 
@@ -90,6 +94,8 @@ class _Agent:
         self.first = first_warp
         self.mask = np.ones(self.n, bool)
         self.frags: dict[Value, np.ndarray] = {}
+        self.clock = Clock(m.agents, self.size)
+        self.races = m.races
 
     def get(self, v: Value) -> np.ndarray:
         got = self.env[v]
@@ -274,18 +280,20 @@ class _Agent:
                     b.settle()
             case ops.Barrier() if not self.mask.all():
                 raise BadAccess(f"a barrier that not all threads reach, at {o.loc}")
-            case (
-                ops.Barrier()
-                | ops.WarpSync()
-                | ops.ProxyFence()
-                | ops.MbarrierInitFence()
-                | ops.PrefetchMap()
-                | ops.CpAsyncCommit()
-                | ops.CpAsyncWait()
-                | ops.WgmmaWait()
-                | ops.TmaStoreCommit()
-                | ops.TmaStoreWait()
-            ):
+            case ops.Barrier():
+                self.clock.epoch += 1
+            case ops.WarpSync():
+                self.clock.warp_epoch += 1
+            case ops.ProxyFence():
+                self.races.fence(self.clock)
+            case ops.CpAsyncCommit():
+                self.clock.commit("cp_async")
+            case ops.TmaStoreCommit():
+                self.clock.commit("tma_store")
+            case ops.CpAsyncWait() | ops.TmaStoreWait() | ops.WgmmaWait():
+                kind = o.opname.removesuffix("_wait")
+                self.races.wait(self.clock, kind, o.pending)
+            case ops.MbarrierInitFence() | ops.PrefetchMap():
                 pass
             case _:
                 raise AssertionError(f"no meaning for {o.opname}")
@@ -354,9 +362,13 @@ class _Agent:
             address = self.where(v, at.T).T
             if (address[mask][:, 0] % o.align).any():
                 raise BadAccess(f"misaligned access to {v.type}")
+            touched = self.bytes_at(address[mask], v.dtype.bytes)
+            who = np.flatnonzero(mask)
             if load:
+                self.races.read(self.clock, touched, who, f"load of {v.name} at {o.loc}")
                 out[mask] = self.m.shared.load(address[mask], v.dtype)
             else:
+                self.races.write(self.clock, touched, who, f"store to {v.name} at {o.loc}")
                 self.m.shared.store(address[mask], value[mask], v.dtype)
         else:
             flat, inside, start = self.tensor(v)
@@ -375,6 +387,11 @@ class _Agent:
         if load:
             self.set(o, out[:, 0] if lanes == 1 else out)
 
+    @staticmethod
+    def bytes_at(address: np.ndarray, size: int) -> np.ndarray:
+        """Every byte of elements of `size` bytes at these addresses."""
+        return address[..., None] + np.arange(size)
+
     def cp_async(self, o: ops.CpAsync) -> None:
         size = o.source.dtype.bytes
         count = o.bytes // size
@@ -390,6 +407,9 @@ class _Agent:
         address = self.where(o.dest, self.get(o.dest_offset))[:, None] + np.arange(count) * size
         if (address[self.mask][:, 0] % o.bytes).any():
             raise BadAccess("misaligned cp.async")
+        touched = self.bytes_at(address[self.mask], size)
+        who = np.flatnonzero(self.mask)
+        self.races.late_write(self.clock, touched, who, f"cp.async to {o.dest.name} at {o.loc}")
         self.m.shared.store(address[self.mask], values[self.mask], o.dest.dtype)
 
     def tma(self, o: ops.TmaLoad | ops.TmaStore) -> None:
@@ -419,6 +439,9 @@ class _Agent:
                 b.tx -= index.shape[1] * size
                 b.settle()
             else:
+                touched = self.bytes_at(address[None, ok], size)
+                what = f"TMA store at {o.loc}"
+                self.races.engine_read(self.clock, "tma_store", touched, np.array([thread]), what)
                 got = self.m.shared.load(address[ok], o.source.dtype)
                 view[tuple(source[:, ok])] = got
 
@@ -428,6 +451,9 @@ class _Agent:
         address = self.where(o.source, self.get(o.offset))
         register = self.one(o.register)
         frag = self.frags[o.dest]
+        used = np.flatnonzero(np.arange(self.n) % self.size < 8 * o.count)
+        touched = address[used, None] + np.arange(16)
+        self.races.read(self.clock, touched, used, f"ldmatrix of {o.source.name} at {o.loc}")
         rows = self.m.shared.load(address[:, None] + np.arange(8) * 2, o.source.dtype)
         rows = rows.reshape(-1, self.size, 8)
         lane = np.arange(self.size)
@@ -448,6 +474,9 @@ class _Agent:
             for e in range(2):
                 matrix[:, lane // 4, 2 * (lane % 4) + e] = pairs[:, :, e]
             at = address[:, 8 * q : 8 * q + 8, None] + 2 * np.arange(8)
+            who = np.arange(self.n).reshape(-1, self.size)[:, :8].ravel()
+            touched = self.bytes_at(at.reshape(-1, 8), 2)
+            self.races.write(self.clock, touched, who, f"stmatrix at {o.loc}")
             self.m.shared.store(at, matrix, o.dest.dtype)
 
     def mma(self, o: ops.Mma) -> None:
@@ -498,6 +527,7 @@ class _Agent:
                 self.frags[o.c][threads, i * per : (i + 1) * per] = (
                     old + total[at[..., 0], at[..., 1]]
                 )
+        self.clock.commit("wgmma")
 
     def operand(
         self, v: Value, offset: Value, group: int, fields: int, step: int, size: int, mn_major: bool
@@ -514,6 +544,8 @@ class _Agent:
         else:
             at = start + mn // 8 * sbo + mn % 8 * width + k * 2
         at = at ^ (((at >> 7) & (width // 16 - 1)) << 4)
+        who, what = np.full(size, group * 128), f"wgmma of {v.name}"
+        self.races.engine_read(self.clock, "wgmma", self.bytes_at(at, v.dtype.bytes), who, what)
         return self.m.shared.load(at, v.dtype)
 
 
