@@ -1,5 +1,6 @@
-"""Runs the GPU code generators' scalar arithmetic on this machine: the same records, compiled for the
-host by LLVM, in a loop over arrays. The three fast forms of a GPU are replaced by exact ones."""
+"""Runs the GPU code generators' scalar arithmetic on this machine: the same records, compiled for
+the host by LLVM, in a loop over arrays. The three fast forms of a GPU are replaced by exact
+ones."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import interp_scalar as num
 import llvmlite.binding as llvm
 import numpy as np
 
+from tilec.codegen.casts import memory_type
 from tilec.codegen.cpu_elementary import Elementary
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.ranges import Ranges
-from tilec.codegen.scalars import memory_type
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BOOL, DType
 
@@ -39,7 +40,8 @@ Build = Callable[..., Val]
 
 
 def run(build: Build, arrays: Sequence[np.ndarray], dtypes: Sequence[DType], out: DType) -> Any:
-    """`build(scalars, *values)` for each element of `arrays` (of `dtypes`), as an array of `out`."""
+    """`build(scalars, *values)` for each element of `arrays` (of `dtypes`), as an array of
+    `out`."""
     count = len(arrays)
     f = Function(
         "k", [*(("ptr", "", f"%p{i}") for i in range(count + 1)), ("i64", "", "%n")],

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scalar_jit as jit
 
+from tilec.codegen.casts import literal
 from tilec.codegen.ranges import Ranges
-from tilec.codegen.scalars import Scalars, literal
+from tilec.codegen.scalars import Scalars
 from tilec.ir import types as t
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, int_val

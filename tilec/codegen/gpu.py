@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilec.codegen.casts import register_type
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
-from tilec.codegen.scalars import Scalars, register_type
+from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import InternalError

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tilec.codegen.casts import memory_type, register_type
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.registers import RegisterPlan
-from tilec.codegen.scalars import Scalars, memory_type, register_type
+from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError, InternalError

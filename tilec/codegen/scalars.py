@@ -1,103 +1,34 @@
-"""Scalar arithmetic, comparisons and casts on LLVM records: what the ops of `tilec.ir.ops.scalar`
-become.
+"""Scalar arithmetic on LLVM records: what the ops of `tilec.ir.ops.scalar` become on GPUs.
 
-In registers a bool is i1 and float8 an i8 of its bits; half precision is LLVM's own type. bfloat16
-and float8 are computed in float32 and rounded after every op, which is exact: float32 has more than
-twice their bits. Products and sums are never contracted; only `fma` fuses. What a vendor has an
-instruction for is a method that the vendor's class overrides; the others are spelled in integer
-arithmetic.
+bfloat16 and float8 are computed in float32 and rounded after every op, which is exact: float32 has
+more than twice their bits. Products and sums are never contracted; only `fma` fuses. What a vendor
+has an instruction for is a method that the vendor's class overrides.
 """
 
 from __future__ import annotations
 
 import math
 
-from tilec.codegen.lanes import mangled
-from tilec.codegen.numerics import FORMATS, Numerics, encode
+from tilec.codegen.casts import OWN_ARITHMETIC, Casts
 from tilec.codegen.ranges import Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.types import (
-    BFLOAT16,
-    BOOL,
-    DTYPES,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    TFLOAT32,
-    DType,
-)
+from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, DType
 
-_FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
-_UNSIGNED = ("uint", "bool")
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _BITWISE = {"and": "and", "or": "or", "xor": "xor", "shl": "shl", "add": "or", "mul": "and"}
-_FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 
 
-def _register_type(dtype: DType) -> str:
-    if dtype.kind in ("int", "uint") or dtype in _FLOAT8:
-        return f"i{dtype.bits}"
-    special = {BOOL: "i1", FLOAT16: "half", BFLOAT16: "bfloat", FLOAT64: "double"}
-    return special.get(dtype, "float")
-
-
-_REGISTER = {d.name: _register_type(d) for d in DTYPES.values() if d.bits >= 8}
-
-
-def register_type(dtype: DType) -> str:
-    """The LLVM type of one value of `dtype` in a register."""
-    found = _REGISTER.get(dtype.name)
-    if found is None:
-        raise CompileError(
-            f"{dtype.name} cannot be computed with", hint="cast it to int8 or float16"
-        )
-    return found
-
-
-def memory_type(dtype: DType) -> str:
-    """The LLVM type of one value of `dtype` in memory."""
-    return "i8" if dtype == BOOL else register_type(dtype)
-
-
-def literal(value: bool | int | float, dtype: DType) -> Val:
-    """A constant of `dtype`, rounded to it (nearest even; float8 saturates)."""
-    if dtype.is_int:
-        return int_val(int(value), register_type(dtype))
-    if dtype in _FLOAT8:
-        return int_val(encode(float(value), FORMATS[dtype]), "i8")
-    if dtype == TFLOAT32:
-        value = _round_to_bits(float(value), 11)
-    elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
-        value = math.copysign(math.inf, value)
-    return float_val(float(value), register_type(dtype))
-
-
-def _round_to_bits(value: float, bits: int) -> float:
-    if not math.isfinite(value) or value == 0.0:
-        return value
-    fraction, scale = math.frexp(value)
-    return math.ldexp(round(math.ldexp(fraction, bits)), scale - bits)
-
-
-class Scalars:
+class Scalars(Casts):
     """Arithmetic appended to one function. Methods take and return `Val`s of
     `register_type(dtype)`."""
 
     def __init__(self, f: Function, ranges: Ranges) -> None:
-        self.f = f
-        self.ranges = ranges
-        self.numerics = Numerics(f)
+        super().__init__(f, ranges)
         self._sums: dict[str, tuple[Val, int]] = {}
 
     # --- vendor hooks ---
-
-    def literal(self, value: bool | int | float, dtype: DType) -> Val:
-        """A constant of `dtype`, rounded to it."""
-        return literal(value, dtype)
 
     def exp2_fast(self, x: Val) -> Val:
         """2 ** x of a float, to 2 ulp; results below 2 ** -126 may be zero."""
@@ -110,14 +41,6 @@ class Scalars:
     def rsqrt_fast(self, x: Val) -> Val:
         """1 / sqrt(x) of a float, to 2 ulp."""
         raise NotImplementedError
-
-    def to_float8(self, x: Val, dtype: DType) -> Val:
-        """float to float8 bits: nearest even, saturating, nan kept."""
-        return self.numerics.narrow(x, dtype)
-
-    def from_float8(self, x: Val, dtype: DType) -> Val:
-        """float8 bits to float, exactly."""
-        return self.numerics.widen(x, dtype)
 
     def unsupported(self, what: str, dtype: DType) -> CompileError:
         """The error for maths this target has no code for."""
@@ -275,13 +198,13 @@ class Scalars:
 
     def _float_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         f = self.f
-        if dtype not in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+        if dtype not in OWN_ARITHMETIC:
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
         if kind in _ARITHMETIC:
             return f.binary(_ARITHMETIC[kind], a, b)
         if kind in ("min", "max"):
-            return f.intrinsic(a.type, f"llvm.{kind}num.{mangled(a.type)}", (a, b))
+            return self.call(f"{kind}num", a, b)
         if dtype == FLOAT16:
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
@@ -305,11 +228,11 @@ class Scalars:
         if dtype.is_int:
             return self._int_unary(kind, x, dtype)
         if kind in ("neg", "abs"):
-            if dtype in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+            if dtype in OWN_ARITHMETIC:
                 return self.negate(x) if kind == "neg" else self.call("fabs", x)
             if dtype == BFLOAT16:
                 return self._sign_bit(kind, x, dtype)
-        if dtype not in (FLOAT32, FLOAT64, TFLOAT32):
+        if dtype == FLOAT16 or dtype not in OWN_ARITHMETIC:
             wide = self.widen(x, dtype)
             if kind in ("isnan", "isinf"):
                 return self.unary(kind, wide, FLOAT32)
@@ -345,7 +268,7 @@ class Scalars:
             case "neg":
                 return self._sum("sub", zero, x, dtype.kind == "int")
             case "abs":
-                if dtype.kind in _UNSIGNED:
+                if dtype.kind != "int":
                     return x
                 return f.select(f.icmp("slt", x, zero), f.binary("sub", zero, x), x)
             case "popcount":
@@ -380,144 +303,9 @@ class Scalars:
         if dtype.is_int:
             signed = dtype.kind == "int"
             return self._sum("add", self._sum("mul", a, b, signed), c, signed)
-        if dtype in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
+        if dtype in OWN_ARITHMETIC:
             return self.call("fma", a, b, c)
         return self.narrow(self.call("fma", *(self.widen(v, dtype) for v in (a, b, c))), dtype)
-
-    def call(self, name: str, *args: Val) -> Val:
-        """LLVM's generic floating-point intrinsic `name`, on the arguments' type."""
-        type = args[0].type
-        return self.f.intrinsic(type, f"llvm.{name}.{mangled(type)}", args)
-
-    def negate(self, x: Val) -> Val:
-        return self.f.pure("fneg", x.type, (x,), f"fneg {x}")
-
-    # --- comparisons ---
-
-    def compare(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
-        """`kind` of `COMPARE_KINDS`: i1."""
-        if dtype.is_int:
-            return self.int_compare(kind, a, b, dtype.kind == "int")
-        if dtype not in (FLOAT16, FLOAT32, FLOAT64, TFLOAT32):
-            a, b = self.widen(a, dtype), self.widen(b, dtype)
-        return self.f.fcmp(_FLOAT_COMPARE[kind], a, b)
-
-    def int_compare(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
-        if signed:
-            answer = self.ranges.decided(kind, a, b)
-            if answer is not None:
-                return int_val(int(answer), "i1")
-        pred = kind if kind in ("eq", "ne") else ("s" if signed else "u") + kind
-        return self.f.icmp(pred, a, b)
-
-    def select(self, cond: Val, a: Val, b: Val) -> Val:
-        made = self.f.select(cond, a, b)
-        if made.type in ("i32", "i64") and made is not a and made is not b:
-            (al, ah), (bl, bh) = self.ranges.get(a), self.ranges.get(b)
-            self.ranges.set(made, min(al, bl), max(ah, bh))
-        return made
-
-    # --- casts ---
-
-    def cast(self, x: Val, source: DType, dest: DType) -> Val:
-        """`x` of `source` as `dest`: nearest even; float to int and to float8 saturate."""
-        f = self.f
-        if source == dest:
-            return x
-        if dest == BOOL:
-            return self.compare("ne", x, literal(0, source), source)
-        if source.is_int and dest.is_int:
-            return self._int_cast(x, source, dest)
-        if source.is_int:
-            return self._from_int(x, source, dest)
-        if dest.is_int:
-            return self._to_int(x, source, dest)
-        if dest == TFLOAT32:
-            return self.numerics.round_tf32(self.cast(x, source, FLOAT32))
-        if source == TFLOAT32:
-            return self.cast(x, FLOAT32, dest)
-        if dest == FLOAT64:
-            return f.cast("fpext", self.widen(x, source), "double")
-        if source == FLOAT64 and dest in (FLOAT32, FLOAT16):
-            return f.cast("fptrunc", x, register_type(dest))
-        if source == FLOAT64:
-            return self.narrow(self.numerics.round_to_odd(x), dest)
-        return self.narrow(self.widen(x, source), dest)
-
-    def widen(self, x: Val, dtype: DType) -> Val:
-        """A float of 32 bits or fewer as LLVM float."""
-        if x.type == "float":
-            return x
-        if dtype in _FLOAT8:
-            return self.from_float8(x, dtype)
-        return self.f.cast("fpext", x, "float")
-
-    def narrow(self, x: Val, dtype: DType) -> Val:
-        """An LLVM float as a float of 32 bits or fewer."""
-        if dtype in _FLOAT8:
-            return self.to_float8(x, dtype)
-        if register_type(dtype) == "float":
-            return x
-        return self.f.cast("fptrunc", x, register_type(dtype))
-
-    def _int_cast(self, x: Val, source: DType, dest: DType) -> Val:
-        to = register_type(dest)
-        bits = 1 if source == BOOL else source.bits
-        if bits == dest.bits:
-            return x
-        if bits > dest.bits:
-            made = self.f.cast("trunc", x, to)
-        else:
-            unsigned = source.kind in _UNSIGNED or self.ranges.nonneg(x)
-            made = self.f.cast("zext" if unsigned else "sext", x, to)
-        if source.kind == "int":
-            low, high = self.ranges.get(x)
-            floor, top = limits(to)
-            if low >= floor and high <= top:
-                self.ranges.set(made, low, high)
-        elif bits < dest.bits:
-            self.ranges.set(made, 0, (1 << bits) - 1)
-        return made
-
-    def _from_int(self, x: Val, source: DType, dest: DType) -> Val:
-        f = self.f
-        opcode = "uitofp" if source.kind in _UNSIGNED else "sitofp"
-        if dest in (FLOAT32, FLOAT64, FLOAT16):
-            if x.literal is not None:
-                return literal(x.literal & _ones(x.type) if opcode == "uitofp" else x.literal, dest)
-            return f.cast(opcode, x, register_type(dest))
-        if source.bits <= 16 or source == BOOL:
-            return self.narrow(f.cast(opcode, x, "float"), dest)
-        wide = f.cast(opcode, x, "double")
-        return self.cast(wide, FLOAT64, dest)
-
-    def _to_int(self, x: Val, source: DType, dest: DType) -> Val:
-        """Toward zero, saturating; nan gives 0."""
-        f = self.f
-        if source != FLOAT64:
-            x = self.widen(x, source)
-        to = register_type(dest)
-        way = "fptoui" if dest.kind == "uint" else "fptosi"
-        if dest.bits >= 32:
-            return f.intrinsic(to, f"llvm.{way}.sat.{to}.{mangled(x.type)}", (x,))
-        wide = f.intrinsic("i32", f"llvm.fptosi.sat.i32.{mangled(x.type)}", (x,))
-        low, high = (0, (1 << dest.bits) - 1) if dest.kind == "uint" else limits(to)
-        for kind, edge in (("slt", low), ("sgt", high)):
-            bound = int_val(edge, "i32")
-            wide = f.select(f.icmp(kind, wide, bound), bound, wide)
-        return f.cast("trunc", wide, to)
-
-    def bitcast(self, x: Val, source: DType, dest: DType) -> Val:
-        """The same bits as another dtype of equal width."""
-        if source == BOOL:
-            x = self.f.cast("zext", x, "i8")
-        if dest == BOOL:
-            return self.f.icmp("ne", self.f.cast("bitcast", x, "i8"), int_val(0, "i8"))
-        return self.f.cast("bitcast", x, register_type(dest))
-
-
-def _ones(type: str) -> int:
-    return (1 << int(type[1:])) - 1
 
 
 def _power(n: int | None) -> bool:
