@@ -67,6 +67,7 @@ class AmdgpuEmitter(Emitter):
     """Code objects through LLVM's AMDGPU target."""
 
     linkage = "amdgpu_kernel"
+    debug_kind = "LineTablesOnly"
     stack_space = 5
 
     def make_scalars(self) -> AmdgpuScalars:
