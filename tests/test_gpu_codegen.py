@@ -25,6 +25,7 @@ from tilec.ir.types import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
+    INT4,
     INT8,
     INT16,
     INT32,
@@ -727,6 +728,14 @@ def test_wgmma_that_never_or_always_adds(flag):
     call = next(s for s in k.llvm(SM90).splitlines() if "wgmma.mma_async" in s)
     assert (",31" in call) == flag and (", 0, 1, 1, 0, 0;" in call) != flag
     k.compile(SM90)
+
+
+def test_errors_name_the_line():
+    k = Kernel()
+    v = k.op(ops.Cast, k.i32(3), INT4)
+    k.op(ops.MemStore, k.tensor("z", INT32), k.i64(0), k.op(ops.Cast, v, INT32))
+    with pytest.raises(CompileError, match=r"lowered.py:12:5: int4 cannot be computed with"):
+        k.llvm(SM90)
 
 
 def test_an_instruction_the_target_lacks():

@@ -19,7 +19,7 @@ from tilec.codegen.registers import plan_registers
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
-from tilec.ir.errors import InternalError
+from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import DebugInfo, Function, Phi, Val, int_val
 from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType, VectorType
 from tilec.target import Target
@@ -411,4 +411,9 @@ def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:
 
 def print_function(cls: type[Emitter], func: Func, target: Target) -> str:
     """LLVM text of a LOWERED function; raises CompileError where the target cannot do something."""
-    return cls(func, target).print_module()
+    emitter = cls(func, target)
+    try:
+        return emitter.print_module()
+    except CompileError as e:
+        e.loc = e.loc or emitter.f.loc
+        raise

@@ -222,12 +222,11 @@ class Buffers:
 
     def mutable_tensors(self) -> set[Value]:
         """The tensors that may change while the kernel runs."""
-        stored: set[Value] = set()
+        stored: set[object] = set()
         mapped: set[str] = set()
         for o in walk(self.func.body):
-            if isinstance(o, ops.MemStore):
-                stored.add(o.dest)
-            elif isinstance(o, ops.TmaStore) and isinstance(o.map.type, TensorMapType):
+            stored.add(getattr(o, "dest", None))
+            if isinstance(o, ops.TmaStore) and isinstance(o.map.type, TensorMapType):
                 mapped.add(o.map.type.tensor)
         tensors = [p for p in self.func.params if p.role == "tensor"]
         found = {p.value for p in tensors if p.value in stored or p.arg in mapped}
