@@ -22,7 +22,7 @@ class Target:
     `warp_size` is the lanes that execute together (a wave on AMD); `shared_bytes` the shared
     memory (LDS) one block may use; `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
-    hand. """
+    hand."""
 
     name: str
     kind: str
@@ -33,6 +33,7 @@ class Target:
     max_registers_per_thread: int = 255
     max_threads: int = 1024
     multiprocessors: int = 1
+    fragment_registers: int = 0
     features: frozenset[str] = field(default_factory=frozenset)
 
     def has(self, feature: str) -> bool:
@@ -61,6 +62,7 @@ TARGETS: dict[str, Target] = {
             registers=131_072,
             max_registers_per_thread=512,
             multiprocessors=304,
+            fragment_registers=192,
             features=frozenset({"mfma"}),
         ),
         Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1),
@@ -74,7 +76,7 @@ def find_target(name: str) -> Target:
     """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu").
 
     Raises TargetError for a name that is planned but not built, and for one that is unknown (with
-    the nearest name that exists). """
+    the nearest name that exists)."""
     if name in TARGETS:
         return TARGETS[name]
     if name in NOT_YET:

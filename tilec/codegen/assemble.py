@@ -24,6 +24,7 @@ import llvmlite.binding as llvm
 
 from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
+from tilec.codegen.isolated import run_isolated
 from tilec.codegen.ptxas import find_ptxas, run_ptxas
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
@@ -79,20 +80,23 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     made = Assembled(llvm_text, target)
     with _timed(made.seconds, "check"):
         check_intrinsics(llvm_text, target)
+    if target.kind == "hip":
+        with _timed(made.seconds, "emit"):
+            relocatable = run_isolated(
+                lambda: _machine(target).emit_object(_optimised(llvm_text, target, {})),
+                f"LLVM cannot make code for {target}",
+            )
+        _finish_hip(made, relocatable)
+        return made
     module = _optimised(llvm_text, target, made.seconds)
     machine = _machine(target)
     with _timed(made.seconds, "emit"):
-        emitted = (
-            machine.emit_assembly(module) if target.kind == "cuda" else machine.emit_object(module)
-        )
-    match target.kind:
-        case "cuda":
-            made.asm = emitted
-            _finish_cuda(made, emitted)
-        case "hip":
-            _finish_hip(made, emitted)
-        case _:
-            made.binary = emitted
+        if target.kind == "cuda":
+            made.asm = machine.emit_assembly(module)
+        else:
+            made.binary = machine.emit_object(module)
+    if target.kind == "cuda":
+        _finish_cuda(made, made.asm)
     return made
 
 

@@ -27,6 +27,7 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
+from tilec.passes.registers import producer_warps, register_split
 from tilec.passes.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
 from tilec.passes.slicing import NotClonable, Slice
 from tilec.target import Target
@@ -49,10 +50,10 @@ def expand_scopes(func: Func, target: Target) -> Func:
     body = _hoist_buffers(func.body, top)
     for r in rings:
         r.allocate(top)
-    producer_warps = 4 if warps % 4 == 0 else 1
+    helpers = producer_warps(warps)
     producer = _producer(func, part, rings, ring_of, maps)
     consumer = _consumers(body, func, rings, ring_of)
-    registers = _register_split(warps, producer_warps, target)
+    registers = register_split(warps, target)
     init = Builder(func.loc)
     for r in rings:
         r.initialise(init)
@@ -61,7 +62,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     only_if(top, elected(top), init.ops)
     top.emit(Barrier)
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0])
-    top.emit(Scope, "producer", warps, producer_warps, producer, registers[1])
+    top.emit(Scope, "producer", warps, helpers, producer, registers[1])
     func = Func(
         func.name,
         (*func.params, *(p for p in maps.params.values())),
@@ -70,7 +71,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         func.attrs,
         func.loc,
     )
-    return func.with_attrs(launch_threads=(warps + producer_warps) * target.warp_size)
+    return func.with_attrs(launch_threads=(warps + helpers) * target.warp_size)
 
 
 def _without_tma(func: Func) -> Func:
@@ -81,19 +82,6 @@ def _without_tma(func: Func) -> Func:
         return None
 
     return func.with_body(rewrite(func.body, visit))
-
-
-def _register_split(warps: int, producer_warps: int, target: Target) -> tuple[int, int]:
-    """Registers per thread of consumers and producers: the sum over warpgroups may not exceed what
-    the block got at launch, or the kernel hangs where it asks for them. (0, 0): leave them as they
-    are."""
-    groups = (warps + producer_warps) // 4
-    if not target.has("setmaxnreg") or warps % 4 or groups < 3:
-        return 0, 0
-    at_launch = target.registers // (groups * 128) // 8 * 8
-    producer = 40 if groups == 3 else 32
-    consumer = min((at_launch * groups - producer) // (groups - 1) // 8 * 8, 240)
-    return consumer, producer
 
 
 def _hoist_buffers(body: Block, top: Builder) -> Block:

@@ -18,6 +18,7 @@ from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32
 from tilec.passes.gemm_layouts import operand_shared_layout
 from tilec.passes.operands import Operand, operand, wgmma_reads
+from tilec.passes.registers import widest_wgmma
 from tilec.target import Target
 
 DEFAULT_THREADS = 128
@@ -40,6 +41,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func
     warps = threads // target.warp_size
+    widest = widest_wgmma(threads, bool(func.attrs.get("specialise")), target)
     facts = Facts(func)
     annotated = {
         o.dest: o.layout
@@ -52,7 +54,7 @@ def select_gemm(func: Func, target: Target) -> Func:
             return None
         sides = (operand(o, "a", facts), operand(o, "b", facts))
         for chosen in (
-            _wgmma(o, target, warps, sides, annotated),
+            _wgmma(o, target, warps, sides, annotated, widest),
             _mma(o, target, warps),
             _mfma(o, target, warps),
         ):
@@ -121,6 +123,7 @@ def _wgmma(
     warps: int,
     sides: tuple[Operand, Operand],
     annotated: Mapping[Value, Layout],
+    widest: int,
 ) -> tuple[str, tuple[int, int]] | None:
     """Warpgroups share C; rows first, because a wide instruction reads less shared memory per
     flop."""
@@ -138,7 +141,7 @@ def _wgmma(
         (gm, gn)
         for gm, gn in partitions(groups, m, n, 64, 8)
         if gm * gn == groups
-        and n // gn <= 256
+        and n // gn <= widest
         and m // gm * (n // gn) // 128 <= 208
         and wgmma_reads(sides[0], layouts[0], m // gm)
         and wgmma_reads(sides[1], layouts[1], n // gn)
