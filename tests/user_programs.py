@@ -390,7 +390,7 @@ for _bm, _bn, _bk, _stages, _threads, _m, _n, _k in (
     (128, 128, 32, 2, 512, 130, 136, 8),
     (16, 8, 16, 2, 64, 20, 24, 48),
     (80, 24, 40, 2, 128, 88, 32, 120),
-    (33, 17, 9, 2, 64, 40, 20, 30),
+    (40, 24, 9, 2, 256, 44, 20, 30),
 ):
     product_case(
         f"product_{_bm}x{_bn}x{_bk}_s{_stages}_t{_threads}",
@@ -1126,7 +1126,7 @@ def shared_ping_pong(A: T.Tensor((M, 64), "float32"), C: T.Tensor((M, 64), "floa
         x = T.alloc_shared((64,), "float32")
         y = T.alloc_shared((64,), "float32")
         T.copy(A[bx, 0:64], x)
-        for step in T.serial(5):
+        for _step in T.serial(5):
             for j in T.Parallel(64):
                 y[j] = (x[(j + 1) % 64] + x[(j + 63) % 64]) * 0.5
             for j in T.Parallel(64):
@@ -1155,7 +1155,7 @@ def while_on_shared(A: T.Tensor((M, 32), "float32"), C: T.Tensor((M,), "float32"
             for j in T.Parallel(32):
                 s[j] = s[j] * 0.5 + 3.0
             n += 1
-        for j in T.Parallel(1):
+        for _j in T.Parallel(1):
             C[bx] = T.cast(n, "float32") + s[0]
 
 
@@ -1182,6 +1182,40 @@ def threads_and_tiles(A: T.Tensor((M, 48), "float32"), C: T.Tensor((M, 48), "flo
             s[tx] = A[bx, tx]
         for j in T.Parallel(48):
             C[bx, j] = s[47 - j] + s[j]
+
+
+@case(
+    lambda rng: {"A": single(rng, 10, 48), "C": blank(10, 48)},
+    lambda a: {"C": a["A"][:, ::-1]},
+)
+def threads_in_a_loop(A: T.Tensor((M, 48), "float32"), C: T.Tensor((M, 48), "float32")):
+    """The barrier cannot stand where the store is: only some threads go there."""
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        s = T.alloc_shared((48,), "float32")
+        for row in T.serial(M):
+            if tx < 48:
+                if row < M:
+                    s[tx] = A[row, tx]
+            for j in T.Parallel(48):
+                C[row, j] = s[47 - j]
+
+
+@case(
+    lambda rng: {"A": single(rng, 10, 20), "C": blank(10, 20)},
+    lambda a: {"C": 3 * a["A"] + 1},
+)
+def in_place_and_kept(A: T.Tensor((M, 20), "float32"), C: T.Tensor((M, 20), "float32")):
+    """More threads than elements: several run an iteration that changes what it reads."""
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((20,), "float32")
+        f = T.alloc_fragment((20,), "float32")
+        T.copy(A[bx, 0:20], s)
+        for j in T.Parallel(20):
+            f[j] = s[j]
+            s[j] = s[j] * 2.0 + 1.0
+        for j in T.Parallel(20):
+            C[bx, j] = f[j] + s[j]
 
 
 @case(

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
-from tilec.ir.layout import Layout
-from tilec.ir.ops import Alloc, Const, Copy, Gemm, Parallel
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.layout import Layout, row_major
+from tilec.ir.ops import Alloc, Const, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.accesses import fragment_accesses
 from tilec.passes.gemm_layouts import (
@@ -33,6 +33,8 @@ def convert_operands(func: Func, target: Target) -> Block:
                     # A store in a branch leaves some elements as they were.
                     partly = not a.write or a.op not in o.body.ops
                     wants.fragment(a.buffer, a.project(layout), partly, a.write)
+                for v in _kept_by_replicas(o, layout):
+                    wants.in_shared(v)
             case Gemm():
                 wants.fragment(
                     o.c, accumulator_layout(o, warps, target.warp_size), not o.clear, True
@@ -69,6 +71,10 @@ class _Wants:
         if written:
             self.written.add(v)
 
+    def in_shared(self, v: Value) -> None:
+        t = v.buffer
+        self.types[v] = replace(t, space="shared", layout=row_major(t.static_shape))
+
     def around(self, o: Op) -> list[Op] | None:
         """`o` on buffers of its own, between the copies; None if it has all it wants."""
         before, after = Builder(o.loc), Builder(o.loc)
@@ -86,6 +92,18 @@ class _Wants:
             return None
         (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
         return [*before.ops, done, *after.ops]
+
+
+def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
+    """The fragments written by a loop that also changes memory in place, if several threads run the
+    same iterations: only one of them may, for another might read what has changed already."""
+    if layout.replicas("lane") * layout.replicas("warp") == 1:
+        return set()
+    loads = {o.source for o in walk(p.body) if isinstance(o, Load)}
+    stores = {o.dest for o in walk(p.body) if isinstance(o, Store)}
+    if all(v.buffer.space in ("fragment", "local") for v in loads & stores):
+        return set()
+    return {a.buffer for a in fragment_accesses(p) if a.write}
 
 
 def copy_whole(b: Builder, source: Value, dest: Value) -> None:

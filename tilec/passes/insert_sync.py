@@ -7,14 +7,18 @@ of the scope; between a thread's write and an asynchronous engine's read there i
 fence.
 
 The pass walks each scope once, keeping what has been read and written since the last barrier; a
-loop's body is walked twice, so that its end meets its beginning. Two shared buffers conflict where
-their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to its own rings
-are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes them."""
+loop's body is walked twice, so that its end meets its beginning. Where threads part (a condition
+that is not the same for all of them) no barrier may stand: what is inside counts as one access,
+and what its threads exchange among themselves there is the user's to order. Two shared buffers
+conflict where their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to
+its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
+them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import (
@@ -27,13 +31,13 @@ from tilec.ir.ops import (
     Gemm,
     If,
     Load,
-    Parallel,
     Print,
     ProxyFence,
     Scope,
     Store,
     Version,
     While,
+    yielded,
 )
 from tilec.target import Target
 
@@ -80,6 +84,7 @@ def _overlap(xs: set[Span], ys: set[Span]) -> bool:
 class _Placer:
     def __init__(self, func: Func, barrier: tuple[int, int]) -> None:
         self.barrier = barrier
+        self.uniformity = Uniformity(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
@@ -134,12 +139,25 @@ class _Placer:
                     e.engine_reads = e.reads
             case Print() if o.buffer is not None:
                 e.reads = self.span(o.buffer)
-            case Parallel():
-                for inner in walk(o.body):
-                    got = self.effects(inner) if not inner.regions else _Effects()
-                    e.reads |= got.reads
-                    e.writes |= got.writes
+            case _:
+                for region in o.regions:
+                    for inner in walk(region):
+                        got = self.effects(inner) if not inner.regions else _Effects()
+                        e.reads |= got.reads
+                        e.writes |= got.writes
         return e
+
+    def together(self, o: For | While | If) -> bool:
+        """Whether all threads of the scope go the same way: a barrier may stand inside."""
+        decides: tuple[Value, ...]
+        match o:
+            case For():
+                decides = (o.lo, o.hi, o.step)
+            case While():
+                decides = yielded(o.cond)
+            case If():
+                decides = (o.cond,)
+        return all(self.uniformity.level(v) == Level.BLOCK for v in decides)
 
     def block(self, block: Block, state: _State) -> Block:
         ops: list[Op] = []
@@ -147,13 +165,18 @@ class _Placer:
             match o:
                 case Scope():
                     ops.append(replace(o, body=self.block(o.body, _State())))
+                case For() | While() | If() if not self.together(o):
+                    self._before(o, state, ops)
+                    ops.append(o)
                 case For():
                     ops.append(self._loop(o, state))
                 case While():
                     after = state.copy()
+                    self.block(o.cond, after)
                     self.block(o.body, after)
                     state.merge(after)
-                    ops.append(replace(o, body=self.block(o.body, state)))
+                    cond = self.block(o.cond, state)
+                    ops.append(replace(o, cond=cond, body=self.block(o.body, state.copy())))
                 case If():
                     other = state.copy()
                     then = self.block(o.then, state)

@@ -1,0 +1,335 @@
+"""The body of a parallel loop as one thread runs it: registers for fragments, guarded vectors for
+memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    substitute,
+)
+from tilec.ir.errors import InternalError
+from tilec.ir.ops import (
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    CpAsync,
+    Extract,
+    If,
+    Load,
+    Lookup,
+    MemLoad,
+    MemStore,
+    Pack,
+    Parallel,
+    RegRead,
+    RegWrite,
+    Select,
+    Store,
+    Yield,
+)
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.accesses import fragment_accesses
+from tilec.passes.addressing import (
+    conjunction,
+    shared_offset,
+)
+from tilec.passes.memory_access import Memory, MemoryFacts, in_memory, leading_run
+
+
+class LoopBody:
+    """Lowers a loop's body for several neighbouring elements at once. `envs[e]` maps the body's
+    values to those of element e; an op whose operands are the same in all of them is made once."""
+
+    def __init__(
+        self,
+        known: MemoryFacts,
+        b: Builder,
+        loop: Parallel | None,
+        width: int,
+        guarded: bool,
+        replica: Value | None,
+    ) -> None:
+        self.known = known
+        self.b = b
+        self.loop = loop
+        self.width = width
+        self.guarded = guarded
+        self.replica = replica
+        self.first: Value | None = None
+        self.tables: dict[int, tuple[int, ...]] = {}
+        self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
+        self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
+        self._pending: tuple[Load, Memory]
+
+    def op(self, o: Op, envs: list[Substitution]) -> None:
+        self.b.loc = o.loc
+        match o:
+            case Yield():
+                return
+            case Load() | Store() if o in self.fragments:
+                for e, env in enumerate(envs):
+                    self._register(o, env, e)
+            case Load() | Store() if in_memory(o):
+                self._memory(o, envs)
+            case _ if o.pure and not o.regions:
+                self._pure(o, envs)
+            case _:
+                for e, env in enumerate(envs):
+                    self._effect(o, env, e)
+
+    def _pure(self, o: Op, envs: list[Substitution]) -> None:
+        first = [envs[0].get(v, v) for v in o.operands]
+        same = all([env.get(v, v) for v in o.operands] == first for env in envs[1:])
+        for e, env in enumerate(envs):
+            if e and same:
+                for r in o.results:
+                    env[r] = envs[0][r]
+            else:
+                self.b.ops.append(clone(o, env))
+
+    def _effect(self, o: Op, env: Substitution, e: int) -> None:
+        """An op with regions or effects, for one element: its inside is lowered in turn."""
+        if not o.region_fields:
+            self.b.ops.append(clone(o, env))
+            return
+        outer = self.b
+        inner: dict[str, Any] = {}
+        for name in o.region_fields:
+            region: Block = getattr(o, name)
+            args = []
+            for a in region.args:
+                env[a] = Value(a.type, a.name)
+                args.append(env[a])
+            self.b = Builder(o.loc)
+            for x in region.ops:
+                if isinstance(x, Yield):
+                    self.b.ops.append(substitute(x, env))
+                elif isinstance(x, (Load, Store)) and x in self.fragments:
+                    self._register(x, env, e)
+                else:
+                    self.op(x, [env])
+            inner[name] = Block(tuple(args), tuple(self.b.ops))
+        self.b = outer
+        results = []
+        for r in o.results:
+            env[r] = Value(r.type, r.name)
+            results.append(env[r])
+        self.b.ops.append(replace(substitute(o, env), results=tuple(results), **inner))
+
+    # --- fragments ---
+
+    def _register(self, o: Load | Store, env: Substitution, e: int) -> None:
+        access = self.fragments[o]
+        assert self.loop is not None and self.loop.layout is not None and self.first is not None
+        b = self.b
+        index = b.value(Binary, "add", self.first, b.value(Const, e, INT32)) if e else self.first
+        if access.project(self.loop.layout) != self.loop.layout or access.dims != tuple(
+            range(len(self.loop.extents))
+        ):
+            index = b.value(Lookup, self._table(access.buffer, access.dims), index)
+        if isinstance(o, Load):
+            env[o.result] = b.value(RegRead, access.buffer, index)
+        else:
+            b.emit(RegWrite, access.buffer, index, env.get(o.value, o.value))
+
+    def _table(self, fragment: Value, dims: tuple[int, ...]) -> tuple[int, ...]:
+        """Register of the fragment for each register of the loop."""
+        assert self.loop is not None and self.loop.layout is not None
+        own = fragment.buffer.layout
+        assert own is not None
+        mine = self.loop.layout.table("reg")
+        theirs = own.table("reg")
+        where: dict[tuple[int, ...], int] = {}
+        wide = [i for i, e in enumerate(fragment.buffer.static_shape) if e != 1]
+        for r in reversed(range(len(theirs))):
+            where[tuple(int(theirs[r][i]) for i in wide)] = r
+        kept = [d for d in dims if self.loop.extents[d] != 1]
+        try:
+            return tuple(where[tuple(int(c[d]) for d in kept)] for c in mine)
+        except KeyError:
+            raise InternalError(
+                f"the loop's layout {self.loop.layout} does not match {fragment.type}",
+                self.loop.loc,
+            ) from None
+
+    # --- memory ---
+
+    def _memory(self, o: Load | Store, envs: list[Substitution]) -> None:
+        arg = None
+        if self.loop is not None and self.dim >= 0 and len(envs) > 1:
+            arg = self.loop.body.args[self.dim]
+        known = self.known.memory(o, arg, len(envs))
+        width = known.width
+        for start in range(0, len(envs), width):
+            group = envs[start : start + width]
+            if self.loop is not None and self.loop.agent == "cp_async":
+                self._async(o, group, known)
+            elif isinstance(o, Load):
+                self._load(o, group, known)
+            else:
+                self._store(o, group, known)
+
+    def _offset(self, o: Load | Store, env: Substitution) -> Value:
+        buffer = o.source if isinstance(o, Load) else o.dest
+        t = buffer.buffer
+        indices = [env.get(v, v) for v in o.indices]
+        if t.space == "global":
+            return self.known.tensors.offset(self.b, t, indices)
+        assert t.layout is not None
+        return shared_offset(self.b, t.layout, indices)
+
+    def _guard(
+        self, o: Load | Store, env: Substitution, known: Memory, skip: int = -1
+    ) -> list[Value]:
+        """Tests that the access lies inside its tensor, but for dimension `skip`."""
+        b = self.b
+        conds: list[Value] = []
+        if not self.guarded:
+            return conds
+        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        for d, low, high in known.checks:
+            index = env.get(o.indices[d], o.indices[d])
+            if high and d != skip:
+                extent = self.known.tensors.number(b, t.shape[d], index.dtype)
+                conds.append(b.value(Compare, "lt", index, extent))
+            if low:
+                zero = b.value(Const, 0, index.dtype)
+                conds.append(b.value(Compare, "ge", index, zero))
+        return conds
+
+    def _bytes(self, t: BufferType, width: int) -> int:
+        return max(1, width * t.dtype.bits // 8)
+
+    def _crossing(self, o: Load | Store, group: list[Substitution], known: Memory) -> Value | None:
+        """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
+        edge."""
+        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        last = len(o.indices) - 1
+        if (
+            len(group) == 1
+            or not self.guarded
+            or not any(d == last and h for d, _, h in known.checks)
+        ):
+            return None
+        b = self.b
+        index = group[-1].get(o.indices[-1], o.indices[-1])
+        extent = self.known.tensors.number(b, t.shape[-1], index.dtype)
+        return b.value(Compare, "lt", index, extent)
+
+    def _load(self, o: Load, group: list[Substitution], known: Memory) -> None:
+        t = o.source.buffer
+        whole = self._crossing(o, group, known)
+        if whole is not None:
+            self._split(o, group, known, whole)
+            return
+        b = self.b
+        guard = conjunction(b, self._guard(o, group[-1], known))
+        safe = self.known.tensors.safe.get(o.source)
+        other = None
+        if guard is not None and safe is not None:
+            other = b.value(Const, safe.value, safe.dtype)
+        width = len(group)
+        loaded = b.value(
+            MemLoad, o.source, self._offset(o, group[0]), width, self._bytes(t, width), guard, other
+        )
+        for e, env in enumerate(group):
+            env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
+
+    def _split(
+        self, o: Load | Store, group: list[Substitution], known: Memory, whole: Value
+    ) -> None:
+        """One vector access where it fits, element by element at the edge."""
+        b = self.b
+        last = len(o.indices) - 1
+        inner_checks = tuple((d, low, high and d != last) for d, low, high in known.checks)
+        vector, single = Builder(o.loc), Builder(o.loc)
+        types = tuple(o.result.type for _ in group) if isinstance(o, Load) else ()
+        for builder, parts, checks in (
+            (vector, [group], inner_checks),
+            (single, [[env] for env in group], known.checks),
+        ):
+            self.b = builder
+            values: list[Value] = []
+            for part in parts:
+                envs = [dict(env) for env in part]
+                if isinstance(o, Load):
+                    self._load(o, envs, Memory(len(envs), checks))
+                    values += [env[o.result] for env in envs]
+                else:
+                    self._store(o, envs, Memory(len(envs), checks))
+            builder.emit(Yield, tuple(values))
+        self.b = b
+        made = b.emit(If, whole, vector.block(), single.block(), types)
+        if isinstance(o, Load):
+            for env, r in zip(group, made.results):
+                env[o.result] = r
+
+    def _store(self, o: Store, group: list[Substitution], known: Memory) -> None:
+        whole = self._crossing(o, group, known)
+        if whole is not None:
+            self._split(o, group, known, whole)
+            return
+        b = self.b
+        conds = self._guard(o, group[-1], known)
+        if self.replica is not None:
+            conds.append(self.replica)
+        guard = conjunction(b, conds)
+        values = tuple(env.get(o.value, o.value) for env in group)
+        value = values[0] if len(values) == 1 else b.value(Pack, values)
+        t = o.dest.buffer
+        b.emit(
+            MemStore, o.dest, self._offset(o, group[0]), value, self._bytes(t, len(group)), guard
+        )
+
+    def _async(self, o: Load | Store, group: list[Substitution], known: Memory) -> None:
+        """A copy past the registers: made at its store; the load only says from where."""
+        if isinstance(o, Load):
+            for env in group:
+                env[o.result] = o.result
+            self._pending = (o, known)
+            return
+        load, load_known = self._pending
+        b = self.b
+        b.emit(
+            CpAsync,
+            o.dest,
+            self._offset(o, group[0]),
+            load.source,
+            self._offset(load, group[0]),
+            self._bytes(o.dest.buffer, len(group)),
+            self._valid_bytes(load, group, load_known),
+        )
+
+    def _valid_bytes(self, o: Load, group: list[Substitution], known: Memory) -> Value | None:
+        """How many bytes of a vector lie inside the tensor; None if all of them always do."""
+        last = len(o.indices) - 1
+        b = self.b
+        inside = conjunction(b, self._guard(o, group[0], known, skip=last))
+        t = o.source.buffer
+        size = t.dtype.bits // 8
+        whole = b.value(Const, len(group) * size, INT32)
+        valid = whole
+        if self.guarded and any(d == last and high for d, _, high in known.checks):
+            index = group[0].get(o.indices[-1], o.indices[-1])
+            extent = self.known.tensors.number(b, t.shape[-1], index.dtype)
+            left = b.value(Binary, "sub", extent, index)
+            if left.dtype != INT32:
+                left = b.value(
+                    Cast, b.value(Binary, "min", left, b.value(Const, 64, left.dtype)), INT32
+                )
+            count = b.value(Const, len(group), INT32)
+            zero = b.value(Const, 0, INT32)
+            left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)
+            valid = b.value(Binary, "mul", left, b.value(Const, size, INT32))
+        if inside is not None:
+            valid = b.value(Select, inside, valid, b.value(Const, 0, INT32))
+        return None if valid is whole else valid

@@ -1,0 +1,157 @@
+"""What an access to memory in a parallel loop allows: how wide it may be, and which tests it
+needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.ir.analysis import Facts
+from tilec.ir.core import (
+    Func,
+    Op,
+    Value,
+    walk,
+)
+from tilec.ir.layout import Layout
+from tilec.ir.ops import (
+    Binary,
+    Cast,
+    Const,
+    Load,
+    Store,
+)
+from tilec.ir.types import BufferType
+from tilec.passes.addressing import (
+    Tensors,
+)
+from tilec.passes.select_copies import alignment, gcd2, innermost_contiguous
+
+MAX_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One access to memory in a parallel loop: the widest vector it may use, and the tests it
+    needs."""
+
+    width: int
+    checks: tuple[
+        tuple[int, bool, bool], ...
+    ]  # (dimension, below zero possible, past the end possible)
+
+
+class MemoryFacts:
+    """Facts about one function that decide how its elements are accessed."""
+
+    def __init__(self, func: Func) -> None:
+        self.facts = Facts(func)
+        self.tensors = Tensors(func)
+        self.defs = {r: o for o in walk(func.body) for r in o.results}
+        self.runs: dict[Layout, int] = {}
+
+    def affine(self, v: Value, arg: Value) -> tuple[int, int] | None:
+        """(coefficient of `arg`, a power of two that divides the rest), if `v` is linear in
+        `arg`."""
+        if v is arg:
+            return 1, 1 << 30
+        o = self.defs.get(v)
+        if o is None or not depends(v, arg, self.defs):
+            return 0, max(1, self.facts.divisor(v))
+        match o:
+            case Binary(kind="add" | "sub"):
+                x, y = self.affine(o.lhs, arg), self.affine(o.rhs, arg)
+                if x is None or y is None:
+                    return None
+                sign = 1 if o.kind == "add" else -1
+                return x[0] + sign * y[0], gcd2(x[1], y[1]) if x[1] < 1 << 30 else y[1]
+            case Cast() if o.operand.dtype.is_int and o.dtype.is_int:
+                return self.affine(o.operand, arg)
+        return None
+
+    def run(self, layout: Layout) -> int:
+        """Elements of the last dimension that lie side by side, aligned to their number."""
+        if layout not in self.runs:
+            offsets = layout.offsets()
+            best, width = 1, 2
+            while width <= 16 and layout.shape[-1] % width == 0:
+                groups = offsets.reshape(-1, width)
+                if (groups[:, :1] % width).any() or (groups - groups[:, :1] != range(width)).any():
+                    break
+                best, width = width, 2 * width
+            self.runs[layout] = best
+        return self.runs[layout]
+
+    def memory(self, o: Load | Store, arg: Value | None, limit: int) -> Memory:
+        """What is known of an access; `arg` is the loop index along which registers are
+        neighbours."""
+        buffer = o.source if isinstance(o, Load) else o.dest
+        t = buffer.buffer
+        width = 1
+        if arg is not None and limit > 1:
+            width = min(limit, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
+            linear = self.affine(o.indices[-1], arg)
+            others = any(depends(v, arg, self.defs) for v in o.indices[:-1])
+            if linear is None or linear[0] != 1 or others:
+                width = 1
+            else:
+                width = gcd2(width, linear[1])
+                if t.space == "global":
+                    known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
+                    width = min(width, max(known, 1))
+                elif t.layout is not None:
+                    width = min(width, self.run(t.layout))
+        return Memory(width, self.checks(o, t) if t.space == "global" else ())
+
+    def checks(self, o: Load | Store, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
+        """The dimensions whose index is not proved to lie inside, and on which side it may not."""
+        found = []
+        for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
+            lo, hi = self.facts.range(index)
+            low = lo is None or lo < 0
+            if isinstance(extent, int):
+                high = hi is None or hi >= extent
+            else:
+                high = not (index in self.defs and _is_zero(self.defs[index]))
+            if low or high:
+                found.append((d, low, high))
+        return tuple(found)
+
+
+def in_memory(o: Op) -> bool:
+    """Whether `o` loads or stores an element of shared or global memory."""
+    buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
+    return buffer is not None and buffer.buffer.space in ("global", "shared")
+
+
+def leading_run(layout: Layout) -> tuple[int, int]:
+    """(dimension, length): how many of a thread's first registers are neighbours along a
+    dimension, each run starting at a multiple of its length. (-1, 1) if none are."""
+    regs = [d for d in layout.digits if d.owner == "reg"]
+    if not regs:
+        return -1, 1
+    dim = next((i for i, s in enumerate(regs[0].step) if s), -1)
+    if dim < 0:
+        return -1, 1
+    run, used = 1, 0
+    for d in regs:
+        if d.step[dim] != run or any(s for i, s in enumerate(d.step) if i != dim):
+            break
+        run *= d.radix & -d.radix
+        used += 1
+        if d.radix & (d.radix - 1):
+            break
+    rest = [d for d in layout.digits if d.owner != "reg"] + regs[used:]
+    while run > 1 and any(d.step[dim] % run for d in rest):
+        run //= 2
+    return (dim, run) if run > 1 else (-1, 1)
+
+
+def _is_zero(o: Op) -> bool:
+    return isinstance(o, Const) and o.value == 0
+
+
+def depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
+    if v is on:
+        return True
+    o = defs.get(v)
+    return o is not None and any(depends(x, on, defs) for x in o.operands)
