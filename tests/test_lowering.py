@@ -19,6 +19,7 @@ from tilec.ir.ops import (
     Ldmatrix,
     MemLoad,
     Mma,
+    Print,
     Scope,
     Stmatrix,
     TmaLoad,
@@ -233,3 +234,17 @@ def test_aligned_rows_are_read_in_vectors():
     assert all(o.lanes == 1 for o in walk(func.body) if isinstance(o, MemLoad)), (
         "nothing is known of the rows"
     )
+
+
+def test_printing_a_buffer_prints_its_elements():
+    text = PROGRAMS["transpose"][0]
+    head, _, tail = text.partition("body {\n")
+    name = text.split("= alloc shared")[0].split("%")[-1].strip()
+    at = tail.index("parallel")
+    printed = parse_func(
+        f'{head}body {{\n{tail[:at]}print "t = {{}}", buffer=%{name}\n  {tail[at:]}'
+    )
+    func = run_plan(printed, SM80, plans(printed, SM80)[0])
+    found = [o for o in walk(func.body) if isinstance(o, Print)]
+    assert found and all(o.buffer is None and o.format == "t[{}, {}] = {}" for o in found)
+    assert len(found[0].values) == 3

@@ -13,6 +13,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.plan import Plan, plans
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
+from tilec.passes.check_registers import check_registers
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
@@ -21,6 +22,7 @@ from tilec.passes.insert_sync import insert_sync
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
+from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_stores import lower_stores
 from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
@@ -42,10 +44,12 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
+    (lower_prints, "TILE"),
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (select_gemm, "TILE"),
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
     (infer_layouts, "LAID_OUT"),
+    (check_registers, "LAID_OUT"),
     (select_copies, "LAID_OUT"),
 )
 

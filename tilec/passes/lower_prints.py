@@ -1,0 +1,60 @@
+"""lower_prints: printing a whole buffer becomes printing its elements.
+
+Before: `print` ops may name a buffer. After: none does. An on-chip buffer is printed by a parallel loop, each
+element with its indices; a tensor by one thread, in order, because its size may be known at run time only.
+"""
+
+from __future__ import annotations
+
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
+from tilec.ir.types import INT32, ScalarType
+from tilec.passes.addressing import Tensors
+from tilec.target import Target
+
+
+def lower_prints(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    tensors = Tensors(func)
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Print) or o.buffer is None:
+            return None
+        if o.buffer.buffer.space == "global":
+            return _tensor(o, o.buffer, tensors)
+        return _on_chip(o, o.buffer)
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) -> None:
+    title = o.format.replace(" = {}", "").rstrip()
+    holes = ", ".join("{}" for _ in indices)
+    b.emit(Print, f"{title}[{holes}] = {{}}", (*indices, b.value(Load, buffer, indices)))
+
+
+def _on_chip(o: Print, buffer: Value) -> list[Op]:
+    extents = buffer.buffer.static_shape
+    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
+    b = Builder(o.loc)
+    _element(b, o, buffer, args)
+    return [Parallel(extents, b.block(args), loc=o.loc)]
+
+
+def _tensor(o: Print, buffer: Value, tensors: Tensors) -> list[Op]:
+    outer = Builder(o.loc)
+    args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(buffer.buffer.rank))
+    inner = Builder(o.loc)
+    _element(inner, o, buffer, args)
+    body = inner
+    for arg, extent in reversed(list(zip(args, buffer.buffer.shape))):
+        around = Builder(o.loc)
+        zero, one = (around.value(Const, n, INT32) for n in (0, 1))
+        body.emit(Yield)
+        end = tensors.number(around, extent, INT32)
+        around.emit(For, "serial", zero, end, one, (), body.block([arg]))
+        body = around
+    first = outer.value(Compare, "eq", outer.value(ThreadIndex), outer.value(Const, 0, INT32))
+    empty = Block((), (Yield(loc=o.loc),))
+    outer.emit(If, first, Block((), (*body.ops, Yield(loc=o.loc))), empty)
+    return outer.ops
