@@ -90,7 +90,8 @@ def test_decisions_change_no_number(name, target):
         if isinstance(o, Alloc) and o.type.space in ("fragment", "shared"):
             assert o.type.layout is not None
         if isinstance(o, Parallel):
-            assert o.layout is not None and o.layout.shape == o.extents
+            assert o.layout is not None
+            assert all(a >= b for a, b in zip(o.layout.shape, o.extents))
             lanes, warps = o.layout.size("lane"), o.layout.size("warp")
             assert lanes == target.warp_size
             assert warps * lanes == done.attrs["threads"]

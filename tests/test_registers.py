@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import prod
 
 import pytest
 from test_lowering import matmul_text
@@ -13,6 +14,7 @@ from tilec.ir.errors import InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.passes import run
+from tilec.passes.distribution import covering
 from tilec.passes.registers import at_launch, budget, register_split, widest_wgmma
 from tilec.target import find_target
 
@@ -68,3 +70,14 @@ def _abort() -> bytes:
 
 def _refuse() -> bytes:
     raise InternalError("refused")
+
+
+@pytest.mark.parametrize("extents", [(18, 66), (100,), (7, 33), (3, 5, 70), (1000, 3), (128, 64)])
+@pytest.mark.parametrize("warps", [1, 4, 12])
+def test_every_thread_works_on_odd_tiles(extents, warps):
+    layout = covering(extents, 32, warps, 1)
+    assert all(a >= b for a, b in zip(layout.shape, extents))
+    work = layout.size("reg") * 32 * warps
+    if prod(extents) >= 32 * warps:
+        assert work <= 2.2 * prod(extents), "half the threads would be idle"
+    assert covering((128, 64), 32, 4, 4).shape == (128, 64), "nothing is added where it divides"

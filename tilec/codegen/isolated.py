@@ -5,6 +5,7 @@ table foresees (its own register allocator's checks). A user's program must surv
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import tempfile
 import traceback
@@ -43,6 +44,7 @@ def run_isolated(make: Callable[[], bytes], what: str) -> bytes:
 def _child(make: Callable[[], bytes], read: int, write: int, log: int) -> None:
     """Never returns."""
     try:
+        faulthandler.disable()
         os.close(read)
         os.dup2(log, 2)
         try:

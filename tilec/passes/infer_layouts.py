@@ -31,6 +31,7 @@ from tilec.ir.ops import (
 )
 from tilec.passes.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.conversions import convert_operands
+from tilec.passes.distribution import covering
 from tilec.passes.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -134,19 +135,21 @@ class _Inference:
         """Loops and fragments that nothing ties down: coalesced, as wide as the accesses allow."""
         for p in sorted(self.parallels, key=lambda p: -len(p.extents)):
             if p not in self.loops:
-                self.loops[p] = self._blocked(p.extents, _narrowest(p))
+                self.loops[p] = self._blocked(p.extents, _narrowest(p), bool(self.accesses[p]))
                 self.common()
         for o in self.ops:
             if isinstance(o, Alloc) and o.result not in self.layouts:
                 t = o.type
                 if t.space == "fragment":
                     shape = t.static_shape
-                    self.set(o.result, self._blocked(shape, t.dtype.bits), "free: coalesced")
+                    layout = self._blocked(shape, t.dtype.bits, True)
+                    self.set(o.result, layout, "free: coalesced")
                     self.common()
                 elif t.space == "shared":
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
 
-    def _blocked(self, extents: tuple[int, ...], bits: int) -> Layout:
+    def _blocked(self, extents: tuple[int, ...], bits: int, registers: bool) -> Layout:
+        """Coalesced; a loop that touches no fragment may cover more than its extents."""
         total = 1
         for e in extents:
             total *= e
@@ -154,7 +157,8 @@ class _Inference:
         threads = self.warps * self.target.warp_size
         while vector > 1 and (total < vector * threads or extents[-1] % vector):
             vector //= 2
-        return blocked(extents, self.target.warp_size, self.warps, vector)
+        spread = blocked if registers else covering
+        return spread(extents, self.target.warp_size, self.warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
         """Row-major; rows set apart by one bank if a loop walks down a column of it."""

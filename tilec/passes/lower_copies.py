@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import Layout, blocked
+from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Binary,
     Cast,
@@ -23,6 +23,7 @@ from tilec.ir.ops import (
     squeeze,
 )
 from tilec.ir.types import INT32, ScalarType
+from tilec.passes.distribution import covering
 from tilec.target import Target
 
 
@@ -52,13 +53,10 @@ def _loop_layout(
             if t.layout is None:
                 raise InternalError(f"{t} has no layout")
             return t.layout if t.layout.shape == extents else t.layout.reshape(extents)
-    total = 1
-    for e in extents:
-        total *= e
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2
-    return blocked(extents, target.warp_size, warps, vector)
+    return covering(extents, target.warp_size, warps, vector)
 
 
 def _loop(

@@ -224,10 +224,19 @@ class Lowering:
                     Binary, "add", coords[dim], inner.value(Const, e, INT32)
                 )
             envs.append(env)
-        body = LoopBody(self.known, inner, p, width, guarded, replica)
+        inside = [
+            inner.value(Compare, "lt", c, inner.value(Const, own, INT32))
+            for c, own, covered in zip(coords, p.extents, p.layout.shape)
+            if covered > own
+        ]
+        work = Builder(p.loc) if inside else inner
+        body = LoopBody(self.known, work, p, width, guarded, replica)
         body.first = first
         for o in p.body.ops:
             body.op(o, envs)
+        cond = conjunction(inner, inside)
+        if cond is not None:
+            only_if(inner, cond, work.ops)
         inner.emit(Yield)
         zero, count, one = (b.value(Const, n, INT32) for n in (0, registers // width, 1))
         b.emit(For, "unroll", zero, count, one, (), inner.block([group]))

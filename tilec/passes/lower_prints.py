@@ -1,8 +1,8 @@
 """lower_prints: printing a whole buffer becomes printing its elements.
 
-Before: `print` ops may name a buffer. After: none does. An on-chip buffer is printed by a parallel loop, each
-element with its indices; a tensor by one thread, in order, because its size may be known at run time only.
-"""
+Before: `print` ops may name a buffer. After: none does. An on-chip buffer is printed by a parallel
+loop, each element with its indices; a tensor by one thread, in order, because its size may be
+known at run time only."""
 
 from __future__ import annotations
 

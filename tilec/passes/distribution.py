@@ -1,0 +1,38 @@
+"""Spreading the iterations of a loop over a block's threads where no fragment says how."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec.ir.layout import Layout, blocked
+
+
+def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
+    """A coalesced layout in which every thread works, whatever the extents: `vector` neighbours of
+    the last dimension in a thread, then lanes along it. Where the extents do not divide, the layout
+    covers a slightly larger tile (the least waste, wide rows first) and the loop skips what lies
+    outside of its own."""
+    plain = blocked(extents, warp_size, warps, vector)
+    threads = warp_size * warps
+    if idle(plain) == 1 or prod(extents) // vector < threads:
+        return plain
+    columns = -(-extents[-1] // vector)
+    rows = extents[-2] if len(extents) > 1 else 1
+    best: tuple[int, int, tuple[int, int]] | None = None
+    wide = 1
+    while wide <= threads:
+        tall = threads // wide
+        padded = (-(-rows // tall) * tall, -(-columns // wide) * wide)
+        cost = padded[0] * padded[1]
+        if (len(extents) > 1 or tall == 1) and (best is None or (cost, -wide) < best[:2]):
+            best = (cost, -wide, padded)
+        wide *= 2
+    assert best is not None
+    shape = (*extents[:-2], best[2][0], best[2][1] * vector)[-len(extents) :]
+    found = blocked(shape, warp_size, warps, vector)
+    return found if idle(found) < idle(plain) else plain
+
+
+def idle(layout: Layout) -> int:
+    """How many threads hold each element: 1 if none repeats another's work."""
+    return layout.replicas("lane") * layout.replicas("warp")
