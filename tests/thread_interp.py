@@ -472,7 +472,10 @@ class _Agent:
             pairs = self.env[v].reshape(-1, self.size, 2)
             matrix = np.zeros((pairs.shape[0], 8, 8), pairs.dtype)
             for e in range(2):
-                matrix[:, lane // 4, 2 * (lane % 4) + e] = pairs[:, :, e]
+                r, c = lane // 4, 2 * (lane % 4) + e
+                if o.transposed:
+                    r, c = c, r
+                matrix[:, r, c] = pairs[:, :, e]
             at = address[:, 8 * q : 8 * q + 8, None] + 2 * np.arange(8)
             who = np.arange(self.n).reshape(-1, self.size)[:, :8].ravel()
             touched = self.bytes_at(at.reshape(-1, 8), 2)

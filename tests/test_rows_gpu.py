@@ -1,0 +1,54 @@
+"""Every NVIDIA row with random operands against NumPy: on a GPU, and here as the thread interpreter
+and the assembler see it."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from gpu_launch import image_of, launch
+from row_programs import PROGRAMS, Program
+from thread_interp import run_threads
+
+from tilec.target import find_target
+
+SM90 = find_target("cuda:sm_90a")
+NAMES = sorted(PROGRAMS)
+
+
+def program(name: str) -> Program:
+    return PROGRAMS[name](np.random.default_rng(zlib.crc32(name.encode())))
+
+
+def check(p: Program) -> None:
+    for key, want in p.want.items():
+        got = p.arrays[key].reshape(want.shape)
+        if p.tolerance == 0:
+            np.testing.assert_array_equal(got, want, err_msg=key)
+        else:
+            mine, theirs = got.astype(np.float64), want.astype(np.float64)
+            error = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
+            assert error <= p.tolerance, f"{key}: {error}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_the_gpu(name: str) -> None:
+    p = program(name)
+    launch(p.func, SM90, p.arrays)
+    check(p)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_interpreted(name: str) -> None:
+    p = program(name)
+    run_threads(p.func, SM90, p.arrays)
+    check(p)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_assembles(name: str) -> None:
+    """To a cubin without spills, where ptxas is found."""
+    image = image_of(program(name).func, SM90)
+    assert image.resources.spilled_bytes in (0, None)
