@@ -369,7 +369,7 @@ def tensor_map(k: RowKernel, name: str, a: np.ndarray, box: tuple[int, ...], swi
 def _overlap(
     shape: tuple[int, ...], corner: tuple[int, ...], box: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The part of a box that lies inside a tensor, in the tensor and in the box: outermost first."""
+    """The part of a box inside a tensor, in the tensor and in the box: outermost first."""
     inside, part = [], []
     for size, at, extent in zip(shape, reversed(corner), reversed(box)):
         low, high = max(at, 0), min(at + extent, size)

@@ -84,6 +84,17 @@ def transpose_padded(A: T.Tensor((M, N), "float32"), C: T.Tensor((N, M), "float3
 
 
 @case(
+    lambda rng: {"A": single(rng, 100, 70), "C": blank(100, 70)},
+    lambda a: {"C": -a["A"]},
+)
+def swizzled_without_a_loop(A: T.Tensor((M, N), "float32"), C: T.Tensor((M, N), "float32")):
+    with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 16), threads=64) as (bx, by):
+        T.use_swizzle(4, order="column")
+        for i, j in T.Parallel(16, 16):
+            C[by * 16 + i, bx * 16 + j] = -A[by * 16 + i, bx * 16 + j]
+
+
+@case(
     lambda rng: {"A": half(rng, 96, 160), "C": blank(160, 96, dtype=np.float16)},
     lambda a: {"C": a["A"].T},
 )

@@ -28,8 +28,10 @@ def block_order(func: Func, target: Target) -> Func:
     """See the module's opening."""
     swizzles = [o for o in walk(func.body) if isinstance(o, UseSwizzle)]
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
+    if func.attrs.get("persistent") and not persistent:
+        func = func.with_attrs(persistent=False)
     if not swizzles and not persistent:
-        return func.with_attrs(persistent=False) if func.attrs.get("persistent") else func
+        return func
     group = swizzles[0].panel_size if swizzles else int(func.attrs.get("group", 1))
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
