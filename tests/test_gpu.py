@@ -326,3 +326,62 @@ def transpose_half(A: T.Tensor((M, N), "float16"), B: T.Tensor((N, M), "float32"
     with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=64) as (bx, by):
         for i, j in T.Parallel(32, 32):
             B[bx * 32 + i, by * 32 + j] = A[by * 32 + j, bx * 32 + i]
+
+
+def build_tiled_copy(rank, dtype):
+    """Tiles of the last two dimensions of a tensor of `rank` come in through a pipelined loop."""
+    names = [T.dynamic(n) for n in ("P0", "P1", "P2")[: rank - 2]] + [M, N]
+    shape = tuple(names)
+
+    @tilec.kernel
+    def copy2(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(T.ceildiv(M, 32), threads=128) as by:
+            tile = T.alloc_shared((32, 64), dtype)
+            for k in T.Pipelined(T.ceildiv(N, 64), num_stages=3):
+                T.copy(A[by * 32, k * 64], tile)
+                for i, j in T.Parallel(32, 64):
+                    B[by * 32 + i, k * 64 + j] = tile[i, j] * 2.0
+
+    @tilec.kernel
+    def copy3(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(T.ceildiv(M, 32), shape[0], threads=128) as (by, p):
+            tile = T.alloc_shared((32, 64), dtype)
+            for k in T.Pipelined(T.ceildiv(N, 64), num_stages=3):
+                T.copy(A[p, by * 32, k * 64], tile)
+                for i, j in T.Parallel(32, 64):
+                    B[p, by * 32 + i, k * 64 + j] = tile[i, j] * 2.0
+
+    @tilec.kernel
+    def copy4(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(T.ceildiv(M, 32), shape[0], shape[1], threads=128) as (by, p, q):
+            tile = T.alloc_shared((32, 64), dtype)
+            for k in T.Pipelined(T.ceildiv(N, 64), num_stages=3):
+                T.copy(A[p, q, by * 32, k * 64], tile)
+                for i, j in T.Parallel(32, 64):
+                    B[p, q, by * 32 + i, k * 64 + j] = tile[i, j] * 2.0
+
+    @tilec.kernel
+    def copy5(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)):
+        with T.Kernel(T.ceildiv(M, 32), shape[0], shape[1], threads=128) as (by, p, q):
+            tile = T.alloc_shared((32, 64), dtype)
+            for r in T.serial(shape[2]):
+                for k in T.Pipelined(T.ceildiv(N, 64), num_stages=3):
+                    T.copy(A[p, q, r, by * 32, k * 64], tile)
+                    for i, j in T.Parallel(32, 64):
+                        B[p, q, r, by * 32 + i, k * 64 + j] = tile[i, j] * 2.0
+
+    return {2: copy2, 3: copy3, 4: copy4, 5: copy5}[rank]
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tma_of_every_rank(rank, dtype):
+    kernel = build_tiled_copy(rank, dtype)
+    for m, n in [(64, 128), (40, 200), (7, 8)]:
+        shape = (2, 3, 2)[: rank - 2] + (m, n)
+        a = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+        b = torch.full_like(a, float("nan"))
+        kernel(a, b)
+        assert torch.equal(b, a * 2)
+    spec = tilec.spec((2, 3, 2)[: rank - 2] + (64, 128), dtype)
+    assert f"tensor.{rank}d.shared" in kernel.compile(spec, spec, target="cuda:sm_90a").asm

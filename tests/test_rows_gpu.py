@@ -15,6 +15,8 @@ from tilec.target import find_target
 
 SM90 = find_target("cuda:sm_90a")
 NAMES = sorted(PROGRAMS)
+# TMA rows run on a GPU inside whole kernels: `test_tma_of_every_rank` and the products of test_gpu.
+ON_GPU = [n for n in NAMES if not n.startswith("tma")]
 
 
 def program(name: str) -> Program:
@@ -33,7 +35,7 @@ def check(p: Program) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ON_GPU)
 def test_on_the_gpu(name: str) -> None:
     p = program(name)
     launch(p.func, SM90, p.arrays)

@@ -147,7 +147,7 @@ def tensor_map_fits(t: BufferType) -> bool:
     """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
     and strides."""
     return (
-        1 <= t.rank <= 5
+        2 <= t.rank <= 5
         and t.strides is not None
         and t.strides[-1] == 1
         and t.dtype.bits % 8 == 0
