@@ -74,7 +74,7 @@ def test_partitions_are_whole_atoms():
 def decided(name: str, target) -> Func:
     func = parse_func(PROGRAMS[name][0])
     func = Plan("p", specialise=True).apply(
-        place_buffers(raise_tiles(simplify(func, target), target), target)
+        raise_tiles(simplify(place_buffers(func, target), target), target)
     )
     for apply in (block_order, select_gemm, plan_pipeline, infer_layouts, select_copies):
         func = apply(func, target)

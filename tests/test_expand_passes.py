@@ -16,6 +16,7 @@ from tilec.ir.memory import alignment_bytes, version_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    Copy,
     CpAsyncCommit,
     CpAsyncWait,
     For,
@@ -131,6 +132,14 @@ def test_copies_in_flight(stages: int) -> None:
         parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM90, "expand_pipeline", 2
     )
     assert found(plain, ProxyFence), "wgmma reads what threads have written"
+
+
+def test_variables_do_not_hide_a_copy() -> None:
+    func = until(traced("product_offsets_in_variables"), SM80, "expand_pipeline")
+    assert {o.agent for o in found(func, Copy) if o.dest.buffer.space == "shared"} == {"cp_async"}
+    assert len(found(func, TmaLoad)) == 0
+    func = run(traced("product_offsets_in_variables"), SM90)
+    assert len(found(func, TmaLoad)) == 2
 
 
 def test_tiles_through_registers() -> None:

@@ -494,6 +494,27 @@ def product_parallel_fill(
         T.copy(acc, C[by * 64, bx * 64])
 
 
+@product_case("product_offsets_in_variables", 70, 72, 56)
+def product_offsets_in_variables(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """Loops that copy, at offsets that stand in variables: they are copies like any other."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            at = T.alloc_var("int32")
+            at = k * 32
+            for i, j in T.Parallel(64, 32):
+                a[i, j] = A[by * 64 + i, at + j]
+            for i, j in T.Parallel(32, 64):
+                b[i, j] = B[at + i, bx * 64 + j]
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
 @case(
     lambda rng: {
         "A": half(rng, 72, 96),

@@ -38,9 +38,9 @@ Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
-    (simplify, "TILE"),
-    (raise_tiles, "TILE"),
     (place_buffers, "TILE"),
+    (simplify, "TILE"),  # folds what stood in variables
+    (raise_tiles, "TILE"),
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (

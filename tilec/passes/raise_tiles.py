@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Func, Op, Substitution, Value, clone, rewrite
-from tilec.ir.ops import Binary, Cast, Const, Copy, Fill, Load, Parallel, Store, squeeze
+from tilec.ir.ops import Binary, Cast, Const, Copy, Fill, Load, Parallel, Store, Yield, squeeze
 from tilec.ir.types import BufferType, ScalarType
 from tilec.target import Target
 
@@ -41,7 +41,7 @@ class _Loop:
         self.subst: Substitution = {}
 
     def raised(self) -> list[Op] | None:
-        effects = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load)]
+        effects = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
         if len(effects) != 1 or not isinstance(effects[0], Store):
             return None
         store = effects[0]
