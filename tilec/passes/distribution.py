@@ -33,6 +33,17 @@ def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) 
     return found if idle(found) < idle(plain) else plain
 
 
+def fewest_registers(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
+    """The coalesced layout of a fragment in which its threads hold the least, and then as many as
+    `vector` neighbours of the last dimension: narrow pieces may reach more threads of an odd
+    tile."""
+    found = []
+    while vector:
+        found.append(blocked(extents, warp_size, warps, vector))
+        vector //= 2
+    return min(found, key=lambda layout: layout.size("reg"))
+
+
 def idle(layout: Layout) -> int:
     """How many threads hold each element: 1 if none repeats another's work."""
     return layout.replicas("lane") * layout.replicas("warp")

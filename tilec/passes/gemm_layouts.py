@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tilec.ir.instr import find_row
-from tilec.ir.layout import Digit, Layout, blocked, padded, swizzled
+from tilec.ir.layout import Digit, Layout, padded, swizzled
 from tilec.ir.ops import Gemm
+from tilec.passes.distribution import fewest_registers
 
 PAD_BYTES = 16  # skipped after each row of an unswizzled operand: rows start in other banks
 
@@ -36,7 +37,7 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
     """Layout of the C fragment of a gemm whose row and warps are chosen."""
     m, n, _ = o.shape
     if o.row.startswith("simt"):
-        return blocked((m, n), warp_size, total_warps, 4)
+        return fewest_registers((m, n), warp_size, total_warps, 4)
     row = find_row(o.row)
     return spread(row.c, (row.m, row.n), (m, n), (o.warps[0], o.warps[1]), row.warps, total_warps)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import Layout, LayoutRequest, blocked, padded, row_major
+from tilec.ir.layout import Layout, LayoutRequest, padded, row_major
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
@@ -31,7 +31,7 @@ from tilec.ir.ops import (
 )
 from tilec.passes.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.conversions import convert_operands
-from tilec.passes.distribution import covering
+from tilec.passes.distribution import covering, fewest_registers
 from tilec.passes.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -157,7 +157,7 @@ class _Inference:
         threads = self.warps * self.target.warp_size
         while vector > 1 and (total < vector * threads or extents[-1] % vector):
             vector //= 2
-        spread = blocked if registers else covering
+        spread = fewest_registers if registers else covering
         return spread(extents, self.target.warp_size, self.warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
