@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.layout import blocked
+from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -33,6 +33,7 @@ from tilec.ir.ops import (
     Version,
     squeeze,
 )
+from tilec.passes.distribution import idle
 from tilec.passes.rings import Position, const, only_if
 from tilec.passes.slicing import Slice
 from tilec.target import Target
@@ -63,7 +64,33 @@ class _Expander:
         copies = [o for o in loop.body.ops if isinstance(o, Copy) and o.ahead]
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
+        if any(idle(self._staging(o)) > 1 and self._staging(o).size("reg") > 16 for o in copies):
+            return self._in_place(loop, copies)
         return self._through_registers(loop, copies)
+
+    def _staging(self, o: Copy) -> Layout:
+        """Where a tile waits in registers."""
+        shape = squeeze(o.dest.buffer.static_shape) or (1,)
+        warps = self.threads // self.target.warp_size
+        return blocked(shape, self.target.warp_size, warps, max(1, o.vector))
+
+    def _in_place(self, loop: For, copies: list[Copy]) -> list[Op]:
+        """Tiles that do not divide among the threads would fill their registers: nothing runs
+        ahead."""
+        b = Builder(loop.loc)
+        zero = const(b, 0)
+        subst: Substitution = {
+            o.dest: b.value(Version, o.dest, zero, name=o.dest.name) for o in copies
+        }
+
+        def here(o: Op) -> Op | None:
+            if isinstance(o, Copy) and o.ahead:
+                return replace(o, ahead=False, agent="threads")
+            return None
+
+        body = rewrite(loop.body, here, subst)
+        b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
+        return b.ops
 
     def _copies(
         self, b: Builder, loop: For, copies: list[Copy], index: Value, slot: Value
@@ -134,12 +161,12 @@ class _Expander:
         b = Builder(loop.loc)
         at = Position(b, 2, 0, f"pipe{self.rings}")
         self.rings += 1
-        warps = self.threads // self.target.warp_size
         staged = {}
         for o in copies:
-            shape = squeeze(o.dest.buffer.static_shape) or (1,)
-            layout = blocked(shape, self.target.warp_size, warps, max(1, o.vector))
-            t = replace(o.dest.buffer, shape=shape, space="fragment", versions=1, layout=layout)
+            layout = self._staging(o)
+            t = replace(
+                o.dest.buffer, shape=layout.shape, space="fragment", versions=1, layout=layout
+            )
             staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
         zero = const(b, 0)
 
