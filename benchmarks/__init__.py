@@ -1,1 +1,1 @@
-"""Measurements of tilec against its peers, each in the peers' own process; results are committed as JSON."""
+"""Measurements of tilec against its peers, in one process with them; results are JSON files."""
