@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     ProxyFence,
     Scope,
     TmaLoad,
+    TmaStore,
     Version,
     WgmmaWait,
 )
@@ -114,6 +115,19 @@ def test_no_producer_where_nothing_runs_ahead() -> None:
         func = until(traced(name), SM90, "expand_scopes")
         assert not found(func, Scope)
         assert func.attrs["launch_threads"] == func.attrs["threads"]
+
+
+def test_stores_that_are_seen_again_do_not_leave_through_tma() -> None:
+    """TMA's stores arrive at any time until the kernel ends."""
+    assert found(run(traced("product_of_each_step"), SM90), TmaStore)
+    assert not found(run(traced("product_read_again"), SM90), TmaStore)
+    text = matmul_text(64, 64, 32, 2, 128, 0, 0)
+    assert found(run(parse_func(text), SM90), TmaStore)
+    store = "  copy %acc[%zero, %zero], (64, 64), %C[%row, %col], (64, 64)"
+    again = text.replace(
+        store, "  for.serial %zero, %steps, %one body(%q: i32) {\n  " + store + "\n  yield\n  }"
+    )
+    assert not found(run(parse_func(again), SM90), TmaStore), "the same place twice"
 
 
 # --- expand_pipeline ----------------------------------------------------------------------------

@@ -200,3 +200,11 @@ def clone_expression(
             return None
     b.ops.append(clone(o, subst))
     return subst[v]
+
+
+def depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
+    """Whether `v` is computed from `on`."""
+    if v is on:
+        return True
+    o = defs.get(v)
+    return o is not None and any(depends(x, on, defs) for x in o.operands)

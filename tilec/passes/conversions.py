@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.layout import Layout, row_major
-from tilec.ir.ops import Alloc, Const, Copy, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.accesses import fragment_accesses
+from tilec.passes.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -22,8 +22,9 @@ def convert_operands(func: Func, target: Target) -> Block:
     """The body of a laid-out function in which every op finds its fragments as it wants them: a
     loop in the loop's layout, a product's operands and result in its instruction's; an operand that
     has to come from shared memory (part of a fragment, or a product without a matrix instruction)
-    is put there."""
+    is put there, and so is a fragment while an op reaches for elements of other threads."""
     warps = int(func.attrs["threads"]) // target.warp_size
+    inside = {x for o in walk(func.body) if isinstance(o, Parallel) for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
         wants = _Wants()
@@ -35,6 +36,21 @@ def convert_operands(func: Func, target: Target) -> Block:
                     wants.fragment(a.buffer, a.project(layout), partly, a.write)
                 for v in _kept_by_replicas(o, layout):
                     wants.in_shared(v)
+                own = {a.op for a in fragment_accesses(o)}
+                for a in parallel_accesses(o):
+                    if a.buffer.buffer.space == "fragment" and a.op not in own:
+                        wants.in_shared(a.buffer, True, a.write)
+            case Load(source=v) if v.buffer.space == "fragment" and o not in inside:
+                wants.in_shared(v, True, False)
+            case Store(dest=v) if v.buffer.space == "fragment" and o not in inside:
+                wants.in_shared(v, True, True)
+            case Copy():
+                if _is_part(o.source, o.source_extents):
+                    wants.in_shared(o.source, True, False)
+                if _is_part(o.dest, o.dest_extents):
+                    wants.in_shared(o.dest, True, True)
+            case Fill() if _is_part(o.dest, o.extents):
+                wants.in_shared(o.dest, True, True)
             case Gemm():
                 wants.fragment(
                     o.c, accumulator_layout(o, warps, target.warp_size), not o.clear, True
@@ -71,9 +87,9 @@ class _Wants:
         if written:
             self.written.add(v)
 
-    def in_shared(self, v: Value) -> None:
+    def in_shared(self, v: Value, read: bool = False, written: bool = False) -> None:
         t = v.buffer
-        self.types[v] = replace(t, space="shared", layout=row_major(t.static_shape))
+        self.place(v, replace(t, space="shared", layout=row_major(t.static_shape)), read, written)
 
     def around(self, o: Op) -> list[Op] | None:
         """`o` on buffers of its own, between the copies; None if it has all it wants."""
@@ -104,6 +120,11 @@ def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
     if all(v.buffer.space in ("fragment", "local") for v in loads & stores):
         return set()
     return {a.buffer for a in fragment_accesses(p) if a.write}
+
+
+def _is_part(v: Value, extents: tuple[int, ...]) -> bool:
+    t = v.buffer
+    return t.space == "fragment" and squeeze(extents) != squeeze(t.static_shape)
 
 
 def copy_whole(b: Builder, source: Value, dest: Value) -> None:

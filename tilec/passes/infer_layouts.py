@@ -218,7 +218,7 @@ def _narrowest(p: Parallel) -> int:
 def _demote(func: Func) -> Func:
     """Fragments that are indexed in a way registers cannot be (outside of a parallel loop, or not
     by the loop's own indices) live in shared memory instead, where any thread reaches any
-    element."""
+    element. An accumulator stays in registers; `convert_operands` gives such ops a copy."""
     bad: set[Value] = set()
     good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
@@ -235,16 +235,9 @@ def _demote(func: Func) -> Func:
                 for b, e in sides
                 if b.buffer.space == "fragment" and squeeze(e) != squeeze(b.buffer.static_shape)
             }
+    bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
     if not bad:
         return func
-    for o in walk(func.body):
-        if isinstance(o, Gemm) and o.c in bad:
-            raise LayoutError(
-                f"{o.c.name} is the accumulator of a gemm and is also indexed by other than a "
-                "parallel loop's own indices",
-                o.loc,
-                "copy it to a shared buffer and index that",
-            )
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op:

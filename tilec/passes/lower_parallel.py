@@ -24,6 +24,7 @@ from tilec.ir.core import (
     Replacement,
     Substitution,
     Value,
+    rewrite,
     substitute,
     walk,
 )
@@ -80,7 +81,9 @@ def _rewrite_outside(
     ops: list[Op] = []
     for o in block.ops:
         new = substitute(o, subst)
-        if not isinstance(o, Parallel):
+        if isinstance(new, Parallel):
+            new = replace(new, body=rewrite(new.body, lambda _: None, subst))
+        else:
             inner: dict[str, Any] = {
                 n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields
             }

@@ -23,6 +23,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import BufferType
 from tilec.passes.addressing import (
     Tensors,
+    depends,
 )
 from tilec.passes.select_copies import alignment, gcd2, innermost_contiguous
 
@@ -148,10 +149,3 @@ def leading_run(layout: Layout) -> tuple[int, int]:
 
 def _is_zero(o: Op) -> bool:
     return isinstance(o, Const) and o.value == 0
-
-
-def depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
-    if v is on:
-        return True
-    o = defs.get(v)
-    return o is not None and any(depends(x, on, defs) for x in o.operands)

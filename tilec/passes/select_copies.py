@@ -10,13 +10,15 @@ Before: copies name regions. After: each copy has an `agent` and a `vector`:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.layout import Layout, tma_box
-from tilec.ir.ops import AnnotateSafeValue, Const, Copy, Gemm, squeeze
+from tilec.ir.ops import AnnotateSafeValue, Const, Copy, For, Gemm, While, squeeze
 from tilec.ir.types import BufferType
+from tilec.passes.addressing import depends
 from tilec.target import Target
 
 TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
@@ -44,6 +46,8 @@ class _Chooser:
             for o in walk(func.body)
             if isinstance(o, AnnotateSafeValue)
         }
+
+        self.unseen = _never_seen_again(func)
 
     def choose(self, o: Copy) -> Op:
         vector = self.vector(o)
@@ -114,7 +118,33 @@ class _Chooser:
             and store_atoms(f.layout) is not None
             and tensor_map_fits(t)
             and o.dest_extents[-2:] == f.static_shape
+            and o in self.unseen
         )
+
+
+def _never_seen_again(func: Func) -> set[Op]:
+    """The copies to global memory whose elements the kernel neither reads nor writes again, so that
+    it does not matter when they arrive: to a tensor that nothing else touches, at places that
+    change with every loop around them."""
+    users = Counter(v for o in walk(func.body) for v in set(o.operands))
+    found: set[Op] = set()
+
+    def visit(block: Block, loops: tuple[Value | None, ...], defs: dict[Value, Op]) -> None:
+        for o in block.ops:
+            if isinstance(o, Copy) and users[o.dest] == 1:
+                moves = [i and any(depends(v, i, defs) for v in o.dest_offsets) for i in loops]
+                if all(moves):
+                    found.add(o)
+            inner = loops
+            if isinstance(o, For) and o.kind != "persistent":
+                inner = (*loops, o.body.args[0])
+            elif isinstance(o, While):
+                inner = (*loops, None)
+            for region in o.regions:
+                visit(region, inner, defs)
+
+    visit(func.body, (), defining_ops(func.body))
+    return found
 
 
 def gcd2(limit: int, divisor: int) -> int:
