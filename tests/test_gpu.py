@@ -385,3 +385,52 @@ def test_tma_of_every_rank(rank, dtype):
         assert torch.equal(b, a * 2)
     spec = tilec.spec((2, 3, 2)[: rank - 2] + (64, 128), dtype)
     assert f"tensor.{rank}d.shared" in kernel.compile(spec, spec, target="cuda:sm_90a").asm
+
+
+def build_batched(rank):
+    """Products whose result leaves by a TMA store of `rank` dimensions."""
+    lead = tuple(T.dynamic(n) for n in ("P0", "P1", "P2")[: rank - 2])
+    shape = (*lead, M, N)
+
+    @tilec.kernel
+    def batched3(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor(shape, "float16"),
+    ):
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), lead[0], threads=256) as (bx, by, p):
+            A_s = T.alloc_shared((128, 64), "float16")
+            B_s = T.alloc_shared((64, 128), "float16")
+            acc = T.alloc_fragment((128, 128), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
+                T.copy(A[by * 128, k * 64], A_s)
+                T.copy(B[k * 64, bx * 128], B_s)
+                T.gemm(A_s, B_s, acc)
+            if rank == 3:
+                T.copy(acc, C[p, by * 128, bx * 128])
+            elif rank == 4:
+                for q in T.serial(lead[1]):
+                    T.copy(acc, C[p, q, by * 128, bx * 128])
+            else:
+                for q in T.serial(lead[1]):
+                    for r in T.serial(lead[2]):
+                        T.copy(acc, C[p, q, r, by * 128, bx * 128])
+
+    return batched3
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_tma_stores_of_every_rank(rank):
+    kernel = build_batched(rank)
+    lead = (2, 3, 2)[: rank - 2]
+    for m, n, k in [(128, 128, 64), (200, 328, 136)]:
+        a, b = operands(m, n, k, False, False, torch.float16)
+        c = torch.full((*lead, m, n), float("nan"), device="cuda", dtype=torch.half)
+        kernel(a, b, c)
+        want = (a.double() @ b.double()).expand_as(c)
+        assert float((c.double() - want).norm() / want.norm()) < 5e-4
+    half = "float16"
+    specs = [tilec.spec(s, half) for s in ((128, 64), (64, 128), (*lead, 128, 128))]
+    asm = kernel.compile(*specs, target="cuda:sm_90a").asm
+    assert f"tensor.{rank}d.global.shared" in asm
