@@ -21,8 +21,21 @@ from tilec.passes import run, run_plan
 from tilec.target import Target, find_target
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
-PLANS = [(t, i) for t in (SM90, SM80, GFX942) for i in range({SM90: 3, SM80: 1, GFX942: 2}[t])]
-IDS = [f"{t.arch}-{i}" for t, i in PLANS]
+TARGETS = (SM90, SM80, GFX942)
+N_PLANS = {SM90: 3, SM80: 1, GFX942: 2}
+# Plans differ in what they make of pipelined loops; casts need no second NVIDIA target.
+RUNS = [
+    pytest.param(name, target, plan, id=f"{name}-{target.arch}-{plan}")
+    for name, case in sorted(CASES.items())
+    for target in TARGETS
+    for plan in range(N_PLANS[target] if "Pipelined" in case.function.__code__.co_names else 1)
+]
+COMPILATIONS = [
+    pytest.param(name, target, id=f"{name}-{target.arch}")
+    for name in sorted(CASES)
+    for target in TARGETS
+    if not (name.startswith("cast_") and target is SM80)
+]
 
 
 def alignment(a: np.ndarray) -> int:
@@ -42,7 +55,7 @@ def tile_func(case: Case, arrays: Arrays) -> Func:
             a = arrays[p.name]
             known = fact(p.name, a, p.shape, signature.sizes)
             facts[p.name] = TensorFact(known.shape, known.dtype, known.strides, alignment(a))
-    func = trace(signature, Specialisation(facts, {}, case.options, None, None, False))
+    func = trace(signature, Specialisation(facts, {}, case.options, None, None, case.wide))
     verify(func, "TILE")
     return func
 
@@ -62,8 +75,7 @@ def compare(case: Case, got: Arrays, want: Arrays) -> None:
         assert error <= case.tolerance, f"{key}: {error}"
 
 
-@pytest.mark.parametrize(("target", "plan"), PLANS, ids=IDS)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "target", "plan"), RUNS)
 def test_numbers(name: str, target: Target, plan: int) -> None:
     case, arrays = CASES[name], arrays_of(name)
     want = case.want({k: v.copy() for k, v in arrays.items()})
@@ -73,8 +85,7 @@ def test_numbers(name: str, target: Target, plan: int) -> None:
     compare(case, arrays, want)
 
 
-@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("name", "target"), COMPILATIONS)
 def test_compiles_cleanly(name: str, target: Target) -> None:
     case = CASES[name]
     made: Any = assemble(emit(run(tile_func(case, arrays_of(name)), target), target), target)

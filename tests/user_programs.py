@@ -22,7 +22,7 @@ Rng = np.random.Generator
 @dataclass(frozen=True)
 class Case:
     """One program. `options`: compile-time parameters. `local`: it indexes registers at run time,
-    so that local memory is no fault. `small`: not worth running on every plan."""
+    so that local memory is no fault. `wide`: indices have 64 bits."""
 
     function: Callable[..., Any]
     make: Callable[[Rng], Arrays]
@@ -30,6 +30,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 2e-3
     local: bool = False
+    wide: bool = False
 
 
 CASES: dict[str, Case] = {}
@@ -353,6 +354,7 @@ def product_case(
     dtype: Any = np.float16,
     out: Any = np.float32,
     tolerance: float = 2e-3,
+    wide_indices: bool = False,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A case whose function computes C = A @ B (transposed as given)."""
@@ -366,7 +368,7 @@ def product_case(
         a, b = wide(x["A"]), wide(x["B"])
         return {"C": (a.T if ta else a) @ (b.T if tb else b)}
 
-    return case(make, want, name, options=options, tolerance=tolerance)
+    return case(make, want, name, options=options, tolerance=tolerance, wide=wide_indices)
 
 
 def plain_product(
@@ -414,6 +416,11 @@ for _bm, _bn, _bk, _stages, _threads, _m, _n, _k in (
         stages=_stages,
         threads=_threads,
     )(plain_product)
+
+
+product_case(
+    "product_wide", 130, 72, 104, wide_indices=True, BM=64, BN=64, BK=32, stages=3, threads=128
+)(plain_product)
 
 
 @product_case("product_no_steps", 64, 64, 1, BM=64, BN=64, BK=32, stages=3, threads=128)
@@ -1287,6 +1294,53 @@ def _ragged_steps(x: Arrays) -> np.ndarray:
     starts = np.concatenate([[0], np.cumsum(x["L"])[:-1]])
     a, b = wide(x["A"]), wide(x["B"])
     return sum(a[:, s : s + 32] @ b[s : s + 32] for s in starts)
+
+
+@case(
+    lambda rng: {"A": half(rng, 2, 72, 64), "W": half(rng, 2, 64, 64), "C": blank(72, 64)},
+    lambda a: {"C": (wide(a["A"]) @ wide(a["W"])).sum(0) * 2},
+    wide=True,
+)
+def nested_pipelines(
+    A: T.Tensor((B, M, K), "float16"),
+    W: T.Tensor((B, K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+):
+    """A ring whose loop is entered again and again, the last time with no step to make."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 16), "float16")
+        w = T.alloc_shared((16, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for z in T.serial(A.shape[0] * 2 + 1):
+            for k in T.Pipelined(
+                T.if_then_else(z < A.shape[0] * 2, T.ceildiv(K, 16), 0), num_stages=3
+            ):
+                T.copy(A[z // 2, by * 64, k * 16], a)
+                T.copy(W[z // 2, k * 16, bx * 64], w)
+                T.gemm(a, w, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@case(
+    lambda rng: {"A": half(rng, 72, 96), "B": half(rng, 96, 64), "C": blank(72, 64)},
+    lambda a: {"C": np.where(np.arange(72)[:, None] < 64, wide(a["A"]) @ wide(a["B"]), 77)},
+)
+def product_of_some_blocks(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """Blocks that have nothing to do, and loops that do not begin at zero."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        if by == 0:
+            T.clear(acc)
+            for k in T.Pipelined(1, T.ceildiv(K, 32) + 1, num_stages=2):
+                T.copy(A[by * 64, k * 32 - 32], a)
+                T.copy(B[k * 32 - 32, bx * 64], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[by * 64, bx * 64])
 
 
 # --- dtypes -------------------------------------------------------------------------------------

@@ -97,9 +97,16 @@ def coordinates(b: Builder, layout: Layout, place: Place, reg: Value) -> list[Va
     return [n.combine(layout.forward_terms(d), source) for d in range(len(layout.shape))]
 
 
+def narrow(b: Builder, v: Value) -> Value:
+    """`v` as i32."""
+    return v if v.dtype == INT32 else b.value(Cast, v, INT32)
+
+
 def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
-    """Offset in elements of a coordinate in a shared buffer, padding included."""
+    """Offset in elements of a coordinate in a shared buffer, padding included: i32, whatever the
+    coordinates are."""
     n = Numbers(b)
+    coords = [narrow(b, c) for c in coords]
     offset = n.combine(layout.inverse_terms(), lambda t: coords[int(t.source)])
     if layout.pad:
         every, skip = layout.pad

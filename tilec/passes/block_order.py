@@ -21,6 +21,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32, ScalarType
+from tilec.passes.addressing import narrow
 from tilec.target import Target
 
 
@@ -133,7 +134,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     else:
         subst: Substitution = {}
         b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, Yield)]
-        grid = [subst.get(v, v) for v in yielded(func.grid)]
+        grid = [narrow(b, subst.get(v, v)) for v in yielded(func.grid)]
     total = grid[0]
     for extent in grid[1:]:
         total = n.op("mul", total, extent)

@@ -18,7 +18,6 @@ from tilec.ir.core import (
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import (
     Binary,
-    Cast,
     Compare,
     Const,
     CpAsync,
@@ -40,6 +39,7 @@ from tilec.ir.types import INT32, BufferType
 from tilec.passes.accesses import fragment_accesses
 from tilec.passes.addressing import (
     conjunction,
+    narrow,
     shared_offset,
 )
 from tilec.passes.memory_access import Memory, MemoryFacts, in_memory, leading_run
@@ -322,13 +322,9 @@ class LoopBody:
             index = group[0].get(o.indices[-1], o.indices[-1])
             extent = self.known.tensors.number(b, t.shape[-1], index.dtype)
             left = b.value(Binary, "sub", extent, index)
-            if left.dtype != INT32:
-                left = b.value(
-                    Cast, b.value(Binary, "min", left, b.value(Const, 64, left.dtype)), INT32
-                )
-            count = b.value(Const, len(group), INT32)
-            zero = b.value(Const, 0, INT32)
+            count, zero = (b.value(Const, n, left.dtype) for n in (len(group), 0))
             left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)
+            left = narrow(b, left)  # only now: it may have been far below zero
             valid = b.value(Binary, "mul", left, b.value(Const, size, INT32))
         if inside is not None:
             valid = b.value(Select, inside, valid, b.value(Const, 0, INT32))

@@ -30,7 +30,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32
-from tilec.passes.addressing import Numbers, Place, shared_offset
+from tilec.passes.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import TensorMaps, only_if
 from tilec.passes.select_copies import store_atoms
@@ -127,15 +127,15 @@ def _store(o: Copy, maps: TensorMaps) -> list[Op]:
     at = [
         z.op(
             "add",
-            z.op("add", _narrow(send, o.dest_offsets[-1]), origin[1]),
+            z.op("add", narrow(send, o.dest_offsets[-1]), origin[1]),
             z.op("mul", j, z.const(columns)),
         ),
         z.op(
             "add",
-            z.op("add", _narrow(send, o.dest_offsets[-2]), origin[0]),
+            z.op("add", narrow(send, o.dest_offsets[-2]), origin[0]),
             z.op("mul", i, z.const(step_row)),
         ),
-        *(_narrow(send, v) for v in reversed(o.dest_offsets[:-2])),
+        *(narrow(send, v) for v in reversed(o.dest_offsets[:-2])),
     ]
     send.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset)
     send.emit(TmaStoreCommit)
@@ -143,10 +143,6 @@ def _store(o: Copy, maps: TensorMaps) -> list[Op]:
     close(rows, "unroll", j, chunks, inner)
     close(b, "unroll", i, m_blocks, rows)
     return b.ops
-
-
-def _narrow(b: Builder, v: Value) -> Value:
-    return v if v.dtype == INT32 else b.value(Cast, v, INT32)
 
 
 def _warp_origin(x: Numbers, layout: Layout, warp: Value) -> tuple[Value, Value]:

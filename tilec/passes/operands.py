@@ -11,7 +11,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Value
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Gemm
-from tilec.passes.addressing import Numbers, shared_offset
+from tilec.passes.addressing import Numbers, narrow, shared_offset
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
 PAD_BYTES = (
@@ -63,7 +63,7 @@ class Operand:
 
     def _start(self, x: Numbers, d: int) -> Value:
         known = self.starts[d]
-        return self.offsets[d] if known is None else x.const(known)
+        return narrow(x.b, self.offsets[d]) if known is None else x.const(known)
 
 
 def operand(o: Gemm, which: str, facts: Facts) -> Operand:
