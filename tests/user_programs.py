@@ -1574,6 +1574,21 @@ def shifted_rows_in_fragment(A: T.Tensor((M, 33), "float32"), C: T.Tensor((M, 33
 
 @case(
     lambda rng: {"A": single(rng, 36, 20), "C": blank(20, 36)},
+    lambda a: {"C": a["A"].T * 3 + 1},
+)
+def transposed_in_shared(A: T.Tensor((M, N), "float32"), C: T.Tensor((N, M), "float32")):
+    """One tile dies in the loop in which the other is born: they cannot share bytes."""
+    with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 32), threads=128) as (bx, by):
+        f = T.alloc_shared((32, 16), "float32")
+        g = T.alloc_shared((16, 32), "float32")
+        T.copy(A[by * 32, bx * 16], f)
+        for i, j in T.Parallel(16, 32):
+            g[i, j] = f[j, i] * 3.0 + 1.0
+        T.copy(g, C[bx * 16, by * 32])
+
+
+@case(
+    lambda rng: {"A": single(rng, 36, 20), "C": blank(20, 36)},
     lambda a: {"C": a["A"].T * 3},
 )
 def transposed_in_fragments(A: T.Tensor((M, N), "float32"), C: T.Tensor((N, M), "float32")):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Const, Load, Parallel, Store
+from tilec.ir.ops import Cast, Const, For, If, Load, Parallel, Store, While, yielded
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def parallel_accesses(p: Parallel) -> list[Access]:
     for o in walk(p.body):
         if isinstance(o, Const) and o.value == 0:
             zeros.add(o.result)
+        if isinstance(o, Cast) and o.operand in position and o.dtype.is_int and o.dtype.bits >= 32:
+            position[o.result] = position[o.operand]
         joined = frozenset[Value]().union(*(depends.get(v, frozenset()) for v in o.operands))
         for r in o.results:
             depends[r] = joined
@@ -60,7 +63,8 @@ def parallel_accesses(p: Parallel) -> list[Access]:
                 for v, e in zip(o.indices, shape)
                 if not (e == 1 and (v in zeros or v not in depends))
             ]
-            plain = all(v in position for v in kept) and len(set(kept)) == len(kept)
+            plain = all(v in position for v in kept)
+            plain = plain and len({position[v] for v in kept}) == len(kept)
             dims = tuple(position[v] for v in kept) if plain else ()
             uses = tuple(depends.get(v, frozenset()) for v in o.indices)
             found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices, uses))
@@ -78,3 +82,16 @@ def fragment_accesses(p: Parallel) -> list[Access]:
         if extents == tuple(p.extents[d] for d in a.dims if p.extents[d] != 1):
             out.append(a)
     return out
+
+
+def together(o: For | While | If, uniformity: Uniformity) -> bool:
+    """Whether all threads of the scope go the same way: a barrier may stand inside."""
+    decides: tuple[Value, ...]
+    match o:
+        case For():
+            decides = (o.lo, o.hi, o.step)
+        case While():
+            decides = yielded(o.cond)
+        case If():
+            decides = (o.cond,)
+    return all(uniformity.level(v) == Level.BLOCK for v in decides)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.analysis import Uniformity
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import (
@@ -37,8 +37,8 @@ from tilec.ir.ops import (
     Store,
     Version,
     While,
-    yielded,
 )
+from tilec.passes.accesses import together
 from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
@@ -147,25 +147,13 @@ class _Placer:
                         e.writes |= got.writes
         return e
 
-    def together(self, o: For | While | If) -> bool:
-        """Whether all threads of the scope go the same way: a barrier may stand inside."""
-        decides: tuple[Value, ...]
-        match o:
-            case For():
-                decides = (o.lo, o.hi, o.step)
-            case While():
-                decides = yielded(o.cond)
-            case If():
-                decides = (o.cond,)
-        return all(self.uniformity.level(v) == Level.BLOCK for v in decides)
-
     def block(self, block: Block, state: _State) -> Block:
         ops: list[Op] = []
         for o in block.ops:
             match o:
                 case Scope():
                     ops.append(replace(o, body=self.block(o.body, _State())))
-                case For() | While() | If() if not self.together(o):
+                case For() | While() | If() if not together(o, self.uniformity):
                     self._before(o, state, ops)
                     ops.append(o)
                 case For():

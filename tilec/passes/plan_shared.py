@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilec.ir.analysis import Uniformity
 from tilec.ir.core import Block, Func, Op, Value, rewrite
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, version_bytes
-from tilec.ir.ops import Alloc, Copy, For, While
+from tilec.ir.ops import Alloc, Copy, For, If, Parallel, While
+from tilec.passes.accesses import together
 from tilec.target import Target
 
 FOREVER = 1 << 60
@@ -31,7 +33,7 @@ class _Life:
 
 def plan_shared(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    lives = _lifetimes(func.body)
+    lives = _lifetimes(func)
     placed: list[_Life] = []
     for life in sorted(lives, key=lambda x: (-alignment_bytes(x.alloc.type), -x.size)):
         align = alignment_bytes(life.alloc.type)
@@ -57,7 +59,8 @@ def plan_shared(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit)).with_attrs(shared_bytes=total)
 
 
-def _lifetimes(body: Block) -> list[_Life]:
+def _lifetimes(func: Func) -> list[_Life]:
+    uniformity = Uniformity(func)
     lives: dict[Value, _Life] = {}
     alias: dict[Value, Value] = {}
     clock = 0
@@ -68,10 +71,17 @@ def _lifetimes(body: Block) -> list[_Life]:
             life.first = min(life.first, first)
             life.last = max(life.last, last)
 
-    def visit(block: Block, loops: list[tuple[set[Value], set[Value]]]) -> None:
+    def visit(block: Block, loops: list[tuple[set[Value], set[Value]]], still: bool) -> None:
         nonlocal clock
+
+        def use(v: Value) -> None:
+            touch(v, clock, clock)
+            for made_before, used in loops:
+                if alias.get(v, v) in made_before:
+                    used.add(alias.get(v, v))
+
         for o in block.ops:
-            clock += 1
+            clock += not still
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
                 size = version_bytes(o.type) * o.type.versions
                 whole = o.type.space == "barrier" or o.type.versions > 1
@@ -80,24 +90,24 @@ def _lifetimes(body: Block) -> list[_Life]:
                 if o.opname == "version":
                     alias[r] = alias.get(o.operands[0], o.operands[0])
             for v in o.operands:
-                touch(v, clock, clock)
-                for made_before, used in loops:
-                    if alias.get(v, v) in made_before:
-                        used.add(alias.get(v, v))
+                use(v)
             if isinstance(o, Copy) and o.staging is not None:
                 touch(o.staging, clock, FOREVER)  # TMA reads it after the copy has been passed
+            # Where no barrier can stand, all that is used is used at once.
+            parted = isinstance(o, (For, While, If)) and not together(o, uniformity)
+            inside = still or parted or isinstance(o, Parallel)
             if isinstance(o, (For, While)):
                 # What an iteration leaves in a buffer from outside, the next one may read.
                 start, used = clock, set[Value]()
                 for region in o.regions:
-                    visit(region, [*loops, (set(lives), used)])
+                    visit(region, [*loops, (set(lives), used)], inside)
                 for v in used:
                     touch(v, start, clock)
             else:
                 for region in o.regions:
-                    visit(region, loops)
+                    visit(region, loops, inside)
 
-    visit(body, [])
+    visit(func.body, [], False)
     return [x for x in lives.values() if x.last >= 0]
 
 
