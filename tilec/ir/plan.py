@@ -6,7 +6,7 @@ changed by a plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tilec.ir.core import Func
 from tilec.target import Target
@@ -16,30 +16,36 @@ from tilec.target import Target
 class Plan:
     """What may be chosen.
 
-    `specialise`: producer warps bring tiles by TMA, the user's threads compute. `persistent`: each
-    block of the launch walks over several blocks of the user's grid. `group`: how many blocks along
-    grid dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no
-    swizzle. `staged_store`: a fragment goes to global memory through shared memory and TMA.
+    `specialise`: producer warps bring tiles by TMA, the user's threads compute.
+    `persistent`: each block of the launch walks over several blocks of the user's grid.
+    `teams`: how many sets of the user's threads a launched block holds; with 2, each computes
+    blocks of its own and they take turns at the tensor cores (ping-pong).
+    `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
+    of them need is loaded once (multicast).
+    `split`: how many blocks of a cluster share the iterations of one sum.
+    `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
+    reuse), where the user gave no swizzle.
+    `staged_store`: a fragment goes to global memory through shared memory and TMA.
     `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
+    `stages`: versions of a loop's buffers where the user left `num_stages` open.
     """
 
     name: str
     specialise: bool = False
     persistent: bool = False
-    group: int = 8
+    teams: int = 1
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    split: int = 1
+    panel: int = 8
     staged_store: bool = False
     single_buffer: bool = False
+    stages: int = 2
 
     def apply(self, func: Func) -> Func:
         """`func` with the plan's choices as attributes."""
-        return func.with_attrs(
-            plan=self.name,
-            specialise=self.specialise,
-            persistent=self.persistent,
-            group=self.group,
-            staged_store=self.staged_store,
-            single_buffer=self.single_buffer,
-        )
+        chosen = asdict(self)
+        chosen["plan"] = chosen.pop("name")
+        return func.with_attrs(**chosen)
 
 
 def plans(func: Func, target: Target) -> tuple[Plan, ...]:

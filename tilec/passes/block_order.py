@@ -33,7 +33,7 @@ def block_order(func: Func, target: Target) -> Func:
         func = func.with_attrs(persistent=False)
     if not swizzles and not persistent:
         return func
-    group = swizzles[0].panel_size if swizzles else int(func.attrs.get("group", 1))
+    group = swizzles[0].panel_size if swizzles else int(func.attrs.get("panel", 1))
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
         return _persistent(func, group, along)
