@@ -41,7 +41,7 @@ def same_results(name: str, before: Func, after: Func, grid: tuple[int, ...] | N
 @pytest.mark.parametrize("launched", [1, 3, 100])
 def test_persistent_blocks_cover_the_grid(name, launched):
     func = parse_func(PROGRAMS[name][0])
-    done = block_order(Plan("p", persistent=True, group=2).apply(func), SM90)
+    done = block_order(Plan("p", persistent=True, panel=2).apply(func), SM90)
     (loop,) = [o for o in done.body.ops if isinstance(o, For)]
     assert loop.kind == "persistent"
     assert not any(isinstance(o, BlockIndex) for o in walk(loop.body))
