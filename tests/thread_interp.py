@@ -9,6 +9,7 @@ operands."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,7 @@ class _Machine:
         self.races = RaceCheck(len(self.shared.bytes))
         self.agents = 0
         self.barriers: dict[tuple[Value, int], _Barrier] = {}
+        self.turns: Counter[int] = Counter()  # passes less waits of each named barrier
         self.address: dict[Value, Any] = {}
         self.base = env
 
@@ -86,8 +88,11 @@ class _Machine:
 
 
 class _Agent:
-    def __init__(self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any]) -> None:
+    def __init__(
+        self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any], team: int = 0
+    ) -> None:
         self.m = m
+        self.team, self.teams = team, 1
         self.size = m.target.warp_size
         self.n = warps * self.size
         self.env = env
@@ -131,6 +136,11 @@ class _Agent:
                 b = self.barrier(o.barrier, o.slot)
                 parity = self.one(o.parity)
                 while b.phase == parity:
+                    yield
+            case ops.TurnWait():
+                turn = self.m.turns
+                turn[o.id + self.team] -= 1  # -1: it waits, 0: both have been here
+                while turn[o.id + self.team] < 0:
                     yield
             case _:
                 self.simple(o)
@@ -224,7 +234,8 @@ class _Agent:
             case ops.Warp():
                 put(o, (lanes // self.size).astype(np.int32))
             case ops.ThreadIndex():
-                put(o, (lanes + self.first * self.size).astype(np.int32))
+                first = self.first if self.teams == 1 else 0
+                put(o, (lanes + first * self.size).astype(np.int32))
             case ops.Lookup():
                 put(o, np.asarray(o.table, np.int32)[get(o.index)])
             case ops.Alloc():
@@ -280,6 +291,10 @@ class _Agent:
                     b.settle()
             case ops.Barrier() if not self.mask.all():
                 raise BadAccess(f"a barrier that not all threads reach, at {o.loc}")
+            case ops.TurnPass():
+                self.m.turns[o.id + (self.team + 1) % self.teams] += 1
+            case ops.Team():
+                put(o, np.int32(self.team))
             case ops.Barrier():
                 self.clock.epoch += 1
             case ops.WarpSync():
@@ -582,8 +597,13 @@ def _run_block(m: _Machine) -> None:
         raise BadAccess("a wait outside of a scope")
     running = []
     for s in scopes:
-        env = {v: x for v, x in main.env.items() if np.ndim(x) == 0}
-        running.append(_Agent(m, s.first_warp, s.warps, env).run(s.body))
+        warps = s.warps // s.teams
+        for team in range(s.teams):
+            env = {v: x for v, x in main.env.items() if np.ndim(x) == 0}
+            m.agents += 1
+            agent = _Agent(m, s.first_warp + team * warps, warps, env, team)
+            agent.teams = s.teams
+            running.append(agent.run(s.body))
     stuck = 0
     while running:
         before_state = _progress(m)
@@ -599,4 +619,5 @@ def _run_block(m: _Machine) -> None:
 
 
 def _progress(m: _Machine) -> tuple[Any, ...]:
-    return tuple((b.phase, b.pending, b.tx) for b in m.barriers.values())
+    states = tuple((b.phase, b.pending, b.tx) for b in m.barriers.values())
+    return (*states, *m.turns.values())

@@ -44,6 +44,9 @@ class Emitter(Buffers):
     lane: Val
     warp: Val
     block_warp: Val
+    team = int_val(0)
+    teams = 1  # of the scope being printed
+    team_threads = 0
 
     def __init__(self, func: Func, target: Target) -> None:
         super().__init__()
@@ -368,6 +371,7 @@ class Emitter(Buffers):
             mine = set(range(o.first_warp, o.first_warp + o.warps))
             first = int_val(o.first_warp)
             self.warp = self.scalars.binary("sub", self.block_warp, first, INT32)
+            thread = self.thread
             following = join
             if not mine >= left:
                 body, following = f.label(o.name), f.label(f"not_{o.name}")
@@ -378,10 +382,13 @@ class Emitter(Buffers):
                 self.warp = int_val(0)
             else:
                 self.ranges.set(warp, 0, o.warps - 1)
+            if o.teams > 1:
+                self._enter_team(o)
             self.enter_scope(o)
             self.region(o.body)
             f.forget(mark)
             self.ranges.set(warp, *known)
+            self.thread, self.team, self.teams, self.team_threads = thread, int_val(0), 1, 0
             f.br(join)
             if following != join:
                 f.start(following)
@@ -392,6 +399,21 @@ class Emitter(Buffers):
         else:
             f.br(join)
         f.start(join)
+
+
+    def _enter_team(self, o: ops.Scope) -> None:
+        """Count warps and threads from the first of this thread's team."""
+        binary, size = self.scalars.binary, self.target.warp_size
+        warps = int_val(o.warps // o.teams)
+        self.team = self.ranges.set(binary("floordiv", self.warp, warps, INT32), 0, o.teams - 1)
+        self.warp = binary("mod", self.warp, warps, INT32)
+        self.ranges.set(self.warp, 0, o.warps // o.teams - 1)
+        first = binary("mul", self.warp, int_val(size), INT32)
+        self.thread = binary("add", first, self.lane, INT32)
+        self.teams, self.team_threads = o.teams, o.warps // o.teams * size
+
+    def emit_team(self, o: ops.Team) -> None:
+        self.env[o.result] = self.team
 
 
 def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:

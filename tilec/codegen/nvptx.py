@@ -16,7 +16,7 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
 from tilec.ir.instr import memory as moves
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT64, DType
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT32, INT64, DType
 from tilec.target import Target
 
 DIMS = "xyz"
@@ -115,7 +115,25 @@ class NvptxEmitter(Emitter):
 
     def emit_barrier(self, o: ops.Barrier) -> None:
         threads = o.threads or self.threads
-        self.asm(sync.BARRIER_SYNC.asm, [int_val(o.id), int_val(threads)], "bar.sync")
+        self.asm(sync.BARRIER_SYNC.asm, [self._team_id(o.id), int_val(threads)], "bar.sync")
+
+    def _team_id(self, first: int, ahead: int = 0) -> Val:
+        """The named barrier of this thread's team, or of the team `ahead` of it."""
+        if self.teams == 1:
+            return int_val(first)
+        at = self.scalars.binary("add", self.team, int_val(ahead), INT32)
+        if ahead:
+            at = self.scalars.binary("mod", at, int_val(self.teams), INT32)
+        return self.scalars.binary("add", at, int_val(first), INT32)
+
+    def emit_turn_wait(self, o: ops.TurnWait) -> None:
+        """`bar.sync` of the team's own barrier with the team before it, which only arrives."""
+        both = int_val(2 * self.team_threads)
+        self.asm(sync.BARRIER_SYNC.asm, [self._team_id(o.id), both], "bar.sync")
+
+    def emit_turn_pass(self, o: ops.TurnPass) -> None:
+        both = int_val(2 * self.team_threads)
+        self.asm(sync.BARRIER_ARRIVE.asm, [self._team_id(o.id, 1), both], "bar.arrive")
 
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
         self.asm(sync.WARP_SYNC.asm, row="bar.warp.sync")

@@ -14,7 +14,7 @@ from tilec.target import Target
 
 def check_registers(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    threads = int(func.attrs["threads"])
+    threads = int(func.attrs["threads"]) * int(func.attrs.get("teams", 1))
     specialised = bool(func.attrs.get("specialise"))
     limit = budget(threads, specialised, target)
     for o in walk(func.body):

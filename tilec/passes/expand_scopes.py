@@ -30,14 +30,17 @@ from tilec.ir.ops import (
 from tilec.passes.registers import producer_warps, register_split
 from tilec.passes.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
 from tilec.passes.slicing import NotClonable, Slice
+from tilec.passes.teams import Teams
 from tilec.target import Target
 
 
 def expand_scopes(func: Func, target: Target) -> Func:
     """See the module's opening."""
     tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
-    if not tiles:
+    count = int(func.attrs.get("teams", 1))
+    if not tiles and count == 1:
         return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
+    teams = Teams(func, count) if count > 1 else None
     try:
         part = Slice(func.body, tiles)
     except NotClonable:
@@ -47,12 +50,13 @@ def expand_scopes(func: Func, target: Target) -> Func:
     ring_of = {v: r for r in rings for v in r.buffers}
     maps = TensorMaps()
     top = Builder(func.loc)
-    body = _hoist_buffers(func.body, top)
+    private = _hoist_buffers(func.body, top, ring_of, teams)
     for r in rings:
         r.allocate(top)
-    helpers = producer_warps(warps)
     producer = _producer(func, part, rings, ring_of, maps)
-    consumer = _consumers(body, func, rings, ring_of)
+    consumer = _consumers(func, rings, ring_of, private, teams)
+    warps *= count
+    helpers = producer_warps(warps)
     registers = register_split(warps, target)
     init = Builder(func.loc)
     for r in rings:
@@ -61,7 +65,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     maps.prefetch(init)
     only_if(top, elected(top), init.ops)
     top.emit(Barrier)
-    top.emit(Scope, "consumer", 0, warps, consumer, registers[0])
+    top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
     top.emit(Scope, "producer", warps, helpers, producer, registers[1])
     func = Func(
         func.name,
@@ -84,16 +88,21 @@ def _without_tma(func: Func) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
-def _hoist_buffers(body: Block, top: Builder) -> Block:
-    """Move shared allocations to the top, where both scopes see them."""
-
-    def visit(o: Op) -> None | list[Op]:
-        if isinstance(o, Alloc) and o.type.space == "shared":
-            top.ops.append(o)
-            return []
-        return None
-
-    return rewrite(body, visit)
+def _hoist_buffers(
+    body: Block, top: Builder, ring_of: dict[Value, Ring], teams: Teams | None
+) -> dict[Value, Value]:
+    """Repeat the shared allocations at the top, where all scopes see them. Those that the
+    consumers use as scratch get a version for each team: what they are called before and after."""
+    private: dict[Value, Value] = {}
+    for o in walk(body):
+        if not isinstance(o, Alloc) or o.type.space != "shared":
+            continue
+        if teams is not None and o.result not in ring_of:
+            made = teams.private(o)
+            private[o.result] = made.result
+            o = made
+        top.ops.append(o)
+    return private
 
 
 def _readers(loop: For, buffers: set[Value]) -> list[int]:
@@ -170,17 +179,38 @@ def _producer(
     return outer.block()
 
 
-def _consumers(body: Block, func: Func, rings: list[Ring], ring_of: dict[Value, Ring]) -> Block:
+def _consumers(
+    func: Func,
+    rings: list[Ring],
+    ring_of: dict[Value, Ring],
+    private: dict[Value, Value],
+    teams: Teams | None,
+) -> Block:
     top = Builder(func.loc)
     positions = {r: Position(top, r.stages, 0, r.name) for r in rings}
+    made: dict[Op, list[Op]] = {}
 
     def visit(o: Op) -> None | list[Op]:
+        if isinstance(o, Alloc) and o.type.space == "shared":
+            return []
         if isinstance(o, For) and any(isinstance(x, Copy) and x.agent == "tma" for x in o.body.ops):
             return _consumer_loop(o, positions, ring_of)
         return None
 
-    inner = rewrite(body, visit)
-    return Block((), (*top.ops, *inner.ops))
+    if teams is None:
+        return Block((), (*top.ops, *rewrite(func.body, visit).ops))
+    made = {o: _consumer_loop(o, positions, ring_of) for o in teams.rings}
+    ops: list[Op] = []
+    for o in func.body.ops:
+        if o is teams.loop:
+            b = Builder(o.loc)
+            shared_out = teams.share_out(b, teams.loop, made, ring_of, positions)
+            ops += [*b.ops, *shared_out]
+        else:
+            ops.append(o)
+    rest = rewrite(Block((), tuple(ops)), visit)
+    body = teams.own(top, private, rest)
+    return Block((), (*top.ops, *body.ops))
 
 
 def _consumer_loop(

@@ -92,6 +92,17 @@ class Position:
             turned = b.value(Binary, "xor", phase, b.value(Cast, wrap, INT32))
             b.emit(Store, self.phase, (zero,), turned)
 
+    def skip(self, b: Builder, count: Value) -> None:
+        """Advance by `count` (i32, not negative) acquires at once."""
+        zero, stages = const(b, 0), const(b, self.stages)
+        ahead = b.value(Binary, "add", self.get_slot(b), count)
+        rounds = b.value(Binary, "floordiv", ahead, stages)
+        b.emit(Store, self.slot, (zero,), b.value(Binary, "mod", ahead, stages))
+        turned = b.value(
+            Binary, "and", b.value(Binary, "add", self.get_phase(b), rounds), const(b, 1)
+        )
+        b.emit(Store, self.phase, (zero,), turned)
+
 
 @dataclass(eq=False)
 class Ring:

@@ -41,7 +41,8 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func
     warps = threads // target.warp_size
-    widest = widest_wgmma(threads, bool(func.attrs.get("specialise")), target)
+    teams = int(func.attrs.get("teams", 1))
+    widest = widest_wgmma(threads * teams, bool(func.attrs.get("specialise")), target)
     facts = Facts(func)
     annotated = {
         o.dest: o.layout

@@ -11,20 +11,52 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import BufferType, Type
+from tilec.ir.types import INT32, BufferType, ScalarType, Type
 
 
 @op("scope")
 class Scope(Op):
-    """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `lane` and
-    `warp` ops inside count from its first warp. `registers` > 0: each thread's share of the
-    register file from here on (setmaxnreg)."""
+    """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `registers`
+    > 0: each thread's share of the register file from here on (setmaxnreg).
+
+    With `teams` > 1 the warps are that many equal sets, and each set runs the body by itself. The
+    `lane`, `warp` and `thread_index` ops inside count from the team's first warp; a `barrier` is
+    each team's own (its `id` is the first team's, the next ids are the others')."""
 
     name: str
     first_warp: int
     warps: int
     body: Block
     registers: int = 0
+    teams: int = 1
+
+
+@op("team", pure=True)
+class Team(Op):
+    """Which team of its scope a thread belongs to: i32, the same in all threads of the team."""
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("turn_wait")
+class TurnWait(Op):
+    """Wait until it is this team's turn: the team before it (the last one's, for the first team)
+    has passed it on. The scope begins with the first team's turn.
+
+    Two teams that take turns at starting asynchronous products keep the tensor cores busy with one
+    while the other does something else; and the order keeps a team from waiting for a phase of a
+    ring's barrier that is more than one turn of the ring away. `id`: the first team's named
+    barrier; the others' follow."""
+
+    id: int
+
+
+@op("turn_pass")
+class TurnPass(Op):
+    """Give the turn to the next team. See `turn_wait`."""
+
+    id: int
 
 
 @op("version", pure=True)
