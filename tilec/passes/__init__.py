@@ -32,6 +32,7 @@ from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.simplify import simplify
 from tilec.passes.stage_stores import stage_stores
+from tilec.passes.split_guards import split_guards
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
@@ -41,6 +42,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (place_buffers, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
     (raise_tiles, "TILE"),
+    (split_guards, "TILE"),  # what is left without a condition may be a copy
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (

@@ -10,13 +10,23 @@ Before: copies name regions. After: each copy has an `agent` and a `vector`:
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.layout import Layout, tma_box
-from tilec.ir.ops import AnnotateSafeValue, Const, Copy, For, Gemm, While, squeeze
+from tilec.ir.ops import (
+    AnnotateSafeValue,
+    Binary,
+    Const,
+    Copy,
+    For,
+    Gemm,
+    If,
+    Store,
+    While,
+    squeeze,
+)
 from tilec.ir.types import BufferType
 from tilec.passes.addressing import depends
 from tilec.target import Target
@@ -124,14 +134,21 @@ class _Chooser:
 
 def _never_seen_again(func: Func) -> set[Op]:
     """The copies to global memory whose elements the kernel neither reads nor writes again, so that
-    it does not matter when they arrive: to a tensor that nothing else touches, at places that
-    change with every loop around them."""
-    users = Counter(v for o in walk(func.body) for v in set(o.operands))
+    it does not matter when they arrive: to a tensor that nothing else touches (but for stores to
+    the same elements in the other branch of an `if`), at places that change with every loop around
+    them."""
+    users: dict[Value, list[Op]] = {}
+    for o in walk(func.body):
+        for v in set(o.operands):
+            users.setdefault(v, []).append(o)
     found: set[Op] = set()
+    defs = defining_ops(func.body)
 
-    def visit(block: Block, loops: tuple[Value | None, ...], defs: dict[Value, Op]) -> None:
+    def visit(block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
         for o in block.ops:
-            if isinstance(o, Copy) and users[o.dest] == 1:
+            if isinstance(o, Copy) and all(
+                u is o or (u in others and _same_elements(u, o, defs)) for u in users[o.dest]
+            ):
                 moves = [i and any(depends(v, i, defs) for v in o.dest_offsets) for i in loops]
                 if all(moves):
                     found.add(o)
@@ -140,11 +157,30 @@ def _never_seen_again(func: Func) -> set[Op]:
                 inner = (*loops, o.body.args[0])
             elif isinstance(o, While):
                 inner = (*loops, None)
+            if isinstance(o, If):
+                visit(o.then, inner, others | set(walk(o.orelse)))
+                visit(o.orelse, inner, others | set(walk(o.then)))
+                continue
             for region in o.regions:
-                visit(region, inner, defs)
+                visit(region, inner, others)
 
-    visit(func.body, (), defining_ops(func.body))
+    visit(func.body, (), set())
     return found
+
+
+def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
+    """Whether a store in a loop over elements writes where `copy` does: each index is the copy's
+    offset, and at most a loop index more."""
+    if not isinstance(o, Store):
+        return False
+    for index, offset in zip(o.indices, copy.dest_offsets):
+        made = defs.get(index)
+        parts = (made.lhs, made.rhs) if isinstance(made, Binary) and made.kind == "add" else ()
+        if index is not offset and offset not in parts:
+            return False
+        if any(p is not offset and p in defs for p in parts):
+            return False
+    return True
 
 
 def gcd2(limit: int, divisor: int) -> int:

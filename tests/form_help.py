@@ -1,0 +1,109 @@
+"""What the tests of forms of products share: one source, run for the CPU and, thread by thread,
+under every plan of a GPU target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from frontend_help import fact
+from thread_interp import run_threads
+
+import tilec
+from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
+from tilec.ir.core import Func
+from tilec.ir.errors import ResourceError
+from tilec.ir.plan import Plan, plans
+from tilec.ir.verify import verify
+from tilec.passes import run_plan
+from tilec.target import Target, find_target
+
+Arrays = dict[str, np.ndarray]
+SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
+GPUS = (SM90, SM80, GFX942)
+
+
+def alignment(a: np.ndarray) -> int:
+    """What a launch would say of an array: the power of two up to 16 bytes that divides its base
+    and its strides."""
+    align = 16
+    while a.ctypes.data % align:
+        align //= 2
+    for step in a.strides:
+        while abs(step) % align and step != a.itemsize:
+            align //= 2
+    return align
+
+
+def aligned(a: np.ndarray, by: int = 64) -> np.ndarray:
+    """A contiguous copy whose base is a multiple of `by` bytes."""
+    raw = np.empty(a.size + by // a.itemsize, a.dtype)
+    start = -raw.ctypes.data % by // a.itemsize
+    out = raw[start : start + a.size].reshape(a.shape)
+    out[...] = a
+    return out
+
+
+def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, **o: Any) -> Func:
+    """The function as TILE IR for these arrays, with the facts a launch would give."""
+    signature = bind_constants(read_signature(function, ()), o)
+    facts = {}
+    for p in signature.parameters:
+        if p.kind == "tensor":
+            a = arrays[p.name]
+            known = fact(p.name, a, p.shape, signature.sizes)
+            facts[p.name] = TensorFact(known.shape, known.dtype, known.strides, alignment(a))
+    func = trace(signature, Specialisation(facts, {}, o, None, None, wide))
+    verify(func, "TILE")
+    return func
+
+
+def lowered(func: Func, target: Target) -> Iterator[tuple[Plan, Func]]:
+    """The function under every plan that fits."""
+    fits = 0
+    for plan in plans(func, target):
+        try:
+            yield plan, run_plan(func, target, plan)
+            fits += 1
+        except ResourceError:
+            continue
+    assert fits, "no plan fits"
+
+
+def on_cpu(function: Callable[..., Any], arrays: Arrays, **options: Any) -> Arrays:
+    """Call the kernel on copies of the arrays; what they hold afterwards."""
+    held = {k: _same_strides(a) for k, a in arrays.items()}
+    tilec.kernel(function)(**held, **options)
+    return held
+
+
+def on_threads(
+    func: Func, target: Target, arrays: Arrays, launched: int = 2
+) -> Iterator[tuple[Plan, Func, Arrays]]:
+    """Run `func` (TILE) under every plan of the target on copies of the arrays."""
+    for plan, done in lowered(func, target):
+        held = {k: _same_strides(a) for k, a in arrays.items()}
+        run_threads(done, target, held, launched)
+        yield plan, done, held
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = 2e-3) -> None:
+    """The error in norm relative to the norm of `want` (float64)."""
+    mine = got.astype(np.float64)
+    assert np.isfinite(mine).all(), "an element was not written, or is not finite"
+    error = np.linalg.norm(mine - want) / (np.linalg.norm(want) or 1.0)
+    assert error <= tolerance, f"relative error {error}"
+
+
+def _same_strides(a: np.ndarray) -> np.ndarray:
+    """A copy with the same strides and alignment, of the memory around a view, too."""
+    base = a
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    if base is a:
+        return aligned(a)
+    raw = np.empty(base.size + 64 // a.itemsize, a.dtype)
+    shift = (base.ctypes.data - raw.ctypes.data) % 64
+    np.ndarray(base.shape, a.dtype, raw, shift, base.strides)[...] = base
+    return np.ndarray(a.shape, a.dtype, raw, shift + a.ctypes.data - base.ctypes.data, a.strides)

@@ -1,0 +1,118 @@
+"""A condition on the indices of an element loop is asked once for the whole tile, where a corner
+decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from frontend_help import ops, traced
+from interp import run_tile
+
+import tilec.language as T
+from tilec.ir.core import Func
+from tilec.ir.ops import Copy, If, Parallel
+from tilec.ir.verify import verify
+from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.simplify import simplify
+from tilec.passes.split_guards import split_guards
+from tilec.target import TARGETS
+
+M, N, P = T.dynamic("M, N, P")
+TARGET = TARGETS["cuda:sm_90a"]
+
+
+def below(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        tile = T.alloc_shared((8, 16), "float32")
+        T.copy(A[b * 8, 0], tile)
+        for i, j in T.Parallel(8, 16):
+            if b * 8 + i < E[0]:
+                C[b * 8 + i, j] = tile[i, j]
+
+
+def between(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        end = E[0]
+        for i, j in T.Parallel(8, 16):
+            if b * 8 + i >= 3 and j * 2 - i <= end:
+                C[b * 8 + i, j] = A[b * 8 + i, j]
+
+
+def diagonal(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        for i, j in T.Parallel(8, 16):
+            if b * 8 + i == j:
+                C[b * 8 + i, j] = A[b * 8 + i, j]
+
+
+def by_element(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        for i, j in T.Parallel(8, 16):
+            if j < E[i]:
+                C[b * 8 + i, j] = A[b * 8 + i, j]
+
+
+def otherwise(
+    A: T.Tensor((M, N), "float32"), E: T.Tensor((P,), "int32"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+        end = E[0]
+        for i, j in T.Parallel(8, 16):
+            if b * 8 + i < end:
+                C[b * 8 + i, j] = A[b * 8 + i, j]
+            else:
+                C[b * 8 + i, j] = -A[b * 8 + i, j]
+
+
+def arrays(rng: np.random.Generator, end: int) -> dict[str, np.ndarray]:
+    return {
+        "A": rng.standard_normal((21, 16)).astype(np.float32),
+        "E": np.array([end, *rng.integers(0, 16, 7)], np.int32),
+        "C": np.full((21, 16), 77, np.float32),
+    }
+
+
+def split(kernel: Callable[..., Any], held: dict[str, np.ndarray]) -> tuple[Func, Func]:
+    before = simplify(traced(kernel, held), TARGET)
+    after = raise_tiles(split_guards(before, TARGET), TARGET)
+    verify(after, "TILE")
+    return before, after
+
+
+@pytest.mark.parametrize("end", [-2, 0, 1, 8, 13, 21, 99])
+@pytest.mark.parametrize("kernel", [below, between, diagonal, by_element, otherwise])
+def test_numbers_stay(kernel: Callable[..., Any], end: int, rng: np.random.Generator) -> None:
+    held = arrays(rng, end)
+    before, after = split(kernel, held)
+    got = []
+    for func in (before, after):
+        mine = {k: v.copy() for k, v in held.items()}
+        run_tile(func, mine)
+        got.append(mine["C"])
+    np.testing.assert_array_equal(got[0], got[1])
+
+
+def test_the_whole_tile_leaves_as_a_copy(rng: np.random.Generator) -> None:
+    for kernel in (below, between):
+        _, after = split(kernel, arrays(rng, 5))
+        (outer, *_) = [o for o in after.body.ops if isinstance(o, If)]
+        assert any(isinstance(o, Copy) for o in outer.then.ops)
+        assert any(isinstance(o, Parallel) for o in outer.orelse.ops)
+
+
+def test_what_no_corner_decides_stays(rng: np.random.Generator) -> None:
+    for kernel in (diagonal, by_element, otherwise):
+        before, _ = split(kernel, arrays(rng, 5))
+        assert split_guards(before, TARGET) is before
+        assert len(ops(before, Parallel)) == 1

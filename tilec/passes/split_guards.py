@@ -1,0 +1,183 @@
+"""split_guards: a test inside of an element loop is made once for the whole tile.
+
+Before: TILE; a `parallel` whose iterations act under a condition on their indices, as in
+`if row + i < end: C[row + i, j] = tile[i, j]`. After: an `if` outside of the loop asks for the
+corner of the tile where the condition is hardest to meet. Where it holds there, it holds
+everywhere, and the loop has no condition (so that it may be a copy, and leave as one); otherwise
+the loop is as before. Only conditions that are linear in the indices, and made of what all threads
+know before the loop, are split."""
+
+from __future__ import annotations
+
+from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.ops import Binary, Cast, Compare, Const, If, Load, Parallel, Yield
+from tilec.ir.types import ScalarType
+from tilec.passes.addressing import conjunction
+from tilec.passes.slicing import is_clonable, written_tensors
+from tilec.target import Target
+
+_RISING = ("lt", "le")  # hardest to meet where the left side is largest
+_FALLING = ("gt", "ge")
+
+
+def split_guards(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    known = _Known(func)
+
+    def visit(o: Op) -> None | list[Op]:
+        return _Guarded(o, known).split() if isinstance(o, Parallel) else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+class _Known:
+    """What is asked about the function as a whole."""
+
+    def __init__(self, func: Func) -> None:
+        self.uniformity = Uniformity(func)
+        self.written = written_tensors(func.body)
+        self.numbers = {
+            o.result: int(o.value)
+            for o in walk(func.body)
+            if isinstance(o, Const) and o.dtype.is_int
+        }
+
+
+class _Guarded:
+    """One `parallel`."""
+
+    def __init__(self, o: Parallel, known: _Known) -> None:
+        self.o = o
+        self.known = known
+        self.made = {r: x for x in o.body.ops for r in x.results}
+        self.b = Builder(o.loc)
+
+    def split(self) -> list[Op] | None:
+        guard = self.guard()
+        if guard is None:
+            return None
+        conds = [self.at_corner(c) for c in self.conjuncts(guard.cond)]
+        met = [c for c in conds if c is not None]
+        if len(met) != len(conds):
+            return None
+        cond = conjunction(self.b, met)
+        assert cond is not None
+        self.b.loc = guard.loc
+        self.b.emit(If, cond, self.without(guard), self.unchanged())
+        return self.b.ops
+
+    def guard(self) -> If | None:
+        """The `if` that all of the body's acts stand in."""
+        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Load | Yield)]
+        if self.o.layout is not None or len(acts) != 1:
+            return None
+        (o,) = acts
+        if not isinstance(o, If) or o.results or any(x.regions for x in o.then.ops):
+            return None
+        return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
+
+    def conjuncts(self, cond: Value) -> list[Value]:
+        o = self.made.get(cond)
+        if isinstance(o, Binary) and o.kind == "and":
+            return [*self.conjuncts(o.lhs), *self.conjuncts(o.rhs)]
+        return [cond]
+
+    def at_corner(self, cond: Value) -> Value | None:
+        """The condition where it is hardest to meet; None if no corner is known to be that."""
+        if not self.known_before(cond):
+            return None
+        o = self.made.get(cond)
+        corner: Substitution = {}
+        for arg, extent in zip(self.o.body.args, self.o.extents):
+            slope = self.difference(o, arg) if isinstance(o, Compare) else None
+            if slope is None and self.depends(cond, arg):
+                return None
+            last = slope is not None and slope > 0
+            corner[arg] = self.b.value(Const, extent - 1 if last else 0, arg.dtype)
+        return self.again(cond, corner)
+
+    def known_before(self, v: Value) -> bool:
+        """Whether all threads can compute `v` before the loop, but for the loop's indices."""
+        if v in self.o.body.args:
+            return True
+        o = self.made.get(v)
+        if o is None:
+            return not isinstance(v.type, ScalarType) or (
+                self.known.uniformity.level(v) == Level.BLOCK
+            )
+        return is_clonable(o, self.known.written) and all(map(self.known_before, o.operands))
+
+    def again(self, v: Value, subst: Substitution) -> Value:
+        """`v` computed before the loop."""
+        if v not in subst and v in self.made:
+            for x in self.made[v].operands:
+                self.again(x, subst)
+            self.b.ops.append(clone(self.made[v], subst))
+        return subst.get(v, v)
+
+    def depends(self, v: Value, arg: Value) -> bool:
+        o = self.made.get(v)
+        return v is arg or (o is not None and any(self.depends(x, arg) for x in o.operands))
+
+    def difference(self, o: Compare, arg: Value) -> int | None:
+        """How fast the condition gets harder to meet with `arg`; None if that varies."""
+        lhs, rhs = self.slope(o.lhs, arg), self.slope(o.rhs, arg)
+        if lhs is None or rhs is None or o.kind not in (*_RISING, *_FALLING):
+            return None
+        return lhs - rhs if o.kind in _RISING else rhs - lhs
+
+    def slope(self, v: Value, arg: Value) -> int | None:
+        """The coefficient of `arg` in `v`; None where `v` is not known to be linear in it."""
+        if v is arg:
+            return 1
+        o = self.made.get(v)
+        if o is None:
+            return 0
+        match o:
+            case Binary(kind="add" | "sub"):
+                x, y = self.slope(o.lhs, arg), self.slope(o.rhs, arg)
+                if x is None or y is None:
+                    return None
+                return x + y if o.kind == "add" else x - y
+            case Binary(kind="mul"):
+                return self.scaled(o.lhs, o.rhs, arg) or self.scaled(o.rhs, o.lhs, arg)
+            case Cast() if o.dtype.kind == "int" and o.operand.dtype.kind == "int":
+                return self.slope(o.operand, arg) if o.dtype.bits >= 32 else None
+        return None if self.depends(v, arg) else 0
+
+    def scaled(self, v: Value, by: Value, arg: Value) -> int | None:
+        inner = self.slope(v, arg)
+        if inner == 0 and not self.depends(by, arg):
+            return 0
+        return (
+            None
+            if inner is None or by not in self.known.numbers
+            else (inner * self.known.numbers[by])
+        )
+
+    # --- the two loops ----------------------------------------------------------------------------
+
+    def without(self, guard: If) -> Block:
+        """The loop for tiles where the condition always holds."""
+        subst: Substitution = {}
+        args = tuple(self.fresh(a, subst) for a in self.o.body.args)
+        ops: list[Op] = []
+        for x in self.o.body.ops:
+            inside = guard.then.ops if x is guard else (x,)
+            ops += [clone(y, subst) for y in inside if not isinstance(y, Yield)]
+        ops.append(Yield(loc=self.o.loc))
+        loop = Parallel(
+            self.o.extents,
+            Block(args, tuple(ops)),
+            coalesced_width=self.o.coalesced_width,
+            loc=self.o.loc,
+        )
+        return Block((), (loop, Yield(loc=self.o.loc)))
+
+    def fresh(self, arg: Value, subst: Substitution) -> Value:
+        subst[arg] = Value(ScalarType(arg.dtype), arg.name)
+        return subst[arg]
+
+    def unchanged(self) -> Block:
+        return Block((), (self.o, Yield(loc=self.o.loc)))
