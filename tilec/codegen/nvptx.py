@@ -6,14 +6,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.ranges import Ranges
 from tilec.ir import ops
 from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.clusters import SINGLE, launched_cluster
 from tilec.ir.core import Func, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import Asm, MmaRow, WgmmaRow, find_row, sync
+from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync
 from tilec.ir.instr import memory as moves
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT32, INT64, DType
@@ -86,7 +88,11 @@ class NvptxEmitter(Emitter):
 
     def attributes(self) -> str:
         blocks = self.func.attrs.get("min_blocks") or 1
-        return f'"nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{blocks}"'
+        words = f'"nvvm.maxntid"="{self.threads}" "nvvm.minctasm"="{blocks}"'
+        dims = launched_cluster(self.func)
+        if dims == SINGLE:
+            return words
+        return f'{words} "nvvm.cluster_dim"="{",".join(map(str, dims))}"'
 
     def asm(self, a: Asm, args: Sequence[Val] = (), row: str = "") -> list[Val]:
         """A row's inline assembly; the kinds of its arguments are checked against the row."""
@@ -104,6 +110,10 @@ class NvptxEmitter(Emitter):
     def emit_grid_size(self, o: ops.GridSize) -> None:
         got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.nctaid.{DIMS[o.dim]}")
         self.env[o.result] = self.ranges.set(got, 1, MAX_INDEX)
+
+    def emit_cluster_index(self, o: ops.ClusterIndex) -> None:
+        got = self.f.intrinsic("i32", f"llvm.nvvm.read.ptx.sreg.cluster.ctaid.{DIMS[o.dim]}")
+        self.env[o.result] = self.ranges.set(got, 0, cluster.MAX_BLOCKS - 1)
 
     # --- synchronisation ---
 
@@ -156,9 +166,16 @@ class NvptxEmitter(Emitter):
         row = sync.mbarrier_expect(o.bytes)
         self.asm(row.asm, [self.barrier_slot(o.barrier, o.slot)], row.name)
 
+    def emit_cluster_barrier(self, o: ops.ClusterBarrier) -> None:
+        self.asm(cluster.CLUSTER_BARRIER.asm, row="barrier.cluster")
+
     def emit_mbarrier_arrive(self, o: ops.MbarrierArrive) -> None:
         at = self.barrier_slot(o.barrier, o.slot)
-        if o.guard is None:
+        if o.block is not None:
+            row = cluster.MBARRIER_PUBLISH_AT if o.publish else cluster.MBARRIER_ARRIVE_AT
+            guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+            self.asm(row.asm, [at, self.get(o.block), self.f.cast("zext", guard, "i32")], row.name)
+        elif o.guard is None:
             self.asm(sync.MBARRIER_ARRIVE.asm, [at], "mbarrier.arrive")
         else:
             guard = self.f.cast("zext", self.get(o.guard), "i32")
@@ -166,7 +183,20 @@ class NvptxEmitter(Emitter):
 
     def emit_mbarrier_wait(self, o: ops.MbarrierWait) -> None:
         at = self.barrier_slot(o.barrier, o.slot)
-        self.asm(sync.MBARRIER_WAIT.asm, [at, self.get(o.parity)], "mbarrier.wait")
+        row = cluster.MBARRIER_WAIT_ACQUIRE if o.acquire else sync.MBARRIER_WAIT
+        self.asm(row.asm, [at, self.get(o.parity)], row.name)
+
+    def emit_cluster_load(self, o: ops.ClusterLoad) -> None:
+        """The words of the elements, which come as one vector of them."""
+        f, elem = self.f, memory_type(o.source.dtype)
+        words = o.lanes * o.source.dtype.bits // 32
+        at = self.shared_address(o.source, self.get(o.offset))
+        got = f.pack(
+            self.asm(cluster.cluster_load(words).asm, [at, self.get(o.block)], "ld.cluster")
+        )
+        self.env[o.result] = f.cast(
+            "bitcast", got, elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
+        )
 
     # --- asynchronous copies ---
 
@@ -192,14 +222,13 @@ class NvptxEmitter(Emitter):
         self.asm(moves.TMA_PREFETCH.asm, [self.get(o.map)], "tma.prefetch_map")
 
     def emit_tma_load(self, o: ops.TmaLoad) -> None:
-        row = moves.tma_load(len(o.coords))
+        row = moves.tma_load(len(o.coords), o.blocks is not None)
         dest = self.shared_address(o.dest, self.get(o.dest_offset))
         coords = [self.get(c) for c in o.coords]
-        self.asm(
-            row.asm,
-            [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)],
-            row.name,
-        )
+        args = [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)]
+        if o.blocks is not None:
+            args.append(self.get(o.blocks))
+        self.asm(row.asm, args, row.name)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
         row = moves.tma_store(len(o.coords))

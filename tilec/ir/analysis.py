@@ -21,6 +21,7 @@ from tilec.ir.ops import (
     Binary,
     BlockIndex,
     Cast,
+    ClusterIndex,
     Compare,
     Const,
     For,
@@ -42,6 +43,7 @@ from tilec.ir.types import BufferType, ScalarType
 
 _WARP_LANES = 64  # of the widest target
 _BLOCK_THREADS = 1024
+_CLUSTER_BLOCKS = 8
 
 
 class Facts:
@@ -240,6 +242,8 @@ class Facts:
                 self._set(result, (0, _WARP_LANES - 1))
             case Warp():
                 self._set(result, (0, _BLOCK_THREADS // 32 - 1))
+            case ClusterIndex():
+                self._set(result, (0, _CLUSTER_BLOCKS - 1))
             case Lookup(table=table) if table:
                 self._set(result, (min(table), max(table)), min(map(low_bit, table)))
             case _:

@@ -58,6 +58,8 @@ OP_SPAN = {
     "mbarrier_wait": ("TILE", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
+    "cluster_index": ("TILE", "LOWERED"),
+    "cluster_sum": ("TILE", "SCHEDULED"),
 }
 
 

@@ -114,18 +114,23 @@ TMA_DIMS = (1, 2, 3, 4, 5)
 
 
 @functools.cache
-def tma_load(dims: int) -> Row:
+def tma_load(dims: int, multicast: bool = False) -> Row:
     """One box to shared memory. Arguments: shared address, descriptor (ptr), `dims` coordinates
-    (i32, innermost first), address of the mbarrier that counts the bytes."""
+    (i32, innermost first), address of the mbarrier that counts the bytes; with `multicast` a mask
+    (i32) of the blocks in the cluster that receive the box, at the same place each."""
     x = Operands()
     dest, source = x.input("r"), x.input("p")
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
     barrier = x.input("r")
+    load = f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    place = f"[{dest}], [{source}, {{{at}}}], [{barrier}]"
+    if not multicast:
+        return Row(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};"))
     asm = x.asm(
-        f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-        f"[{dest}], [{source}, {{{at}}}], [{barrier}];"
+        f"{{ .reg .b16 mask; cvt.u16.u32 mask, {x.input('r')}; "
+        f"{load}.multicast::cluster {place}, mask; }}"
     )
-    return Row(f"tma.load.{dims}d", "tma", asm)
+    return Row(f"tma.load.{dims}d.multicast", "cluster", asm)
 
 
 @functools.cache
@@ -186,7 +191,7 @@ MEMORY_ROWS: tuple[Row, ...] = (
     *(stmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
     *(cp_async(n, p) for n in CP_ASYNC_BYTES for p in (False, True)),
     CP_ASYNC_COMMIT,
-    *(tma_load(d) for d in TMA_DIMS),
+    *(tma_load(d, m) for d in TMA_DIMS for m in (False, True)),
     *(tma_store(d) for d in TMA_DIMS),
     TMA_STORE_COMMIT,
     TMA_PREFETCH,

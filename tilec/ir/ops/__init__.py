@@ -17,6 +17,9 @@ from tilec.ir.ops.scalar import (
 )
 from tilec.ir.ops.schedule import (
     Barrier,
+    ClusterBarrier,
+    ClusterIndex,
+    ClusterSum,
     CpAsyncCommit,
     CpAsyncWait,
     MbarrierArrive,
@@ -36,6 +39,7 @@ from tilec.ir.ops.schedule import (
     WgmmaWait,
 )
 from tilec.ir.ops.thread import (
+    ClusterLoad,
     CpAsync,
     Extract,
     Lane,
@@ -77,6 +81,10 @@ __all__ = [
     "Bitcast",
     "BlockIndex",
     "Cast",
+    "ClusterBarrier",
+    "ClusterIndex",
+    "ClusterLoad",
+    "ClusterSum",
     "Compare",
     "Const",
     "Copy",

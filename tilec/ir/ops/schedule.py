@@ -118,20 +118,68 @@ class MbarrierExpect(Op):
 
 @op("mbarrier_arrive")
 class MbarrierArrive(Op):
-    """Arrive once at `slot`; only where `guard` (bool) holds, if it is given (no branch)."""
+    """Arrive once at `slot`; only where `guard` (bool) holds, if it is given (no branch).
+
+    `block` (i32): at the barrier of the block with this number in the cluster (see
+    `cluster_index`). `publish`: what this thread wrote, or saw written, is known to those of the
+    cluster who wait for the phase with `acquire`; without it only accesses by asynchronous engines
+    are in order, as a ring needs it."""
 
     barrier: Value
     slot: Value
     guard: Value | None = None
+    block: Value | None = None
+    publish: bool = False
+
+    def verify(self) -> None:
+        _check_barrier(self, self.barrier)
+        if self.publish and self.block is None:
+            raise InternalError("an arrival that publishes names its block", self.loc)
 
 
 @op("mbarrier_wait")
 class MbarrierWait(Op):
-    """Wait until the phase of `slot` with this parity (i32: 0 or 1) has completed."""
+    """Wait until the phase of `slot` with this parity (i32: 0 or 1) has completed. `acquire`: and
+    see what other blocks of the cluster published."""
 
     barrier: Value
     slot: Value
     parity: Value
+    acquire: bool = False
+
+
+@op("cluster_index", pure=True)
+class ClusterIndex(Op):
+    """Index of this block in its cluster along grid dimension `dim` (0, 1 or 2): i32, the same in
+    the whole block. The blocks of a cluster are numbered with dimension 0 fastest."""
+
+    dim: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+    def verify(self) -> None:
+        if self.dim not in (0, 1, 2):
+            raise InternalError(f"a grid has no dimension {self.dim}", self.loc)
+
+
+@op("cluster_barrier")
+class ClusterBarrier(Op):
+    """Wait for all threads of all blocks of the cluster, their shared-memory accesses done."""
+
+
+@op("cluster_sum")
+class ClusterSum(Op):
+    """In the cluster's first block, add to `fragment` those of the other blocks, element by element
+    in the order of their numbers; what the others' fragments hold afterwards is of no use. All
+    threads of the scope execute it."""
+
+    fragment: Value
+
+    def verify(self) -> None:
+        t = self.fragment.type
+        if not isinstance(t, BufferType) or t.space != "fragment":
+            raise InternalError(f"{t} is not a fragment", self.loc)
 
 
 @op("cp_async_commit")

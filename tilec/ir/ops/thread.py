@@ -119,6 +119,25 @@ class MemStore(Op):
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
 
+@op("cluster_load")
+class ClusterLoad(Op):
+    """`mem_load` from the shared memory of the block with number `block` (i32) in the cluster."""
+
+    source: Value
+    offset: Value
+    block: Value
+    lanes: int = 1
+
+    def infer(self) -> Sequence[Type]:
+        dtype = self.source.dtype
+        return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+
+    def verify(self) -> None:
+        bits = self.source.dtype.bits * self.lanes
+        if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
+            raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
+
+
 @op("cp_async")
 class CpAsync(Op):
     """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers.
@@ -203,7 +222,10 @@ class Wgmma(Op):
 @op("tma_load")
 class TmaLoad(Op):
     """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared
-    memory; its bytes are counted on slot `slot` of `barrier`. Executed by one thread."""
+    memory; its bytes are counted on slot `slot` of `barrier`. Executed by one thread.
+
+    `blocks` (i32): bit n is set where the block with number n in the cluster receives the box, at
+    the same place of its shared memory and counted on its own barrier (multicast)."""
 
     dest: Value
     dest_offset: Value
@@ -211,6 +233,7 @@ class TmaLoad(Op):
     coords: tuple[Value, ...]
     barrier: Value
     slot: Value
+    blocks: Value | None = None
 
 
 @op("tma_store")

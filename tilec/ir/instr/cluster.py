@@ -1,0 +1,86 @@
+"""Instructions between the blocks of a cluster: barriers, arrivals and loads across blocks.
+
+PTX ISA 8.0, sections "barrier.cluster", "mapa", "mbarrier.arrive" (`.shared::cluster`), "ld"
+(`.shared::cluster`). Addresses are shared-memory addresses (i32) of this block; a block of the
+cluster is named by its rank (i32), and `mapa` turns both into the address over there.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tilec.ir.errors import InternalError
+from tilec.ir.instr.row import Asm, Operands, Row
+
+MAX_BLOCKS = 8
+"""Blocks of the largest cluster that every device takes (CUDA C++ Programming Guide, "Thread Block
+Clusters")."""
+
+
+def _barrier() -> Asm:
+    return Operands().asm("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;")
+
+
+CLUSTER_BARRIER = Row("barrier.cluster", "cluster", _barrier())
+"""All threads of all blocks of the cluster meet; a warp's threads may come one by one."""
+
+
+def _arrive(order: str) -> Asm:
+    x = Operands()
+    address, block, guard = x.inputs("r", 3)
+    return x.asm(
+        f"{{ .reg .pred p; .reg .b32 there; setp.ne.u32 p, {guard}, 0; "
+        f"@p mapa.shared::cluster.u32 there, {address}, {block}; "
+        f"@p mbarrier.arrive{order}.shared::cluster.b64 _, [there]; }}"
+    )
+
+
+MBARRIER_ARRIVE_AT = Row("mbarrier.arrive_at", "cluster", _arrive(""))
+"""Arguments: address, block, and an i32: 0 for those who do not arrive (no branch). What threads
+wrote before is not ordered: `.release.cluster` would put a fence of the whole device before every
+arrival, which costs a matrix product a fifth of its speed. Reads by wgmma that have been waited for
+need no more."""
+
+MBARRIER_PUBLISH_AT = Row("mbarrier.publish_at", "cluster", _arrive(".release.cluster"))
+"""The same, and whoever waits with MBARRIER_WAIT_ACQUIRE sees what was written before."""
+
+
+def _wait() -> Asm:
+    x = Operands()
+    address, parity = x.inputs("r", 2)
+    return x.asm(
+        "{ .reg .pred p; L${:uid}_W: "
+        f"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{address}], {parity}; "
+        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }"
+    )
+
+
+MBARRIER_WAIT_ACQUIRE = Row("mbarrier.wait_acquire", "cluster", _wait())
+"""Arguments: address, parity (i32)."""
+
+LOAD_WORDS = (1, 2, 4)
+
+
+@functools.cache
+def cluster_load(words: int) -> Row:
+    """Arguments: address, block; results: `words` (1, 2, 4) adjacent words of 32 bits (i32)."""
+    if words not in LOAD_WORDS:
+        raise InternalError(f"a load of {words} words from another block; it takes {LOAD_WORDS}")
+    x = Operands()
+    values = ", ".join(x.outputs("r", words))
+    address, block = x.inputs("r", 2)
+    form = f".v{words}.b32 {{{values}}}" if words > 1 else f".b32 {values}"
+    asm = x.asm(
+        f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
+        f"ld.shared::cluster{form}, [there]; }}"
+    )
+    return Row(f"ld.cluster.{words}", "cluster", asm, 32)
+
+
+CLUSTER_ROWS: tuple[Row, ...] = (
+    CLUSTER_BARRIER,
+    MBARRIER_ARRIVE_AT,
+    MBARRIER_PUBLISH_AT,
+    MBARRIER_WAIT_ACQUIRE,
+    *(cluster_load(n) for n in LOAD_WORDS),
+)
