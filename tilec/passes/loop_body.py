@@ -82,6 +82,8 @@ class LoopBody:
                 self._memory(o, envs)
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
+            case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
+                self._branch(o, envs)
             case _:
                 for e, env in enumerate(envs):
                     self._effect(o, env, e)
@@ -95,6 +97,19 @@ class LoopBody:
                     env[r] = envs[0][r]
             else:
                 self.b.ops.append(clone(o, env))
+
+    def _branch(self, o: If, envs: list[Substitution]) -> None:
+        """A branch that all elements take together."""
+        outer = self.b
+        blocks = []
+        for region in o.regions:
+            self.b = Builder(o.loc)
+            for x in region.ops:
+                self.op(x, envs)
+            self.b.emit(Yield)
+            blocks.append(self.b.block())
+        self.b = outer
+        outer.emit(If, envs[0].get(o.cond, o.cond), *blocks)
 
     def _effect(self, o: Op, env: Substitution, e: int) -> None:
         """An op with regions or effects, for one element: its inside is lowered in turn."""

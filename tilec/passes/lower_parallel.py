@@ -49,6 +49,7 @@ from tilec.passes.addressing import (
     clone_expression,
     conjunction,
     coordinates,
+    depends,
     unique_replica,
 )
 from tilec.passes.loop_body import LoopBody
@@ -148,7 +149,7 @@ class Lowering:
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
         accesses = [o for o in walk(p.body) if isinstance(o, (Load, Store)) and in_memory(o)]
-        flat = not any(o.regions for o in p.body.ops)
+        flat = all(self._together(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         needs = [(o, c) for o in accesses for c in self.known.memory(o, arg, limit).checks]
@@ -165,6 +166,15 @@ class Lowering:
         fast.emit(Yield)
         slow.emit(Yield)
         b.emit(If, inside, fast.block(), slow.block())
+
+    def _together(self, o: Op, arg: Value | None) -> bool:
+        """Whether elements that are neighbours along `arg` always take the same branch of `o`."""
+        return (
+            isinstance(o, If)
+            and not o.results
+            and (arg is None or not depends(o.cond, arg, self.known.defs))
+            and not any(x.regions for region in o.regions for x in region.ops)
+        )
 
     def _tile_inside(
         self, b: Builder, p: Parallel, needs: list[tuple[Load | Store, tuple[int, bool, bool]]]
