@@ -1,11 +1,11 @@
 """Executes LOWERED functions on the CPU, all threads of a scope in lockstep: what the passes made,
 without LLVM.
 
-`run_threads(func, args)` runs every block. Scalars are arrays over the scope's threads, shared
-memory is one array of bytes that starts as noise, scopes are generators that take turns where they
-wait on an mbarrier. An access outside of a tensor raises, so a missing guard is an error and not a
-number. It knows nothing of races: it checks addresses, layouts, guards, rings and instruction
-operands."""
+`run_threads(func, args)` runs every block, the blocks of a cluster together. Scalars are arrays
+over the scope's threads, shared memory is one array of bytes that starts as noise, scopes are
+generators that take turns where they wait on an mbarrier. An access outside of a tensor raises, so
+a missing guard is an error and not a number. It knows nothing of races: it checks addresses,
+layouts, guards, rings and instruction operands."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from race_check import Clock, RaceCheck
 
 from tilec.ir import ops
 from tilec.ir import types as t
+from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
 from tilec.ir.instr import find_row
 from tilec.ir.memory import version_bytes
@@ -67,8 +68,8 @@ class _Machine:
         target: Target,
         env: dict[Value, Any],
         args: Args,
-        block: int,
-        grid: int,
+        block: tuple[int, ...],
+        grid: tuple[int, ...],
         seed: int,
     ) -> None:
         self.func, self.target, self.args = func, target, args
@@ -81,6 +82,9 @@ class _Machine:
         self.turns: Counter[int] = Counter()  # passes less waits of each named barrier
         self.address: dict[Value, Any] = {}
         self.base = env
+        self.cluster = launched_cluster(func)
+        self.peers: list[_Machine] = [self]  # the blocks of its cluster, by number
+        self.meeting = [0, 0]  # threads at the cluster barrier, times it has opened
 
     def agent(self, first_warp: int, warps: int) -> _Agent:
         self.agents += 1
@@ -136,6 +140,16 @@ class _Agent:
                 b = self.barrier(o.barrier, o.slot)
                 parity = self.one(o.parity)
                 while b.phase == parity:
+                    yield
+            case ops.ClusterBarrier():
+                if not self.mask.all():
+                    raise BadAccess("a cluster barrier that not all threads reach")
+                at = self.m.peers[0].meeting
+                at[0] += self.n
+                opened = at[1]
+                if at[0] == len(self.m.peers) * int(self.m.func.attrs["launch_threads"]):
+                    at[:] = 0, opened + 1
+                while at[1] == opened:
                     yield
             case ops.TurnWait():
                 turn = self.m.turns
@@ -222,13 +236,20 @@ class _Agent:
             case ops.Compare():
                 put(o, num.compare(o.kind, get(o.lhs), get(o.rhs)))
             case ops.Select():
-                put(o, np.where(get(o.cond).astype(bool), get(o.on_true), get(o.on_false)))
+                a, b, cond = get(o.on_true), get(o.on_false), get(o.cond).astype(bool)
+                put(o, np.where(cond if np.ndim(a) == 1 else cond[:, None], a, b))
+            case ops.ShuffleXor():
+                put(o, self.shuffle(o.value, lanes % self.size ^ o.mask))
+            case ops.Shuffle():
+                put(o, self.shuffle(o.value, get(o.lane)))
             case ops.Cast():
                 put(o, num.cast(get(o.operand), o.operand.dtype, o.dtype))
             case ops.BlockIndex():
                 put(o, np.int32(self.m.block[o.dim]))
             case ops.GridSize():
                 put(o, np.int32(self.m.grid[o.dim]))
+            case ops.ClusterIndex():
+                put(o, np.int32(self.m.block[o.dim] % self.m.cluster[o.dim]))
             case ops.Lane():
                 put(o, (lanes % self.size).astype(np.int32))
             case ops.Warp():
@@ -260,6 +281,12 @@ class _Agent:
                 self.env[o.result] = self.env[o.vector][:, o.index]
             case ops.MemLoad() | ops.MemStore():
                 self.memory(o)
+            case ops.ClusterLoad():
+                address = self.where(o.source, get(o.offset)[:, None] + np.arange(o.lanes))
+                if (address[:, 0] % (o.lanes * o.source.dtype.bytes)).any():
+                    raise BadAccess(f"misaligned access to {o.source.type}")
+                got = self.m.peers[self.one(o.block)].shared.load(address, o.source.dtype)
+                put(o, got[:, 0] if o.lanes == 1 else got)
             case ops.CpAsync():
                 self.cp_async(o)
             case ops.Ldmatrix():
@@ -283,8 +310,10 @@ class _Agent:
                 b.settle()
             case ops.MbarrierArrive():
                 mask = self.mask if o.guard is None else self.mask & get(o.guard).astype(bool)
-                for s in get(o.slot)[mask]:
-                    b = self.m.barriers[o.barrier, int(s)]
+                where = np.zeros(self.n, int) if o.block is None else get(o.block)
+                for s, n in zip(get(o.slot)[mask], where[mask]):
+                    m = self.m if o.block is None else self.m.peers[int(n)]
+                    b = m.barriers[o.barrier, int(s)]
                     b.pending -= 1
                     if b.pending < 0:
                         raise BadAccess("more arrivals than the barrier expects")
@@ -449,16 +478,30 @@ class _Agent:
             if load:
                 values = np.zeros(index.shape[1], a.dtype)
                 values[ok] = view[tuple(source[:, ok])]
-                self.m.shared.store(address, values, o.dest.dtype)
-                b = self.barrier(o.barrier, o.slot)
-                b.tx -= index.shape[1] * size
-                b.settle()
+                slot = int(self.get(o.slot)[thread])
+                mask = None if o.blocks is None else int(self.get(o.blocks)[thread])
+                for n, m in enumerate(self.m.peers):
+                    if m is self.m if mask is None else mask >> n & 1:
+                        m.shared.store(address, values, o.dest.dtype)
+                        b = m.barriers[o.barrier, slot]
+                        b.tx -= index.shape[1] * size
+                        b.settle()
+                if mask is not None and mask >> len(self.m.peers):
+                    raise BadAccess("multicast to a block outside of the cluster")
             else:
                 touched = self.bytes_at(address[None, ok], size)
                 what = f"TMA store at {o.loc}"
                 self.races.engine_read(self.clock, "tma_store", touched, np.array([thread]), what)
                 got = self.m.shared.load(address[ok], o.source.dtype)
                 view[tuple(source[:, ok])] = got
+
+    def shuffle(self, v: Value, lane: np.ndarray) -> np.ndarray:
+        mask = self.mask.reshape(-1, self.size)
+        if (mask.any(1) != mask.all(1)).any():
+            raise BadAccess("a shuffle that not all lanes of a warp reach")
+        if (lane < 0).any() or (lane >= self.size).any():
+            raise BadAccess("a shuffle from a lane that does not exist")
+        return self.get(v)[np.arange(self.n) // self.size * self.size + lane]
 
     # --- matrices ---
 
@@ -568,35 +611,82 @@ class _Agent:
 
 
 def run_threads(
-    func: Func, target: Target, args: Args, launched: int | None = None, seed: int = 0
+    func: Func,
+    target: Target,
+    args: Args,
+    launched: int | None = None,
+    seed: int = 0,
+    grid: tuple[int, ...] = (),
 ) -> None:
     """Run a LOWERED function for every block; arrays in `args` (by the user's parameter names) are
     changed.
 
-    `launched`: how many blocks a persistent kernel gets."""
-    plain = replace(func, params=tuple(p for p in func.params if p.role != "tensor_map"))
+    `launched`: how many clusters a persistent kernel gets. `grid`: the launch's own, where the
+    kernel leaves it to the launch."""
+    made_here = ("tensor_map", "grid")
+    plain = replace(func, params=tuple(p for p in func.params if p.role not in made_here))
     env = bind(plain, args)
-    grid = _grid(plain, env)
-    if func.attrs.get("persistent"):
-        total = int(np.prod(grid))
-        grid = (min(total, launched or total), 1, 1)
-    full = tuple((*grid, 1, 1)[:3])
-    for z in range(full[2]):
-        for y in range(full[1]):
-            for x in range(full[0]):
-                _run_block(_Machine(func, target, env, args, (x, y, z), full, seed))
+    extents = (*(grid or _grid(plain, env)), 1, 1)[:3]
+    for p in func.params:
+        if p.role == "grid":
+            env[p.value] = np.int32(extents[p.dim])
+    cluster = launched_cluster(func)
+    if func.attrs.get("persistent") or grid:
+        clusters = [-(-e // c) for e, c in zip(extents, cluster_of(func))]
+        if func.attrs.get("persistent"):
+            total = int(np.prod(clusters))
+            clusters = [min(total, launched or total), 1, 1]
+        extents = tuple(n * c for n, c in zip(clusters, cluster))
+    if any(e % c for e, c in zip(extents, cluster)):
+        raise BadAccess(f"a grid of {extents} in clusters of {cluster}")
+    for first in np.ndindex(*(e // c for e, c in zip(extents[::-1], cluster[::-1]))):
+        peers = [
+            _Machine(
+                func,
+                target,
+                env,
+                args,
+                tuple(f * c + i for f, c, i in zip(first[::-1], cluster, inside[::-1])),
+                extents,
+                seed,
+            )
+            for inside in np.ndindex(*cluster[::-1])
+        ]
+        _run_cluster(peers)
 
 
-def _run_block(m: _Machine) -> None:
+def _run_cluster(peers: list[_Machine]) -> None:
+    running = []
+    for m in peers:
+        m.peers = peers
+        running.append(_block(m))
+    stuck = 0
+    while running:
+        before = [_progress(m) for m in peers]
+        for block in list(running):
+            try:
+                next(block)
+            except StopIteration:
+                running.remove(block)
+                stuck = 0
+        stuck = stuck + 1 if [_progress(m) for m in peers] == before else 0
+        if stuck > 3:
+            raise BadAccess("deadlock: every scope waits")
+
+
+def _block(m: _Machine) -> Iterator[None]:
+    """One block: what all threads do, its scopes side by side, and what all threads do then."""
     body = m.func.body
-    scopes = [o for o in body.ops if isinstance(o, ops.Scope)]
+    places = [i for i, o in enumerate(body.ops) if isinstance(o, ops.Scope)]
     threads = int(m.func.attrs["launch_threads"])
     main = m.agent(0, threads // m.target.warp_size)
-    before = Block((), tuple(o for o in body.ops if not isinstance(o, ops.Scope)))
-    for _ in main.run(before):
-        raise BadAccess("a wait outside of a scope")
+    if not places:
+        yield from main.run(body)
+        return
+    yield from main.run(Block((), body.ops[: places[0]]))
     running = []
-    for s in scopes:
+    for s in (body.ops[i] for i in places):
+        assert isinstance(s, ops.Scope)
         warps = s.warps // s.teams
         for team in range(s.teams):
             env = {v: x for v, x in main.env.items() if np.ndim(x) == 0}
@@ -604,20 +694,16 @@ def _run_block(m: _Machine) -> None:
             agent = _Agent(m, s.first_warp + team * warps, warps, env, team)
             agent.teams = s.teams
             running.append(agent.run(s.body))
-    stuck = 0
     while running:
-        before_state = _progress(m)
         for agent in list(running):
             try:
                 next(agent)
             except StopIteration:
                 running.remove(agent)
-                stuck = 0
-        stuck = stuck + 1 if _progress(m) == before_state else 0
-        if stuck > 3:
-            raise BadAccess("deadlock: every scope waits")
+        yield
+    yield from main.run(Block((), body.ops[places[-1] + 1 :]))
 
 
 def _progress(m: _Machine) -> tuple[Any, ...]:
     states = tuple((b.phase, b.pending, b.tx) for b in m.barriers.values())
-    return (*states, *m.turns.values())
+    return (*states, *m.turns.values(), *m.meeting)
