@@ -11,7 +11,9 @@ import math
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.numerics import Format, encode
+from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
+from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import MfmaRow, find_row
 from tilec.ir.llvm import Val, float_val, int_val
@@ -144,6 +146,40 @@ class AmdgpuEmitter(Emitter):
         constants = [int_val(c) for c in form.constants]
         made = self.f.intrinsic(form.output, form.name, [*args, *constants], o.row)
         self.write_packs(o.c, slots, [made])
+
+    # --- lanes ---
+
+    def emit_shuffle_xor(self, o: ops.ShuffleXor) -> None:
+        """Inside of four lanes a data-parallel primitive, inside of 32 a swizzle, else through the
+        addresses of LDS (MI300 ISA, "Data-parallel primitives", "DS_SWIZZLE_B32")."""
+        f = self.f
+        if o.mask < 4:
+            control = sum((i ^ o.mask) << 2 * i for i in range(4))
+            flags = [int_val(control), int_val(15), int_val(15), int_val(1, "i1")]
+
+            def move(word: Val) -> Val:
+                return f.intrinsic("i32", "llvm.amdgcn.update.dpp.i32", [word, word, *flags])
+        elif o.mask < 32:
+            pattern = int_val(31 | o.mask << 10)
+
+            def move(word: Val) -> Val:
+                return f.intrinsic("i32", "llvm.amdgcn.ds.swizzle", [word, pattern])
+        else:
+            self._bpermute(o.result, o.value, f.binary("xor", self.lane, int_val(o.mask)))
+            return
+        self.env[o.result] = in_words(f, self.get(o.value), move)
+
+    def emit_shuffle(self, o: ops.Shuffle) -> None:
+        self._bpermute(o.result, o.value, self.get(o.lane))
+
+    def _bpermute(self, result: Value, value: Value, lane: Val) -> None:
+        f = self.f
+        address = f.binary("shl", lane, int_val(2))
+
+        def move(word: Val) -> Val:
+            return f.intrinsic("i32", "llvm.amdgcn.ds.bpermute", [address, word])
+
+        self.env[result] = in_words(f, self.get(value), move)
 
     def emit_print(self, o: ops.Print) -> None:
         raise CompileError(

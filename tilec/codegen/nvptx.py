@@ -10,6 +10,7 @@ from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX, Emitter
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.ranges import Ranges
+from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
 from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.clusters import SINGLE, launched_cluster
@@ -303,19 +304,34 @@ class NvptxEmitter(Emitter):
         return f.binary("or", low, int_val(fields, "i64"))
 
     def emit_wgmma_wait(self, o: ops.WgmmaWait) -> None:
-        row = find_row(SMALLEST_WGMMA)
-        assert isinstance(row, WgmmaRow)
-        values = [
-            x
-            for v in o.fragments
-            for slots in [self.registers[v].slots]
-            for x in self.read_packs(v, slots, ["float"] * len(slots))
-        ]
-        got = self.asm(row.wait(o.pending, len(values)), values, "wgmma.wait")
-        for v in o.fragments:
-            slots = self.registers[v].slots
-            self.write_packs(v, slots, got[: len(slots)])
-            got = got[len(slots) :]
+        """The registers pass through the wait, so that nothing that touches them can pass it."""
+        held = [(v, self.registers[v]) for v in o.fragments]
+        kinds = ["f" if r.slot_type == "float" else "r" for _, r in held for _ in r.slots]
+        types = [LLVM_TYPES[k] for k in kinds]
+        values, at = list[Val](), 0
+        for v, r in held:
+            values += self.read_packs(v, r.slots, types[at : at + len(r.slots)])
+            at += len(r.slots)
+        got = self.asm(wgmma_wait(o.pending, kinds), values, "wgmma.wait")
+        for v, r in held:
+            self.write_packs(v, r.slots, got[: len(r.slots)])
+            got = got[len(r.slots) :]
+
+    # --- lanes ---
+
+    def emit_shuffle_xor(self, o: ops.ShuffleXor) -> None:
+        self._shuffle(o.result, o.value, "bfly", int_val(o.mask))
+
+    def emit_shuffle(self, o: ops.Shuffle) -> None:
+        self._shuffle(o.result, o.value, "idx", self.get(o.lane))
+
+    def _shuffle(self, result: Value, value: Value, mode: str, lane: Val) -> None:
+        name = f"llvm.nvvm.shfl.sync.{mode}.i32"
+
+        def move(word: Val) -> Val:
+            return self.f.intrinsic("i32", name, [int_val(-1), word, lane, int_val(31)])
+
+        self.env[result] = in_words(self.f, self.get(value), move)
 
     # --- printing ---
 

@@ -55,6 +55,7 @@ alike.
     named        row_major, swizzled, blocked, fragments of matrix instructions
     terms        layouts as address arithmetic
     queries      vector width, bank conflicts, conversion, 8x8 matrices
+    exchange     conversions inside a warp: swaps of register and lane bits
     descriptors  TMA boxes, wgmma descriptors
     reshaping    sub-tiles and other shapes
     fit          from a Python function to digits
@@ -65,6 +66,7 @@ power-of-two atom is what tiles of 96 or 176 ask for.
 
 from tilec.ir.layout.core import Layout, row_major_strides
 from tilec.ir.layout.descriptors import WgmmaOperand, tma_box, wgmma_operand
+from tilec.ir.layout.exchange import Exchange, exchange, single_registers, widened
 from tilec.ir.layout.named import (
     FRAGMENTS,
     MMA8_A,
@@ -121,6 +123,7 @@ __all__ = [
     "blocked",
     "conversion",
     "ldmatrix_ok",
+    "Exchange",
     "matrix_access",
     "matrix_rows",
     "mfma_a",
@@ -129,6 +132,7 @@ __all__ = [
     "row_major",
     "row_major_strides",
     "stmatrix_ok",
+    "exchange",
     "swizzle_of",
     "swizzled",
     "tma_box",
@@ -136,3 +140,5 @@ __all__ = [
     "wgmma_c",
     "wgmma_operand",
 ]
+    "single_registers",
+    "widened",

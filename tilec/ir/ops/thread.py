@@ -84,6 +84,34 @@ class Pack(Op):
         return (VectorType(self.values[0].dtype, len(self.values)),)
 
 
+@op("shuffle_xor")
+class ShuffleXor(Op):
+    """What lane `lane ^ mask` of this warp holds as `value`, a scalar or a vector. All lanes of the
+    warp take part."""
+
+    value: Value
+    mask: int
+
+    def infer(self) -> Sequence[Type]:
+        return (self.value.type,)
+
+    def verify(self) -> None:
+        if not 0 < self.mask < 64:
+            raise InternalError(f"a shuffle with the lane mask {self.mask}", self.loc)
+
+
+@op("shuffle")
+class Shuffle(Op):
+    """What lane number `lane` (i32) of this warp holds as `value`, a scalar or a vector. All lanes
+    of the warp take part."""
+
+    value: Value
+    lane: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (self.value.type,)
+
+
 @op("mem_load")
 class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
