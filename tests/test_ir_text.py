@@ -74,6 +74,8 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [(t.ScalarType(t.FLOAT64), t.VectorType(t.INT8, 4))]
         case "Layout | None":
             return [None, swizzled((64, 64), 16, 128)]
+        case "tuple[tuple[str, Any], ...]":
+            return [(("teams", 2), ("cluster", (2, 1, 1)), ("persistent", True)), ()]
         case "object":
             return [LayoutRequest("mma"), blocked((16, 8), 32, 1, 2), ("a", 1.5, None), 4]
     raise AssertionError(f"{name}: {kind} is a new kind of field: extend the generator")

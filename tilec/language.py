@@ -61,6 +61,15 @@ from tilec.annotations import (
 from tilec.annotations import (
     symbolic as symbolic,
 )
+from tilec.choices import (
+    Auto as Auto,
+)
+from tilec.choices import (
+    annotate_schedule as annotate_schedule,
+)
+from tilec.choices import (
+    auto as auto,
+)
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Layout as _Layout
 from tilec.ir.types import (
@@ -378,12 +387,14 @@ def Parallel(*extents: Any, coalesced_width: _Int | None = None) -> Any:
 def Pipelined(
     start: Any,
     stop: Any = None,
-    num_stages: _Int = 0,
+    num_stages: _Int | None = None,
     order: Sequence[_Int] | None = None,
     stage: Sequence[_Int] | None = None,
     reversible: _Bool = False,
 ) -> Any:
     """A loop whose copies run up to `num_stages` iterations ahead of its computation.
+
+    0 or 1: nothing runs ahead. Without a number: as many as fit in shared memory, at most 8.
 
     A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
     `order` and `stage`, one int per statement that acts, override what tilec infers. `reversible`:

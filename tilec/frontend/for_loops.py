@@ -106,11 +106,12 @@ class ForLoops(Loops):
         )
 
     def _pipeline_attributes(self, args: Any) -> dict[str, Any]:
-        stages = static_int(args["num_stages"])
-        if stages is None or stages < 0:
+        stages = -1 if args["num_stages"] is None else static_int(args["num_stages"])
+        if stages is None or (stages < 0 and args["num_stages"] is not None):
             raise self.error(
                 f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
-                "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch",
+                "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch; without "
+                "one tilec chooses",
             )
         lists = {}
         for name in ("order", "stage"):

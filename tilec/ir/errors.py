@@ -42,7 +42,12 @@ class LayoutError(CompileError):
 
 
 class ResourceError(CompileError):
-    """The kernel needs more shared memory, registers, threads or barriers than the target has."""
+    """The kernel needs more shared memory, registers, threads or barriers than the target has.
+
+    `stages`: as many versions of a loop's buffers as would fit, 0 where fewer of them do not help.
+    """
+
+    stages = 0
 
 
 class LaunchError(TilecError):

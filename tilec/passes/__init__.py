@@ -6,11 +6,13 @@ times between passes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from tilec.ir.core import Func
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.plan import Plan, plans
+from tilec.ir.plan import Plan, Wanted, check_kept, is_open, plans, take_wanted
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
@@ -37,6 +39,7 @@ from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
+OnPlan = Callable[[Plan, ResourceError | None], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (place_buffers, "TILE"),
@@ -70,24 +73,46 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
+def run(
+    func: Func,
+    target: Target,
+    on_stage: OnStage | None = None,
+    ranked: Sequence[Plan] = (),
+    on_plan: OnPlan | None = None,
+) -> Func:
     """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
     for GPUs.
 
-    `on_stage(name, func)` is called after every pass of the plan that was kept. Raises
-    CompileError and its kinds; where several plans exist, the first whose resources fit is taken.
+    `ranked` are plans to try before the safe ones, best first. `on_stage(name, func)` is called
+    after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was tried
+    (None: it was kept). Raises CompileError and its kinds; the first plan whose resources fit is
+    taken.
     """
+    func, wanted = take_wanted(func)
     func = _run(NORMALISE, func, target, on_stage)
     if target.kind == "cpu":
         return func
     first: ResourceError | None = None
-    for plan in plans(func, target):
+    tried: set[Plan] = set()
+    pending = deque((*ranked, *plans(func, target, wanted)))
+    while pending:
+        plan = pending.popleft()
+        if plan in tried:
+            continue
+        tried.add(plan)
         kept: list[tuple[str, Func]] = []
         try:
             done = _run((*DECIDE, *EXPAND), plan.apply(func), target, _recorder(kept))
         except ResourceError as error:
             first = first or error
+            if on_plan is not None:
+                on_plan(plan, error)
+            if _fewer_stages_help(func, plan, wanted, error):
+                pending.appendleft(replace(plan, stages=error.stages))
             continue
+        check_kept(done, wanted)
+        if on_plan is not None:
+            on_plan(plan, None)
         if on_stage is not None:
             for name, stage in kept:
                 on_stage(name, stage)
@@ -96,9 +121,17 @@ def run(func: Func, target: Target, on_stage: OnStage | None = None) -> Func:
     raise first
 
 
+def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceError) -> bool:
+    return (
+        1 <= error.stages < plan.stages
+        and "stages" not in wanted.fields
+        and any(is_open(o) for o in walk(func.body))
+    )
+
+
 def run_plan(func: Func, target: Target, plan: Plan) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
-    func = _run(NORMALISE, func, target, None)
+    func = _run(NORMALISE, take_wanted(func)[0], target, None)
     return _run((*DECIDE, *EXPAND), plan.apply(func), target, None)
 
 

@@ -28,14 +28,19 @@ def check_registers(func: Func, target: Target) -> Func:
             f"the {shape} {o.type.dtype.name} fragment {o.result.name} takes {needed} registers of "
             f"each of {threads} threads; on {target} {limit} are left for it",
             o.loc,
-            _hint(o, threads, specialised, target),
+            _hint(o, threads, specialised, target, int(func.attrs.get("teams", 1))),
         )
     return func
 
 
-def _hint(o: Alloc, threads: int, specialised: bool, target: Target) -> str:
+def _hint(o: Alloc, threads: int, specialised: bool, target: Target, teams: int) -> str:
     """More threads, if they would hold the fragment; else a smaller tile that does."""
     bits = o.type.size * o.type.dtype.bits
+    if teams > 1:
+        held = bits // (threads // teams) // 32
+        fits = [t for t in (128, 256) if bits // t <= 32 * budget(t, specialised, target)]
+        other = f'consumers="cooperative" and threads={fits[-1]}' if fits else "a smaller tile"
+        return f"each of {teams} teams holds a tile of its own in {held} registers: {other} fits"
     more = threads
     while more <= target.max_threads:
         if bits // more <= 32 * budget(more, specialised, target):

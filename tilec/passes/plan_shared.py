@@ -120,14 +120,16 @@ def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> Res
         for x in rows
     )
     stages = max((x.alloc.type.versions for x in lives), default=1)
-    hint = "make the tiles smaller"
+    hint, fits = "make the tiles smaller", 0
     if stages > 1:
         ring = sum(x.size // x.alloc.type.versions for x in lives if x.alloc.type.versions > 1)
         fits = (target.shared_bytes - (total - ring * stages)) // ring
         hint = f"num_stages={fits} fits" if fits >= 1 else f"{hint}: one stage does not fit"
-    return ResourceError(
+    error = ResourceError(
         f"the kernel needs {total:,} bytes of shared memory a block, {target} has "
         f"{target.shared_bytes:,}: {listed}",
         rows[0].alloc.loc if rows else func.loc,
         hint,
     )
+    error.stages = max(fits, 0)
+    return error

@@ -28,9 +28,9 @@ class For(Op):
 
     `body.args` are the index (of `lo`'s type), then one per carried value; its Yield gives the
     next values. Results are the carried values after the last iteration (`inits` if there was
-    none). `kind` says how the user wrote it; `num_stages`, `order` and `stage` belong to
-    "pipelined" (`order`/`stage`: one int per op of the body that acts, or empty to let tilec infer
-    them)."""
+    none). `kind` says how the user wrote it; `num_stages` (-1: left to the plan), `order` and
+    `stage` belong to "pipelined" (`order`/`stage`: one int per op of the body that acts, or empty
+    to let tilec infer them)."""
 
     kind: str
     lo: Value

@@ -5,6 +5,7 @@ dimension."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tilec.ir.core import Op, Value, op
 from tilec.ir.errors import InternalError
@@ -188,6 +189,13 @@ class UseSwizzle(Op):
 
     panel_size: int
     order: str = "row"
+
+
+@op("annotate_schedule")
+class AnnotateSchedule(Op):
+    """What the user fixes of the plan: pairs of a field of `tilec.ir.plan.Plan` and its value."""
+
+    choices: tuple[tuple[str, Any], ...]
 
 
 def squeeze(extents: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,72 @@
+"""What an author leaves to tilec or takes from it: `T.auto` and `T.annotate_schedule`.
+
+These names are used as `T.auto`, … : `tilec.language` has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.annotations import only_inside
+from tilec.ir.errors import CompileError
+
+DEFAULT_VALUES = (16, 32, 64, 128, 192, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """A compile-time parameter that tilec chooses for each problem size; see `auto`."""
+
+    values: tuple[int, ...] = DEFAULT_VALUES
+
+    def __call__(self, *values: int) -> Auto:
+        for v in values:
+            if not isinstance(v, int) or isinstance(v, bool) or v < 1:
+                raise CompileError(
+                    f"T.auto chooses among positive ints, {v!r} is none",
+                    hint="write BM: T.constexpr = T.auto(64, 128, 256)",
+                )
+        if not values:
+            raise CompileError(
+                "T.auto() lists nothing to choose from",
+                hint="write T.auto without parentheses, or T.auto(64, 128, 256)",
+            )
+        return Auto(tuple(dict.fromkeys(values)))
+
+    def __repr__(self) -> str:
+        return "T.auto" if self.values == DEFAULT_VALUES else f"T.auto{self.values}"
+
+
+auto = Auto()
+"""`BM: T.constexpr = T.auto` or `= T.auto(64, 128, 256)`: a tile parameter left to tilec.
+
+Chosen at a launch by the predicted time for the sizes at hand (docs/schedules.md), among the ints
+listed, or 16, 32, 64, 128, 192 and 256. An argument of a call wins. Raises CompileError for what is
+not a positive int."""
+
+
+def annotate_schedule(
+    *,
+    persistent: bool | None = None,
+    specialise: bool | None = None,
+    consumers: str | None = None,
+    cluster: int | Sequence[int] | None = None,
+    split: int | None = None,
+    panel: int | None = None,
+    store: str | None = None,
+    stages: int | None = None,
+) -> None:
+    """Fix parts of the schedule; what is not named stays tilec's choice.
+
+    `persistent`: as many blocks as the machine holds, each of which walks over the grid.
+    `specialise`: warps of their own bring tiles by TMA. `consumers`: "cooperative" (all threads
+    share a tile) or "pingpong" (two teams, each with tiles of its own, take turns; 128 threads
+    each). `cluster`: neighbours along the grid's dimensions that load what they share once.
+    `split`: blocks that share one sum. `panel`: blocks along grid dimension 1 that are visited
+    before dimension 0 advances. `store`: "tma" (through shared memory) or "direct". `stages`:
+    versions of the buffers of each T.Pipelined that has no num_stages.
+
+    Raises ResourceError where the target cannot hold such a schedule, and says what would fit.
+    """
+    only_inside("annotate_schedule")
