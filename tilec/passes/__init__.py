@@ -35,6 +35,8 @@ from tilec.passes.select_gemm import select_gemm
 from tilec.passes.simplify import simplify
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.split_guards import split_guards
+from tilec.passes.stage_stores import stage_stores
+from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
@@ -61,6 +63,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
 EXPAND: tuple[tuple[Pass, str], ...] = (
     (stage_stores, "LAID_OUT"),
     (convert_fragments, "LAID_OUT"),
+    (widen_copies, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too

@@ -1,16 +1,17 @@
-"""convert_fragments: a copy between fragments of different layouts goes through shared memory.
+"""convert_fragments: the road of a copy between fragments of different layouts.
 
 Before: `copy` ops whose two sides are fragments in different layouts (put there by
-`infer_layouts`). After: each is a copy into an ordinary shared buffer and one out of it, which
-`plan_shared` places and `insert_sync` orders. The dump shows the price: the bytes written and
-read."""
+`infer_layouts` and `widen_copies`). After: a copy that renames the registers of each thread is left
+as it is; one whose elements stay in their warps, where that is cheaper, has the agent "shuffle";
+any other is a copy into an ordinary shared buffer and one out of it, which `plan_shared` places and
+`insert_sync` orders. The dump shows the price: the bytes written and read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, rewrite
-from tilec.ir.layout import padded
+from tilec.ir.layout import conversion, padded
 from tilec.ir.ops import Alloc, Const, Copy
 from tilec.ir.types import INT32
 from tilec.target import Target
@@ -25,6 +26,13 @@ def convert_fragments(func: Func, target: Target) -> Func:
         s, d = o.source.buffer, o.dest.buffer
         if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:
             return None
+        assert s.layout is not None and d.layout is not None
+        if s.shape == d.shape:
+            kind = conversion(s.layout, d.layout, min(s.dtype.bits, d.dtype.bits)).kind
+            if kind in ("same", "registers"):
+                return None
+            if kind == "shuffle":
+                return [replace(o, agent="shuffle")]
         b = Builder(o.loc)
         shape = d.static_shape
         skip = 128 // d.dtype.bits

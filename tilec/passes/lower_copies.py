@@ -1,10 +1,10 @@
 """lower_copies: copies and fills become parallel loops, boxes and fragments' own transfers.
 
 Before: `copy` and `fill` ops with agents. After: none is left. A copy that threads make is a
-parallel loop over its region, in the layout of the fragment on one side or else coalesced over the
-block; a fragment that leaves through TMA is staged warp by warp (`lower_stores`); two fragments of
-different layouts exchange their elements through shared memory, where no register or shuffle path
-is known."""
+parallel loop over its region, in the layout of the fragment on one side (between two fragments: of
+the one that is written) or else coalesced over the block; fragments whose elements change lanes
+exchange them by shuffles (`lower_exchanges`); a fragment that leaves through TMA is staged warp by
+warp (`lower_stores`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.distribution import covering
+from tilec.passes.lower_exchanges import exchange_registers
 from tilec.target import Target
 
 
@@ -33,6 +34,8 @@ def lower_copies(func: Func, target: Target) -> Func:
 
     def visit(o: Op) -> None | list[Op]:
         match o:
+            case Copy(agent="shuffle"):
+                return exchange_registers(o)
             case Copy() if o.agent != "tma_store":
                 return [*_copy(o, warps, target)]
             case Fill():
@@ -101,7 +104,7 @@ def _fragment_indices(
 
 def _copy(o: Copy, warps: int, target: Target) -> list[Op]:
     extents = squeeze(o.dest_extents) or (1,)
-    layout = _loop_layout([o.source, o.dest], extents, o.vector, warps, target)
+    layout = _loop_layout([o.dest, o.source], extents, o.vector, warps, target)
     b, args, loop = _loop(o, extents, layout, "cp_async" if o.agent == "cp_async" else "")
     source = _fragment_indices(b, o.source, o.source_offsets, o.source_extents, args)
     dest = _fragment_indices(b, o.dest, o.dest_offsets, o.dest_extents, args)

@@ -15,6 +15,10 @@ after the other; the 4x4 transpose inside a quad that turns pairs of matrix accu
 of 16 bytes is two such swaps. What remains is a permutation of lane bits (one shuffle with a lane
 number of its own) and of registers (names only).
 
+Two more steps serve replicas. A lane bit that says nothing may take over a register's bit: each
+lane *keeps* one value of two. And a lane's bit may become a register's: each lane *gathers* its
+neighbour's value beside its own.
+
 Values narrower than 32 bits travel together: registers that take the same way make up one word.
 
 The plan is checked: it is played through on the table of elements and refused unless every register
@@ -26,7 +30,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import product
-from math import prod
 
 import numpy as np
 
@@ -41,15 +44,20 @@ WORD_BITS = 32
 class Exchange:
     """How the registers of one layout become those of another.
 
-    Registers are taken in groups of `2 ** len(swaps)` members, each of `pack` registers that travel
-    as one value. `sources[g][m]`: registers of member m of group g in the old layout,
-    `dests[g][m]`: where they end in the new one. `swaps`: lane masks; swap number i exchanges bit i
-    of the member's number with the lane's bit in the mask. `turn`: afterwards bit `turn[p]` of the
-    lane that is read from is bit p of the reader's own number; empty: itself.
+    Registers are taken in groups of members, each of `pack` registers that travel as one value.
+    `sources[g][m]`: registers of member m of group g in the old layout, `dests[g][m]`: where the
+    members end in the new one. The steps, each with the masks of its lane bits: `keeps` (first, the
+    last one first) leave of two members whose numbers differ in the highest bit the one that the
+    lane's bit says; `swaps` number i exchanges bit i of the member's number with the lane's bit;
+    `gathers` double the members, the new highest bit of their number being the lane's. `turn`:
+    afterwards bit `turn[p]` of the lane that is read from is bit p of the reader's own number;
+    empty: itself.
     """
 
     pack: int
+    keeps: tuple[int, ...]
     swaps: tuple[int, ...]
+    gathers: tuple[int, ...]
     turn: tuple[int, ...]
     sources: tuple[tuple[tuple[int, ...], ...], ...]
     dests: tuple[tuple[tuple[int, ...], ...], ...]
@@ -57,9 +65,12 @@ class Exchange:
     @property
     def price(self) -> int:
         """Instructions per thread: half a shuffle and one and a half selects for a value and swap,
-        one shuffle for a turn."""
-        values = len(self.sources) * len(self.sources[0])
-        return values * (2 * len(self.swaps) + bool(self.turn))
+        a shuffle and two selects for a value to gather, one shuffle for a turn."""
+        values = len(self.sources) * len(self.sources[0]) >> len(self.keeps)
+        kept = values * ((1 << len(self.keeps)) - 1)
+        gathered = 3 * values * ((1 << len(self.gathers)) - 1)
+        turned = values << len(self.gathers) if self.turn else 0
+        return kept + 2 * values * len(self.swaps) + gathered + turned
 
 
 @dataclass(frozen=True)
@@ -74,38 +85,50 @@ class _Bit:
 @functools.lru_cache(maxsize=1024)
 def exchange(a: Layout, b: Layout, bits: int = WORD_BITS) -> Exchange | None:
     """How elements of `bits` bits get from fragment layout `a` to `b` inside each warp; None where
-    swaps of register and lane bits do not lead there."""
-    if a.shape != b.shape or any(a.size(o) != b.size(o) for o in ("reg", "lane", "warp")):
+    these steps do not lead there."""
+    if a.shape != b.shape or any(a.size(o) != b.size(o) for o in ("lane", "warp")):
         return None
     if a.replicas("reg") != 1 or b.replicas("reg") != 1:
         return None
     regs, lanes, wanted = register_bits(a), lane_steps(a), lane_steps(b)
-    pairs = _pairs(regs, lanes, wanted)
-    if pairs is None:
+    found = _steps(regs, lanes, wanted)
+    if found is None:
         return None
-    now = a.flat("reg", "lane", "warp")
+    keeps, swaps, gathers = found
+    now = _Registers(a.flat("reg", "lane", "warp"))
     current = list(lanes)
-    for position, bit in pairs:
-        now = _swapped(now, bit.weight, 1 << position)
+    for position, bit in reversed(keeps):
+        now.keep(bit.weight, 1 << position)
         current[position] = bit.step
+    for position, bit in swaps:
+        now.swap(bit.weight, 1 << position)
+        current[position] = bit.step
+    made = []
+    for position in gathers:
+        made.append(_Bit(2, current[position], now.gather(1 << position)))
+        current[position] = tuple(0 for _ in current[position])
     turn = _turn(current, wanted)
     if turn is None:
         return None
-    lane = np.arange(1 << len(turn))
-    source = sum((lane >> p & 1) << q for p, q in enumerate(turn))
-    now = now[:, np.broadcast_to(source, lane.shape)]
-    want = b.flat("reg", "lane", "warp")
-    place = {int(v): r for r, v in enumerate(want[:, 0, 0])}
-    ends = [place.get(int(v), -1) for v in now[:, 0, 0]]
-    if -1 in ends or not np.array_equal(want[ends], now):
+    now.turn(turn)
+    ends = now.ends(b.flat("reg", "lane", "warp"))
+    if ends is None:
         return None
-    moved = [bit for _, bit in pairs]
-    packed = _packed(regs, moved, bits)
-    sources = _groups(regs, moved, packed)
-    dests = tuple(tuple(tuple(ends[r] for r in m) for m in g) for g in sources)
-    masks = tuple(1 << p for p, _ in pairs)
+    swapped, kept = [bit for _, bit in swaps], [bit for _, bit in keeps]
+    packed = _packed(regs, swapped + kept, bits)
+    rest = [x for x in regs if x not in (*swapped, *kept, *packed)]
+    sources = _groups(rest, [*swapped, *kept], packed)
+    places = _groups(rest, [*swapped, *made], packed)
     still = turn == tuple(range(len(turn)))
-    return Exchange(1 << len(packed), masks, () if still else turn, sources, dests)
+    return Exchange(
+        1 << len(packed),
+        tuple(1 << p for p, _ in keeps),
+        tuple(1 << p for p, _ in swaps),
+        tuple(1 << p for p in gathers),
+        () if still else turn,
+        sources,
+        tuple(tuple(tuple(ends[r] for r in m) for m in g) for g in places),
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,41 +204,81 @@ def _along(rank: int, dim: int, step: int) -> Step:
     return tuple(step if i == dim else 0 for i in range(rank))
 
 
-def _pairs(
+def _steps(
     regs: tuple[_Bit, ...], lanes: tuple[Step, ...], wanted: tuple[Step, ...]
-) -> list[tuple[int, _Bit]] | None:
-    """(lane bit, register bit) pairs that have to change places; None if that is not all there is
-    to do."""
-    if len(lanes) != len(wanted):
+) -> tuple[list[tuple[int, _Bit]], list[tuple[int, _Bit]], list[int]] | None:
+    """Keeps and swaps as pairs of a lane bit and a register bit, and the lane bits to gather; None
+    if these do not lead from one to the other."""
+    if len(lanes) != len(wanted) or not lanes:
         return None
-    zero = tuple(0 for _ in lanes[0]) if lanes else ()
-    if lanes.count(zero) != wanted.count(zero):
-        return None
+    zero = tuple(0 for _ in lanes[0])
     by_step = {x.step: x for x in regs if x.radix == 2}
-    entering = [s for s in wanted if s not in lanes]
-    found = []
-    for position, step in enumerate(lanes):
-        if step in wanted:
-            continue
+    entering = [s for s in wanted if s not in lanes and s != zero]
+    if any(s not in by_step for s in entering):
+        return None
+    leaving = [p for p, s in enumerate(lanes) if s not in wanted and s != zero]
+    swaps = []
+    for position in leaving[: len(entering)]:
         # Its own successor first, so that no turn is needed afterwards.
         follows = wanted[position] if wanted[position] in entering else entering[0]
         entering.remove(follows)
-        if follows not in by_step:
+        swaps.append((position, by_step[follows]))
+    idle = [p for p, s in enumerate(lanes) if s == zero]
+    if len(entering) > len(idle):
+        return None
+    keeps = []
+    for step in entering:
+        position = next((p for p in idle if wanted[p] == step), idle[0])
+        idle.remove(position)
+        keeps.append((position, by_step[step]))
+    return keeps, swaps, leaving[len(swaps) :]
+
+
+class _Registers:
+    """The element in every register of every lane of every warp, step by step; `numbers` has the
+    number of each row of `table`."""
+
+    def __init__(self, table: Ints) -> None:
+        self.table = table
+        self.numbers = list(range(len(table)))
+        self.lane = np.arange(table.shape[1])[None, :]
+
+    def swap(self, weight: int, mask: int) -> None:
+        """Register bit `weight` and lane bit `mask` change places."""
+        row = {n: i for i, n in enumerate(self.numbers)}
+        high = np.array([n // weight % 2 == 1 for n in self.numbers])[:, None]
+        other = [row[n - weight if n // weight % 2 else n + weight] for n in self.numbers]
+        same = ((self.lane & mask) != 0) == high
+        rows = np.where(same, np.arange(len(other))[:, None], np.array(other)[:, None])
+        self.table = self.table[rows, np.where(same, self.lane, self.lane ^ mask)]
+
+    def keep(self, weight: int, mask: int) -> None:
+        """Of registers that differ in bit `weight` the one that the lane's bit says."""
+        row = {n: i for i, n in enumerate(self.numbers)}
+        self.numbers = [n for n in self.numbers if not n // weight % 2]
+        low = np.array([row[n] for n in self.numbers])[:, None]
+        high = np.array([row[n + weight] for n in self.numbers])[:, None]
+        self.table = self.table[np.where((self.lane & mask) != 0, high, low), self.lane]
+
+    def gather(self, mask: int) -> int:
+        """Each register twice, for both values of the lane's bit; gives the new bit's weight."""
+        weight = 1 << max(self.numbers).bit_length()
+        sides = [self.table[:, (self.lane[0] & ~mask) | at] for at in (0, mask)]
+        self.table = np.concatenate(sides)
+        self.numbers += [n + weight for n in self.numbers]
+        return weight
+
+    def turn(self, turn: tuple[int, ...]) -> None:
+        source = sum((self.lane[0] >> p & 1) << q for p, q in enumerate(turn))
+        self.table = self.table[:, np.broadcast_to(source, self.lane[0].shape)]
+
+    def ends(self, want: Ints) -> dict[int, int] | None:
+        """The register of `want` that each is, in all lanes; None if some is none."""
+        place = {int(v): r for r, v in enumerate(want[:, 0, 0])}
+        found = [place.get(int(v), -1) for v in self.table[:, 0, 0]]
+        if sorted(found) != list(range(len(want))) or not np.array_equal(want[found], self.table):
             return None
-        found.append((position, by_step[follows]))
-    return found
-
-
-def _swapped(now: Ints, weight: int, mask: int) -> Ints:
-    """The elements after register bit `weight` and lane bit `mask` have changed places."""
-    reg = np.arange(now.shape[0])[:, None]
-    lane = np.arange(now.shape[1])[None, :]
-    has = (lane & mask) != 0
-    high = reg // weight % 2 == 1
-    other_reg = np.where(high, reg - weight, reg + weight)
-    same = has == high
-    out: Ints = now[np.where(same, reg, other_reg), np.where(same, lane, lane ^ mask)]
-    return out
+        return dict(zip(self.numbers, found))
 
 
 def _turn(current: list[Step], wanted: tuple[Step, ...]) -> tuple[int, ...] | None:
@@ -240,12 +303,10 @@ def _packed(regs: tuple[_Bit, ...], moved: list[_Bit], bits: int) -> list[_Bit]:
 
 
 def _groups(
-    regs: tuple[_Bit, ...], moved: list[_Bit], packed: list[_Bit]
+    rest: list[_Bit], members: list[_Bit], packed: list[_Bit]
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    rest = [x for x in regs if x not in moved and x not in packed]
-    assert prod(x.radix for x in (*rest, *moved, *packed)) == prod(x.radix for x in regs)
     return tuple(
-        tuple(tuple(g + m + p for p in _sums(packed)) for m in _sums(moved)) for g in _sums(rest)
+        tuple(tuple(g + m + p for p in _sums(packed)) for m in _sums(members)) for g in _sums(rest)
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout.core import Ints, Layout
+from tilec.ir.layout.exchange import exchange
 from tilec.ir.layout.normal import Digit
 
 BANKS = 32
@@ -83,8 +84,8 @@ class Conversion:
     """How the values of one fragment get into the places of another.
 
     `kind`: "same" (nothing to do), "registers" (each thread has what it needs: register i of the
-    new layout is register `registers[i]` of the old one), "shuffle" (each warp has what it needs),
-    "shared" (through shared memory). `price`: instructions per thread, roughly.
+    new layout is register `registers[i]` of the old one), "shuffle" (inside each warp, as
+    `exchange` says), "shared" (through shared memory). `price`: instructions per thread, roughly.
     """
 
     kind: str
@@ -93,12 +94,14 @@ class Conversion:
 
 
 BARRIER_PRICE = 20
+SHARED_PRICE = 2
+"""Of one access to shared memory: its address, and banks that conflict."""
 
 
 @functools.lru_cache(maxsize=1024)
-def conversion(a: Layout, b: Layout) -> Conversion:
-    """The cheapest way from fragment layout `a` to `b`, both of one shape and as many lanes and
-    warps."""
+def conversion(a: Layout, b: Layout, bits: int = 32) -> Conversion:
+    """The cheapest way for elements of `bits` bits from fragment layout `a` to `b`, both of one
+    shape and as many lanes and warps."""
     if a.shape != b.shape or any(a.size(o) != b.size(o) for o in ("lane", "warp")):
         raise LayoutError(f"no conversion from {a} to {b}: other shape, lanes or warps")
     if a.digits == b.digits and a.atom == b.atom:
@@ -111,14 +114,11 @@ def conversion(a: Layout, b: Layout) -> Conversion:
         return Conversion(
             "registers" if moves or len(source) != len(have) else "same", moves, tuple(source)
         )
-    warps = np.arange(have.shape[2])
-    held = np.zeros((have.shape[2], int(np.prod(a.shape))), bool)
-    held[np.broadcast_to(warps, have.shape), have] = True
-    if held[np.broadcast_to(warps, want.shape), want].all():
-        reg, _, _ = a.owners_of()
-        sources = reg.ravel()[want[:, :, 0]]
-        return Conversion("shuffle", 2 * sum(len(np.unique(row)) for row in sources))
-    return Conversion("shared", have.shape[0] + want.shape[0] + BARRIER_PRICE)
+    price = SHARED_PRICE * (have.shape[0] + want.shape[0]) + 2 * BARRIER_PRICE
+    plan = exchange(a, b, bits)
+    if plan is not None and plan.price <= price:
+        return Conversion("shuffle", plan.price)
+    return Conversion("shared", price)
 
 
 # --- 8x8 matrices of 16 bits ---

@@ -1,0 +1,104 @@
+"""Fragments whose elements change lanes inside their warps: selects, shuffles and names of
+registers, as `tilec.ir.layout.exchange` plans them."""
+
+from __future__ import annotations
+
+from tilec.ir.core import Builder, Op, Value
+from tilec.ir.errors import InternalError
+from tilec.ir.layout import Exchange, exchange
+from tilec.ir.ops import (
+    Cast,
+    Compare,
+    Copy,
+    Extract,
+    Lane,
+    Lookup,
+    Pack,
+    RegRead,
+    RegWrite,
+    Select,
+    Shuffle,
+    ShuffleXor,
+)
+from tilec.passes.addressing import Numbers
+from tilec.passes.lower_gemm import close, unrolled
+
+
+def exchange_registers(o: Copy) -> list[Op]:
+    """The ops of a copy between fragments with the agent "shuffle". Elements travel in the narrower
+    of the two dtypes."""
+    s, d = o.source.buffer, o.dest.buffer
+    assert s.layout is not None and d.layout is not None
+    narrow = s if s.dtype.bits <= d.dtype.bits else d
+    plan = exchange(s.layout, d.layout, narrow.dtype.bits)
+    if plan is None:
+        raise InternalError(f"no exchange from {s} to {d}", o.loc)
+    b = Builder(o.loc)
+    n = Numbers(b)
+    lane = b.value(Lane)
+    highs = {
+        mask: b.value(Compare, "eq", _lane_bit(n, lane, mask), n.const(1))
+        for mask in (*plan.keeps, *plan.swaps, *plan.gathers)
+    }
+    reader = _reader(n, lane, plan)
+    count = len(plan.sources)
+    g, inner = unrolled(b, count, "group")
+    values = []
+    for m in range(len(plan.sources[0])):
+        parts = []
+        for e in range(plan.pack):
+            at = inner.value(Lookup, tuple(group[m][e] for group in plan.sources), g)
+            parts.append(inner.value(RegRead, o.source, at))
+        value = parts[0] if plan.pack == 1 else inner.value(Pack, tuple(parts))
+        if value.dtype != narrow.dtype:
+            value = inner.value(Cast, value, narrow.dtype)
+        values.append(value)
+    for mask in reversed(plan.keeps):
+        half = len(values) // 2
+        pairs = list(zip(values[:half], values[half:]))
+        values = [inner.value(Select, highs[mask], high, low) for low, high in pairs]
+    for i, mask in enumerate(plan.swaps):
+        _swap(inner, values, 1 << i, mask, highs[mask])
+    for mask in plan.gathers:
+        others = [inner.value(ShuffleXor, v, mask) for v in values]
+        pairs = list(zip(values, others))
+        values = [inner.value(Select, highs[mask], other, own) for own, other in pairs]
+        values += [inner.value(Select, highs[mask], own, other) for own, other in pairs]
+    if reader is not None:
+        values = [inner.value(Shuffle, v, reader) for v in values]
+    for m, value in enumerate(values):
+        if value.dtype != d.dtype:
+            value = inner.value(Cast, value, d.dtype)
+        for e in range(plan.pack):
+            at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
+            one = value if plan.pack == 1 else inner.value(Extract, value, e)
+            inner.emit(RegWrite, o.dest, at, one)
+    close(b, "unroll", g, count, inner)
+    return b.ops
+
+
+def _swap(b: Builder, values: list[Value], bit: int, mask: int, high: Value) -> None:
+    """Exchange a bit of the values' numbers with the lane's bit in `mask`, which is set where
+    `high` holds: a lane keeps one value of each two and gives the other."""
+    for m in range(len(values)):
+        if m & bit:
+            continue
+        first, second = values[m], values[m | bit]
+        given = b.value(Select, high, first, second)
+        taken = b.value(ShuffleXor, given, mask)
+        values[m] = b.value(Select, high, taken, first)
+        values[m | bit] = b.value(Select, high, second, taken)
+
+
+def _reader(n: Numbers, lane: Value, plan: Exchange) -> Value | None:
+    """The lane that each lane reads from in the end; None if it is itself."""
+    if not plan.turn:
+        return None
+    total = n.const(0)
+    for p, q in enumerate(plan.turn):
+        total = n.op("add", total, n.op("mul", _lane_bit(n, lane, 1 << p), n.const(1 << q)))
+    return total
+
+
+def _lane_bit(n: Numbers, lane: Value, mask: int) -> Value:
+    return n.op("mod", n.op("floordiv", lane, n.const(mask)), n.const(2))

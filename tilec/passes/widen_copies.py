@@ -1,0 +1,72 @@
+"""widen_copies: fragments of narrow pieces meet global memory in wide ones.
+
+Before: a copy between a fragment and global memory that threads make may access up to `vector`
+elements at once, but the fragment's layout may give a thread fewer neighbours (a matrix
+instruction's gives one or two). After: such a copy goes through a fragment of the nearest layout
+with longer runs, of the memory's dtype; `convert_fragments` finds that shuffles lead there. A
+store of 16-bit accumulators takes a quarter of the instructions so, and memory sees whole
+sectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.layout import Layout, conversion, widened
+from tilec.ir.ops import Alloc, Const, Copy
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.conversions import copy_whole
+from tilec.passes.memory_access import leading_run
+from tilec.target import Target
+
+
+def widen_copies(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+
+    def visit(o: Op) -> None | list[Op]:
+        return _widen(o) if isinstance(o, Copy) and o.agent == "threads" else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _widen(o: Copy) -> list[Op] | None:
+    s, d = o.source.buffer, o.dest.buffer
+    if (s.space, d.space) == ("fragment", "global"):
+        fragment, memory, extents = s, d, o.source_extents
+    elif (s.space, d.space) == ("global", "fragment"):
+        fragment, memory, extents = d, s, o.dest_extents
+    else:
+        return None
+    if fragment.layout is None or extents != fragment.static_shape or memory.dtype.bits < 8:
+        return None
+    layout = wider(fragment.layout, o.vector, min(s.dtype.bits, d.dtype.bits))
+    if layout is None:
+        return None
+    b = Builder(o.loc)
+    t = BufferType(fragment.shape, memory.dtype, "fragment", layout=layout)
+    zeros = tuple(b.value(Const, 0, INT32) for _ in extents)
+    name = f"{(o.source if fragment is s else o.dest).name}_wide"
+    wide = b.value(Alloc, t, name=name)
+    if fragment is s:
+        copy_whole(b, o.source, wide)
+        b.ops.append(replace(o, source=wide, source_offsets=zeros))
+    else:
+        b.ops.append(replace(o, dest=wide, dest_offsets=zeros))
+        copy_whole(b, wide, o.dest)
+    return b.ops
+
+
+def wider(layout: Layout, vector: int, bits: int) -> Layout | None:
+    """The layout with the longest runs up to `vector` elements along the last dimension that
+    shuffles reach from a fragment's; None if none is longer than its own."""
+    if layout.replicas("lane") > 1 or layout.replicas("reg") > 1:
+        return None
+    dim, run = leading_run(layout)
+    last = layout.rank - 1
+    have = run if dim == last else 1
+    while vector > have:
+        found = widened(layout, last, vector)
+        if found is not None and conversion(layout, found, bits).kind in ("shuffle", "registers"):
+            return found
+        vector //= 2
+    return None
