@@ -33,7 +33,6 @@ from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.simplify import simplify
-from tilec.passes.stage_stores import stage_stores
 from tilec.passes.split_guards import split_guards
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.widen_copies import widen_copies
@@ -62,8 +61,8 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
 
 EXPAND: tuple[tuple[Pass, str], ...] = (
     (stage_stores, "LAID_OUT"),
-    (convert_fragments, "LAID_OUT"),
     (widen_copies, "LAID_OUT"),
+    (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
