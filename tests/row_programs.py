@@ -18,16 +18,20 @@ from lowered import Kernel
 
 from tilec.ir import ops
 from tilec.ir.core import Func, Param, Value
-from tilec.ir.instr import find_row
-from tilec.ir.instr.nvidia import NVIDIA_ROWS, WGMMA_N, MmaRow
+from tilec.ir.instr import MatrixRow, MmaRow, WgmmaRow, find_row, rows_of
+from tilec.ir.instr.nvidia import MMA_ROWS
 from tilec.ir.instr.row import registers_of
 from tilec.ir.layout import Layout, swizzled, wgmma_operand
 from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
     INT8,
     INT32,
     TFLOAT32,
+    UINT8,
     BufferType,
     DType,
     TensorMapType,
@@ -133,13 +137,7 @@ def mma_program(name: str, rng: np.random.Generator) -> Program:
     k = RowKernel(32 * MMA_WARPS)
     parts: dict[str, list[np.ndarray]] = {"a": [], "b": [], "c": [], "d": []}
     for _ in range(MMA_WARPS):
-        a = random(rng, (row.m, row.k), row.a_dtype)
-        b = random(rng, (row.k, row.n), row.b_dtype)
-        c = random(rng, (row.m, row.n), FLOAT16 if row.c_dtype == FLOAT16 else row.c_dtype)
-        if row.c_dtype.is_int:
-            c //= 2
-        if row.a_dtype == TFLOAT32:  # the instruction reads the upper 19 bits
-            a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b))
+        a, b, c = operands(rng, row, row.k)
         d = exact_product(a, b, c)
         for key, layout, tile in zip("abcd", (row.a, row.b, row.c, row.c), (a, b, c, d)):
             parts[key].append(held(layout, tile)[0])
@@ -154,7 +152,28 @@ def mma_program(name: str, rng: np.random.Generator) -> Program:
     k.op(ops.Mma, name, frags[2], zero, frags[0], zero, frags[1], zero)
     d = k.out("d", values["d"].astype(num.NUMPY[row.c_dtype]), row.c_dtype)
     k.from_fragment(d, frags[2], row.c.size("reg"))
-    return k.program(0 if row.c_dtype.is_int else 4e-3 if row.c_dtype == FLOAT16 else 1e-5)
+    return k.program(tolerance(row.c_dtype))
+
+
+def operands(
+    rng: np.random.Generator, row: MatrixRow, depth: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random A (m, depth), B (depth, n) and C (m, n) of a row's dtypes."""
+    a = random(rng, (row.m, depth), row.a_dtype)
+    b = random(rng, (depth, row.n), row.b_dtype)
+    c = random(rng, (row.m, row.n), row.c_dtype)
+    if row.c_dtype.is_int:
+        c //= 2
+    if row.a_dtype == TFLOAT32:  # the instruction reads the upper 19 bits
+        a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b))
+    return a, b, c
+
+
+def tolerance(c: DType, coarse: bool = False) -> float:
+    """Of a product's relative error; `coarse`: the sum keeps about 14 bits."""
+    if c.is_int:
+        return 0.0
+    return 4e-3 if c == FLOAT16 else 1e-3 if coarse else 1e-5
 
 
 def exact_product(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -166,53 +185,72 @@ def exact_product(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 # --- wgmma --------------------------------------------------------------------------------------
 
 
-def wgmma_program(dtype: str, a_mn: bool, b_mn: bool, rng: np.random.Generator) -> Program:
-    """Every N once, from K-major or MN-major operands; the swizzle and the number of steps change
-    with N."""
+def wgmma_program(dtypes: Dtypes, a_from: str, b_from: str, rng: np.random.Generator) -> Program:
+    """Every N once. Each operand is "k" or "mn", as it lies in shared memory, or A comes from
+    registers ("r"); the swizzle and the number of steps change with N."""
     k = RowKernel(128, 1024 * 96)
-    kind = find_row(f"wgmma.m64n8k16.{dtype}").a_dtype
-    for at, n in enumerate(WGMMA_N):
-        row = find_row(f"wgmma.m64n{n}k16.{dtype}")
-        width = (16, 32, 64)[at % 3]  # elements of a swizzled row
-        depth = width if not (a_mn and b_mn) else 16 * (1 + at % 3)
-        a, b = random(rng, (64, depth), kind), random(rng, (depth, n), kind)
-        c = random(rng, (64, n), FLOAT32)
-        a_store, b_store = a.T if a_mn else a, b if b_mn else b.T
-        images, fields, steps, sizes = [], [], [], []
-        for x, mn in ((a_store, a_mn), (b_store, b_mn)):
+    rows = [r for r in rows_of(*dtypes) if isinstance(r, WgmmaRow)]
+    for at, row in enumerate(rows):
+        n, bits, count = row.n, row.a_dtype.bits, row.registers[2] * row.packs[2]
+        width = (32, 64, 128)[at % 3] * 8 // bits  # elements of a swizzled row
+        depth = row.k * (1 + at % 3) if "k" not in (a_from, b_from) else width
+        a, b, c = operands(rng, row, depth)
+        sides, address = [], 0
+        for which, x, place in (
+            ("a", a.T if a_from == "mn" else a, a_from),
+            ("b", b if b_from == "mn" else b.T, b_from),
+        ):
+            dtype = row.a_dtype if which == "a" else row.b_dtype
+            if place == "r":
+                steps = [a[:, s : s + row.k] for s in range(0, depth, row.k)]
+                registers = np.concatenate([held(row.a, step) for step in steps], -1)
+                v = k.given(f"a{n}", registers, dtype)
+                sides.append((k.to_fragment(v, registers.shape[-1], dtype, row.packs[0]), 0, ()))
+                continue
             # A row of an MN-major operand is made of whole swizzled rows.
-            extra = -x.shape[1] % width
-            x = np.pad(x, ((0, 0), (0, extra)))
-            layout = swizzled(x.shape, 16, 2 * width)
-            found = wgmma_operand(layout, 16, "mn" if mn else "k")
+            x = np.pad(x, ((0, 0), (0, -x.shape[1] % width)))
+            layout = swizzled(x.shape, bits, width * bits // 8)
+            found = wgmma_operand(layout, bits, place)
             assert found is not None
             image = np.zeros(layout.span(), x.dtype)
             image[layout.offsets()] = x
-            images.append(image)
-            fields.append(found.fields)
-            steps.append(found.k_steps[: depth // 16])
-            sizes.append((layout, image.size))
-        shared = []
-        address = 0
-        for which, image, (layout, size) in zip("ab", images, sizes):
-            t = BufferType(layout.shape, kind, "shared", layout=layout)
-            shared.append(k.alloc(t, f"s{which}{n}", address=address))
-            address += -(-size * 2 // 1024) * 1024
-            k.image(k.given(f"{which}{n}", image, kind), shared[-1], size)
+            t = BufferType(layout.shape, dtype, "shared", layout=layout)
+            shared = k.alloc(t, f"s{which}{n}", address=address)
+            address += -(-image.nbytes // 1024) * 1024
+            k.image(k.given(f"{which}{n}", image, dtype), shared, image.size)
+            sides.append((shared, found.fields, tuple(found.k_steps[: depth // row.k])))
         k.op(ops.ProxyFence)
         k.op(ops.Barrier)
-        count = n // 2
-        acc = k.to_fragment(k.given(f"c{n}", held(row.c, c), FLOAT32), count, FLOAT32, 1)
-        zero = k.i32(0)
+        c_given = k.given(f"c{n}", held(row.c, c), row.c_dtype)
+        acc = k.to_fragment(c_given, count, row.c_dtype, row.packs[2])
+        zero, (left, right) = k.i32(0), sides
         k.op(
-            ops.Wgmma, row.name, acc, shared[0], zero, shared[1], zero, 1,
-            fields[0], fields[1], tuple(steps[0]), tuple(steps[1]), a_mn, b_mn,
+            ops.Wgmma, row.name, acc, left[0], zero, right[0], zero, 1,
+            left[1], right[1], left[2], right[2], a_from == "mn", b_from == "mn",
         )  # fmt: skip
-        k.op(ops.WgmmaWait, 0, (acc,))
-        want = held(row.c, exact_product(a, b, c))
-        k.from_fragment(k.out(f"d{n}", want, FLOAT32), acc, count)
+        k.op(ops.WgmmaWait, 0, (acc, left[0]) if a_from == "r" else (acc,))
+        want = held(row.c, exact_product(a, b, c)).astype(num.NUMPY[row.c_dtype])
+        k.from_fragment(k.out(f"d{n}", want, row.c_dtype), acc, count)
         k.op(ops.Barrier)  # the next product overwrites the operands
-    return k.program(1e-5)
+    return k.program(tolerance(row.c_dtype, row.coarse_sum))
+
+
+Dtypes = tuple[DType, DType, DType]
+FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
+WGMMA_DTYPES: tuple[Dtypes, ...] = (
+    (FLOAT16, FLOAT16, FLOAT32),
+    (FLOAT16, FLOAT16, FLOAT16),
+    (BFLOAT16, BFLOAT16, FLOAT32),
+    (TFLOAT32, TFLOAT32, FLOAT32),
+    *((a, b, c) for a in FLOAT8 for b in FLOAT8 for c in (FLOAT32, FLOAT16)),
+    *((a, b, INT32) for a in (INT8, UINT8) for b in (INT8, UINT8)),
+)
+WGMMA_PROGRAMS = {
+    f"wgmma.{'.'.join(map(str, dtypes))}.{a}.{b}": (dtypes, a, b)
+    for dtypes in WGMMA_DTYPES
+    for a in (("k", "mn", "r") if dtypes[0].bits == 16 else ("k", "r"))
+    for b in (("k", "mn") if dtypes[0].bits == 16 else ("k",))
+}
 
 
 # --- ldmatrix, stmatrix -------------------------------------------------------------------------
@@ -393,19 +431,8 @@ def with_box(a: np.ndarray, corner: tuple[int, ...], tile: np.ndarray) -> np.nda
 
 
 PROGRAMS: dict[str, Callable[[np.random.Generator], Program]] = {
-    **{
-        row.name: lambda rng, name=row.name: mma_program(name, rng)
-        for row in NVIDIA_ROWS
-        if isinstance(row, MmaRow)
-    },
-    **{
-        f"wgmma.{dtype}.{'mn' if a else 'k'}.{'mn' if b else 'k'}": (
-            lambda rng, dtype=dtype, a=a, b=b: wgmma_program(dtype, a, b, rng)
-        )
-        for dtype in ("f16", "bf16")
-        for a in (False, True)
-        for b in (False, True)
-    },
+    **{row.name: lambda rng, name=row.name: mma_program(name, rng) for row in MMA_ROWS},
+    **{name: lambda rng, of=of: wgmma_program(*of, rng) for name, of in WGMMA_PROGRAMS.items()},
     "ldmatrix, stmatrix": matrix_moves_program,
     "cp.async": cp_async_program,
     **{f"tma {d}d": lambda rng, d=d: tma_program(d, rng) for d in (1, 2, 3, 4, 5)},

@@ -194,10 +194,12 @@ def test_misaligned_rows(target, align):
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
-def test_float32_takes_fused_multiply_adds(target):
+def test_float32_stays_float32(target):
     text = matmul_text(32, 32, 16, 2, 128, 0, 0, dt="f32", ot="f32")
     func = check_matmul(text, target, 0, 40, 36, 20, 0, 0, np.float32, np.float32, 0)
-    assert not {Mma, Wgmma} & kinds(func)
+    rows = {o.row for o in walk(func.body) if isinstance(o, (Mma, Wgmma))}
+    assert all("f32" in row and "tf32" not in row for row in rows)
+    assert bool(rows) == (target is GFX942)
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilec.ir import types as dt
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     MATRIX_ROWS,
@@ -21,8 +22,10 @@ from tilec.ir.instr import (
     find_row,
     memory,
     registers_of,
+    rows_of,
     sync,
     tile_of,
+    wgmma_wait,
 )
 from tilec.ir.layout import Layout
 from tilec.target import TARGETS
@@ -31,6 +34,7 @@ NUMPY = {
     "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "tf32": np.float32,
     "f64": np.float64, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16,
     "i32": np.int32, "u32": np.uint32, "i64": np.int64, "u64": np.uint64,
+    "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 
 
@@ -59,7 +63,7 @@ def mma_tf32(lane, which, i):
 
 
 def mma_8_bit(lane, which, i):
-    """PTX ISA, "Matrix Fragments for mma.m16n8k32" (.s8, .u8)."""
+    """PTX ISA, "Matrix Fragments for mma.m16n8k32" (.s8, .u8, .e4m3, .e5m2)."""
     group, thread = lane >> 2, lane % 4
     if which == "a":
         row = group if 0 <= i < 4 or 8 <= i < 12 else group + 8
@@ -69,23 +73,49 @@ def mma_8_bit(lane, which, i):
     return mma_16_bit(lane, "c", i)
 
 
-def wgmma(warp, lane, which, i):
-    """PTX ISA, "Register Fragments and Shared Memory Matrix Layouts" of
-    wgmma.mma_async.m64nNk16."""
+def mma_half_k(bits, lane, which, i):
+    """PTX ISA, "Matrix Fragments for" mma.m16n8k8 (.f16, .bf16), mma.m16n8k4 (.tf32) and
+    mma.m16n8k16 (.s8, .u8): registers a0 (row groupID) and a1 (row groupID + 8), b0."""
+    group, thread = lane >> 2, lane % 4
+    each = 32 // bits
     if which == "a":
-        row, col = mma_16_bit(lane, "a", i)
+        return (group if i < each else group + 8), thread * each + i % each
+    if which == "b":
+        return thread * each + i, group
+    return mma_16_bit(lane, "c", i)
+
+
+def mma_f64(lane, which, i):
+    """PTX ISA, "Matrix Fragments for mma.m8n8k4" (.f64)."""
+    group, thread = lane >> 2, lane % 4
+    if which == "a":
+        return group, thread
+    if which == "b":
+        return thread, group
+    return group, thread * 2 + (i & 1)
+
+
+def wgmma(bits, warp, lane, which, i):
+    """PTX ISA, "Register Fragments" of wgmma.mma_async.m64nNk16, .m64nNk8 and .m64nNk32: A as that
+    of mma for every warp; D, whatever its type."""
+    if which == "a":
+        row, col = {16: mma_16_bit, 32: mma_tf32, 8: mma_8_bit}[bits](lane, "a", i)
         return 16 * warp + row, col
     row = 16 * warp + lane // 4 + (8 if i % 4 >= 2 else 0)
     return row, 8 * (i // 4) + (lane % 4) * 2 + i % 2
 
 
-def mfma(size, k, lane, which, i):
-    """AMD matrix instruction calculator, V_MFMA_F32_{32X32X8,16X16X16}_F16."""
+def mfma(size, k, double, lane, which, i):
+    """AMD matrix instruction calculator, V_MFMA_F32_{32X32X8,16X16X16}_F16,
+    V_MFMA_I32_{32X32X16,16X16X32}_I8, V_MFMA_F32_{32X32X4,16X16X8}_XF32, …_F32, and
+    V_MFMA_F64_16X16X4_F64."""
     per_lane = k * size // 64
     if which == "a":
         return lane % size, per_lane * (lane // size) + i
     if which == "b":
         return per_lane * (lane // size) + i, lane % size
+    if double:
+        return 4 * i + lane // 16, lane % 16
     if size == 32:
         return 8 * (i // 4) + 4 * (lane // 32) + i % 4, lane % 32
     return 4 * (lane // 16) + i, lane % 16
@@ -104,11 +134,16 @@ def check_map(layout, formula):
 def formula_of(row, which):
     match row:
         case WgmmaRow():
-            return lambda w, l, i: wgmma(w, l, which, i)
+            return lambda w, l, i: wgmma(row.a_dtype.bits, w, l, which, i)
         case MfmaRow():
-            return lambda w, l, i: mfma(row.m, row.k, l, which, i)
+            return lambda w, l, i: mfma(row.m, row.k, row.a_dtype.bits == 64, l, which, i)
         case MmaRow():
-            f = {16: mma_16_bit, 8: mma_tf32, 32: mma_8_bit}[row.k]
+            bits = row.a_dtype.bits
+            if bits == 64:
+                return lambda w, l, i: mma_f64(l, which, i)
+            if row.k * bits == 128:
+                return lambda w, l, i: mma_half_k(bits, l, which, i)
+            f = {16: mma_16_bit, 32: mma_tf32, 8: mma_8_bit}[bits]
             return lambda w, l, i: f(l, which, i)
 
 
@@ -119,20 +154,80 @@ SOME_ROWS = [
 ]
 
 
+def register_bits(row):
+    """Bits of one operand of the instruction as it is spelled: a 32-bit register (64 of float64),
+    or all that a lane of AMD's holds."""
+    if isinstance(row, MfmaRow):
+        layouts, dtypes = (row.a, row.b, row.c), (row.a_dtype, row.b_dtype, row.c_dtype)
+        return [layout.size("reg") * t.bits for layout, t in zip(layouts, dtypes)]
+    return [64 if row.a_dtype.bits == 64 else 32] * 3
+
+
 @pytest.mark.parametrize("row", SOME_ROWS, ids=lambda r: r.name)
 def test_operands_live_where_the_manual_says(row):
     check_map(row.a, formula_of(row, "a"))
     check_map(row.c, formula_of(row, "c"))
+    assert row.registers == tuple(
+        layout.size("reg") * dtype.bits // width
+        for layout, dtype, width in zip(
+            (row.a, row.b, row.c), (row.a_dtype, row.b_dtype, row.c_dtype), register_bits(row)
+        )
+    )
     if not isinstance(row, WgmmaRow):
         check_map(row.b, formula_of(row, "b"))
 
 
-def test_every_wgmma_width_has_its_rows():
+FLOAT8, INT8 = ("e4m3", "e5m2"), ("i8", "u8")
+
+
+@pytest.mark.parametrize(
+    ("k", "a", "b", "sums"),
+    [
+        (16, "f16", "f16", ("f32", "f16")),
+        (16, "bf16", "bf16", ("f32",)),
+        (8, "tf32", "tf32", ("f32",)),
+        *((32, a, b, ("f32", "f16")) for a in FLOAT8 for b in FLOAT8),
+    ],
+)
+def test_every_wgmma_width_has_its_rows(k, a, b, sums):
     for n in range(8, 257, 8):
-        for dtype in ("f16", "bf16"):
-            row = find_row(f"wgmma.m64n{n}k16.{dtype}")
-            assert (row.m, row.n, row.k, row.warps) == (64, n, 16, 4)
-            assert row.registers == (4, n // 8 * 2, n // 2)
+        for c in sums:
+            inputs = a if a == b else f"{a}x{b}"
+            row = find_row(f"wgmma.m64n{n}k{k}.{inputs}" + (".f16" if c == "f16" else ""))
+            assert (row.m, row.n, row.k, row.warps, str(row.c_dtype)) == (64, n, k, 4, c)
+            assert row.registers == (4, n // 8 * 2, n // 2 if c == "f32" else n // 4)
+
+
+def test_widths_of_wgmma_with_integers():
+    """PTX ISA, "wgmma.mma_async", table of shapes: .m64nNk32 of .u8 and .s8."""
+    legal = {8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256}
+    for a in INT8:
+        for b in INT8:
+            inputs = a if a == b else f"{a}x{b}"
+            found = {n for n in range(8, 257, 8) if f"wgmma.m64n{n}k32.{inputs}" in MATRIX_ROWS}
+            assert found == legal
+
+
+def test_rows_are_found_by_their_dtypes():
+    for dtypes, names in (
+        ((dt.FLOAT16, dt.FLOAT16, dt.FLOAT16), {"wgmma", "mma"}),
+        ((dt.INT8, dt.UINT8, dt.INT32), {"wgmma", "mma"}),
+        ((dt.INT8, dt.INT8, dt.INT32), {"wgmma", "mma", "mfma"}),
+        ((dt.FLOAT8_E5M2, dt.FLOAT8_E4M3, dt.FLOAT32), {"wgmma", "mma", "mfma"}),
+        ((dt.FLOAT32, dt.FLOAT32, dt.FLOAT32), {"mfma"}),
+        ((dt.TFLOAT32, dt.TFLOAT32, dt.FLOAT32), {"wgmma", "mma", "mfma"}),
+        ((dt.FLOAT64, dt.FLOAT64, dt.FLOAT64), {"mma", "mfma"}),
+        ((dt.FLOAT16, dt.BFLOAT16, dt.FLOAT32), set()),
+    ):
+        found = rows_of(*dtypes)
+        assert {r.name.split(".")[0] for r in found} == names
+        assert all((r.a_dtype, r.b_dtype, r.c_dtype) == dtypes for r in found)
+
+
+def test_only_float8_on_hopper_has_a_coarse_sum():
+    coarse = [r for r in MATRIX_ROWS.values() if r.coarse_sum]
+    assert coarse and all(isinstance(r, WgmmaRow) and r.a_dtype.bits == 8 for r in coarse)
+    assert all(str(r.c_dtype) == "f32" for r in coarse)
 
 
 def test_every_feature_belongs_to_a_target():
@@ -141,7 +236,10 @@ def test_every_feature_belongs_to_a_target():
     assert {r.feature for r in rows} <= known
 
 
-@pytest.mark.parametrize("row", MATRIX_ROWS.values(), ids=lambda r: r.name)
+SIMT = [r for r in MATRIX_ROWS.values() if isinstance(r, SimtRow)]
+
+
+@pytest.mark.parametrize("row", [*SOME_ROWS, *SIMT], ids=lambda r: r.name)
 def test_meaning_is_the_product(row):
     rng = np.random.default_rng(row.m * 1000 + row.n)
     a_type, b_type, c_type = (NUMPY[str(t)] for t in (row.a_dtype, row.b_dtype, row.c_dtype))
@@ -317,7 +415,7 @@ def ptx_of(text, arch, threads):
     tail = f'attributes #0 = {{ "nvvm.maxntid"="{threads}" "nvvm.minctasm"="1" }}\n'
     tail += "attributes #1 = { convergent nounwind }\n"
     machine = llvm.Target.from_triple("nvptx64-nvidia-cuda").create_target_machine(
-        cpu=arch, features="+ptx80", opt=3
+        cpu=arch, features="+ptx84", opt=3
     )
     module = llvm.parse_assembly(head + text + tail)
     module.verify()
@@ -350,7 +448,8 @@ def test_ptxas_takes_the_sm_80_rows(tmp_path):
     target = TARGETS["cuda:sm_80"]
     rows = [*memory.MEMORY_ROWS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
     pieces = [r.asm for r in rows if target.has(r.feature)]
-    pieces += [r.asm() for r in MATRIX_ROWS.values() if isinstance(r, MmaRow)]
+    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, MmaRow)]
+    pieces += [r.asm() for r in rows if target.has(r.feature)]
     assert len(pieces) > 20
     assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_80", tmp_path)
 
@@ -361,36 +460,50 @@ def test_ptxas_takes_the_sm_90a_rows(tmp_path):
         sync.setmaxnreg(40, False), sync.setmaxnreg(232, True), memory.tma_store_wait(0, False),
         memory.tma_store_wait(1, True),
     ]  # fmt: skip
-    text = assemble(
-        "".join(kernel(f"k{i}", [r.asm]) for i, r in enumerate(rows)), "sm_90a", tmp_path
-    )
+    pieces = [r.asm for r in rows]
+    pieces += [r.asm() for r in MATRIX_ROWS.values() if isinstance(r, MmaRow)]
+    text = assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_90a", tmp_path)
     assert "cp.async.bulk.tensor.5d" in text and "stmatrix" in text
 
 
 def products(row):
     """The product under every choice that fits the registers of one warpgroup."""
+    mn = "mn" in row.majors
     two = 2 * row.registers[2] <= 192
     m_blocks = 2 if two else 1
     a_steps = tuple(512 * i + 2 * s for i in range(m_blocks) for s in range(2))
-    yield row.product(m_blocks, a_steps, (0, 128), accumulate="if", b_transposed=True), m_blocks
-    if row.n in (8, 96, 176, 256):
+    yield row.product(m_blocks, a_steps, (0, 128), accumulate="if", b_transposed=mn), m_blocks
+    if row.n in (8, 64, 96, 128, 176, 256):
         yield row.product(1, (0, 2), (0, 2), accumulate="never"), 1
-        yield row.product(1, (0, 2), (0, 2), accumulate="always", a_transposed=True), 1
-        if row.n < 256:
-            yield row.product(1, (0, 0), (0, 128), b_transposed=True, a_place="fragment"), 1
+        yield row.product(1, (0, 2), (0, 2), accumulate="always", a_transposed=mn), 1
+        if row.registers[2] < 128:
+            yield row.product(1, (), (0, 128), b_transposed=mn, a_place="fragment"), 1
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_ptxas_takes_every_wgmma_without_serialising_it(tmp_path, dtype):
-    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, WgmmaRow) and str(r.a_dtype) == dtype]
-    rows = rows if dtype == "f16" else rows[::6]
+WGMMA_FAMILIES = sorted({n.split(".", 2)[2] for n in MATRIX_ROWS if n.startswith("wgmma")})
+
+
+@pytest.mark.parametrize("family", WGMMA_FAMILIES)
+def test_ptxas_takes_every_wgmma_without_serialising_it(tmp_path, family):
+    rows = [
+        r
+        for r in MATRIX_ROWS.values()
+        if isinstance(r, WgmmaRow) and r.name.split(".", 2)[2] == family
+    ]
+    rows = rows if family == "f16" else [r for r in rows if r.n in (8, 24, 64, 128, 176, 256)]
     kernels = []
     for row in rows:
+        kind = "f" if str(row.c_dtype) == "f32" else "r"
         for piece, m_blocks in products(row):
-            done = row.wait(0, m_blocks * row.registers[2])
+            done = wgmma_wait(0, [kind] * (m_blocks * row.registers[2]))
             kernels.append(kernel(f"k{len(kernels)}", [piece, done]))
     text = assemble("".join(kernels), "sm_90a", tmp_path)
     assert text.count("wgmma.mma_async") >= 2 * len(kernels)
+
+
+def test_wgmma_refuses_operands_it_cannot_read():
+    with pytest.raises(InternalError, match="not K-major"):
+        find_row("wgmma.m64n8k32.i8").product(1, (0,), (0,), b_transposed=True)
 
 
 def test_llvm_takes_the_mfma_rows():
@@ -413,9 +526,11 @@ def test_llvm_takes_the_mfma_rows():
         )
     module = llvm.parse_assembly('target triple = "amdgcn-amd-amdhsa"\n' + text)
     assembly = machine.emit_assembly(module)
+    words = {"fp8": "fp8", "e4m3": "fp8", "e5m2": "bf8", "tf32": "xf32", "i32": "i32"}
     for row in rows:
-        ending = "bf16" if str(row.a_dtype) == "bf16" else "f16"
-        assert f"v_mfma_f32_{row.m}x{row.n}x{row.k}_{ending}" in assembly
+        a, b = (words.get(str(x), str(x)) for x in (row.a_dtype, row.b_dtype))
+        ending = f"{a}_{b}" if row.a_dtype.bits == 8 and row.a_dtype.is_float else a
+        assert f"v_mfma_{row.c_dtype}_{row.m}x{row.n}x{row.k}_{ending}" in assembly, row.name
 
 
 def test_simt_rows_are_one_element_each():

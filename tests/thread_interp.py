@@ -512,16 +512,20 @@ class _Agent:
         used = np.flatnonzero(np.arange(self.n) % self.size < 8 * o.count)
         touched = address[used, None] + np.arange(16)
         self.races.read(self.clock, touched, used, f"ldmatrix of {o.source.name} at {o.loc}")
-        rows = self.m.shared.load(address[:, None] + np.arange(8) * 2, o.source.dtype)
-        rows = rows.reshape(-1, self.size, 8)
+        width = o.source.dtype.bytes
+        each = 16 // width  # elements of a row of a matrix; a register holds a quarter of it
+        pack = each // 4
+        assert width == 2 or not o.transposed
+        rows = self.m.shared.load(address[:, None] + np.arange(each) * width, o.source.dtype)
+        rows = rows.reshape(-1, self.size, each)
         lane = np.arange(self.size)
         for q in range(o.count):
             matrix = rows[:, 8 * q : 8 * q + 8, :]
-            for e in range(2):
-                r, c = lane // 4, 2 * (lane % 4) + e
+            for e in range(pack):
+                r, c = lane // 4, pack * (lane % 4) + e
                 if o.transposed:
                     r, c = c, r
-                frag[:, 2 * (register + q) + e] = matrix[:, r, c].reshape(-1)
+                frag[:, pack * (register + q) + e] = matrix[:, r, c].reshape(-1)
 
     def stmatrix(self, o: ops.Stmatrix) -> None:
         address = self.where(o.dest, self.get(o.offset)).reshape(-1, self.size)
@@ -568,42 +572,52 @@ class _Agent:
         row = find_row(o.row)
         groups = self.n // 128
         steps = len(o.b_steps)
-        per = row.c.size("reg")
+        per, held = row.c.size("reg"), row.a.size("reg")
         keep = True if o.accumulate is None else bool(self.one(o.accumulate))
+        in_registers = o.a.buffer.space == "fragment"
+        a_at = row.a.table("warp", "lane", "reg").reshape(128, held, 2)
+        c_at = row.c.table("warp", "lane", "reg").reshape(128, per, 2)
         for g in range(groups):
             threads = slice(g * 128, (g + 1) * 128)
             for i in range(o.m_blocks):
-                total = np.zeros((64, row.n), np.float32)
+                regs = self.frags[o.c][threads, i * per : (i + 1) * per]
+                total = np.zeros((row.m, row.n), regs.dtype)
+                if keep:
+                    total[c_at[..., 0], c_at[..., 1]] = regs
                 for s in range(steps):
-                    a = self.operand(
-                        o.a, o.a_offset, g, o.a_fields, o.a_steps[i * steps + s], 64, o.a_transposed
-                    )
+                    n = i * steps + s
+                    if in_registers:
+                        a = np.zeros((row.m, row.k), self.frags[o.a].dtype)
+                        mine = self.frags[o.a][threads, n * held : (n + 1) * held]
+                        a[a_at[..., 0], a_at[..., 1]] = mine
+                    else:
+                        a = self.operand(
+                            o.a, o.a_offset, g, o.a_fields, o.a_steps[n], row.m, o.a_transposed
+                        )
                     b = self.operand(
                         o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed
                     )
-                    total += a.astype(np.float32) @ b.astype(np.float32).T
-                at = row.c.table("warp", "lane", "reg").reshape(128, per, 2)
-                regs = self.frags[o.c][threads, i * per : (i + 1) * per]
-                old = regs if keep else 0
-                self.frags[o.c][threads, i * per : (i + 1) * per] = (
-                    old + total[at[..., 0], at[..., 1]]
-                )
+                    total = row.meaning(a, b.T, total)
+                regs[:] = total[c_at[..., 0], c_at[..., 1]]
         self.clock.commit("wgmma")
 
     def operand(
         self, v: Value, offset: Value, group: int, fields: int, step: int, size: int, mn_major: bool
     ) -> np.ndarray:
-        """A (size, 16) operand tile, read as PTX's matrix descriptor says."""
+        """An operand tile of `size` rows or columns and 32 bytes of k, (size, k), read as PTX's
+        matrix descriptor says."""
+        each = v.dtype.bytes
         start = np.broadcast_to(self.where(v, self.get(offset)), (self.n,))[group * 128]
         start = int(start) + 16 * step
         width = {1: 128, 2: 64, 3: 32}[fields >> 62]
         sbo, lbo = (fields >> 32 & 0x3FFF) * 16, (fields >> 16 & 0x3FFF) * 16
-        mn, k = np.meshgrid(np.arange(size), np.arange(16), indexing="ij")
+        mn, k = np.meshgrid(np.arange(size), np.arange(32 // each), indexing="ij")
         if mn_major:
+            assert each == 2
             per = width // 2
             at = start + mn // per * lbo + k // 8 * sbo + k % 8 * width + mn % per * 2
         else:
-            at = start + mn // 8 * sbo + mn % 8 * width + k * 2
+            at = start + mn // 8 * sbo + mn % 8 * width + k * each
         at = at ^ (((at >> 7) & (width // 16 - 1)) << 4)
         who, what = np.full(size, group * 128), f"wgmma of {v.name}"
         self.races.engine_read(self.clock, "wgmma", self.bytes_at(at, v.dtype.bytes), who, what)
@@ -685,11 +699,13 @@ def _block(m: _Machine) -> Iterator[None]:
         return
     yield from main.run(Block((), body.ops[: places[0]]))
     running = []
+    # What all threads agree on, the scopes may use too.
+    known = {v: np.ravel(x)[0] for v, x in main.env.items() if np.size(x) and np.ptp(x) == 0}
     for s in (body.ops[i] for i in places):
         assert isinstance(s, ops.Scope)
         warps = s.warps // s.teams
         for team in range(s.teams):
-            env = {v: x for v, x in main.env.items() if np.ndim(x) == 0}
+            env = dict(known)
             m.agents += 1
             agent = _Agent(m, s.first_warp + team * warps, warps, env, team)
             agent.teams = s.teams

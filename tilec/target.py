@@ -46,7 +46,7 @@ class Target:
 
 
 _SM80 = frozenset({"mma", "ldmatrix", "cp_async"})
-_SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster"}
+_SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "mma_fp8"}
 
 TARGETS: dict[str, Target] = {
     t.name: t

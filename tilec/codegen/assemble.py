@@ -30,7 +30,7 @@ from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
 from tilec.target import Target
 
-PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx80"}
+PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx84"}
 """The oldest PTX that has all of an architecture's instructions: the newest drivers are not
 needed."""
 

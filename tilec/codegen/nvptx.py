@@ -16,15 +16,15 @@ from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.clusters import SINGLE, launched_cluster
 from tilec.ir.core import Func, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync
+from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync, wgmma_wait
 from tilec.ir.instr import memory as moves
+from tilec.ir.instr.row import LLVM_TYPES
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT32, INT64, DType
 from tilec.target import Target
 
 DIMS = "xyz"
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
-SMALLEST_WGMMA = "wgmma.m64n8k16.f16"  # any row: a wait is the same for all of them
 
 
 class NvptxScalars(GpuScalars):
@@ -281,11 +281,14 @@ class NvptxEmitter(Emitter):
             a_transposed=o.a_transposed,
             b_transposed=o.b_transposed,
             accumulate=accumulate,
+            a_place=o.a.buffer.space,
         )
-        args = [
-            self._descriptor(o.a, o.a_offset, o.a_fields),
-            self._descriptor(o.b, o.b_offset, o.b_fields),
-        ]
+        if o.a.buffer.space == "fragment":
+            inputs = self.registers[o.a].slots
+            args = self.read_packs(o.a, inputs, ["i32"] * len(inputs))
+        else:
+            args = [self._descriptor(o.a, o.a_offset, o.a_fields)]
+        args.append(self._descriptor(o.b, o.b_offset, o.b_fields))
         if accumulate == "if":
             args.append(self.f.cast("zext", flag, "i32"))
         slots = self.registers[o.c].slots

@@ -11,9 +11,9 @@ from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, 
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.gemm_layouts import (
-    accumulator_layout,
-    operand_fragment_layout,
+    accumulator_type,
     operand_shared_layout,
+    operand_type,
 )
 from tilec.target import Target
 
@@ -52,9 +52,7 @@ def convert_operands(func: Func, target: Target) -> Block:
             case Fill() if _is_part(o.dest, o.extents):
                 wants.in_shared(o.dest, True, True)
             case Gemm():
-                wants.fragment(
-                    o.c, accumulator_layout(o, warps, target.warp_size), not o.clear, True
-                )
+                wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)
                 for which, v, extents in (("a", o.a, o.a_extents), ("b", o.b, o.b_extents)):
                     t = v.buffer
                     if t.space != "fragment":
@@ -63,7 +61,7 @@ def convert_operands(func: Func, target: Target) -> Block:
                         layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
                         wants.place(v, replace(t, space="shared", layout=layout), True, False)
                     else:
-                        wants.fragment(v, operand_fragment_layout(o, which, warps), True, False)
+                        wants.place(v, operand_type(o, which, warps), True, False)
         return wants.around(o)
 
     return rewrite(func.body, visit)

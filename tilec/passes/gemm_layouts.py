@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec.ir.instr import find_row
 from tilec.ir.layout import Digit, Layout, padded, swizzled
 from tilec.ir.ops import Gemm
+from tilec.ir.types import FLOAT32, TFLOAT32, BufferType, DType
 from tilec.passes.distribution import fewest_registers
 
 PAD_BYTES = 16  # skipped after each row of an unswizzled operand: rows start in other banks
@@ -33,6 +36,25 @@ def spread(
     return Layout(shape, tuple(d for d in digits if d.radix > 1), (1, 1))
 
 
+def held_as(stored: DType, wanted: DType) -> DType:
+    """The dtype of the registers in which an instruction that takes `wanted` finds a buffer of
+    `stored`: TF32 is float32 whose low bits are ignored."""
+    return stored if stored == FLOAT32 and wanted == TFLOAT32 else wanted
+
+
+def accumulator_type(o: Gemm, total_warps: int, warp_size: int) -> BufferType:
+    """The fragment in which the row of a gemm sums C."""
+    layout = accumulator_layout(o, total_warps, warp_size)
+    return replace(o.c.buffer, dtype=find_row(o.row).c_dtype, layout=layout)
+
+
+def operand_type(o: Gemm, which: str, total_warps: int) -> BufferType:
+    """The fragment in which the row of a gemm takes an A or B from registers."""
+    row, t = find_row(o.row), (o.a if which == "a" else o.b).buffer
+    dtype = held_as(t.dtype, row.a_dtype if which == "a" else row.b_dtype)
+    return replace(t, dtype=dtype, layout=operand_fragment_layout(o, which, total_warps))
+
+
 def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
     """Layout of the C fragment of a gemm whose row and warps are chosen."""
     m, n, _ = o.shape
@@ -43,8 +65,8 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
 
 
 def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
-    """Layout of a whole A (M, K) or B (K, N) operand held in registers; the warps along the other
-    dimension hold the same elements."""
+    """Layout of a whole A or B operand, as its buffer has it (transposed or not), held in
+    registers; the warps along the other dimension hold the same elements."""
     m, n, k = o.shape
     row = find_row(o.row)
     wm, wn = o.warps
@@ -62,7 +84,9 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
         Digit("reg", share[0] // atom[0], (atom[0], 0)),
     ]
     spare = [Digit("warp", total_warps // (wm * wn), (0, 0))]
-    return Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
+    held = Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
+    transposed = o.transpose_a if which == "a" else o.transpose_b
+    return held.transpose() if transposed else held
 
 
 def operand_shared_layout(shape: tuple[int, ...], bits: int, row: str) -> Layout:

@@ -6,7 +6,8 @@ left.
 - wgmma: descriptors of the shared operands, one op for the whole tile, and a wait unless the
   product is `asynchronous`;
 - mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout
-  allows it, element runs otherwise), then one instruction per atom of C;
+  allows it, element runs otherwise, converted if the instruction takes another dtype), then one
+  instruction per atom of C;
 - SIMT: for each k, each register of C gets one fused multiply-add.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
-from tilec.ir.instr import find_row
+from tilec.ir.instr import MatrixRow, find_row
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.ops import (
     Alloc,
@@ -38,10 +39,14 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, BufferType
+from tilec.ir.types import BOOL, INT32, BufferType, DType
 from tilec.passes.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.gemm_layouts import held_as
 from tilec.passes.operands import Operand, operand, plane, wgmma_reads
 from tilec.target import Target
+
+CHUNK_BITS = 128  # of a row of a matrix that ldmatrix reads
+LDMATRIX_FEEDS = ("mma", "mma_fp8")  # instructions whose operands lie as ldmatrix gives them
 
 
 def lower_gemm(func: Func, target: Target) -> Func:
@@ -56,7 +61,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
         if o.clear and not o.row.startswith("wgmma"):
             _clear(b, o.c)
         if o.row.startswith("wgmma"):
-            _wgmma(b, o, facts)
+            _wgmma(b, o, packs, facts)
         elif o.row.startswith("simt"):
             _simt(b, o, facts)
         else:
@@ -95,37 +100,47 @@ def _clear(b: Builder, c: Value) -> None:
 # --- wgmma ---
 
 
-def _wgmma(b: Builder, o: Gemm, facts: Facts) -> None:
+def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     row = find_row(o.row)
+    packs[o.c] = row.packs[2]
     m, n, k = o.shape
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
     m_blocks = m // groups_m // row.m
+    steps = range(0, k, row.k)
     numbers = Numbers(b)
     group = numbers.op("floordiv", Place(b).warp, numbers.const(4))
     at_m = numbers.op("mod", group, numbers.const(groups_m)) if groups_n > 1 else group
     at_n = numbers.op("floordiv", group, numbers.const(groups_m))
-    a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
+    in_registers = o.a.buffer.space == "fragment"
+    a_offset, a_fields, a_transposed = numbers.const(0), 0, False
+    a_steps: tuple[int, ...] = ()
+    if in_registers:
+        packs[o.a] = row.packs[0]
+    else:
+        a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
+        a_offset, a_fields = a.offset(numbers, at_m, groups_m), a.fields
+        a_steps = tuple(a.units(i * row.m, s) for i in range(m_blocks) for s in steps)
+        a_transposed = a.operand.mn_major
     bb = _WgmmaOperand(operand(o, "b", facts), n // groups_n)
-    steps = range(0, k, row.k)
     b.emit(
         Wgmma,
         o.row,
         o.c,
         o.a,
-        a.offset(numbers, at_m, groups_m),
+        a_offset,
         o.b,
         bb.offset(numbers, at_n, groups_n),
         m_blocks,
-        a.fields,
+        a_fields,
         bb.fields,
-        tuple(a.units(i * row.m, s) for i in range(m_blocks) for s in steps),
+        a_steps,
         tuple(bb.units(0, s) for s in steps),
-        a.operand.mn_major,
+        a_transposed,
         bb.operand.mn_major,
-        b.value(Const, False, BOOL) if o.clear else None,
+        b.value(Const, False, BOOL) if o.clear else o.accumulate,
     )
     if not o.asynchronous:
-        b.emit(WgmmaWait, 0, (o.c,))
+        b.emit(WgmmaWait, 0, (o.c, o.a) if in_registers else (o.c,))
 
 
 class _WgmmaOperand:
@@ -173,8 +188,7 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     place = Place(b)
     _ = place.lane, place.warp
     a_pack, b_pack, c_pack = row.packs
-    if c_pack > 1:
-        packs[o.c] = c_pack
+    packs[o.c] = c_pack
     step, inner = unrolled(b, k // row.k, "k")
     parts = {}
     for which, v, pack in (("a", o.a, a_pack), ("b", o.b, b_pack)):
@@ -239,17 +253,35 @@ def _operand(
             Digit("warp", wn, (0, share)),
         ]
         shape = (row.k, n)
-    layout = Layout(shape, tuple(d for d in (*atom.digits, *outer) if d.radix > 1), (1, 1))
-    t = BufferType(shape, v.dtype, "fragment", layout=layout)
+    assert o.c.buffer.layout is not None
+    spare = Digit("warp", o.c.buffer.layout.size("warp") // (wm * wn), (0, 0))
+    digits = tuple(d for d in (*atom.digits, *outer, spare) if d.radix > 1)
+    layout = Layout(shape, digits, (1, 1))
+    dtype = held_as(v.dtype, row.a_dtype if which == "a" else row.b_dtype)
+    t = BufferType(shape, dtype, "fragment", layout=layout)
     fragment = b.value(Alloc, t, packed=pack, name=f"{v.name}_{which}")
     memory = v.buffer.layout
     assert memory is not None
     k0 = Numbers(inner).op("mul", step, inner.value(Const, row.k, INT32))
-    if o.row.startswith("mma") and v.dtype.bits == 16 and _adjacent(region, 8):
+    if _by_matrices(row, region, dtype):
         _load_matrices(inner, fragment, region, which, atoms, k0, share, o, place)
     else:
         _load_elements(inner, fragment, layout, region, which, k0, place, pack)
     return fragment
+
+
+def _by_matrices(row: MatrixRow, region: Operand, dtype: DType) -> bool:
+    """Whether ldmatrix brings the operand: in its own dtype, two 16-byte chunks of K at a time. An
+    8x8 matrix of 16 bits is a matrix of 8 rows and 16 bytes for it; only 16-bit elements can be
+    transposed on the way."""
+    bits = region.buffer.dtype.bits
+    return (
+        row.feature in LDMATRIX_FEEDS
+        and dtype == region.buffer.dtype
+        and row.k * bits == 2 * CHUNK_BITS
+        and (bits == 16 or not region.mn_major)
+        and _adjacent(region, CHUNK_BITS // bits)
+    )
 
 
 def _adjacent(region: Operand, count: int) -> bool:
@@ -276,7 +308,9 @@ def _load_matrices(
     place: Place,
 ) -> None:
     """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first), two
-    of B's atoms are 2x2 (k first); `.trans` where K is not the contiguous dimension."""
+    of B's atoms are 2x2 (k first), each 8 rows of 16 bytes; `.trans` where K is not the contiguous
+    dimension."""
+    chunk = CHUNK_BITS // region.buffer.dtype.bits
     x = Numbers(b)
     wm = o.warps[0]
     k_last = not region.mn_major
@@ -303,7 +337,7 @@ def _load_matrices(
     y = Numbers(inner)
     width = 16 if which == "a" else 8 * per
     mn = y.op("add", y.op("add", base, y.op("mul", i, y.const(width))), y.op("mul", mn_at, eight))
-    kk = y.op("add", k0, y.op("mul", k_at, eight))
+    kk = y.op("add", k0, y.op("mul", k_at, y.const(chunk)))
     # The rows of a stored matrix run along the dimension that is not contiguous.
     if k_last:
         mn = y.op("add", mn, row_in)
@@ -327,7 +361,8 @@ def _load_elements(
     place: Place,
     pack: int,
 ) -> None:
-    """Each thread reads its own elements, `pack` at once where they are adjacent."""
+    """Each thread reads its own elements, `pack` at once where they are adjacent, and converts
+    them."""
     v = region.buffer
     memory = v.buffer.layout
     assert memory is not None
@@ -346,6 +381,8 @@ def _load_elements(
         loaded = inner.value(MemLoad, v, offset, width, width * v.dtype.bits // 8)
         for q in range(width):
             value = loaded if width == 1 else inner.value(Extract, loaded, q)
+            if value.dtype != fragment.dtype:
+                value = inner.value(Cast, value, fragment.dtype)
             inner.emit(RegWrite, fragment, x.op("add", reg, x.const(q)), value)
     close(b, "unroll", r, layout.size("reg") // pack, inner)
 

@@ -2,26 +2,33 @@
 
 Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of a hardware row)
 and `warps` (how many along M and along N); the function knows its number of threads. A policy is a
-preference: where it does not divide the tile the nearest partition that does is taken; a tile that
-no matrix instruction divides gets the SIMT row."""
+preference: where it does not divide the tile the nearest partition that does is taken.
+
+The roads, best first: an instruction that reads the operands where they lie; one of a warp, for
+which they come to registers (with a conversion, where the target lacks the dtype but has one that
+holds it exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a
+tile or dtypes that no matrix instruction takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
+from tilec.ir.instr import MatrixRow, rows_of
 from tilec.ir.layout import Layout
 from tilec.ir.ops import AnnotateLayout, Gemm
-from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32
-from tilec.passes.gemm_layouts import operand_shared_layout
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32, DType
+from tilec.passes.gemm_layouts import held_as, operand_shared_layout
 from tilec.passes.operands import Operand, operand, wgmma_reads
 from tilec.passes.registers import widest_wgmma
 from tilec.target import Target
 
 DEFAULT_THREADS = 128
+MAX_PRODUCT_REGISTERS = 208  # of a thread for accumulators and a fragment A of one product
+FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 
 
 def select_gemm(func: Func, target: Target) -> Func:
@@ -54,11 +61,9 @@ def select_gemm(func: Func, target: Target) -> Func:
         if not isinstance(o, Gemm):
             return None
         sides = (operand(o, "a", facts), operand(o, "b", facts))
-        for chosen in (
-            _wgmma(o, target, warps, sides, annotated, widest),
-            _mma(o, target, warps),
-            _mfma(o, target, warps),
-        ):
+        for dtypes in _dtypes(o):
+            rows = [row for row in rows_of(*dtypes) if target.has(row.feature)]
+            chosen = _warpgroups(o, rows, warps, sides, annotated, widest) or _warps(o, rows, warps)
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
         return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
@@ -66,9 +71,17 @@ def select_gemm(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
-def _half_inputs(o: Gemm) -> bool:
-    a, b = o.a.dtype, o.b.dtype
-    return a == b and a in (FLOAT16, BFLOAT16) and o.c.dtype == FLOAT32
+def _dtypes(o: Gemm) -> list[tuple[DType, DType, DType]]:
+    """The dtypes (A, B, C) in which the product may be computed, the preferred ones first: its
+    own; those to which its inputs convert exactly; a wider sum."""
+    a, b, c = o.a.dtype, o.b.dtype, o.c.dtype
+    inputs = [(a, b)]
+    if o.allow_tf32 and a == b == FLOAT32:
+        inputs = [(TFLOAT32, TFLOAT32), (a, b)]
+    elif a in FLOAT8 and b in FLOAT8:
+        inputs = [(a, b), (FLOAT16, FLOAT16)]
+    sums = [c, FLOAT32] if c == FLOAT16 else [c]
+    return [(x, y, z) for z in sums for x, y in inputs]
 
 
 def partitions(warps: int, m: int, n: int, atom_m: int, atom_n: int) -> list[tuple[int, int]]:
@@ -96,55 +109,54 @@ def by_policy(found: list[tuple[int, int]], policy: str, m: int, n: int) -> tupl
     return min(found, key=lambda p: (m // p[0] + n // p[1], -p[0]))
 
 
-def _mma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | None:
+def _warps(o: Gemm, rows: Sequence[MatrixRow], warps: int) -> tuple[str, tuple[int, int]] | None:
+    """A row that one warp executes, its operands in registers: the first one with work for every
+    warp, else the one with work for most."""
     m, n, k = o.shape
-    if not target.has("mma") or not _half_inputs(o) or k % 16:
-        return None
-    found = partitions(warps, m, n, 16, 8)
-    if not found:
-        return None
-    return f"mma.m16n8k16.{o.a.dtype}", by_policy(found, o.policy, m, n)
+    best: tuple[str, tuple[int, int]] | None = None
+    used = 0
+    for row in rows:
+        if row.warps > 1 or k % row.k:
+            continue
+        found = partitions(warps, m, n, row.m, row.n)
+        if found and found[0][0] * found[0][1] > used:
+            used = found[0][0] * found[0][1]
+            best = row.name, by_policy(found, o.policy, m, n)
+    return best
 
 
-def _mfma(o: Gemm, target: Target, warps: int) -> tuple[str, tuple[int, int]] | None:
-    m, n, k = o.shape
-    if not target.has("mfma") or not _half_inputs(o):
-        return None
-    for size, depth in ((32, 8), (16, 16)):
-        found = partitions(warps, m, n, size, size)
-        found = [p for p in found if p[0] * p[1] == warps] or (found if size == 16 else [])
-        if k % depth == 0 and found:
-            return f"mfma.{size}x{size}x{depth}.{o.a.dtype}", by_policy(found, o.policy, m, n)
-    return None
-
-
-def _wgmma(
+def _warpgroups(
     o: Gemm,
-    target: Target,
+    rows: Sequence[MatrixRow],
     warps: int,
     sides: tuple[Operand, Operand],
     annotated: Mapping[Value, Layout],
     widest: int,
 ) -> tuple[str, tuple[int, int]] | None:
-    """Warpgroups share C; rows first, because a wide instruction reads less shared memory per
-    flop."""
+    """A row that several warps execute together, with B (and A, unless it is a fragment) read from
+    shared memory. The groups share C; rows first, because a wide instruction reads less shared
+    memory per flop."""
     m, n, k = o.shape
-    shared = o.a.buffer.space == "shared" and o.b.buffer.space == "shared"
-    if not target.has("wgmma") or not _half_inputs(o) or not shared or warps % 4 or k % 16:
+    by_n = {row.n: row for row in rows if row.warps > 1 and k % row.k == 0}
+    if not by_n or o.b.buffer.space != "shared":
         return None
-    groups = warps // 4
+    first = next(iter(by_n.values()))
+    if warps % first.warps or not _as_stored(o, first):
+        return None
     layouts = []
     for x in sides:
         t = x.buffer.buffer
         assumed = annotated.get(x.buffer)
-        layouts.append(assumed or operand_shared_layout(t.static_shape, t.dtype.bits, "wgmma"))
+        layouts.append(assumed or operand_shared_layout(t.static_shape, t.dtype.bits, first.name))
+    groups = warps // first.warps
     found = [
         (gm, gn)
-        for gm, gn in partitions(groups, m, n, 64, 8)
+        for gm, gn in partitions(groups, m, n, first.m, 8)
         if gm * gn == groups
-        and n // gn <= widest
-        and m // gm * (n // gn) // 128 <= 208
-        and wgmma_reads(sides[0], layouts[0], m // gm)
+        and n // gn in by_n
+        and 2 * by_n[n // gn].registers[2] <= widest
+        and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
+        and (o.a.buffer.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
         and wgmma_reads(sides[1], layouts[1], n // gn)
     ]
     if not found:
@@ -153,4 +165,27 @@ def _wgmma(
         gm, gn = max(found, key=lambda p: p[1])
     else:
         gm, gn = max(found, key=lambda p: p[0])
-    return f"wgmma.m64n{n // gn}k16.{o.a.dtype}", (4 * gm, gn)
+    return by_n[n // gn].name, (first.warps * gm, gn)
+
+
+def _as_stored(o: Gemm, row: MatrixRow) -> bool:
+    """Whether A and B are where the row reads them, in its own dtypes, without a conversion."""
+    for x, extents, places, dtype in (
+        (o.a, o.a_extents, row.a_places, row.a_dtype),
+        (o.b, o.b_extents, row.b_places, row.b_dtype),
+    ):
+        t = x.buffer
+        if t.space not in places or held_as(t.dtype, dtype) != t.dtype:
+            return False
+        if t.space == "fragment" and extents != t.static_shape:
+            return False
+    return True
+
+
+def _registers(o: Gemm, row: MatrixRow, share: int) -> int:
+    """Registers that a thread holds while the product of `share` rows runs."""
+    blocks = share // row.m
+    held = blocks * row.registers[2]
+    if o.a.buffer.space == "fragment":
+        held += blocks * (o.shape[2] // row.k) * row.registers[0]
+    return held

@@ -2,16 +2,39 @@
 
 AMD Instinct MI300 ISA, section "Matrix Arithmetic Instructions"; element maps as AMD's matrix
 instruction calculator prints them (https://github.com/ROCm/amd_matrix_instruction_calculator).
-Reached through LLVM intrinsics only.
+Reached through LLVM intrinsics only. float8 is the FNUZ kind: "fp8" is e4m3, "bf8" is e5m2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.ir.instr.row import Intrinsic, MatrixRow
+from tilec.ir.instr.row import Intrinsic, MatrixRow, row_name
 from tilec.ir.layout import mfma_a, mfma_c
-from tilec.ir.types import BFLOAT16, FLOAT16, FLOAT32, DType
+from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT32,
+    TFLOAT32,
+    DType,
+)
+
+# Ending of the intrinsic's name and the LLVM type of one lane's inputs, by the dtype of A and B.
+_PLAIN = {
+    FLOAT16: ("f16", "<4 x half>"),
+    BFLOAT16: ("bf16.1k", "<4 x i16>"),
+    TFLOAT32: (".xf32", "<2 x float>"),
+    FLOAT32: ("f32", "float"),
+    FLOAT64: ("f64", "double"),
+    INT8: (".i8", "i64"),
+}
+_FLOAT8 = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
+_SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "i32")}
 
 
 @dataclass(frozen=True)
@@ -19,35 +42,45 @@ class MfmaRow(MatrixRow):
     """`v_mfma`: one wave of 64 lanes, operands in registers, one vector per operand."""
 
     def intrinsic(self) -> Intrinsic:
-        """Arguments: vectors of a, b, c; result: vector of d. The constants say: no broadcast, no
-        swizzle of lanes."""
-        bf16 = self.a_dtype == BFLOAT16
-        a = f"<{self.packs[0]} x {'i16' if bf16 else 'half'}>"
-        c = f"<{self.packs[2]} x float>"
-        ending = "bf16.1k" if bf16 else "f16"
-        name = f"llvm.amdgcn.mfma.f32.{self.m}x{self.n}x{self.k}{ending}"
-        return Intrinsic(name, (a, a, c), c, (0, 0, 0))
+        """Arguments: one value each of a, b, c; result: vector of d. The constants say: no
+        broadcast, no swizzle of lanes (of float64: no negation)."""
+        if self.a_dtype in _FLOAT8:
+            ending, ab = f".{_FLOAT8[self.a_dtype]}.{_FLOAT8[self.b_dtype]}", "i64"
+        else:
+            ending, ab = _PLAIN[self.a_dtype]
+        word, kind = _SUMS[self.c_dtype]
+        c = f"<{self.packs[2]} x {kind}>"
+        name = f"llvm.amdgcn.mfma.{word}.{self.m}x{self.n}x{self.k}{ending}"
+        return Intrinsic(name, (ab, ab, c), c, (0, 0, 0))
 
 
-def _mfma(size: int, k: int, ab: DType) -> MfmaRow:
-    per_lane = k * size // 64
-    a, c = mfma_a(size, per_lane), mfma_c(size)
+def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType) -> MfmaRow:
+    """A lane holds `per_lane` neighbours along k of one row of A and one column of B."""
+    k = per_lane * 64 // size
+    held = mfma_a(size, per_lane)
     return MfmaRow(
-        f"mfma.{size}x{size}x{k}.{ab}",
+        row_name(f"mfma.{size}x{size}x{k}", a, b, c),
         size,
         size,
         k,
-        ab,
-        ab,
-        FLOAT32,
         a,
-        a.transpose(),
+        b,
         c,
+        held,
+        held.transpose(),
+        mfma_c(size, 1 if c == FLOAT64 else 4),
         packs=(per_lane, per_lane, size * size // 64),
         feature="mfma",
     )
 
 
-AMD_ROWS: tuple[MatrixRow, ...] = tuple(
-    _mfma(size, k, t) for t in (FLOAT16, BFLOAT16) for size, k in ((16, 16), (32, 8))
+_SIZES = (32, 16)
+
+AMD_ROWS: tuple[MatrixRow, ...] = (
+    *(_mfma(size, 4, t, t, FLOAT32) for t in (FLOAT16, BFLOAT16) for size in _SIZES),
+    *(_mfma(size, 8, a, b, FLOAT32) for a in _FLOAT8 for b in _FLOAT8 for size in _SIZES),
+    *(_mfma(size, 8, INT8, INT8, INT32) for size in _SIZES),
+    *(_mfma(size, 2, TFLOAT32, TFLOAT32, FLOAT32) for size in _SIZES),
+    *(_mfma(size, 1, FLOAT32, FLOAT32, FLOAT32) for size in _SIZES),
+    _mfma(16, 1, FLOAT64, FLOAT64, FLOAT64),
 )

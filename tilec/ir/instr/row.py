@@ -17,7 +17,19 @@ from numpy.typing import NDArray
 
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.types import DType
+from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT32,
+    TFLOAT32,
+    UINT8,
+    DType,
+)
 
 Array = NDArray[Any]
 
@@ -48,6 +60,20 @@ class Intrinsic:
     output: str
     constants: tuple[int, ...] = ()
 
+
+PTX_TYPES = {
+    FLOAT16: "f16",
+    BFLOAT16: "bf16",
+    FLOAT32: "f32",
+    FLOAT64: "f64",
+    TFLOAT32: "tf32",
+    FLOAT8_E4M3: "e4m3",
+    FLOAT8_E5M2: "e5m2",
+    INT8: "s8",
+    UINT8: "u8",
+    INT32: "s32",
+}
+"""PTX's names of the dtypes that matrix instructions take."""
 
 LLVM_TYPES = {"f": "float", "d": "double", "r": "i32", "l": "i64", "p": "ptr"}
 """Register classes of PTX asm constraints, and `p`: a generic pointer, which goes to a 64-bit
@@ -115,6 +141,24 @@ class Operands:
         )
 
 
+def register_kind(dtype: DType) -> str:
+    """The class of the registers that hold elements of `dtype` for a matrix instruction."""
+    return {FLOAT32: "f", FLOAT64: "d"}.get(dtype, "r")
+
+
+def register_list(registers: list[str]) -> str:
+    """Registers as one vector operand of PTX."""
+    return "{" + ", ".join(registers) + "}"
+
+
+def row_name(stem: str, a: DType, b: DType, c: DType) -> str:
+    """`stem.a` where both inputs are of one dtype, else `stem.axb`; the accumulator is named unless
+    it is the widest of its kind (i32, f64 for f64, else f32)."""
+    usual = INT32 if a.is_int else FLOAT64 if a == FLOAT64 else FLOAT32
+    inputs = f"{a}" if a == b else f"{a}x{b}"
+    return f"{stem}.{inputs}" + ("" if c == usual else f".{c}")
+
+
 @dataclass(frozen=True)
 class MatrixRow:
     """A matrix instruction: c (m, n) += a (m, k) @ b (k, n).
@@ -123,7 +167,8 @@ class MatrixRow:
     together; of an operand that only comes from shared memory, the layout it would have. `packs`:
     elements of a, b and c that share one register operand. `a_places`, `b_places`: "fragment"
     and/or "shared". `majors`: which dimension of a shared operand may be contiguous, "k" or "mn".
-    `feature`: what a target must have.
+    `feature`: what a target must have. `coarse_sum`: the running sum keeps fewer bits than c's
+    dtype has.
     """
 
     name: str
@@ -142,6 +187,7 @@ class MatrixRow:
     a_places: tuple[str, ...] = ("fragment",)
     b_places: tuple[str, ...] = ("fragment",)
     majors: tuple[str, ...] = ()
+    coarse_sum: bool = False
 
     def __post_init__(self) -> None:
         want = ((self.m, self.k), (self.k, self.n), (self.m, self.n))
@@ -157,11 +203,19 @@ class MatrixRow:
         return a, b, c
 
     def meaning(self, a: Array, b: Array, c: Array) -> Array:
-        """c + a @ b as the instruction computes it, up to the order of its sum; arrays (m, k), (k,
-        n), (m, n)."""
-        kind = np.int64 if self.c_dtype.is_int else np.float32
+        """c + a @ b as the instruction computes it, up to the order and the precision of its sum;
+        arrays (m, k), (k, n), (m, n). TF32 ignores the low 13 bits of its inputs."""
+        if self.a_dtype == TFLOAT32:
+            a, b = (_tf32(x) for x in (a, b))
+        wide = np.float64 if self.c_dtype == FLOAT64 else np.float32
+        kind = np.int64 if self.c_dtype.is_int else wide
         product: Array = a.astype(kind) @ b.astype(kind) + c.astype(kind)
         return product.astype(c.dtype)
+
+
+def _tf32(x: Array) -> Array:
+    bits: Array = x.astype("float32").view("uint32") & 0xFFFFE000
+    return bits.view("float32")
 
 
 def tile_of(layout: Layout, registers: Array) -> Array:

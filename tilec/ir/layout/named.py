@@ -199,34 +199,44 @@ def _bits(owner: str, *steps: tuple[int, int]) -> tuple[Digit, ...]:
 _QUAD = _bits("lane", (0, 2), (0, 4), (1, 0), (2, 0), (4, 0))
 _QUAD_COLUMN = _bits("lane", (2, 0), (4, 0), (0, 1), (0, 2), (0, 4))
 
+
+@functools.cache
+def mma_a(bits: int, k: int) -> Layout:
+    """PTX ISA, "Matrix fragments for mma.m16n8k…", A (16, k) of `bits`-bit elements: a register
+    holds the neighbours along k that fit in 32 bits, four lanes follow along k, eight along m; then
+    registers for the lower eight rows and for the second half of k, where there is one."""
+    pack = 32 // bits
+    inside = [(0, 1 << i) for i in range(pack.bit_length() - 1)]
+    halves = [(0, 4 * pack)] if k == 8 * pack else []
+    lanes = _bits("lane", (0, pack), (0, 2 * pack), (1, 0), (2, 0), (4, 0))
+    return Layout((16, k), (*_bits("reg", *inside, (8, 0), *halves), *lanes))
+
+
+@functools.cache
+def mma_b(bits: int, k: int) -> Layout:
+    """PTX ISA, "Matrix fragments for mma.m16n8k…", B (k, 8): as `mma_a`, with n for m and no lower
+    half."""
+    pack = 32 // bits
+    inside = [(1 << i, 0) for i in range(pack.bit_length() - 1)]
+    halves = [(4 * pack, 0)] if k == 8 * pack else []
+    lanes = _bits("lane", (pack, 0), (2 * pack, 0), (0, 1), (0, 2), (0, 4))
+    return Layout((k, 8), (*_bits("reg", *inside, *halves), *lanes))
+
+
 # PTX ISA, "Matrix fragments for mma.m16n8k16" with 16-bit types; A is (M, K), B (K, N), C (M, N).
-MMA16_A = Layout((16, 16), (*_bits("reg", (0, 1), (8, 0), (0, 8)), *_QUAD))
-MMA16_B = Layout((16, 8), (*_bits("reg", (1, 0), (8, 0)), *_QUAD_COLUMN))
+MMA16_A, MMA16_B = mma_a(16, 16), mma_b(16, 16)
 MMA_C = Layout((16, 8), (*_bits("reg", (0, 1), (8, 0)), *_QUAD))
 
 # PTX ISA, "Matrix fragments for mma.m16n8k8" with .tf32.
-MMA8_A = Layout(
-    (16, 8), (*_bits("reg", (8, 0), (0, 4)), *_bits("lane", (0, 1), (0, 2), (1, 0), (2, 0), (4, 0)))
-)
-MMA8_B = Layout(
-    (8, 8), (*_bits("reg", (4, 0)), *_bits("lane", (1, 0), (2, 0), (0, 1), (0, 2), (0, 4)))
-)
+MMA8_A, MMA8_B = mma_a(32, 8), mma_b(32, 8)
 
 # PTX ISA, "Matrix fragments for mma.m16n8k32" with 8-bit types.
-MMA32_A = Layout(
-    (16, 32),
-    (
-        *_bits("reg", (0, 1), (0, 2), (8, 0), (0, 16)),
-        *_bits("lane", (0, 4), (0, 8), (1, 0), (2, 0), (4, 0)),
-    ),
-)
-MMA32_B = Layout(
-    (32, 8),
-    (
-        *_bits("reg", (1, 0), (2, 0), (16, 0)),
-        *_bits("lane", (4, 0), (8, 0), (0, 1), (0, 2), (0, 4)),
-    ),
-)
+MMA32_A, MMA32_B = mma_a(8, 32), mma_b(8, 32)
+
+# PTX ISA, "Matrix fragments for mma.m8n8k4" with .f64.
+MMA4_A = Layout((8, 4), _bits("lane", (0, 1), (0, 2), (1, 0), (2, 0), (4, 0)))
+MMA4_B = Layout((4, 8), _bits("lane", (1, 0), (2, 0), (0, 1), (0, 2), (0, 4)))
+MMA4_C = Layout((8, 8), (*_bits("reg", (0, 1)), *_QUAD))
 
 
 @functools.cache
@@ -236,7 +246,15 @@ def wgmma_c(n: int) -> Layout:
     return Layout((64, 8), (*MMA_C.digits, warp)).tile((1, n // 8), "reg")
 
 
-WGMMA_A = Layout((64, 16), (*MMA16_A.digits, Digit("warp", 4, (16, 0))))
+@functools.cache
+def wgmma_a(bits: int) -> Layout:
+    """PTX ISA, "Register fragments" of wgmma.mma_async: A (64, 256 / bits), four warps of 16
+    rows."""
+    k = 256 // bits
+    return Layout((64, k), (*mma_a(bits, k).digits, Digit("warp", 4, (16, 0))))
+
+
+WGMMA_A = wgmma_a(16)
 
 
 @functools.cache
@@ -255,17 +273,17 @@ def mfma_a(size: int, per_lane: int) -> Layout:
 
 
 @functools.cache
-def mfma_c(size: int) -> Layout:
-    """AMD matrix instruction calculator, D of v_mfma_*: a lane holds column lane % size, four rows
-    at a time."""
+def mfma_c(size: int, rows: int = 4) -> Layout:
+    """AMD matrix instruction calculator, D of v_mfma_*: a lane holds column lane % size, `rows`
+    rows at a time (4; 1 of float64)."""
     lanes_along_m = 64 // size
     return Layout(
         (size, size),
         (
-            Digit("reg", 4, (1, 0)),
-            Digit("reg", size // (4 * lanes_along_m), (4 * lanes_along_m, 0)),
+            Digit("reg", rows, (1, 0)),
+            Digit("reg", size // (rows * lanes_along_m), (rows * lanes_along_m, 0)),
             Digit("lane", size, (0, 1)),
-            Digit("lane", lanes_along_m, (4, 0)),
+            Digit("lane", lanes_along_m, (rows, 0)),
         ),
     )
 
@@ -278,7 +296,12 @@ FRAGMENTS: dict[str, Layout] = {
     "MMA8_B": MMA8_B,
     "MMA32_A": MMA32_A,
     "MMA32_B": MMA32_B,
+    "MMA4_A": MMA4_A,
+    "MMA4_B": MMA4_B,
+    "MMA4_C": MMA4_C,
     "WGMMA_A": WGMMA_A,
+    "WGMMA8_A": wgmma_a(32),
+    "WGMMA32_A": wgmma_a(8),
     **{f"WGMMA_C{n}": wgmma_c(n) for n in range(8, 257, 8)},
     "MFMA16_A": mfma_a(16, 4),
     "MFMA16_B": mfma_a(16, 4).transpose(),

@@ -222,8 +222,10 @@ class Mma(Op):
 
 @op("wgmma")
 class Wgmma(Op):
-    """One warpgroup's product from shared memory, started and committed as one group; the fragment
-    `c` is in flight until a `wgmma_wait`. PTX ISA, `wgmma.mma_async`.
+    """One warpgroup's product, started and committed as one group; the fragment `c` is in flight
+    until a `wgmma_wait`. PTX ISA, `wgmma.mma_async`. B is in shared memory. So may A be; or it is a
+    fragment, all of whose registers ([m block][k step]) are in flight with `c`, and the fields
+    about its place are zero or empty.
 
     `a_offset`, `b_offset`: elements from the start of the buffer to this warpgroup's operand
     (i32). `a_fields`, `b_fields`: the descriptor's bits above the address. `a_steps`: units of 16

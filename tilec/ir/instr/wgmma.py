@@ -1,0 +1,182 @@
+"""Hopper's asynchronous matrix instructions of a warpgroup.
+
+PTX ISA 8.0, section "Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async". One
+instruction is 64 rows, 32 bytes of K and n columns. B comes from shared memory, A from there or
+from registers. 16-bit inputs may be stored with either dimension contiguous, all others with K
+contiguous only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec.ir.errors import InternalError
+from tilec.ir.instr.row import (
+    PTX_TYPES,
+    Asm,
+    MatrixRow,
+    Operands,
+    register_kind,
+    register_list,
+    row_name,
+)
+from tilec.ir.layout import Layout, mma_b, wgmma_a, wgmma_c
+from tilec.ir.types import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    INT32,
+    TFLOAT32,
+    UINT8,
+    DType,
+)
+
+K_BITS = 256
+"""One instruction's part of K in every row of A and column of B."""
+
+
+@dataclass(frozen=True)
+class WgmmaRow(MatrixRow):
+    """`wgmma.mma_async`: four warps, b (and a, unless it is in registers) read from shared memory
+    through matrix descriptors (`tilec.ir.layout.wgmma_operand`)."""
+
+    def product(
+        self,
+        m_blocks: int,
+        a_steps: tuple[int, ...],
+        b_steps: tuple[int, ...],
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        accumulate: str = "always",
+        a_place: str = "shared",
+    ) -> Asm:
+        """A whole product of a tile as one piece: fence, all steps, commit.
+
+        `a_steps`: units of 16 bytes to add to a's descriptor for each [m block][k step], m major
+        (none with `a_place` "fragment"); `b_steps`: to b's, for each k step. `*_transposed`: the
+        operand is MN-major. `accumulate`: "always", "never" (the first step of each m block
+        overwrites c), or "if" (decided by an argument).
+
+        Arguments: a's descriptor (i64), or with `a_place` "fragment" its registers (i32, per [m
+        block][k step]); b's descriptor (i64); for "if" an i32 that is 0 to overwrite; and unless
+        "never" the accumulators. Results: the accumulators, one m block after the other. They, and
+        a's registers, are in flight until `wgmma_wait`.
+        """
+        steps = len(b_steps)
+        in_registers = a_place == "fragment"
+        if not in_registers and len(a_steps) != m_blocks * steps:
+            raise InternalError(
+                f"{self.name}: {len(a_steps)} steps of a, {m_blocks} times {steps} of b"
+            )
+        if (a_transposed or b_transposed) and "mn" not in self.majors:
+            raise InternalError(f"{self.name}: an operand that is not K-major")
+        per_step, _, count = self.registers
+        x = Operands()
+        kind = register_kind(self.c_dtype)
+        c = x.outputs(kind, m_blocks * count, early=accumulate == "never")
+        a = x.inputs("r", m_blocks * steps * per_step) if in_registers else x.inputs("l")
+        b = x.input("l")
+        text = [".reg .b64 da, db;"]
+        first = "1"
+        if accumulate == "if":
+            text.append(f".reg .pred p; setp.ne.u32 p, {x.input('r')}, 0;")
+            first = "p"
+        elif accumulate == "never":
+            first = "0"
+        if accumulate != "never":
+            x.tie_all()
+        text.append("wgmma.fence.sync.aligned;")
+        tail = self._modifiers(None if in_registers else a_transposed, b_transposed)
+        for step in range(steps):
+            text.append(f"add.s64 db, {b}, {b_steps[step]};")
+            for block in range(m_blocks):
+                at = block * steps + step
+                if in_registers:
+                    a_text = register_list(a[at * per_step : (at + 1) * per_step])
+                else:
+                    text.append(f"add.s64 da, {a[0]}, {a_steps[at]};")
+                    a_text = "da"
+                d = register_list(c[block * count : (block + 1) * count])
+                scale = first if step == 0 else "1"
+                text.append(f"{self._instruction} {d}, {a_text}, db, {scale}{tail};")
+        text.append("wgmma.commit_group.sync.aligned;")
+        return x.asm(f"{{ {' '.join(text)} }}")
+
+    def _modifiers(self, a_transposed: bool | None, b_transposed: bool) -> str:
+        """Signs of a and b (not of integers), then which of the shared operands are MN-major (of
+        16-bit types)."""
+        words = [] if self.c_dtype.is_int else ["1", "1"]
+        if "mn" in self.majors:
+            words += [str(int(t)) for t in (a_transposed, b_transposed) if t is not None]
+        return "".join(f", {w}" for w in words)
+
+    @property
+    def _instruction(self) -> str:
+        types = ".".join(PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype))
+        return f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}.{types}"
+
+
+def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
+    """Wait until at most `pending` groups are in flight. Arguments and results: the registers, of
+    classes `kinds` ("f" or "r"), that may be touched afterwards."""
+    x = Operands()
+    for kind in kinds:
+        x.outputs(kind, 1)
+    x.tie_all()
+    return x.asm(f"wgmma.wait_group.sync.aligned {pending};")
+
+
+@functools.cache
+def _wgmma_b(bits: int, n: int) -> Layout:
+    """b is never in registers; as a fragment it would lie like mma's, the same in all four
+    warps."""
+    return mma_b(bits, K_BITS // bits).tile((1, n // 8), "reg").replicate(4, "warp")
+
+
+def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaRow:
+    k, pack = K_BITS // a.bits, 32 // a.bits
+    return WgmmaRow(
+        row_name(f"wgmma.m64n{n}k{k}", a, b, c),
+        64,
+        n,
+        k,
+        a,
+        b,
+        c,
+        wgmma_a(a.bits),
+        _wgmma_b(a.bits, n),
+        wgmma_c(n),
+        packs=(pack, pack, 32 // c.bits),
+        feature="wgmma",
+        warps=4,
+        a_places=("shared", "fragment"),
+        b_places=("shared",),
+        majors=("k", "mn") if a.bits == 16 else ("k",),
+        # Measured by several groups, e.g. DeepSeek-V3 (arXiv 2412.19437), section 3.5.2: about 14
+        # bits of the running sum are kept.
+        coarse_sum=c == FLOAT32 and a.is_float and a.bits == 8,
+    )
+
+
+WGMMA_N = tuple(range(8, 257, 8))
+WGMMA_INT_N = (8, 24, *range(16, 257, 16))
+
+_FLOAT8, _INT8 = (FLOAT8_E4M3, FLOAT8_E5M2), (INT8, UINT8)
+_FLOATS = (
+    (FLOAT16, FLOAT16, FLOAT32),
+    (FLOAT16, FLOAT16, FLOAT16),
+    (BFLOAT16, BFLOAT16, FLOAT32),
+    (TFLOAT32, TFLOAT32, FLOAT32),
+    *((a, b, c) for a in _FLOAT8 for b in _FLOAT8 for c in (FLOAT32, FLOAT16)),
+)
+
+WGMMA_ROWS: tuple[WgmmaRow, ...] = (
+    *(_wgmma(n, a, b, c) for a, b, c in _FLOATS for n in WGMMA_N),
+    *(_wgmma(n, a, b, INT32) for a in _INT8 for b in _INT8 for n in sorted(WGMMA_INT_N)),
+)
