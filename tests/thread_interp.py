@@ -700,7 +700,11 @@ def _block(m: _Machine) -> Iterator[None]:
     yield from main.run(Block((), body.ops[: places[0]]))
     running = []
     # What all threads agree on, the scopes may use too.
-    known = {v: np.ravel(x)[0] for v, x in main.env.items() if np.size(x) and np.ptp(x) == 0}
+    known = {
+        v: x if np.ndim(x) == 0 else x[0]
+        for v, x in main.env.items()
+        if np.ndim(x) == 0 or (x == x[0]).all()
+    }
     for s in (body.ops[i] for i in places):
         assert isinstance(s, ops.Scope)
         warps = s.warps // s.teams

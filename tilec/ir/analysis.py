@@ -64,7 +64,8 @@ class Facts:
         for p in func.params:
             self._param(func, p)
         self._block(func.grid)
-        self._grid = yielded(func.grid)
+        # A persistent kernel is launched with as many blocks as run at once.
+        self._grid = () if func.attrs.get("persistent") else yielded(func.grid)
         self._block(func.body)
 
     def range(self, value: Value) -> Range:

@@ -5,34 +5,47 @@ walk over it. After: no `use_swizzle` is left. In a persistent kernel the body s
 over the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so
 that `group` neighbours in dimension 1 follow each other (they share columns of one operand in the
 L2 cache while the rows of the other stay there); otherwise the two leading indices are renumbered
-in place."""
+in place.
+
+In a kernel launched in clusters (attribute `cluster`) it is whole clusters that are numbered so:
+the blocks of one have neighbouring indices along the cluster's dimensions, and the others the same.
+A persistent kernel is launched with its clusters in a row along dimension 0."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Builder, Func, Op, Param, Substitution, Value, clone, rewrite, walk
+from tilec.ir.clusters import SINGLE, cluster_of
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import (
     Binary,
     BlockIndex,
+    ClusterIndex,
     Const,
     For,
     GridSize,
     UseSwizzle,
     Yield,
-    yielded,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.addressing import narrow
+from tilec.passes.cluster_grid import (
+    UserGrid,
+    is_whole,
+    only_inside,
+    rounded_grid,
+    settle_cluster,
+)
 from tilec.target import Target
 
 
 def block_order(func: Func, target: Target) -> Func:
-    """See the module's opening."""
+    """See the module's opening. Raises ResourceError for a plan's cluster that the launch cannot
+    have."""
+    func = settle_cluster(func, target)
     swizzles = [o for o in walk(func.body) if isinstance(o, UseSwizzle)]
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
     if func.attrs.get("persistent") and not persistent:
         func = func.with_attrs(persistent=False)
     if not swizzles and not persistent:
-        return func
+        return func if cluster_of(func) == SINGLE or is_whole(func) else _rounded(func)
     group = swizzles[0].panel_size if swizzles else int(func.attrs.get("panel", 1))
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
@@ -111,40 +124,71 @@ def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tu
     return rewrite(func.body, visit, subst).ops
 
 
+def _in_clusters(n: _Numbers, at: list[Value], func: Func) -> list[Value]:
+    """This block's indices, where its cluster has these."""
+    made = []
+    for d, (index, c) in enumerate(zip(at, cluster_of(func))):
+        if c > 1:
+            first = n.op("mul", index, n.const(c))
+            index = n.op("add", first, n.b.value(ClusterIndex, d))
+        made.append(index)
+    return made
+
+
+def _share(n: _Numbers, v: Value, parts: int) -> Value:
+    return v if parts == 1 else n.op("floordiv", v, n.const(parts))
+
+
+def _rounded(func: Func) -> Func:
+    """The grid rounded up to whole clusters; blocks beyond it do nothing that is seen."""
+    b = Builder(func.loc)
+    user = UserGrid(func, b)
+    indices = [b.value(BlockIndex, d) for d in range(len(user.extents))]
+    return _relaunched(func, b, user, indices)
+
+
 def _renumber(func: Func, group: int, along: int) -> Func:
     b = Builder(func.loc)
     n = _Numbers(b)
-    grid = [b.value(GridSize, d) for d in (0, 1)]
-    tile = n.op("add", n.op("mul", b.value(BlockIndex, 1), grid[0]), b.value(BlockIndex, 0))
-    indices = _decode(n, tile, grid, group, along)
-    return func.with_body(type(func.body)((), (*b.ops, *_replace_indices(func, indices, []))))
+    c = cluster_of(func)
+    grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
+    mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
+    tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
+    at = _decode(n, tile, grid, max(1, group // c[along]), along)
+    indices = _in_clusters(n, at, func)
+    if c == SINGLE or is_whole(func):
+        return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
+    user = UserGrid(func, b)
+    indices += [b.value(BlockIndex, d) for d in range(2, len(user.extents))]
+    return _relaunched(func, b, user, indices)
+
+
+def _relaunched(func: Func, b: Builder, user: UserGrid, indices: list[Value]) -> Func:
+    """The body with these block indices, launched with the grid rounded up."""
+    inside = user.inside(b, indices)
+    ops = only_inside(_replace_indices(func, indices, user.extents), inside)
+    body = Block((), (*b.ops, *ops))
+    return Func(func.name, user.params, rounded_grid(func), body, func.attrs, func.loc)
 
 
 def _persistent(func: Func, group: int, along: int) -> Func:
     b = Builder(func.loc)
     n = _Numbers(b)
-    params = func.params
-    if func.attrs.get("grid_from_launch"):
-        used = {o.dim for o in walk(func.body) if isinstance(o, (BlockIndex, GridSize))} | {0}
-        given = [
-            Param(Value(ScalarType(INT32), f"grid{d}"), "grid", "", d) for d in range(max(used) + 1)
-        ]
-        params = (*params, *given)
-        grid = [p.value for p in given]
-    else:
-        subst: Substitution = {}
-        b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, Yield)]
-        grid = [narrow(b, subst.get(v, v)) for v in yielded(func.grid)]
-    total = grid[0]
-    for extent in grid[1:]:
+    c = cluster_of(func)
+    user = UserGrid(func, b)
+    clusters = user.clusters(b)
+    total = clusters[0]
+    for extent in clusters[1:]:
         total = n.op("mul", total, extent)
-    start, step = b.value(BlockIndex, 0), b.value(GridSize, 0)
+    start = _share(n, b.value(BlockIndex, 0), c[0])
+    step = _share(n, b.value(GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
     inner = Builder(func.loc)
-    indices = _decode(_Numbers(inner), tile, grid, group, along)
-    body = _replace_indices(func, indices, grid)
+    m = _Numbers(inner)
+    indices = _in_clusters(m, _decode(m, tile, clusters, max(1, group // c[along]), along), func)
+    inside = user.inside(inner, indices)
+    body = only_inside(_replace_indices(func, indices, user.extents), inside)
     inner.ops += [o for o in body if not isinstance(o, Yield)]
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
-    made = Func(func.name, params, func.grid, b.block(), func.attrs, func.loc)
-    return made
+    return Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)

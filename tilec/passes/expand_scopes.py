@@ -6,16 +6,20 @@ the control flow around them and the scalars these need. The consumers' is the r
 ring's first reader waits for the slot to be full and its last reader frees it. Where every reader
 is a wgmma whose accumulator nothing else in the loop touches, one product stays in flight over the
 iteration's end and the slot before is freed instead. If something the producer needs cannot be
-computed twice, the copies go back to the threads."""
+computed twice, the copies go back to the threads. In a cluster, a tile that is the same for several
+blocks is loaded in parts by all of them (`multicast`); the blocks then begin and end together."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.clusters import SINGLE, cluster_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, substitute, walk
+from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    ClusterBarrier,
     Compare,
     Copy,
     For,
@@ -27,6 +31,7 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
+from tilec.passes.multicast import Multicast
 from tilec.passes.registers import producer_warps, register_split
 from tilec.passes.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
 from tilec.passes.slicing import NotClonable, Slice
@@ -38,6 +43,9 @@ def expand_scopes(func: Func, target: Target) -> Func:
     """See the module's opening."""
     tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
     count = int(func.attrs.get("teams", 1))
+    multicast = Multicast(func)
+    if not multicast.shares:
+        _check_cluster(func)
     if not tiles and count == 1:
         return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
     teams = Teams(func, count) if count > 1 else None
@@ -46,14 +54,16 @@ def expand_scopes(func: Func, target: Target) -> Func:
     except NotClonable:
         return expand_scopes(_without_tma(func), target)
     warps = int(func.attrs["threads"]) // target.warp_size
-    rings = _make_rings(func, warps)
+    rings = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
     maps = TensorMaps()
     top = Builder(func.loc)
     private = _hoist_buffers(func.body, top, ring_of, teams)
     for r in rings:
         r.allocate(top)
-    producer = _producer(func, part, rings, ring_of, maps)
+        if len(r.links) > 1:
+            r.number = multicast.number(top)
+    producer = _producer(func, part, rings, ring_of, maps, multicast)
     consumer = _consumers(func, rings, ring_of, private, teams)
     warps *= count
     helpers = producer_warps(warps)
@@ -64,9 +74,12 @@ def expand_scopes(func: Func, target: Target) -> Func:
     init.emit(MbarrierInitFence)
     maps.prefetch(init)
     only_if(top, elected(top), init.ops)
-    top.emit(Barrier)
+    together = ClusterBarrier if multicast.shares else Barrier
+    top.emit(together)
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
     top.emit(Scope, "producer", warps, helpers, producer, registers[1])
+    if multicast.shares:
+        top.emit(together)  # no block ends while another loads into it or frees its slots
     func = Func(
         func.name,
         (*func.params, *(p for p in maps.params.values())),
@@ -76,6 +89,17 @@ def expand_scopes(func: Func, target: Target) -> Func:
         func.loc,
     )
     return func.with_attrs(launch_threads=(warps + helpers) * target.warp_size)
+
+
+def _check_cluster(func: Func) -> None:
+    """Raise ResourceError for a cluster that the plan chose and that brings nothing."""
+    if cluster_of(func) != SINGLE and not func.attrs.get("cluster_dims"):
+        shown = "x".join(map(str, cluster_of(func)))
+        raise ResourceError(
+            f"no tile is the same for the blocks of a cluster of {shown}, or can be loaded in "
+            "equal parts",
+            func.loc,
+        )
 
 
 def _without_tma(func: Func) -> Func:
@@ -117,7 +141,7 @@ def _readers(loop: For, buffers: set[Value]) -> list[int]:
     return found
 
 
-def _make_rings(func: Func, warps: int) -> list[Ring]:
+def _make_rings(func: Func, warps: int, multicast: Multicast) -> list[Ring]:
     """One ring for the buffers of a loop that have the same first and last reader."""
     rings: list[Ring] = []
     for loop in walk(func.body):
@@ -139,13 +163,19 @@ def _make_rings(func: Func, warps: int) -> list[Ring]:
                     buffers[0].buffer.versions,
                     warps // every,
                     every,
+                    links=multicast.links(buffers),
                 )
             )
     return rings
 
 
 def _producer(
-    func: Func, part: Slice, rings: list[Ring], ring_of: dict[Value, Ring], maps: TensorMaps
+    func: Func,
+    part: Slice,
+    rings: list[Ring],
+    ring_of: dict[Value, Ring],
+    maps: TensorMaps,
+    multicast: Multicast,
 ) -> Block:
     top = Builder(func.loc)
     positions = {r: Position(top, r.stages, 1, r.name) for r in rings}
@@ -165,7 +195,7 @@ def _producer(
             left[ring] = len(ring.buffers)
         slot, phase = started[ring]
         assert ring.full is not None
-        tma_boxes(b, o, maps, ring.full, slot)
+        tma_boxes(b, o, maps, ring.full, slot, multicast)
         left[ring] -= 1
         if left[ring] == 0:
             at.advance(b, slot, phase)

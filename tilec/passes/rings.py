@@ -31,6 +31,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import BOOL, INT32, INT64, BufferType, TensorMapType
+from tilec.passes.multicast import Multicast
 
 
 def const(b: Builder, value: int) -> Value:
@@ -42,11 +43,14 @@ def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
     b.emit(If, cond, Block((), (*ops, Yield(loc=b.loc))), Block((), (Yield(loc=b.loc),)))
 
 
-def elected(b: Builder, every_warps: int = 0) -> Value:
+def elected(b: Builder, every_warps: int = 0, lanes: int = 1) -> Value:
     """True in one thread of the scope, or, with `every_warps`, in one thread of every so many
-    warps."""
+    warps (in the first `lanes` threads of such a warp)."""
     zero = const(b, 0)
-    first_lane = b.value(Compare, "eq", b.value(Lane), zero)
+    lane = b.value(Lane)
+    first_lane = b.value(Compare, "eq", lane, zero)
+    if lanes > 1:
+        first_lane = b.value(Compare, "lt", lane, const(b, lanes))
     warp = b.value(Warp)
     if every_warps == 1:
         return first_lane
@@ -108,8 +112,10 @@ class Position:
 class Ring:
     """The buffers that are filled and freed together, and the pair of barriers that guards them.
 
-    `arrivals`: how many times a slot must be released; `release_every`: one thread of every so
-    many warps releases (4: a warpgroup, whose instruction reads for all its warps)."""
+    `arrivals`: how many times a block must release a slot; `release_every`: one thread of every so
+    many warps releases (4: a warpgroup, whose instruction reads for all its warps). `links`: the
+    blocks of the cluster that load into one another's slots, as what their numbers differ by (0:
+    the block itself); a slot is released to each of them, and `number` is this block's own."""
 
     name: str
     buffers: tuple[Value, ...]
@@ -118,6 +124,8 @@ class Ring:
     release_every: int
     full: Value | None = None
     empty: Value | None = None
+    links: tuple[int, ...] = (0,)
+    number: Value | None = None
 
     @property
     def bytes(self) -> int:
@@ -132,7 +140,7 @@ class Ring:
     def initialise(self, b: Builder) -> None:
         assert self.full is not None and self.empty is not None
         b.emit(MbarrierInit, self.full, 1)
-        b.emit(MbarrierInit, self.empty, self.arrivals)
+        b.emit(MbarrierInit, self.empty, self.arrivals * len(self.links))
 
     def wait_full(self, b: Builder, at: Position) -> Value:
         """Wait until the slot at `at` is filled; returns the slot."""
@@ -151,10 +159,23 @@ class Ring:
 
     def release(self, b: Builder, slot: Value, guard: Value | None = None) -> None:
         assert self.empty is not None
-        who = elected(b, self.release_every)
+        who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.value(Binary, "and", who, guard)
-        b.emit(MbarrierArrive, self.empty, slot, who)
+        b.emit(MbarrierArrive, self.empty, slot, who, self._linked(b))
+
+    def _linked(self, b: Builder) -> Value | None:
+        """The block that this lane releases a slot to; None where blocks load for themselves."""
+        if self.number is None:
+            return None
+        differs = b.value(Lane)
+        if self.links != tuple(range(len(self.links))):
+            table = sum(link << 4 * i for i, link in enumerate(self.links))
+            at = b.value(Binary, "and", differs, const(b, 7))
+            shift = b.value(Binary, "shl", at, const(b, 2))
+            moved = b.value(Binary, "shr", const(b, table), shift)
+            differs = b.value(Binary, "and", moved, const(b, 7))
+        return b.value(Binary, "xor", self.number, differs)
 
 
 class TensorMaps:
@@ -178,8 +199,11 @@ class TensorMaps:
             b.emit(PrefetchMap, p.value)
 
 
-def tma_boxes(b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value) -> None:
-    """The box copies that bring one tile into version `slot` of its buffer."""
+def tma_boxes(
+    b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value, multicast: Multicast
+) -> None:
+    """The box copies that bring one tile into version `slot` of its buffer; of a tile that several
+    blocks share, this block's part into the buffers of all of them."""
     t = o.dest.buffer
     assert t.layout is not None
     found = tma_box(t.layout, t.dtype.bits)
@@ -188,6 +212,15 @@ def tma_boxes(b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value
     version = b.value(Version, o.dest, slot)
     shape = t.static_shape
     offsets = t.layout.offsets()
+    share = multicast.shares.get(o.dest)
+    along, blocks = -1, None
+    first = start = const(b, 0)
+    if share is not None:
+        along, box = share.along, share.box
+        shape = (*shape[:along], share.extent, *shape[along + 1 :])
+        part, blocks = multicast.part(b, share), multicast.receivers(b, share)
+        first = b.value(Binary, "mul", part, const(b, share.extent))
+        start = b.value(Binary, "mul", part, const(b, share.step))
     tile_dims = [d for d, e in enumerate(shape) if e != 1]
     source_dims = [d for d, e in enumerate(o.source_extents) if e != 1]
     tile_of = dict(zip(source_dims, tile_dims))
@@ -202,9 +235,14 @@ def tma_boxes(b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value
             shift = origin[tile_of[d]] if d in tile_of else 0
             if base.dtype != INT32:
                 base = b.value(Cast, base, INT32)
-            coords.append(b.value(Binary, "add", base, const(b, shift)) if shift else base)
+            at = b.value(Binary, "add", base, const(b, shift)) if shift else base
+            if share is not None and tile_of.get(d) == along:
+                at = b.value(Binary, "add", at, first)
+            coords.append(at)
         where = const(b, int(offsets[origin]))
-        b.emit(TmaLoad, version, where, descriptor, tuple(coords), barrier, slot)
+        if share is not None:
+            where = b.value(Binary, "add", where, start)
+        b.emit(TmaLoad, version, where, descriptor, tuple(coords), barrier, slot, blocks)
 
 
 def true(b: Builder) -> Value:

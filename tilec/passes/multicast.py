@@ -1,0 +1,276 @@
+"""Multicast: what several blocks of a cluster need is loaded once and given to all of them.
+
+A box copy whose source does not depend on the block's place along a dimension of the cluster is the
+same for the blocks along it, if the loops and conditions around it do not depend on it either. Each
+of these blocks then loads one part of the tile and sends it to all, at the same place of their
+shared memory. A part is whole boxes, or boxes with fewer rows whose pieces of the swizzle pattern
+are whole. Only clusters with powers of two along every dimension take part: the numbers of two
+blocks that load for one another then differ by an exclusive or, whichever block looks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tilec.ir.clusters import Dims, cluster_of
+from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, walk
+from tilec.ir.layout import Layout, tma_box
+from tilec.ir.ops import (
+    Binary,
+    BlockIndex,
+    ClusterIndex,
+    Const,
+    Copy,
+    For,
+    If,
+    Load,
+    Parallel,
+    While,
+    yielded,
+)
+from tilec.passes.addressing import Numbers
+
+Places = frozenset[int]  # dimensions of the cluster
+BOX_ALIGN = 128  # bytes, of a box without a swizzle in shared memory
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the blocks along `dims` of a cluster share the loading of one tile.
+
+    The tile is cut along its dimension `along` into pieces of `extent`; `box` is what one TMA
+    instruction brings; from one block's part to the next there are `step` elements of shared
+    memory."""
+
+    dims: tuple[int, ...]
+    along: int
+    extent: int
+    box: tuple[int, ...]
+    step: int
+
+
+class Variation:
+    """For every value of a function, the dimensions of the cluster along which it may differ from
+    block to block, and for every op those that decide whether and how often it runs."""
+
+    def __init__(self, func: Func) -> None:
+        self.cluster = cluster_of(func)
+        self.all: Places = frozenset(d for d, c in enumerate(self.cluster) if c > 1)
+        self.defs = defining_ops(func.body)
+        self.values: dict[Value, Places] = {}
+        self.around: dict[Op, Places] = {}
+        self.changed = True
+        while self.changed:
+            self.changed = False
+            self._block(func.body, frozenset())
+
+    def of(self, values: Iterable[Value]) -> Places:
+        return frozenset[int]().union(*(self.values.get(v, frozenset()) for v in values))
+
+    def _set(self, values: Iterable[Value], found: Places) -> None:
+        for v in values:
+            old = self.values.get(v, frozenset())
+            if not found <= old:
+                self.values[v] = old | found
+                self.changed = True
+
+    def _block(self, block: Block, around: Places) -> None:
+        for o in block.ops:
+            self.around[o] = around
+            inner = around
+            match o:
+                case For():
+                    bounds = self.of((o.lo, o.hi, o.step))
+                    inner = around | bounds
+                    self._set(o.body.args[:1], bounds)
+                    self._carry(o.inits, o.body.args[1:], o.results, yielded(o.body), bounds)
+                case While():
+                    again = self.of(yielded(o.cond))
+                    inner = around | again
+                    self._carry(o.inits, o.cond.args, o.results, yielded(o.body), again)
+                    self._carry(o.inits, o.body.args, o.results, yielded(o.body), again)
+                case If():
+                    cond = self.of((o.cond,))
+                    inner = around | cond
+                    for n, r in enumerate(o.results):
+                        sides = self.of((yielded(o.then)[n], yielded(o.orelse)[n]))
+                        self._set((r,), cond | sides)
+                case Parallel():
+                    inner = self.all  # no box copy stands there
+                case _:
+                    self._set(o.results, self._scalar(o))
+            for region in o.regions:
+                self._block(region, inner)
+
+    def _carry(
+        self,
+        inits: tuple[Value, ...],
+        args: tuple[Value, ...],
+        results: tuple[Value, ...],
+        nexts: tuple[Value, ...],
+        trips: Places,
+    ) -> None:
+        for init, arg, result, after in zip(inits, args, results, nexts):
+            found = self.of((init, arg, after)) | trips
+            self._set((arg, result), found)
+
+    def _scalar(self, o: Op) -> Places:
+        match o:
+            case BlockIndex(dim=d) | ClusterIndex(dim=d):
+                return self.all & {d}
+            case Binary(kind="floordiv", lhs=lhs, rhs=rhs):
+                whole, by = self.defs.get(lhs), self.defs.get(rhs)
+                if isinstance(whole, BlockIndex) and isinstance(by, Const):
+                    if by.value == self.cluster[whole.dim]:
+                        return frozenset()  # the cluster's own number
+                return self.of(o.operands)
+            case Load() if o.source.buffer.space == "global":
+                return self.of(o.indices)
+        return self.of(o.operands) if o.pure else self.all
+
+
+class Multicast:
+    """Which tiles of a function are shared in its cluster, and how."""
+
+    def __init__(self, func: Func) -> None:
+        self.cluster: Dims = cluster_of(func)
+        self.shares: dict[Value, Share] = {}  # by the tile's buffer
+        if all(c & (c - 1) == 0 for c in self.cluster) and self.cluster != (1, 1, 1):
+            variation = Variation(func)
+            for o in walk(func.body):
+                if isinstance(o, Copy) and o.agent == "tma":
+                    differs = variation.of(o.source_offsets) | variation.around[o]
+                    found = self._share(o, variation.all - differs)
+                    if found is not None:
+                        self.shares[o.dest] = found
+
+    @cached_property
+    def strides(self) -> tuple[int, int, int]:
+        """What one step along each dimension adds to a block's number."""
+        return 1, self.cluster[0], self.cluster[0] * self.cluster[1]
+
+    def _share(self, o: Copy, dims: Places) -> Share | None:
+        """The sharing by as many blocks as the tile can be cut for."""
+        layout = o.dest.buffer.layout
+        assert layout is not None
+        some = [
+            chosen
+            for count in range(len(dims), 0, -1)
+            for chosen in itertools.combinations(sorted(dims), count)
+        ]
+        some.sort(key=lambda chosen: -self._blocks(chosen))
+        for chosen in some:
+            found = cut(layout, o.dest.dtype.bits, self._blocks(chosen))
+            if found is not None:
+                return Share(chosen, *found)
+        return None
+
+    def _blocks(self, dims: Iterable[int]) -> int:
+        return int(np.prod([self.cluster[d] for d in dims]))
+
+    def links(self, buffers: Iterable[Value]) -> tuple[int, ...]:
+        """The blocks that load for this one (0: itself) what fills these buffers, as what their
+        numbers differ by."""
+        found = {0}
+        for v in buffers:
+            share = self.shares.get(v)
+            if share is not None:
+                found |= set(self._members(share.dims))
+        return tuple(sorted(found))
+
+    def _members(self, dims: Iterable[int]) -> list[int]:
+        """Numbers of the blocks along `dims` from the cluster's first one."""
+        ranges = [[i * self.strides[d] for i in range(self.cluster[d])] for d in dims]
+        return [sum(chosen) for chosen in itertools.product(*ranges)]
+
+    # --- values ---
+
+    def number(self, b: Builder) -> Value:
+        """This block's number in its cluster."""
+        return self._number(b, range(3))
+
+    def _number(self, b: Builder, dims: Iterable[int]) -> Value:
+        n = Numbers(b)
+        total = n.const(0)
+        for d in dims:
+            if self.cluster[d] > 1:
+                step = n.op("mul", b.value(ClusterIndex, d), n.const(self.strides[d]))
+                total = n.op("add", total, step)
+        return total
+
+    def part(self, b: Builder, share: Share) -> Value:
+        """Which part of the tile this block loads."""
+        n = Numbers(b)
+        total, below = n.const(0), 1
+        for d in share.dims:
+            step = n.op("mul", b.value(ClusterIndex, d), n.const(below))
+            total = n.op("add", total, step)
+            below *= self.cluster[d]
+        return total
+
+    def receivers(self, b: Builder, share: Share) -> Value:
+        """A bit for each block that this one loads for."""
+        group = sum(1 << member for member in self._members(share.dims))
+        others = [d for d in range(3) if d not in share.dims and self.cluster[d] > 1]
+        n = Numbers(b)
+        if not others:
+            return n.const(group)
+        return n.op("shl", n.const(group), self._number(b, others))
+
+
+def cut(layout: Layout, bits: int, parts: int) -> tuple[int, int, tuple[int, ...], int] | None:
+    """(dimension, extent of a part along it, box, elements from part to part) with which a tile
+    is loaded in `parts` equal parts, each by the fewest boxes; None if it cannot be."""
+    found = tma_box(layout, bits)
+    assert found is not None
+    box, swizzle = found
+    best: tuple[int, tuple[int, int, tuple[int, ...], int]] | None = None
+    for along, whole in enumerate(layout.shape):
+        if whole % parts:
+            continue
+        extent = whole // parts
+        smaller = _smaller(box, along, extent)
+        if smaller is None:
+            continue
+        step = _step(layout, bits, swizzle, along, extent, smaller, parts)
+        count = int(np.prod([e // x for e, x in zip(layout.shape, smaller)])) // parts
+        if step is not None and (best is None or count < best[0]):
+            best = count, (along, extent, smaller, step)
+    return best[1] if best else None
+
+
+def _smaller(box: tuple[int, ...], along: int, extent: int) -> tuple[int, ...] | None:
+    """The box, with fewer rows if a part of `extent` is smaller than it: then `along` must be its
+    slowest dimension, so that its rows stay next to one another."""
+    if extent % box[along] == 0:
+        return box
+    if box[along] % extent or along == len(box) - 1 or any(e > 1 for e in box[:along]):
+        return None
+    return (*box[:along], extent, *box[along + 1 :])
+
+
+def _step(
+    layout: Layout,
+    bits: int,
+    swizzle: int,
+    along: int,
+    extent: int,
+    box: tuple[int, ...],
+    parts: int,
+) -> int | None:
+    """The distance in shared memory between parts, if it is the same for all of their boxes and
+    keeps the swizzle's pattern in place."""
+    offsets = layout.offsets()
+    corners = offsets[tuple(slice(None, None, x) for x in box)]
+    whole = np.moveaxis(corners, along, 0)
+    each = whole.reshape(parts, -1, *whole.shape[1:])
+    gaps = np.diff(each, axis=0)
+    step = int(gaps.flat[0])
+    period = 8 * swizzle if swizzle else BOX_ALIGN
+    if np.any(gaps != step) or np.any(corners * bits // 8 % period) or step * bits // 8 % period:
+        return None
+    return step
