@@ -192,7 +192,10 @@ class Kernel:
         if variant.aliases(call):
             variant = self.variant(dataclasses.replace(facts, may_alias=True))
         stream = stream_handle(options.get("stream"), call)
-        loaded, ready = variant.ready(call, variant.grid(call, given), stream)
+        grid = variant.grid(call, given)
+        if 0 in grid:  # nothing to launch, and nothing worth remembering
+            return returned(variant.image, {**bound, **outputs})
+        loaded, ready = variant.ready(call, grid, stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)

@@ -68,7 +68,8 @@ class Context:
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
     emitted so far that may not run unasked: integer divisions, on-chip reads that may be out of
     bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
-    size its value in this variant.
+    size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
+    so that a grid may well have no blocks.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -80,6 +81,7 @@ class Context:
         self.hazards = 0
         self.parallel: ParallelScope | None = None
         self.sizes: Mapping[str, int | Scalar] = {}
+        self.has_empty_tensor = False
 
     # --- names and places -------------------------------------------------------------------------
 

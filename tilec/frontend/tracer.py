@@ -68,7 +68,7 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     - `body`: ends in an empty Yield. Indices and offsets are i32, i64 if wide.
     - `attrs`: "threads" (int or None), "grid_from_launch" (bool), "outputs": (name, shape, dtype)
       of each tensor the call allocates; entries of a shape are ints, names of sizes, or arithmetic
-      on them as text.
+      on them as text. "cluster_dims": the user's cluster, where there is one.
 
     Raises CompileError, at the user's line, for what tilec cannot compile.
     """
@@ -90,7 +90,9 @@ class _KernelTracer(Statements):
         self.sizes = self.size_values
         self.outputs: list[tuple[str, tuple[Extent, ...], DType]] = []
         self.grid: Block | None = None
+        self.cluster: tuple[int, int, int] | None = None
         self.finished = False
+        self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
 
     def run(self) -> Func:
@@ -108,6 +110,7 @@ class _KernelTracer(Statements):
         if self.grid is None and self.known.grid is None:
             raise self._no_grid()
         params = (self.tensors, self.scalar_params, self.size_params, self.stride_params)
+        cluster = {} if self.cluster is None else {"cluster_dims": self.cluster}
         self.builder.emit(Yield, loc=self.loc)
         return Func(
             self.signature.name,
@@ -118,6 +121,7 @@ class _KernelTracer(Statements):
                 "threads": self.threads,
                 "outputs": tuple(self.outputs),
                 "grid_from_launch": self.known.grid is not None,
+                **cluster,
             },
             self.signature.loc,
         )
@@ -298,6 +302,7 @@ class _KernelTracer(Statements):
         self.grid = self._standalone(builder.ops, header)
         if header.threads is not None:
             self.threads = header.threads
+        self.cluster = header.cluster
         with self.at(item.optional_vars or item.context_expr):
             self._bind_blocks(item.optional_vars, header)
         self.block(node.body)

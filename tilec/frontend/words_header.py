@@ -3,11 +3,14 @@ arguments."""
 
 from __future__ import annotations
 
+import math
+
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.frontend.words import Call, dtype_argument, int_argument, word
+from tilec.ir.instr.cluster import MAX_BLOCKS
 
 _MAX_THREADS = 1024
 
@@ -29,7 +32,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
     for given in c["grid"]:
         extent = t.number(given, "a grid extent")
         known = static_int(extent)
-        if known is not None and known < 1:
+        if known is not None and known < (0 if t.has_empty_tensor else 1):
             raise t.error(f"a grid extent is {known}, the least is 1")
         if isinstance(extent, float) or (isinstance(extent, Scalar) and extent.dtype.is_float):
             hint = "write T.ceildiv(N, BN) or N // BN"
@@ -42,7 +45,36 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
         raise t.error(
             f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}", at=c.place("threads")
         )
-    return KernelHeader(tuple(extents), threads, t.loc)
+    cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
+    return KernelHeader(tuple(extents), threads, t.loc, cluster)
+
+
+def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int, int, int]:
+    """`cluster_dims`, which must divide the extents that are known."""
+    value, at = c["cluster_dims"], c.place("cluster_dims")
+    given = value if isinstance(value, tuple | list) else (value,)
+    sizes = [static_int(v) for v in given]
+    if not 1 <= len(sizes) <= 3 or any(s is None or s < 1 for s in sizes):
+        hint = "write an int, or up to three of them: cluster_dims=2"
+        raise t.error(f"cluster_dims of T.Kernel is {describe(value)}", hint, at)
+    x, y, z = (*(s or 1 for s in sizes), 1, 1)[:3]
+    shown, total = "x".join(map(str, (x, y, z)[: len(sizes)])), x * y * z
+    if total > MAX_BLOCKS:
+        raise t.error(
+            f"a cluster of {shown} has {total} blocks, the most is {MAX_BLOCKS}",
+            "make it smaller: cluster_dims=2",
+            at,
+        )
+    for axis, extent, size in zip("xyz", (*extents, 1, 1) if extents else (), (x, y, z)):
+        if isinstance(extent, int) and extent % size:
+            fits = math.gcd(extent, size)
+            raise t.error(
+                f"clusters of {shown} blocks do not divide the grid: it has {extent} blocks in "
+                f"{axis}, the cluster {size}",
+                f"{fits} in {axis} fits, or round the grid up and leave out what lies beyond it",
+                at,
+            )
+    return x, y, z
 
 
 @word(T.empty)

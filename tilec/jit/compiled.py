@@ -93,7 +93,8 @@ class CompiledKernel:
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.
 
-        Raises LaunchError if there are both or neither, or if it has no block or too many.
+        It has no block only where an argument has no element: then there is nothing to launch.
+        Raises LaunchError if there are both or neither, or if it has too many blocks or none.
         """
         if self.image.grid and given is not None:
             raise LaunchError(
@@ -112,7 +113,8 @@ class CompiledKernel:
             given = evaluate(self.image.grid, values, f"the grid of {self.name}")
         assert given is not None
         device = driver(self.target.split(":")[0])
-        check_grid(self.image, given, device.grid_limits, device.total_limit)
+        none = any(t.is_empty for t in call.tensors.values())
+        check_grid(self.image, given, device.grid_limits, device.total_limit, none)
         return given
 
     def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:
@@ -161,9 +163,11 @@ class CompiledKernel:
         add_outputs(call, outputs)
         self.check_writable(call)
         handle = stream_handle(stream, call)
-        kernel, ready = self.ready(call, self.grid(call, grid), handle)
-        self.order_streams(call, handle)
-        kernel.launch(ready)
+        blocks = self.grid(call, grid)
+        if 0 not in blocks:
+            kernel, ready = self.ready(call, blocks, handle)
+            self.order_streams(call, handle)
+            kernel.launch(ready)
         return returned(self.image, {**bound, **outputs})
 
     def _check_facts(self, call: Call) -> None:

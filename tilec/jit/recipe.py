@@ -79,6 +79,8 @@ class Recipe:
             grid = self._grid
             if not self._fixed_grid:
                 grid = self._variant.grid(dataclasses.replace(self._call, scalars=numbers), None)
+            if 0 in grid:
+                return None
             block = self._kernel.layout.block(self._arguments(values, grid))
         except LaunchError:
             return None

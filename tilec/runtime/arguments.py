@@ -15,7 +15,7 @@ from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.types import DTYPES
 from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name
-from tilec.runtime.tensors import Tensor, accepts, read_tensor
+from tilec.runtime.tensors import Tensor, accepts, contiguous_strides, read_tensor
 
 REQUIRED = object()
 FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
@@ -139,16 +139,11 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
             _check_extent(
                 f"{p.name}: dimension {dim}", f"{p.name}.shape[{dim}]", wanted, got, sizes
             )
-    for dim, extent in enumerate(t.shape):
-        if extent == 0:
-            raise LaunchError(
-                f"{p.name}: dimension {dim} is empty (shape {t.shape}); a kernel needs elements"
-            )
     if p.strides is not None:
         if len(t.strides) != len(p.strides):
             raise LaunchError(f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}")
         for dim, (wanted, got) in enumerate(zip(p.strides, t.strides)):
-            if t.shape[dim] > 1:
+            if t.shape[dim] > 1 and not t.is_empty:
                 _check_extent(
                     f"{p.name}: stride {dim}", f"{p.name}.stride({dim})", wanted, got, sizes
                 )
@@ -251,7 +246,9 @@ def alignment(address: int) -> int:
 
 def normal_strides(t: Tensor) -> tuple[int, ...]:
     """The tensor's strides; a dimension of one element, whose stride is never used, gets the
-    contiguous one."""
+    contiguous one, and so do all of a tensor without elements."""
+    if t.is_empty:
+        return contiguous_strides([max(e, 1) for e in t.shape])
     strides = list(t.strides)
     step = 1
     for dim in reversed(range(len(strides))):
@@ -340,7 +337,10 @@ def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int 
 def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:
     """The power of two up to 16 that divides the address and, in bytes, every run-time stride
     (those that `strides` holds names for). A stride below one element apart leaves only the
-    element's own."""
+    element's own, and so does a tensor without elements: it may have no address, and no tensor
+    map describes it."""
+    if t.is_empty:
+        return t.itemsize
     fact = alignment(t.pointer)
     for stride, known in zip(t.strides, strides):
         if isinstance(known, str):

@@ -60,11 +60,14 @@ class Driver(Protocol):
         """Put the kernel on device `index`."""
 
 
-def check_grid(image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1) -> None:
-    """Raise LaunchError for a grid that has no block or that the device cannot count: more than
-    `limits` in a dimension, more than `total` in all."""
+def check_grid(
+    image: Image, grid: Grid, limits: Grid, total: int = 2**63 - 1, none: bool = False
+) -> None:
+    """Raise LaunchError for a grid that has no block (unless `none` allows that: an argument has
+    no elements) or that the device cannot count: more than `limits` in a dimension, more than
+    `total` in all."""
     for axis, blocks, limit in zip("xyz", grid, limits):
-        if blocks <= 0:
+        if blocks < 0 or (blocks == 0 and not none):
             raise LaunchError(
                 f"{image.name}: the grid {grid} has {blocks} blocks in {axis}: nothing to launch"
             )

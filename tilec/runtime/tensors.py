@@ -62,8 +62,15 @@ class Tensor:
         """The device in words: "cpu", "cuda:0"."""
         return self.device if self.device in ("cpu", "meta") else f"{self.device}:{self.index}"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the array has no element."""
+        return 0 in self.shape
+
     def span(self) -> tuple[int, int]:
         """First and last-plus-one byte address that an element of the array occupies."""
+        if self.is_empty:
+            return self.pointer, self.pointer
         low = high = 0
         for extent, stride in zip(self.shape, self.strides):
             reach = (extent - 1) * stride

@@ -1,0 +1,92 @@
+"""Arrays without elements: a sum over nothing is zero, and a grid without blocks is no launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.errors import LaunchError
+
+M, N, K = T.dynamic("M, N, K")
+
+
+@tilec.kernel
+def biased_product(
+    A: T.Tensor((M, K), "float32"),
+    B: T.Tensor((K, N), "float32"),
+    bias: T.Tensor((N,), "float32"),
+    C: T.Tensor((M, N), "float32"),
+):
+    with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 16), threads=64) as (bx, by):
+        A_s = T.alloc_shared((16, 8), "float32")
+        B_s = T.alloc_shared((8, 16), "float32")
+        acc = T.alloc_fragment((16, 16), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 8), num_stages=2):
+            T.copy(A[by * 16, k * 8], A_s)
+            T.copy(B[k * 8, bx * 16], B_s)
+            T.gemm(A_s, B_s, acc)
+        for i, j in T.Parallel(16, 16):
+            C[by * 16 + i, bx * 16 + j] = acc[i, j] + bias[bx * 16 + j]
+
+
+@tilec.kernel
+def doubled(A):
+    rows, columns = T.const("rows, columns")
+    A: T.Tensor((rows, columns), "float32")
+    C = T.empty((rows, columns), "float32")
+    with T.Kernel(T.ceildiv(rows, 8), threads=32) as b:
+        for i, j in T.Parallel(8, 16):
+            C[b * 8 + i, j] = A[b * 8 + i, j] * 2.0
+    return C
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(20, 30, 0), (0, 30, 10), (20, 0, 10), (0, 0, 0), (20, 30, 10), (20, 30, 0), (1, 1, 1)],
+)
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_products(kind: str, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n), (n,)))
+    c = np.full((m, n), np.nan, np.float32)
+    want = a @ b + bias
+    for _ in range(3):  # anew, then twice by what was remembered
+        c[...] = np.nan
+        if kind == "torch":
+            torch = pytest.importorskip("torch")
+            biased_product(*map(torch.from_numpy, (a, b, bias, c)))
+        else:
+            biased_product(a, b, bias, c)
+        np.testing.assert_allclose(c, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 0])
+def test_allocated_outputs(rows: int, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((rows, 16)).astype(np.float32)
+    for _ in range(3):
+        c = doubled(a)
+        assert c.shape == (rows, 16)
+        np.testing.assert_array_equal(c, 2 * a)
+
+
+def test_a_variant_ahead_of_time(rng: np.random.Generator) -> None:
+    shapes = ((20, 0), (0, 30), (30,), (20, 30))
+    made = biased_product.compile(*(tilec.spec(s, "float32") for s in shapes), target="cpu")
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    made(*arrays)
+    np.testing.assert_array_equal(arrays[3], np.broadcast_to(arrays[2], (20, 30)))
+
+
+def test_no_blocks_for_whole_arrays() -> None:
+    a, b, bias = np.ones((4, 4), np.float32), np.ones((4, 4), np.float32), np.ones(4, np.float32)
+
+    @tilec.kernel
+    def by_launch(A: T.Tensor((M, N), "float32")):
+        b = T.program_id(0)
+        A[b, 0] = 1.0
+
+    with pytest.raises(LaunchError, match="nothing to launch"):
+        by_launch[0](a)
+    biased_product(a, b, bias, np.empty((4, 4), np.float32))
