@@ -112,11 +112,16 @@ _Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are d
 # --- the grid and its blocks ----------------------------------------------------------------------
 
 
-def Kernel(*grid: Any, threads: Any = None) -> Any:
+def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None) -> Any:
     """`with T.Kernel(gx, gy, threads=128) as (bx, by):` the body of one block, and the grid.
 
     Up to three extents, computed from sizes and scalar parameters; none if the launch gives the
     grid (`kernel[grid](…)`). `threads`: how many threads compute (default: tilec's choice).
+
+    `cluster_dims`: how many neighbours along each dimension of the grid form a cluster, an int or
+    up to three of them, at most 8 blocks in all; the grid must be a multiple of it. What several
+    blocks of a cluster load is brought from global memory once, where TMA brings it. Targets
+    without clusters (all but cuda:sm_90a) take the grid as it is: every block is alone.
     """
     only_inside("Kernel")
 

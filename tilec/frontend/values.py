@@ -110,6 +110,7 @@ class KernelHeader:
     grid: tuple[int | Scalar, ...]
     threads: int | None
     loc: Loc
+    cluster: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tilec.ir.types import DTYPES, DType, find_dtype
 LATER_KEYWORDS: dict[str, frozenset[str]] = {
     "copy": frozenset({"prefer_instruction", "loop_layout"}),
     "gemm": frozenset({"k_pack", "wg_wait", "mbar"}),
-    "Kernel": frozenset({"prelude", "cluster_dims", "is_cpu"}),
+    "Kernel": frozenset({"prelude", "is_cpu"}),
     "Parallel": frozenset({"loop_layout", "prefer_async"}),
     "Pipelined": frozenset({"sync", "group"}),
     "unroll": frozenset({"explicit", "unroll_factor"}),

@@ -15,6 +15,7 @@ from tilec import codegen, passes
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
+from tilec.ir.clusters import cluster_of, split_of
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.memory import version_bytes
@@ -134,6 +135,9 @@ def _compiled(
         persistent=bool(final.attrs.get("persistent")),
         may_alias=bool(func.attrs.get("may_alias")),
         wide=wide,
+        cluster=cluster_of(final),
+        exact_cluster=bool(func.attrs.get("cluster_dims")),
+        split=split_of(final),
     )
     return CompiledKernel(image, stages)
 

@@ -77,6 +77,16 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
     ]
     if image.persistent:
         lines += ["", "// Launch min(blocks of the grid, blocks that run at once) blocks in x."]
+    if image.cluster != (1, 1, 1):
+        shown = " x ".join(map(str, image.cluster))
+        launch = (
+            "// Launch one cluster behind the other in x, as many as there are and run at once."
+            if image.persistent
+            else "// Round the grid up to whole clusters."
+        )
+        lines += ["", f"// Blocks form clusters of {shown}.", launch]
+    if image.split > 1:
+        lines += ["", f"// Launch {image.split} times the grid's blocks in x."]
     if image.target == "cpu":
         lines += [
             "",

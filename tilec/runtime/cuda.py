@@ -255,6 +255,9 @@ class CudaKernel:
     @functools.cached_property
     def _resident_blocks(self) -> int:
         resources = self.image.resources
+        x, y, z = self.image.cluster
+        if x * y * z > 1:
+            return self._resident_clusters() * x * y * z
         with self.driver.context(self.index):
             per_multiprocessor = self.driver.check(
                 self.driver.api.cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -263,6 +266,19 @@ class CudaKernel:
                 f"asking the occupancy of {self.image.name}",
             )
         return int(per_multiprocessor) * self.driver.multiprocessors(self.index)
+
+    def _resident_clusters(self) -> int:
+        """Clusters that run at once: each stays within one group of multiprocessors, so that some
+        may be left over. The kernel itself says how large they are."""
+        resources = self.image.resources
+        config = self.driver.api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.image.cluster
+        config.blockDimX, config.blockDimY, config.blockDimZ = resources.threads, 1, 1
+        config.sharedMemBytes = resources.shared_bytes
+        with self.driver.context(self.index):
+            found = self.driver.api.cuOccupancyMaxActiveClusters(self.function, config)
+            doing = f"asking how many clusters of {self.image.name} run at once"
+            return int(self.driver.check(found, doing))
 
     def resident_blocks(self) -> int:
         return self._resident_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -37,7 +38,8 @@ class Kernel(Protocol):
         """The descriptor for parameter number `param`."""
 
     def resident_blocks(self) -> int:
-        """How many blocks the device runs at once (what a persistent kernel is launched with)."""
+        """How many blocks, in whole clusters, the device runs at once (what a persistent kernel is
+        launched with)."""
 
 
 class Driver(Protocol):
@@ -83,6 +85,13 @@ def check_grid(
             f"{image.target} counts to {total}",
             hint="let each block do more",
         )
+    for axis, blocks, size in zip("xyz", grid, image.cluster):
+        if image.exact_cluster and blocks % size:
+            raise LaunchError(
+                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}, which clusters of "
+                f"{'x'.join(map(str, image.cluster))} do not divide",
+                hint=f"cluster_dims with {math.gcd(blocks, size)} in {axis} fits",
+            )
 
 
 def argument_values(
@@ -117,8 +126,10 @@ def argument_block(
 
 
 def launched_grid(kernel: Kernel, grid: Grid) -> Grid:
-    """The grid to launch: the author's, or, for a persistent kernel, as many blocks as run at
-    once."""
-    if not kernel.image.persistent:
-        return grid
-    return min(grid[0] * grid[1] * grid[2], kernel.resident_blocks()), 1, 1
+    """The grid to launch: the author's, rounded up to whole clusters, or, for a persistent kernel,
+    as many clusters as run at once."""
+    x, y, z = kernel.image.cluster
+    cx, cy, cz = (-(-blocks // size) for blocks, size in zip(grid, kernel.image.cluster))
+    if kernel.image.persistent:
+        cx, cy, cz = min(cx * cy * cz, max(1, kernel.resident_blocks() // (x * y * z))), 1, 1
+    return cx * x * kernel.image.split, cy * y, cz * z

@@ -90,6 +90,9 @@ class Image:
     `name` is the user's name, `symbol` the entry in `binary`, whose `format` is "cubin", "ptx",
     "hsaco" or "object". `grid` is Python text of a tuple of three expressions over names of sizes
     and scalars ("" where the launch gives the grid). `returned` names the outputs a call returns.
+    `cluster`: blocks of the grid along each dimension that form a cluster; with `exact_cluster` the
+    grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
+    in x, for each block of the grid.
     """
 
     name: str
@@ -105,6 +108,9 @@ class Image:
     persistent: bool = False
     may_alias: bool = False
     wide: bool = False
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    exact_cluster: bool = False
+    split: int = 1
     stages: Mapping[str, str] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -155,12 +161,17 @@ def _header(image: Image) -> dict[str, Any]:
         "persistent": image.persistent,
         "may_alias": image.may_alias,
         "wide": image.wide,
+        "cluster": image.cluster,
+        "exact_cluster": image.exact_cluster,
+        "split": image.split,
     }
 
 
 def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> Image:
     plain = {
-        k: fields[k] for k in fields if k not in ("arguments", "params", "returned", "resources")
+        k: fields[k]
+        for k in fields
+        if k not in ("arguments", "params", "returned", "resources", "cluster")
     }
     arguments = []
     for values in fields["arguments"]:
@@ -176,6 +187,7 @@ def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> 
         arguments=tuple(arguments),
         params=tuple(params),
         returned=tuple(fields["returned"]),
+        cluster=tuple(fields.get("cluster", (1, 1, 1))),
         resources=Resources(*fields["resources"]),
         binary=binary,
         stages=stages,
