@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import save, spread
+from benchmarks.harness import save
+from benchmarks.timing import spread
 
 TARGET = "cuda:sm_90a"
 CONSTANTS = {"BM": 128, "BN": 256, "BK": 64, "stages": 4}
@@ -77,13 +78,15 @@ def sample(what: str) -> dict[str, Any]:
 
     import tilec
     import tilec.jit.build  # noqa: F401 (loads LLVM: an import, not counted)
-    from benchmarks.bench_gemm import matmul_nn
+    from benchmarks.kernels import product
+
+    matmul = product("float16")
 
     if what == "ptx":
         os.environ["TILEC_PTXAS"] = "off"
         specs = [tilec.spec(shape, "float16") for shape in ((4096, 4096),) * 3]
         start = time.perf_counter()
-        matmul_nn.compile(*specs, target=TARGET, **CONSTANTS)
+        matmul.compile(*specs, target=TARGET, **CONSTANTS)
         return {"ms": (time.perf_counter() - start) * 1e3, "device": TARGET}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     extent = 1024 if device == "cuda" else 128
@@ -92,7 +95,7 @@ def sample(what: str) -> dict[str, Any]:
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    matmul_nn(a, b, c, **CONSTANTS)
+    matmul(a, b, c, **CONSTANTS)
     return {"ms": (time.perf_counter() - start) * 1e3, "device": device}
 
 

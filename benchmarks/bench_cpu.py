@@ -7,6 +7,8 @@ of both (medians of shuffled rounds), their ratio, the error of both against flo
 largest element, and the time from the first call to machine code.
 """
 
+# mypy: disable-error-code="valid-type,assignment,no-untyped-def,no-untyped-call,untyped-decorator"
+# (the annotations of a kernel are its own)
 from __future__ import annotations
 
 import argparse
@@ -22,7 +24,8 @@ import numpy as np
 
 import tilec
 import tilec.language as T
-from benchmarks.harness import save, spread
+from benchmarks.harness import save
+from benchmarks.timing import spread
 
 SHAPES = [(512, 512, 512), (500, 500, 500), (1024, 1024, 1024), (1024, 256, 2048), (77, 1001, 333)]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

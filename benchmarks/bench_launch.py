@@ -9,6 +9,8 @@ is short enough that the driver's queue never fills. Without a GPU the same laun
 with a driver's entry that returns at once.
 """
 
+# mypy: disable-error-code="valid-type,assignment,no-untyped-def,no-untyped-call,untyped-decorator"
+# (the annotations of a kernel are its own)
 from __future__ import annotations
 
 import argparse
@@ -23,8 +25,9 @@ import torch
 
 import tilec
 import tilec.language as T
-from benchmarks.bench_gemm import matmul_nn
-from benchmarks.harness import save, spread
+from benchmarks.harness import save
+from benchmarks.kernels import product
+from benchmarks.timing import spread
 
 N = T.dynamic("N")
 CALLS = 200  # per round; the driver queues about a thousand launches
@@ -57,11 +60,12 @@ def candidates(device: str) -> Candidates:
     """What is timed on `device`, each called a few times so that everything it needs is made."""
     one = torch.zeros(1024, device=device, dtype=torch.float16)
     a, b, c = (torch.randn(128, 128, device=device, dtype=torch.float16) for _ in range(3))
+    matmul = product("float16")
     constants = {"BM": 128, "BN": 128, "BK": 64, "stages": 2}
     found: Candidates = {}
     for name, kernel, call in (
         ("empty kernel, 1 tensor", empty_kernel, lambda: empty_kernel(one)),
-        ("matmul, 3 tensors", matmul_nn, lambda: matmul_nn(a, b, c, **constants)),
+        ("matmul, 3 tensors", matmul, lambda: matmul(a, b, c, **constants)),
     ):
         for _ in range(3):
             call()

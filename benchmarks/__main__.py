@@ -1,0 +1,161 @@
+"""Measure tilec against its peers.
+
+    python -m benchmarks gemm --quick
+    python -m benchmarks gemm llm --only NT --budget 240
+    python -m benchmarks --list
+
+A row is measured again only if the code that tilec emits for it, a peer or the device is another
+one than when it was stored (`--force`: always). Tables go to stdout, progress to stderr, rows to
+results/OPERATOR.json as they are made, a figure to results/OPERATOR.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import figures, operators
+from benchmarks.case import Case
+from benchmarks.gpu import CudaTimer, device_facts, l2_bytes
+from benchmarks.harness import machine
+from benchmarks.peers import PACKAGES, why_missing
+from benchmarks.progress import Progress
+from benchmarks.report import table
+from benchmarks.session import MODES, Session
+from benchmarks.store import RESULTS, PeerStore, ResultFile
+from benchmarks.timing import FULL, QUICK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = read_options(argv)
+    chosen = options.operators or operators.names()
+    wanted = {name: select(operators.cases(name), options.only, options.quick) for name in chosen}
+    if options.list:
+        for name, cases in wanted.items():
+            print(f"{name}: {operators.about(name)}")
+            for case in cases:
+                print(f"    {case.name}{'' if case.quick else '  (not in --quick)'}")
+        return 0
+    results = {name: ResultFile(name, options.results) for name in wanted}
+    if not options.show:
+        if "device" not in device_facts():
+            print("no CUDA device: nothing can be measured (try --list or --show)", file=sys.stderr)
+            return 1
+        run(start_session(options), wanted, results, options.budget)
+    for name, cases in wanted.items():
+        rows = [results[name].rows[c.key] for c in cases if c.key in results[name].rows]
+        if rows:
+            print(f"\n{name}: {operators.about(name)}\n{table(rows)}")
+            figures.draw(name, options.results)
+    return 0
+
+
+def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(operators.names())}")
+    add("--quick", action="store_true", help="fewer cases, rounds and passes")
+    add("--only", default="", metavar="SUBSTRING", help="cases whose name holds this")
+    add("--mode", choices=[*MODES, "both"], default="both", help="how to time")
+    add("--budget", type=float, default=0.0, metavar="SECONDS", help="stop in time")
+    add("--force", action="store_true", help="measure every row again")
+    add("--list", action="store_true", help="name the cases and stop")
+    add("--show", action="store_true", help="print and draw what is stored and stop")
+    add("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where results are kept")
+    add("--commit", default="", help="what to record where this is no git checkout")
+    options = parser.parse_args(argv)
+    for name in options.operators:
+        if name not in operators.names():
+            parser.error(f"no operator {name!r}; there are {', '.join(operators.names())}")
+    return options
+
+
+def select(cases: Sequence[Case], only: str, quick: bool) -> list[Case]:
+    return [c for c in cases if only in c.name and (c.quick or not quick)]
+
+
+def start_session(options: argparse.Namespace) -> Session:
+    for peer in PACKAGES:
+        if why := why_missing(peer):
+            print(f"{peer} is not measured: {why}", file=sys.stderr)
+    return Session(
+        timer=CudaTimer(),
+        device="cuda",
+        machine=machine(),
+        commit=options.commit or git_commit(),
+        cache=l2_bytes(),
+        peers=PeerStore(options.results),
+        effort=QUICK if options.quick else FULL,
+        effort_name="quick" if options.quick else "full",
+        modes=MODES if options.mode == "both" else (options.mode,),
+        force=options.force,
+    )
+
+
+def git_commit() -> str:
+    """The commit of this checkout, with "+" if files differ from it; "unknown" without git."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if head and git("status", "--porcelain", "-uno") else "") or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def run(
+    session: Session,
+    wanted: dict[str, list[Case]],
+    results: dict[str, ResultFile],
+    budget: float = 0.0,
+) -> None:
+    """Measure what is not current, the most wanted first over all operators, until `budget`
+    seconds would be exceeded; 0 is no limit. What did not fit is said."""
+    start = time.monotonic()
+    needed = [
+        (name, c)
+        for name, cases in wanted.items()
+        for c in cases
+        if session.needs(c, results[name])
+    ]
+    needed.sort(key=lambda pair: pair[1].priority)
+    total = sum(len(cases) for cases in wanted.values())
+    progress = Progress(len(needed))
+    progress.say(f"{total - len(needed)} of {total} rows are current")
+    session = dataclasses.replace(session, say=progress.say)
+    left = list(needed)
+    longest = 0.0
+    while left:
+        if budget and time.monotonic() - start + longest > budget:
+            break
+        name, case = left.pop(0)
+        progress.step(f"{name} {case.name}")
+        began = time.monotonic()
+        results[name].put(session.measure(case))
+        longest = max(0.8 * longest, time.monotonic() - began)
+    progress.close()
+    for name in wanted:
+        if any(pair[0] == name for pair in needed):
+            results[name].save(c.key for c in operators.cases(name))
+    if left:
+        names = ", ".join(case.name for _, case in left[:8]) + (", …" if len(left) > 8 else "")
+        progress.say(f"the budget of {budget:.0f} s left out {len(left)} rows: {names}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

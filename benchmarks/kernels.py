@@ -1,0 +1,214 @@
+"""The tilec kernels that are measured: plain sequential source, one factory per form.
+
+Tile sizes are meta-parameters; `choose` gives them per problem.
+"""
+
+# mypy: ignore-errors
+# (kernels: their annotations and arithmetic are not Python's)
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tilec
+import tilec.language as T
+
+M, N, K, G = T.dynamic("M, N, K, G")
+
+# dtype of the operands -> (dtype of shared tiles, of the accumulator, of the result)
+DTYPES = {
+    "float16": ("float32", "float16"),
+    "bfloat16": ("float32", "bfloat16"),
+    "float8_e4m3": ("float32", "bfloat16"),
+    "int8": ("int32", "int32"),
+    "float32": ("float32", "float32"),
+}
+
+
+@functools.cache
+def product(dtype: str, ta: bool = False, tb: bool = False) -> Any:
+    """C = A B; A is stored as (K, M) if `ta`, B as (N, K) if `tb`. float32 operands are rounded to
+    TF32."""
+    accumulate, result = DTYPES[dtype]
+    a_shape, b_shape = ((K, M) if ta else (M, K)), ((N, K) if tb else (K, N))
+    tf32 = dtype == "float32"
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((M, N), result),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+            A_s = T.alloc_shared((BK, BM) if ta else (BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if tb else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), accumulate)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                if ta:
+                    T.copy(A[k * BK, by * BM], A_s)
+                else:
+                    T.copy(A[by * BM, k * BK], A_s)
+                if tb:
+                    T.copy(B[bx * BN, k * BK], B_s)
+                else:
+                    T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, acc, transpose_A=ta, transpose_B=tb, allow_tf32=tf32)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return matmul
+
+
+@tilec.macro
+def activate(x, activation):
+    if activation == "relu":
+        x = T.max(x, 0.0)
+    elif activation == "gelu":
+        x = 0.5 * x * (1.0 + T.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
+    return x
+
+
+@functools.cache
+def linear(dtype: str, activation: str) -> Any:
+    """C = activation(A Bᵀ + bias), as torch.nn.Linear stores B; GELU in its tanh form."""
+
+    @tilec.kernel
+    def linear_layer(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K), dtype),
+        bias: T.Tensor((N,), dtype),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(B[bx * BN, k * BK], B_s)
+                T.gemm(A_s, B_s, acc, transpose_B=True)
+            for i, j in T.Parallel(BM, BN):
+                acc[i, j] = activate(acc[i, j] + bias[bx * BN + j], activation)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return linear_layer
+
+
+@functools.cache
+def residual(dtype: str) -> Any:
+    """C = A Bᵀ + R."""
+
+    @tilec.kernel
+    def linear_residual(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K), dtype),
+        R: T.Tensor((M, N), dtype),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(B[bx * BN, k * BK], B_s)
+                T.gemm(A_s, B_s, acc, transpose_B=True)
+            for i, j in T.Parallel(BM, BN):
+                acc[i, j] += R[by * BM + i, bx * BN + j]
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return linear_residual
+
+
+@functools.cache
+def swiglu(dtype: str) -> Any:
+    """C = silu(A Gᵀ) * (A Uᵀ): the gated half of a feed-forward layer."""
+
+    @tilec.kernel
+    def gated(
+        A: T.Tensor((M, K), dtype),
+        gate: T.Tensor((N, K), dtype),
+        up: T.Tensor((N, K), dtype),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 128,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            G_s = T.alloc_shared((BN, BK), dtype)
+            U_s = T.alloc_shared((BN, BK), dtype)
+            g = T.alloc_fragment((BM, BN), "float32")
+            u = T.alloc_fragment((BM, BN), "float32")
+            T.clear(g)
+            T.clear(u)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[by * BM, k * BK], A_s)
+                T.copy(gate[bx * BN, k * BK], G_s)
+                T.copy(up[bx * BN, k * BK], U_s)
+                T.gemm(A_s, G_s, g, transpose_B=True)
+                T.gemm(A_s, U_s, u, transpose_B=True)
+            for i, j in T.Parallel(BM, BN):
+                g[i, j] = g[i, j] / (1.0 + T.exp(-g[i, j])) * u[i, j]
+            T.copy(g, C[by * BM, bx * BN])
+
+    return gated
+
+
+@functools.cache
+def batched(dtype: str) -> Any:
+    """C[g] = A[g] B[g] for every g."""
+
+    @tilec.kernel
+    def bmm(
+        A: T.Tensor((G, M, K), dtype),
+        B: T.Tensor((G, K, N), dtype),
+        C: T.Tensor((G, M, N), dtype),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), G, threads=32 * warps) as (bx, by, g):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                T.copy(A[g, by * BM, k * BK], A_s)
+                T.copy(B[g, k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, acc)
+            T.copy(acc, C[g, by * BM, bx * BN])
+
+    return bmm
+
+
+def choose(m: int, n: int, k: int, dtype: str = "float16") -> dict[str, int]:
+    """Tile, stages and warps for one product: large tiles where they fill the chip."""
+    bytes_each = {"float32": 4, "int8": 1, "float8_e4m3": 1}.get(dtype, 2)
+    bk = 128 // bytes_each
+    if m <= 64:
+        return {"BM": 64, "BN": 64, "BK": bk, "stages": 8, "warps": 4}
+    if m * n <= 1024 * 1024:
+        return {"BM": 64, "BN": 128, "BK": bk, "stages": 6, "warps": 4}
+    return {"BM": 128, "BN": 256, "BK": bk, "stages": 4, "warps": 8}

@@ -1,0 +1,42 @@
+"""A progress bar on stderr: one line that is written over, or plain lines where stderr is a
+file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_WIDTH = 24
+
+
+class Progress:
+    """`step(label)` before each of `total` steps, `close()` at the end; `say` prints a line above
+    the bar."""
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._total, self._done, self._start = total, -1, time.monotonic()
+        self._bar = self._stream.isatty()
+
+    def step(self, label: str) -> None:
+        self._done += 1
+        spent = time.monotonic() - self._start
+        left = spent / self._done * (self._total - self._done) if self._done else 0.0
+        if not self._bar:
+            self._stream.write(f"[{self._done + 1}/{self._total}] {spent:4.0f} s  {label}\n")
+        else:
+            full = _WIDTH * self._done // max(self._total, 1)
+            bar = "#" * full + "." * (_WIDTH - full)
+            count = f"{self._done}/{self._total}"
+            self._stream.write(f"\r\033[K[{bar}] {count} {spent:.0f} s, {left:.0f} left  {label}")
+        self._stream.flush()
+
+    def say(self, text: str) -> None:
+        self._stream.write(("\r\033[K" if self._bar else "") + text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self._bar:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

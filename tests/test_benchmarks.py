@@ -1,0 +1,435 @@
+"""The benchmark harness without a GPU: timing by a fake clock, resuming, checking, tables, figures;
+and one whole run on the CPU target."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilec  # noqa: E402
+from benchmarks import figures, kernels, operators, peers, products, report  # noqa: E402
+from benchmarks.__main__ import main, run, select  # noqa: E402
+from benchmarks.case import Candidate, Case  # noqa: E402
+from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
+from benchmarks.session import Session  # noqa: E402
+from benchmarks.store import PeerStore, ResultFile  # noqa: E402
+from benchmarks.timing import (  # noqa: E402
+    QUICK,
+    Effort,
+    calls_per_sample,
+    geometric_mean,
+    hot,
+    ratio,
+    spread,
+    steady,
+)
+
+SMALL = Effort(rounds=5, warm=1, passes=2, seconds=0.3, settle=0.05, rest=0.0)
+
+
+@dataclass
+class Fake:
+    """A call that says how long it takes."""
+
+    name: str
+    ms: float
+    result: object = None
+
+    def __call__(self) -> object:
+        return self.result
+
+
+class FakeTimer:
+    """Milliseconds are what the calls say; everything that ran is in `log`."""
+
+    def __init__(self, times: dict[str, float] | None = None) -> None:
+        self.log: list[str] = []
+        self.totals: list[tuple[str, float]] = []
+        self.times = times or {}
+
+    def _run(self, call) -> float:
+        call()
+        self.log.append(getattr(call, "name", "?"))
+        return getattr(call, "ms", 1.0)
+
+    def each(self, calls):
+        return [self._run(c) for c in calls]
+
+    def all(self, settle, calls):
+        total = sum(self._run(c) for c in [*settle, *calls])
+        total -= sum(getattr(c, "ms", 1.0) for c in settle)
+        if calls:
+            self.totals.append((getattr(calls[0], "name", "?"), total))
+        return total
+
+    def batch(self, calls):
+        first = calls[0]
+        total = sum(getattr(c, "ms", 1.0) for c in calls)
+        return Fake(getattr(first, "name", "?"), total, first())
+
+
+# --- timing ---------------------------------------------------------------------------------------
+
+
+def test_hot_runs_every_candidate_in_every_round_in_new_orders() -> None:
+    timer = FakeTimer()
+    calls = {n: Fake(n, ms) for n, ms in (("a", 1.0), ("b", 2.0), ("c", 4.0))}
+    samples = hot(timer, calls, Effort(rounds=20, warm=2), random.Random(1))
+    rounds = [tuple(timer.log[i : i + 3]) for i in range(0, len(timer.log), 3)]
+    assert len(rounds) == 22 and all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len(set(rounds)) > 3
+    assert samples == {"a": [1.0] * 20, "b": [2.0] * 20, "c": [4.0] * 20}
+
+
+def test_steady_lasts_as_long_as_asked_even_if_faster_than_expected() -> None:
+    timer, rests = FakeTimer(), []
+    calls = {n: Fake(n, ms) for n, ms in (("a", 1.0), ("b", 3.0))}
+    expected = {"a": 2.5, "b": 3.0}  # "a" is faster alone
+    effort = replace(SMALL, passes=6, rest=0.01)
+    samples = steady(timer, calls, expected, effort, random.Random(5), rests.append)
+    assert samples == {"a": [1.0] * 6, "b": [3.0] * 6}
+    enough = [name for name, ms in timer.totals if ms >= 300]
+    assert sorted(enough) == ["a"] * 6 + ["b"] * 6
+    assert {tuple(enough[i : i + 2]) for i in range(0, 12, 2)} == {("a", "b"), ("b", "a")}
+    assert rests == [0.01] * 12
+
+
+@pytest.mark.parametrize(
+    ("ms", "sets", "several", "want"),
+    [(1.0, 1, False, 1), (0.05, 1, False, 4), (0.03, 3, False, 9), (1.0, 3, False, 3),
+     (1e-9, 7, False, 406)],
+)  # fmt: skip
+def test_short_calls_are_batched_in_multiples_of_the_sets(ms, sets, several, want) -> None:
+    assert calls_per_sample(FakeTimer(), Fake("a", ms), sets, Effort(), several) == want
+
+
+def test_ratio_is_of_medians_with_the_spread_of_rounds() -> None:
+    mine, theirs = [1.0, 2.0, 4.0], [2.0, 2.0, 2.0]
+    assert ratio(mine, theirs) == {"median": 1.0, "p10": 0.5, "p90": 2.0}
+    assert spread([3.0, 1.0, 2.0])["median"] == 2.0
+    assert geometric_mean([0.5, 2.0, 8.0]) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="of nothing"):
+        geometric_mean([])
+
+
+# --- checking -------------------------------------------------------------------------------------
+
+
+def test_sampled_rows_hold_the_ends_and_are_different() -> None:
+    rows = sampled_rows(5000, 3).tolist()
+    assert rows[0] == 0 and rows[-1] == 4999
+    assert ROWS <= len(set(rows)) == len(rows) <= ROWS + 2
+    assert sampled_rows(1, 0).tolist() == [0]
+    assert sampled_rows(5000, 4).tolist() != rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int32])
+def test_what_a_candidate_leaves_out_is_seen(dtype) -> None:
+    p = products.Product(37, 21, 16, "NT", "float16" if dtype == torch.float16 else "int8")
+    case = products.product_case("test", p)
+    tensors = p.make("cpu")
+    error_of = checker(case, tensors)
+    a, b = p.views(tensors)
+    exact = a.double() @ b.double()
+
+    def right():
+        return tensors["out"].copy_(exact.to(dtype))
+
+    def first_rows_only():
+        tensors["out"][:30] = exact[:30].to(dtype)
+        return tensors["out"]
+
+    assert error_of(right) <= case.tolerance
+    assert not error_of(first_rows_only) <= case.tolerance  # after a right one, in the same memory
+    assert error_of(lambda: tensors["out"].copy_((exact * 1.01).to(dtype))) > case.tolerance
+
+
+def test_relative_error_of_odd_cases() -> None:
+    zero = torch.zeros(2, 3, dtype=torch.float64)
+    assert relative_error(zero, zero) == 0
+    poison(bad := torch.ones(2, 3))
+    assert relative_error(bad, zero + 1) != relative_error(bad, zero + 1)  # NaN
+    with pytest.raises(ValueError, match="shape"):
+        relative_error(torch.zeros(3, 2), zero)
+
+
+# --- resuming -------------------------------------------------------------------------------------
+
+
+def fake_case(hashes: dict[str, str], times: dict[str, float], configs=None, name="one") -> Case:
+    """C = A + 1 by candidates whose identities and times are in the dictionaries, changeable."""
+
+    def candidate(which: str) -> Candidate:
+        choices = (configs or {}).get(which, ({},))
+
+        def bind(t, config):
+            def fill():
+                if config.get("broken"):
+                    raise RuntimeError("does not compile")
+                return t["out"].copy_(t["a"] + (2 if config.get("wrong") else 1))
+
+            call = Fake(which, times[which] * config.get("slow", 1))
+            call.__class__ = type("Filling", (Fake,), {"__call__": lambda self: fill()})
+            return call
+
+        return Candidate(which, lambda c: f"{hashes[which]} {dict(c)}", bind, choices, which)
+
+    return Case(
+        operator="fake", name=name, facts={"shape": [8, 4]}, work=64.0, bytes=1 << 30,
+        tolerance=1e-6,
+        make=lambda device: {"a": torch.randn(8, 4), "out": torch.empty(8, 4)},
+        reference=lambda t, rows: t["a"][rows].double() + 1,
+        candidates=lambda: [candidate(which) for which in times],
+    )  # fmt: skip
+
+
+def session(folder: Path, **more) -> Session:
+    given = {
+        "timer": FakeTimer(), "device": "cpu", "machine": {"device": "a chip"}, "commit": "c0ffee",
+        "cache": 1 << 20, "peers": PeerStore(folder), "effort": SMALL, "say": lambda text: None,
+        "sleep": lambda s: None,
+    }  # fmt: skip
+    return Session(**{**given, **more})
+
+
+def test_a_row_is_measured_again_only_if_something_it_depends_on_changed(tmp_path) -> None:
+    hashes, times = {"tilec": "h1", "cuBLAS": "v1"}, {"tilec": 1.0, "cuBLAS": 2.0}
+    case, results = fake_case(hashes, times), ResultFile("fake", tmp_path)
+    s = session(tmp_path)
+    assert s.needs(case, results)
+    results.put(s.measure(case))
+    again = ResultFile("fake", tmp_path)  # from the file
+    assert not s.needs(case, again)
+    assert session(tmp_path, force=True).needs(case, again)
+    assert session(tmp_path, machine={"device": "another"}).needs(case, again)
+    assert not session(tmp_path, effort_name="quick").needs(case, again)
+    assert not session(tmp_path, modes=("hot",)).needs(case, again)
+    for name in hashes:
+        kept, hashes[name] = hashes[name], "h2"
+        assert s.needs(case, again)
+        hashes[name] = kept
+    times["Triton"], hashes["Triton"] = 3.0, "v1"  # a peer that was not there
+    assert s.needs(case, again)
+    del times["Triton"], times["cuBLAS"]  # one that is not there any more
+    assert not s.needs(case, again)
+
+
+def test_quick_rows_do_not_do_for_a_full_run(tmp_path) -> None:
+    case = fake_case({"tilec": "h"}, {"tilec": 1.0})
+    results = ResultFile("fake", tmp_path)
+    results.put(session(tmp_path, effort_name="quick", modes=("hot",)).measure(case))
+    assert session(tmp_path, modes=("hot",)).needs(case, results)
+    assert session(tmp_path, effort_name="quick").needs(case, results)  # STEADY is missing
+    assert not session(tmp_path, effort_name="quick", modes=("hot",)).needs(case, results)
+
+
+def test_a_row_holds_rates_ratios_errors_and_where_it_comes_from(tmp_path) -> None:
+    case = fake_case({"tilec": "h", "cuBLAS": "v"}, {"tilec": 1.0, "cuBLAS": 1.5})
+    row = json.loads(json.dumps(session(tmp_path).measure(case)))
+    mine, theirs = row["candidates"]["tilec"], row["candidates"]["cuBLAS"]
+    assert theirs["hot_ratio"]["median"] == theirs["steady_ratio"]["median"] == 1.5
+    assert mine["hot"]["median"] == 1.0 and mine["hot_tera"] == pytest.approx(64 / 1e9)
+    assert mine["error"] < 1e-6 and row["commit"] == "c0ffee"
+    assert row["machine"] == {"device": "a chip"}
+    assert row["signature"] == {"tilec": "h {}", "cuBLAS": "v {}"}
+
+
+def test_peers_are_tuned_once(tmp_path) -> None:
+    configs = {
+        "Triton": ({"slow": 3}, {"slow": 1, "wrong": 1}, {"slow": 2}, {"slow": 1, "broken": 1})
+    }
+    hashes, times = {"tilec": "h", "Triton": "v"}, {"tilec": 1.0, "Triton": 1.0}
+    case = fake_case(hashes, times, configs)
+    row = session(tmp_path).measure(case)
+    assert row["candidates"]["Triton"]["config"] == {"slow": 2}  # the fastest that is right
+    stored = PeerStore(tmp_path).entry("Triton", "a chip")
+    assert stored["tried"] == 4 and stored["worked"] == 2 and stored["ms"] == 2.0
+    s = session(tmp_path)
+    s.tune = None  # would raise
+    assert s.measure(case)["candidates"]["Triton"]["config"] == {"slow": 2}
+    assert PeerStore(tmp_path).entry("Triton", "another chip") == {}
+
+
+def test_a_peer_that_cannot_is_told_and_not_tried_again(tmp_path) -> None:
+    said: list[str] = []
+    configs = {"Triton": ({"broken": 1}, {"wrong": 1})}
+    hashes, times = {"tilec": "h", "Triton": "v"}, {"tilec": 1.0, "Triton": 1.0}
+    case, results = fake_case(hashes, times, configs), ResultFile("fake", tmp_path)
+    s = session(tmp_path, say=said.append)
+    results.put(s.measure(case))
+    entry = results.rows[case.key]["candidates"]["Triton"]
+    assert "no configuration of Triton works" in entry["failed"] and "hot" not in entry
+    assert any("Triton failed" in text for text in said)
+    assert not s.needs(case, results)
+    hashes["Triton"] = "v2"
+    assert s.needs(case, results)
+
+
+def test_a_wrong_result_is_not_timed(tmp_path) -> None:
+    case = fake_case({"tilec": "h", "cuBLAS": "v"}, {"tilec": 1.0, "cuBLAS": 2.0},
+                     {"tilec": ({"wrong": 1},)})  # fmt: skip
+    row = session(tmp_path).measure(case)
+    assert "wrong result" in row["candidates"]["tilec"]["failed"]
+    assert "hot" not in row["candidates"]["tilec"]
+    assert "hot_ratio" not in row["candidates"]["cuBLAS"]
+    assert "failed" in report.table([row])
+
+
+def test_a_lost_device_ends_the_run(tmp_path) -> None:
+    class Lost(FakeTimer):
+        def all(self, settle, calls):
+            raise RuntimeError("an illegal memory access was encountered")
+
+    case = fake_case({"tilec": "h"}, {"tilec": 1.0}, {"tilec": ({"broken": 1},)})
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        session(tmp_path, timer=Lost()).measure(case)
+
+
+def test_the_budget_leaves_out_the_last_and_says_so(tmp_path, capsys, monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    cases = [fake_case({"tilec": "h"}, {"tilec": 1.0}, name=f"case{i}") for i in range(5)]
+    cases = [replace(c, priority=-i) for i, c in enumerate(cases)]
+    results = {"fake": ResultFile("fake", tmp_path)}
+    s = session(tmp_path)
+    measure = Session.measure
+
+    def slow(self, case):
+        clock[0] += 10
+        return measure(self, case)
+
+    monkeypatch.setattr(Session, "measure", slow)
+    monkeypatch.setattr(operators, "cases", lambda name: cases)
+    run(s, {"fake": cases}, results, budget=35)
+    told = capsys.readouterr().err
+    assert [r["case"] for r in results["fake"].rows.values()] == ["case2", "case3", "case4"]
+    assert "left out 2 rows: case1, case0" in told
+
+
+def test_copies_of_the_inputs_are_twice_the_cache() -> None:
+    p = products.Product(64, 64, 64)
+    case = products.product_case("test", p)
+    s = session(Path("."), cache=p.bytes)
+    sets = s.copies(case, p.make("cpu"))
+    assert len(sets) == 2 and torch.equal(sets[0]["a"], sets[1]["a"])
+    assert sets[0]["a"].data_ptr() != sets[1]["a"].data_ptr()
+    assert len(session(Path("."), cache=1).copies(case, p.make("cpu"))) == 1
+
+
+# --- tables and figures ---------------------------------------------------------------------------
+
+
+def test_the_table_has_ratios_means_and_the_least(tmp_path) -> None:
+    rows = [
+        session(tmp_path).measure(
+            fake_case({"tilec": "h", "cuBLAS": "v"}, {"tilec": 1.0, "cuBLAS": t}, name=f"at{t}")
+        )
+        for t in (0.5, 2.0)
+    ]
+    lines = report.table(rows).splitlines()
+    assert lines[1].startswith("at0.5") and "0.500 ±0.000" in lines[1]
+    assert lines[3].startswith("geometric mean") and lines[3].split()[-2:] == ["1.000", "1.000"]
+    assert lines[4].split() == ["least", "0.500", "0.500"]
+    assert lines[5].split() == ["rows", "2", "2"]
+
+
+def test_figures_are_well_formed(tmp_path) -> None:
+    results = ResultFile("fake", tmp_path)
+    for name in ("a < b & c", "two"):
+        results.put(
+            session(tmp_path).measure(
+                fake_case({"tilec": "h", "cuBLAS": "v"}, {"tilec": 1.0, "cuBLAS": 1.2}, name=name)
+            )
+        )
+    path = figures.draw("fake", tmp_path)
+    root = ElementTree.fromstring(path.read_text())
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "a < b & c" in texts and "cuBLAS" in texts
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 1 + 2 * 2
+    assert figures.draw("absent", tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["launch", "compile", "cpu"])
+def test_the_other_results_have_figures_too(name, tmp_path) -> None:
+    stored = Path(figures.RESULTS / f"{name}.json").read_text()
+    (tmp_path / f"{name}.json").write_text(stored)
+    root = ElementTree.fromstring(figures.draw(name, tmp_path).read_text())
+    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert len(boxes) == 1 + len(json.loads(stored)["rows"])
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", operators.names())
+def test_cases_are_well_formed(operator) -> None:
+    found = operators.cases(operator)
+    assert operators.about(operator)
+    assert len({c.key for c in found}) == len(found) > 0
+    assert [c.priority for c in found] == sorted(c.priority for c in found)
+    for c in found:
+        assert c.operator == operator and c.work > 0 and c.bytes > 0 and c.tolerance >= 0
+
+
+def test_quick_has_the_papers_shapes_and_the_regression_set() -> None:
+    names = {c.name for c in select(operators.cases("gemm"), "", quick=True)}
+    for shape in ("8192x1024x8192", "8192x8192x8192", "8192x28672x8192", "8192x8192x28672"):
+        assert {f"{d} {k} {shape}" for d in ("fp16", "bf16") for k in ("NN", "NT")} <= names
+    for shape in ("4096x4096x4096", "1024x1024x1024", "4000x3000x2008"):
+        assert {f"fp16 {k} {shape}" for k in ("NN", "NT", "TN", "TT")} <= names
+
+
+def test_list_needs_no_gpu(capsys) -> None:
+    assert main(["gemm", "llm", "--list", "--only", "NT 16x"]) == 0
+    told = capsys.readouterr().out
+    assert "fp16 NT 16x4096x4096" in told and "8192x8192" not in told
+    with pytest.raises(SystemExit):
+        main(["gem", "--list"])
+    assert "no operator 'gem'; there are " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_whole_run_on_the_cpu(kind, dtype, tmp_path, monkeypatch) -> None:
+    """tilec's kernels and torch's products, checked against float64, into a file and a table."""
+    small = {"BM": 32, "BN": 32, "BK": 32, "stages": 2, "warps": 4}
+    monkeypatch.setattr(kernels, "choose", lambda *problem: small)
+    monkeypatch.setattr(peers, "module_of", lambda peer: None)
+    monkeypatch.setattr(products, "module_of", lambda peer: None)
+    case = products.product_case("test", products.Product(65, 40, 33, kind, dtype))
+    s = session(tmp_path, cache=case.bytes, effort=replace(SMALL, seconds=0.003, settle=0.001))
+    results = ResultFile("test", tmp_path)
+    results.put(s.measure(case))
+    row = results.rows[case.key]
+    assert set(row["candidates"]) == {"tilec", "cuBLAS"}
+    assert all("failed" not in c and c["calls"] == 2 for c in row["candidates"].values()), row
+    assert row["signature"]["tilec"].startswith("cpu ")
+    assert not s.needs(case, results)
+    assert "tilec hot" in report.table([row])
+
+
+def test_the_codes_hash_knows_no_lines_but_knows_tiles(tmp_path) -> None:
+    specs = [tilec.spec((64, 64), "float16")] * 3
+    kernels.product.cache_clear()
+    one = kernels.product("float16").compile(*specs, target="cuda:sm_80", BM=64, BN=64, BK=32)
+    path = tmp_path / "moved_kernels.py"
+    path.write_text("# one line more\n" + Path(kernels.__file__).read_text())
+    spec = importlib.util.spec_from_file_location("moved_kernels", path)
+    moved = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(moved)
+    two = moved.product("float16").compile(*specs, target="cuda:sm_80", BM=64, BN=64, BK=32)
+    other = kernels.product("float16").compile(*specs, target="cuda:sm_80", BM=64, BN=32, BK=32)
+    assert one.asm != two.asm
+    assert products.code_hash(one) == products.code_hash(two) != products.code_hash(other)
+
+
+def test_quick_effort_still_lasts() -> None:
+    assert QUICK.seconds >= 0.3 and QUICK.passes >= 2
