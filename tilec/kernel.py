@@ -36,6 +36,7 @@ from tilec.runtime.tensors import common_kind
 if TYPE_CHECKING:
     from tilec import frontend
     from tilec.frontend import Signature
+    from tilec.ir.plan import Plan
     from tilec.jit import build
 else:  # loaded by the first kernel that is used, and by the first that is compiled
     frontend = Lazy("tilec.frontend")
@@ -262,6 +263,20 @@ class Kernel:
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
         left out, and so are the outputs that a call allocates. Raises CompileError and its kinds.
         """
+        return self.variant(self._facts(args, target, kwargs))
+
+    def compile_with_plan(
+        self, plan: Plan, *args: Any, target: str | None = None, **kwargs: Any
+    ) -> CompiledKernel:
+        """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
+        tests. Raises ResourceError where the plan does not fit."""
+        made: CompiledKernel = build.compile_variant(
+            self.signature, self._facts(args, target, kwargs), plan
+        )
+        return made
+
+    def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
+        """The facts that these arguments of `compile` give."""
         optional = tuple(
             dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
             for p in self.parameters
@@ -275,7 +290,7 @@ class Kernel:
         )
         name = chosen or _target_of(call.device, call.index)
         from_launch = signature.grid_from_launch
-        return self.variant(facts_of(call, signature, parameters, name, threads, from_launch))
+        return facts_of(call, signature, parameters, name, threads, from_launch)
 
     def variant(self, facts: Facts) -> CompiledKernel:
         """The variant compiled under `facts`: from memory, else from the disk cache, else

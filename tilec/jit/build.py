@@ -20,6 +20,7 @@ from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Store
+from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.compiled import CompiledKernel
@@ -34,8 +35,9 @@ _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 _WRITES = (Copy, Fill, Store)
 
 
-def compile_variant(signature: Signature, facts: Facts) -> CompiledKernel:
-    """Trace the kernel under `facts` and compile it. Raises CompileError and its kinds."""
+def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
+    """Trace the kernel under `facts` and compile it, with this plan where one is given. Raises
+    CompileError and its kinds."""
     known = Specialisation(
         tensors={
             a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)
@@ -62,7 +64,7 @@ def compile_variant(signature: Signature, facts: Facts) -> CompiledKernel:
         if name not in known_names:
             arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
     target = find_target(facts.target)
-    return build(func, target, arguments, signature.returns, facts.wide)
+    return build(func, target, arguments, signature.returns, facts.wide, plan)
 
 
 def _output_shape(
@@ -77,9 +79,11 @@ def build(
     arguments: Sequence[Argument],
     returned: Sequence[str],
     wide: bool,
+    plan: Plan | None = None,
 ) -> CompiledKernel:
-    """Compile `func` (TILE) for `target`, keeping every stage. Raises CompileError and its kinds,
-    and InternalError where the parts of the compiler contradict one another."""
+    """Compile `func` (TILE) for `target`, keeping every stage; `plan`: with no other plan than
+    this. Raises CompileError and its kinds, and InternalError where the parts of the compiler
+    contradict one another."""
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
@@ -93,7 +97,10 @@ def build(
         keep(f"{name}-{runs[name]}" if runs[name] > 1 else name, lambda: print_func(after))
 
     keep("tile", lambda: print_func(func))
-    final = passes.run(func, target, keep_pass)
+    if plan is None:
+        final = passes.run(func, target, keep_pass)
+    else:
+        final = passes.run_plan(func, target, plan, keep_pass)
     llvm_text = codegen.emit(final, target)
     keep("llvm", lambda: llvm_text)
     assembled = assemble(llvm_text, target)

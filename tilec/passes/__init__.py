@@ -131,10 +131,10 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
     )
 
 
-def run_plan(func: Func, target: Target, plan: Plan) -> Func:
+def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
-    func = _run(NORMALISE, take_wanted(func)[0], target, None)
-    return _run((*DECIDE, *EXPAND), plan.apply(func), target, None)
+    func = _run(NORMALISE, take_wanted(func)[0], target, on_stage)
+    return _run((*DECIDE, *EXPAND), plan.apply(func), target, on_stage)
 
 
 def _recorder(kept: list[tuple[str, Func]]) -> OnStage:
