@@ -21,6 +21,7 @@ from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
+from tilec.passes.lift_accesses import lift_accesses
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
@@ -56,6 +57,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
     (infer_layouts, "LAID_OUT"),
     (check_registers, "LAID_OUT"),
+    (lift_accesses, "LAID_OUT"),
     (select_copies, "LAID_OUT"),
 )
 

@@ -74,7 +74,9 @@ class _Chooser:
 
     def vector(self, o: Copy) -> int:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""
-        widest = 16 * 8 // max(o.source.dtype.bits, o.dest.dtype.bits)
+        # A fragment's elements are converted in registers; what counts is their size in memory.
+        sides = [v for v in (o.source, o.dest) if v.buffer.space != "fragment"]
+        widest = 16 * 8 // max(v.dtype.bits for v in sides or (o.source, o.dest))
         for buffer, offsets, extents in (
             (o.source, o.source_offsets, o.source_extents),
             (o.dest, o.dest_offsets, o.dest_extents),
