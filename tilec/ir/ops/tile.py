@@ -113,7 +113,8 @@ class Fill(Op):
 class Gemm(Op):
     """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if
     `transpose_b`; C is an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two
-    dimensions of a region.
+    dimensions of a region. Where `accumulate` (bool, the same in the whole block) is false, C's old
+    value counts as zero.
 
     `policy` is how the user wants warps spread over C. Decided by passes: `row` (the instruction's
     name) and `warps` (how many along M and N) by `select_gemm`; `asynchronous` (C is in flight
@@ -126,6 +127,7 @@ class Gemm(Op):
     b_offsets: tuple[Value, ...]
     b_extents: tuple[int, ...]
     c: Value
+    accumulate: Value | None = None
     transpose_a: bool = False
     transpose_b: bool = False
     clear: bool = False

@@ -1,0 +1,79 @@
+"""Zeroing an accumulator by the first product's not adding to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from programs import PROGRAMS
+from test_lowering import SM80, SM90, check_matmul, matmul_text
+from thread_interp import run_threads
+
+from tilec.ir.core import walk
+from tilec.ir.ops import Fill, For, Gemm, If, Wgmma
+from tilec.ir.parser import parse_func
+from tilec.ir.plan import plans
+from tilec.passes import run_plan
+from tilec.passes.fold_clears import fold_clears
+
+
+@pytest.mark.parametrize("plan", [0, 2, 6])
+@pytest.mark.parametrize("k", [8, 40, 136])
+def test_the_first_product_overwrites(plan, k):
+    text = matmul_text(64, 64, 32, 3, 128, 0, 0)
+    func = check_matmul(text, SM90, plan, 72, 136, k, 0, 0, np.float16, np.float16, 0)
+    products = [o for o in walk(func.body) if isinstance(o, Wgmma)]
+    assert products and all(o.accumulate is not None for o in products)
+
+
+@pytest.mark.parametrize("plan", [0, 2, 6])
+def test_a_sum_of_nothing_is_zero(plan):
+    text = matmul_text(64, 64, 32, 3, 128, 0, 0)
+    func = run_plan(parse_func(text), SM90, plans(parse_func(text), SM90)[plan])
+    c = np.full((72, 136), np.nan, np.float16)
+    a, b = np.zeros((72, 0), np.float16), np.zeros((0, 136), np.float16)
+    run_threads(func, SM90, {"A": a, "B": b, "C": c}, launched=2)
+    assert (c == 0).all()
+
+
+def laid(text: str, row: str):
+    """The program with `row` as every product's instruction."""
+    from dataclasses import replace
+
+    from tilec.ir.core import rewrite
+
+    func = parse_func(text)
+
+    def choose(o):
+        return replace(o, row=row, warps=(4, 1)) if isinstance(o, Gemm) else None
+
+    return func.with_body(rewrite(func.body, choose))
+
+
+def test_what_keeps_its_fill():
+    """mma adds to what is there; a second use between fill and loop, or in the loop, needs it."""
+    text = matmul_text(64, 64, 32, 3, 128, 0, 0)
+    mma = laid(text, "mma.m16n8k16.f16")
+    assert fold_clears(mma, SM80) is mma
+    done = fold_clears(laid(text, "wgmma.m64n64k16.f16"), SM90)
+    (loop,) = [o for o in done.body.ops if isinstance(o, For)]
+    (product,) = [o for o in walk(loop.body) if isinstance(o, Gemm)]
+    assert product.accumulate is not None
+    (guarded,) = [o for o in done.body.ops if isinstance(o, If)]
+    assert [type(o) for o in guarded.then.ops][:1] == [Fill]
+    assert not any(isinstance(o, Fill) for o in done.body.ops)
+    fill = "  fill %acc[%zero, %zero], (64, 64), %zf\n"
+    assert fill in text
+    for other in (
+        text.replace(
+            fill, fill + "  copy %acc[%zero, %zero], (64, 64), %C[%zero, %zero], (64, 64)\n"
+        ),
+        text.replace("const 0.0, f32", "const 1.0, f32"),
+    ):
+        same = laid(other, "wgmma.m64n64k16.f16")
+        assert fold_clears(same, SM90) is same
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_programs_that_are_not_products(name):
+    func = parse_func(PROGRAMS[name][0])
+    assert fold_clears(func, SM90) is func

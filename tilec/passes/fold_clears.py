@@ -1,0 +1,90 @@
+"""fold_clears: zeroing an accumulator becomes the first product's not adding to it.
+
+Before: a fragment is filled with zeros, and the next thing that touches it is a loop with one
+product into it. After: the fill is gone, and the product adds only from the loop's second iteration
+on; behind the loop stands a fill for the case that it has no iteration. Only for instructions that
+can overwrite their accumulator (wgmma's scale-d): for them it saves a move for each register of a
+tile; the others need zeros to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.ops import Compare, Const, Fill, For, Gemm, If, Yield
+from tilec.target import Target
+
+
+def fold_clears(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+    folded: dict[Op, For] = {}
+    product: dict[Op, For] = {}
+
+    def find(block: Block) -> None:
+        cleared: dict[Value, Op] = {}
+        for o in block.ops:
+            for region in o.regions:
+                find(region)
+            if isinstance(o, For) and constants.get(o.step, 0) > 0:
+                for v in [v for v in cleared if v in _touched(o)]:
+                    into = _only_product(o, v)
+                    if into is not None:
+                        folded[cleared[v]] = product[into] = o
+            for v in _touched(o) & cleared.keys():
+                del cleared[v]
+            if isinstance(o, Fill) and _zeroes(o, constants):
+                cleared[o.dest] = o
+
+    find(func.body)
+    if not folded:
+        return func
+    after: dict[Value, list[Op]] = {}  # by the loop's index: the loop itself is rewritten
+    for fill, loop in folded.items():
+        after.setdefault(loop.body.args[0], []).append(fill)
+
+    def visit(o: Op) -> None | list[Op]:
+        if o in folded:
+            return []
+        if isinstance(o, Gemm) and o in product:
+            b = Builder(o.loc)
+            loop = product[o]
+            later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+            return [*b.ops, replace(o, accumulate=later)]
+        if isinstance(o, For) and o.body.args[0] in after:
+            b = Builder(o.loc)
+            never = b.value(Compare, "le", o.hi, o.lo)
+            zeros = Block((), (*after[o.body.args[0]], Yield(loc=o.loc)))
+            b.emit(If, never, zeros, Block((), (Yield(loc=o.loc),)))
+            return [o, *b.ops]
+        return None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _touched(o: Op) -> set[Value]:
+    return set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
+
+
+def _zeroes(o: Fill, constants: Mapping[Value, object]) -> bool:
+    """Whether the fill sets a whole fragment to zero."""
+    buffer = o.dest.buffer
+    return (
+        buffer.space == "fragment"
+        and o.extents == buffer.static_shape
+        and constants.get(o.value) == 0
+        and all(constants.get(v) == 0 for v in o.offsets)
+    )
+
+
+def _only_product(loop: For, c: Value) -> Gemm | None:
+    """The product into `c` that every iteration does once, if nothing else in the loop touches
+    `c` and its instruction can overwrite."""
+    users = [o for o in walk(loop.body) if c in o.operands]
+    if len(users) != 1 or users[0] not in loop.body.ops:
+        return None
+    o = users[0]
+    if not isinstance(o, Gemm) or o.c is not c or c in (o.a, o.b) or o.clear:
+        return None
+    return o if o.row.startswith("wgmma") else None
