@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import statistics
 import time
@@ -28,7 +30,6 @@ MODES = ("hot", "steady")
 _SETS = 64  # the most copies of the inputs that are made
 _TUNING = Effort(rounds=5, warm=1)
 _TUNING_CALLS = 4  # in one sample
-_COMPILERS = 8  # threads
 
 
 @dataclass
@@ -91,6 +92,16 @@ class Session:
         return signature is None or not is_current(
             row, signature, self.chip, self.effort_name, self.modes
         )
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Compile, in several threads, what these cases will need of peers that take long."""
+        needed = []
+        for c in (c for case in cases for c in case.candidates() if c.prepare is not None):
+            config = self.stored_config(c)
+            if not self.hopeless(c):
+                needed += [(c, f) for f in (c.configs if config is None else [config])]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_prepare, needed))
 
     # --- measuring -----------------------------------------------------------------------------
 
@@ -214,9 +225,6 @@ class Session:
         """
         if self.hopeless(c):
             raise RuntimeError(self.peers.entry(c.tuned_as, self.chip)["failed"])
-        if c.prepare is not None:
-            with ThreadPoolExecutor(_COMPILERS) as pool:
-                list(pool.map(_quietly(c.prepare), c.configs))
         calls: dict[str, Call] = {}
         by_name: dict[str, Config] = {}
         last = ""
@@ -255,13 +263,9 @@ def identity(c: Candidate, config: Config) -> str:
         return f"failed: {type(failure).__name__}: {failure}"[:200]
 
 
-def _quietly(prepare: Callable[[Config], object]) -> Callable[[Config], None]:
-    """What fails here fails again, and is told, where the result is needed."""
-
-    def run(config: Config) -> None:
-        try:
-            prepare(config)
-        except Exception:
-            return
-
-    return run
+def _prepare(needed: tuple[Candidate, Config]) -> None:
+    """What fails here fails again, and is told, where it is needed."""
+    c, config = needed
+    assert c.prepare is not None
+    with contextlib.suppress(Exception):
+        c.prepare(config)

@@ -83,9 +83,8 @@ def steady(
         rng.shuffle(names)
         for name in names:
             per_second = 1e3 / expected[name]
-            settle, count = (
-                math.ceil(seconds * per_second) for seconds in (effort.settle, effort.seconds)
-            )
+            settle = math.ceil(effort.settle * per_second)
+            count = math.ceil(1.1 * effort.seconds * per_second)
             total = timer.all([calls[name]] * settle, [calls[name]] * count)
             while total < effort.seconds * 1e3:  # faster alone than among others
                 count = math.ceil(count * max(1.05 * effort.seconds * 1e3 / total, 1.05))
