@@ -20,6 +20,7 @@ from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.infer_layouts import infer_layouts
+from tilec.passes.gather_sums import gather_sums
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.lift_accesses import lift_accesses
 from tilec.passes.lower_copies import lower_copies
@@ -33,6 +34,7 @@ from tilec.passes.plan_shared import plan_shared
 from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
+from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
 from tilec.passes.split_guards import split_guards
 from tilec.passes.stage_stores import stage_stores
@@ -53,6 +55,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
 DECIDE: tuple[tuple[Pass, str], ...] = (
     (lower_prints, "TILE"),
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
+    (share_sums, "TILE"),  # the grid is settled; each block's loop has its own length from here on
     (select_gemm, "TILE"),
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
     (infer_layouts, "LAID_OUT"),
@@ -66,6 +69,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (widen_copies, "LAID_OUT"),
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
+    (gather_sums, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),

@@ -170,16 +170,16 @@ class ClusterBarrier(Op):
 
 @op("cluster_sum")
 class ClusterSum(Op):
-    """In the cluster's first block, add to `fragment` those of the other blocks, element by element
-    in the order of their numbers; what the others' fragments hold afterwards is of no use. All
-    threads of the scope execute it."""
+    """In the cluster's first block, add to each of `fragments` those of the other blocks, element
+    by element in the order of their numbers; what the others' fragments hold afterwards is of no
+    use. All threads of the scope execute it, once."""
 
-    fragment: Value
+    fragments: tuple[Value, ...]
 
     def verify(self) -> None:
-        t = self.fragment.type
-        if not isinstance(t, BufferType) or t.space != "fragment":
-            raise InternalError(f"{t} is not a fragment", self.loc)
+        for v in self.fragments:
+            if not isinstance(v.type, BufferType) or v.type.space != "fragment":
+                raise InternalError(f"{v.type} is not a fragment", self.loc)
 
 
 @op("cp_async_commit")
