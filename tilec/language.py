@@ -229,13 +229,22 @@ def gemm(
     policy: GemmWarpPolicy = GemmWarpPolicy.Square,
     clear_accum: _Bool = False,
     allow_tf32: _Bool = False,
+    fast_accum: _Bool = True,
 ) -> None:
     """C += A @ B on tiles, with `clear_accum` C = A @ B.
 
     A is (M, K), or (K, M) with `transpose_A`; B is (K, N), or (N, K) with `transpose_B`; both are
     shared or fragment tiles. C is an (M, N) fragment of the accumulator's dtype. `policy` is a
-    preference: where it does not divide the tile, the nearest legal partition is used. float32
-    inputs are rounded to TF32 only with `allow_tf32`.
+    preference: where it does not divide the tile, the nearest legal partition is used.
+
+    Inputs and sums: float16 (float32 or float16), bfloat16 and float32 (float32), float64
+    (float64), float8_e4m3 and float8_e5m2 in any mixture (float32 or float16), int8 and uint8 in
+    any mixture (int32). float32 inputs lose their low 13 bits (TF32) only with `allow_tf32`.
+
+    `fast_accum`: the sum may be as precise as the instruction makes it (float8 on Hopper keeps
+    about 14 bits). False: partial sums over at most 128 of K are added to C, which must be float32
+    then, by ordinary float32 additions (as `use_fast_accum=False` of `torch._scaled_mm`). It
+    changes nothing where the instruction's sum is a float32 anyway.
     """
     only_inside("gemm")
 

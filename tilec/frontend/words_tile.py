@@ -161,6 +161,13 @@ def gemm(t: Expressions, c: Call) -> None:
             f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}",
             f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
         )
+    fast = bool_argument(t, c, "fast_accum")
+    if not fast and acc.type.dtype.name == "float16":
+        raise t.error(
+            f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}",
+            "allocate C as float32; T.copy converts it on the way out",
+            c.place("fast_accum"),
+        )
     policy = c["policy"]
     if not isinstance(policy, T.GemmWarpPolicy):
         raise t.error(
@@ -182,6 +189,7 @@ def gemm(t: Expressions, c: Call) -> None:
         clear=bool_argument(t, c, "clear_accum"),
         policy=policy.value,
         allow_tf32=bool_argument(t, c, "allow_tf32"),
+        fast_accum=fast,
     )
 
 
@@ -222,7 +230,7 @@ def _check_dtypes(
     if a is not b and {a.name, b.name} not in _MIXABLE:
         raise t.error(
             f"gemm of {a.name} by {b.name}: both inputs must have one dtype: {both}",
-            f"copy one side through a {a.name} tile; T.copy converts",
+            f"copy {tiles[1].buffer.name} into a {a.name} tile first; T.copy converts",
         )
     allowed = _ACCUMULATORS.get(a.name)
     if allowed is None:

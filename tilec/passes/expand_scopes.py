@@ -298,17 +298,25 @@ def _skip(b: Builder, r: Ring, at: Position) -> None:
 
 def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
     """The wgmma products of the loop, if all rings are read by them only and nothing else in the
-    loop touches their accumulators; [] otherwise."""
+    loop touches their fragments; [] otherwise."""
     products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
     if not products or any(r.release_every != 4 for r in rings):
         return []
     accumulators = {o.c for o in products}
     if len(accumulators) != len(products) or any(o.clear for o in products):
         return []
+    inputs = _fragment_inputs(products)
+    if accumulators & set(inputs):
+        return []
     for o in walk(loop.body):
-        if o not in products and accumulators & set(o.operands):
+        if o not in products and accumulators.union(inputs) & set(o.operands):
             return []
     return products
+
+
+def _fragment_inputs(products: list[Gemm]) -> tuple[Value, ...]:
+    """The fragments that products read while they are in flight."""
+    return tuple(dict.fromkeys(o.a for o in products if o.a.buffer.space == "fragment"))
 
 
 def _finish_free_running(
@@ -329,7 +337,7 @@ def _finish_free_running(
         positions[r].advance(b, slots[r], phases[r])
     b.ops.append(loop.body.ops[-1])
     after = Builder(products[-1].loc)
-    after.emit(WgmmaWait, 0, accumulators)
+    after.emit(WgmmaWait, 0, (*accumulators, *_fragment_inputs(products)))
     ran = after.value(Compare, "gt", loop.hi, loop.lo)
     for r in rings:
         at = positions[r]

@@ -69,7 +69,7 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
     registers; the warps along the other dimension hold the same elements."""
     m, n, k = o.shape
     row = find_row(o.row)
-    wm, wn = o.warps
+    wm, wn = o.warps[0] // row.warps, o.warps[1]
     if which == "a":
         shape, layout, atom = (m, k), row.a, (row.m, row.k)
         digits = [Digit("warp", wm, (m // wm, 0)), Digit("warp", wn, (0, 0))]
@@ -83,7 +83,7 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
         Digit("reg", share[1] // atom[1], (0, atom[1])),
         Digit("reg", share[0] // atom[0], (atom[0], 0)),
     ]
-    spare = [Digit("warp", total_warps // (wm * wn), (0, 0))]
+    spare = [Digit("warp", total_warps // (o.warps[0] * wn), (0, 0))]
     held = Layout(shape, tuple(d for d in (*inner, *digits, *spare) if d.radix > 1), (1, 1))
     transposed = o.transpose_a if which == "a" else o.transpose_b
     return held.transpose() if transposed else held

@@ -278,6 +278,7 @@ def _by_matrices(row: MatrixRow, region: Operand, dtype: DType) -> bool:
     return (
         row.feature in LDMATRIX_FEEDS
         and dtype == region.buffer.dtype
+        and row.packs[0] * bits == 32  # what a lane gets of a matrix
         and row.k * bits == 2 * CHUNK_BITS
         and (bits == 16 or not region.mn_major)
         and _adjacent(region, CHUNK_BITS // bits)

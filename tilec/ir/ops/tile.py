@@ -133,6 +133,7 @@ class Gemm(Op):
     clear: bool = False
     policy: str = "square"
     allow_tf32: bool = False
+    fast_accum: bool = True
     row: str = ""
     warps: tuple[int, ...] = ()
     asynchronous: bool = False
