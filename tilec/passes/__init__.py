@@ -19,8 +19,9 @@ from tilec.passes.check_registers import check_registers
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
-from tilec.passes.infer_layouts import infer_layouts
+from tilec.passes.fold_clears import fold_clears
 from tilec.passes.gather_sums import gather_sums
+from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
 from tilec.passes.lift_accesses import lift_accesses
 from tilec.passes.lower_copies import lower_copies
@@ -37,6 +38,7 @@ from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
 from tilec.passes.split_guards import split_guards
+from tilec.passes.split_sums import split_sums
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
@@ -48,8 +50,9 @@ OnPlan = Callable[[Plan, ResourceError | None], None]
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (place_buffers, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
-    (raise_tiles, "TILE"),
     (split_guards, "TILE"),  # what is left without a condition may be a copy
+    (raise_tiles, "TILE"),
+    (split_sums, "TILE"),
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
@@ -57,6 +60,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (share_sums, "TILE"),  # the grid is settled; each block's loop has its own length from here on
     (select_gemm, "TILE"),
+    (fold_clears, "TILE"),  # needs to know the instruction
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
     (infer_layouts, "LAID_OUT"),
     (check_registers, "LAID_OUT"),
