@@ -30,10 +30,10 @@ def alignment(a: np.ndarray) -> int:
     align = 16
     while a.ctypes.data % align:
         align //= 2
-    for step in a.strides:
-        while abs(step) % align and step != a.itemsize:
-            align //= 2
-    return align
+    for dim, step in enumerate(a.strides):
+        if dim < a.ndim - 1 or step != a.itemsize:
+            align = min(align, step & -step) if step > 0 else a.itemsize
+    return a.itemsize if a.size == 0 else align
 
 
 def aligned(a: np.ndarray, by: int = 64) -> np.ndarray:

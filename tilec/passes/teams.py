@@ -17,6 +17,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
     Binary,
+    Cast,
     Compare,
     Copy,
     For,
@@ -26,6 +27,8 @@ from tilec.ir.ops import (
     Version,
     Yield,
 )
+from tilec.ir.types import INT32
+from tilec.passes.addressing import Numbers, narrow
 from tilec.passes.rings import Position, Ring, const, only_if
 from tilec.passes.slicing import NotClonable, Slice
 
@@ -61,6 +64,8 @@ class Teams:
     def _persistent(self, func: Func) -> For:
         for o in func.body.ops:
             if isinstance(o, For) and o.kind == "persistent":
+                if o.inits:
+                    raise self._refuse("its blocks hand values on to one another")
                 return o
         raise self._refuse("it has no persistent loop over blocks")
 
@@ -106,7 +111,8 @@ class Teams:
         pass_on = Builder(loop.loc)
         pass_on.emit(TurnPass, self.turn)
         only_if(b, last, pass_on.ops)
-        own = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", team, loop.step))
+        number = team if loop.step.dtype == INT32 else b.value(Cast, team, loop.step.dtype)
+        own = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
         for other in range(self.count - 1):
             tile = b.value(Binary, "add", loop.lo, self._times(b, loop.step, other))
             later = b.value(Compare, "gt", team, const(b, other))
@@ -133,7 +139,8 @@ class Teams:
         return [replace(loop, lo=own, step=stride, body=Block(loop.body.args, tuple(body.ops)))]
 
     def _times(self, b: Builder, v: Value, factor: int) -> Value:
-        return b.value(Binary, "mul", v, const(b, factor))
+        n = Numbers(b, v.dtype)
+        return n.op("mul", v, n.const(factor))
 
     def _jump(
         self,
@@ -168,7 +175,6 @@ def _rings(loop: For, ring_of: dict[Value, Ring]) -> Sequence[Ring]:
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:
     """How many iterations a loop has."""
-    one = const(b, 1)
-    span = b.value(Binary, "sub", hi, lo)
-    up = b.value(Binary, "sub", b.value(Binary, "add", span, step), one)
-    return b.value(Binary, "max", b.value(Binary, "floordiv", up, step), const(b, 0))
+    n = Numbers(b, lo.dtype)
+    up = n.op("sub", n.op("add", n.op("sub", hi, lo), step), n.const(1))
+    return narrow(b, n.op("max", n.op("floordiv", up, step), n.const(0)))

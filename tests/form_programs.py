@@ -1,0 +1,165 @@
+"""Forms of matrix products, as their users would write them: functions of options that give a
+kernel's function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tilec.language as T
+
+M, N, K, B, G = T.dynamic("M, N, K, B, G")
+Kernel = Callable[..., Any]
+
+
+def product(ta: bool, tb: bool, dtype: str = "float16", out: str = "float16") -> Kernel:
+    """C = A @ B; A is stored as (K, M) if `ta`, B as (N, K) if `tb`."""
+    a_shape, b_shape = ((K, M) if ta else (M, K)), ((N, K) if tb else (K, N))
+
+    def matmul(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((M, N), out),
+        BM: T.constexpr = 64,
+        BN: T.constexpr = 64,
+        BK: T.constexpr = 32,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128) as (bx, by):
+            A_s = T.alloc_shared((BK, BM) if ta else (BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if tb else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
+                if ta:
+                    T.copy(A[k * BK, by * BM], A_s)
+                else:
+                    T.copy(A[by * BM, k * BK], A_s)
+                if tb:
+                    T.copy(B[bx * BN, k * BK], B_s)
+                else:
+                    T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, acc, transpose_A=ta, transpose_B=tb)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return matmul
+
+
+def batched(
+    A: T.Tensor((B, M, K), "float16"),
+    W: T.Tensor((B, K, N), "float16"),
+    C: T.Tensor((B, M, N), "float16"),
+):
+    """One product per entry of a batch, along the grid's third dimension."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), B, threads=128) as (bx, by, b):
+        A_s = T.alloc_shared((64, 32), "float16")
+        W_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[b, by * 64, k * 32], A_s)
+            T.copy(W[b, k * 32, bx * 64], W_s)
+            T.gemm(A_s, W_s, acc)
+        T.copy(acc, C[b, by * 64, bx * 64])
+
+
+def batched_one_weight(
+    A: T.Tensor((B, M, K), "float16"),
+    W: T.Tensor((N, K), "float16"),
+    bias: T.Tensor((N,), "float32"),
+    C: T.Tensor((B, M, N), "float32"),
+):
+    """A batch of A, one W (N x K) and one bias for all of it."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), B, threads=128) as (bx, by, b):
+        A_s = T.alloc_shared((64, 32), "float16")
+        W_s = T.alloc_shared((64, 32), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[b, by * 64, k * 32], A_s)
+            T.copy(W[bx * 64, k * 32], W_s)
+            T.gemm(A_s, W_s, acc, transpose_B=True)
+        for i, j in T.Parallel(64, 64):
+            acc[i, j] += bias[bx * 64 + j]
+        T.copy(acc, C[b, by * 64, bx * 64])
+
+
+def grouped(transposed: bool, dtype: str = "float16", persistent: bool = True) -> Kernel:
+    """C[offsets[g]:offsets[g + 1]] = A[offsets[g]:offsets[g + 1]] @ B[g]; B is (G, N, K) if
+    `transposed`. Each block walks over tiles and takes its group along with it; or, not
+    `persistent`, each tile searches its group."""
+    b_shape = (G, N, K) if transposed else (G, K, N)
+
+    def walking(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor(b_shape, dtype),
+        offsets: T.Tensor((G + 1,), "int32"),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 64,
+        BN: T.constexpr = 64,
+        BK: T.constexpr = 32,
+        blocks: T.constexpr = 3,
+    ):
+        with T.Kernel(blocks, threads=128) as block:
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if transposed else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            across = T.ceildiv(N, BN)
+            g = 0  # the group of the tile
+            before = 0  # tiles of the groups before it
+            for tile in T.Persistent([(T.ceildiv(M, BM) + G) * across], blocks, block):
+                while (
+                    g < G and tile >= before + T.ceildiv(offsets[g + 1] - offsets[g], BM) * across
+                ):
+                    before += T.ceildiv(offsets[g + 1] - offsets[g], BM) * across
+                    g += 1
+                if g < G:
+                    first, end = offsets[g], offsets[g + 1]
+                    down = T.ceildiv(end - first, BM)
+                    row = first + (tile - before) % down * BM
+                    column = (tile - before) // down * BN
+                    T.clear(acc)
+                    for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
+                        T.copy(A[row, k * BK], A_s)
+                        if transposed:
+                            T.copy(B[g, column, k * BK], B_s)
+                        else:
+                            T.copy(B[g, k * BK, column], B_s)
+                        T.gemm(A_s, B_s, acc, transpose_B=transposed)
+                    for i, j in T.Parallel(BM, BN):
+                        if row + i < end:
+                            C[row + i, column + j] = acc[i, j]
+
+    def searching(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor(b_shape, dtype),
+        offsets: T.Tensor((G + 1,), "int32"),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 64,
+        BN: T.constexpr = 64,
+        BK: T.constexpr = 32,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM) + G, threads=128) as (bx, by):
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if transposed else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            tile = by
+            group = -1
+            for g in range(G):
+                tiles = T.ceildiv(offsets[g + 1] - offsets[g], BM)
+                if tile < tiles:
+                    group = g
+                    break
+                tile -= tiles
+            if group >= 0:
+                row = offsets[group] + tile * BM
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
+                    T.copy(A[row, k * BK], A_s)
+                    if transposed:
+                        T.copy(B[group, bx * BN, k * BK], B_s)
+                    else:
+                        T.copy(B[group, k * BK, bx * BN], B_s)
+                    T.gemm(A_s, B_s, acc, transpose_B=transposed)
+                for i, j in T.Parallel(BM, BN):
+                    if row + i < offsets[group + 1]:
+                        C[row + i, bx * BN + j] = acc[i, j]
+
+    return walking if persistent else searching
