@@ -14,7 +14,7 @@ from tilec.ir.errors import CompileError
 DEFAULT_VALUES = (16, 32, 64, 128, 192, 256)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Auto:
     """A compile-time parameter that tilec chooses for each problem size; see `auto`."""
 

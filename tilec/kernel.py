@@ -22,12 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tilec.ir.errors import LaunchError
+from tilec.jit.choose import Choices
 from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher
 from tilec.jit.fingerprint import describe, remember_locals
 from tilec.jit.recipe import Prepared, Recipe
-from tilec.jit.specialise import Facts, facts_of, parameters_of
+from tilec.jit.specialise import Facts, parameters_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
@@ -105,6 +106,7 @@ class Kernel:
         self.function, self.out, self.threads = function, out, threads
         self.name = function.__name__
         self._variants: dict[Facts, CompiledKernel] = {}
+        self._choices = Choices(function)
         self._compiling: dict[Facts, threading.Lock] = {}
         self._lock = threading.Lock()
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
@@ -181,10 +183,12 @@ class Kernel:
                 raise LaunchError(
                     f"{name} has a shape but no memory; kernel.compile takes such arrays"
                 )
-        given = None if grid is None else spread_grid(grid, call.constants)
         target = _target_of(call.device, call.index)
         threads = options.get("threads")
-        facts = facts_of(call, signature, parameters, target, threads, given is not None)
+        facts = self._choices.facts(
+            call, signature, parameters, target, threads, grid, grid is not None
+        )
+        given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(facts)
         makers = variant.output_makers(call)
         outputs = {name: make() for name, make in makers.items()}
@@ -290,7 +294,7 @@ class Kernel:
         )
         name = chosen or _target_of(call.device, call.index)
         from_launch = signature.grid_from_launch
-        return facts_of(call, signature, parameters, name, threads, from_launch)
+        return self._choices.facts(call, signature, parameters, name, threads, None, from_launch)
 
     def variant(self, facts: Facts) -> CompiledKernel:
         """The variant compiled under `facts`: from memory, else from the disk cache, else

@@ -16,13 +16,76 @@ class TargetError(ValueError):
 
 
 @dataclass(frozen=True)
+class Speeds:
+    """What a machine does per second, for predictions; each figure is what kernels reach under
+    load, not the data sheet's.
+
+    `clock` in Hz; `dram` bytes/s of the whole chip; per multiprocessor and clock: `l2` bytes from
+    the L2 cache, `shared` bytes that matrix instructions read from shared memory, `vector`
+    multiply-adds and the like, `products` flops of matrix instructions, by the feature that a row
+    needs and the bits of its inputs ("wgmma.16"). `latency`: seconds from asking for a tile to
+    having it. `launch`: seconds that an empty kernel takes."""
+
+    clock: float = 2e9
+    dram: float = 4e10
+    l2: float = 32.0
+    shared: float = 64.0
+    vector: float = 16.0
+    products: tuple[tuple[str, float], ...] = ()
+    latency: float = 1e-7
+    launch: float = 5e-6
+
+    def product_rate(self, feature: str, bits: int) -> float:
+        """Flops per clock of one multiprocessor's matrix instructions; those of plain
+        multiply-adds where it has none such."""
+        return dict(self.products).get(f"{feature}.{bits}", 2 * self.vector)
+
+
+# NVIDIA H200: 989 TFLOP/s of dense float16 at 1.83 GHz is 4096 a clock; long products run at about
+# 1.45 GHz (power). A100: 312 TFLOP/s at 1.41 GHz. MI300X: 1307 TFLOP/s at 2.1 GHz.
+_H200 = Speeds(
+    clock=1.45e9,
+    dram=4.1e12,
+    l2=84.0,
+    shared=105.0,
+    vector=128.0,
+    products=(
+        ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
+        ("mma.8", 5000.0), ("mma.16", 2500.0), ("mma.32", 1250.0),
+    ),
+    latency=0.7e-6,
+    launch=1.2e-6,
+)  # fmt: skip
+_A100 = Speeds(
+    clock=1.3e9,
+    dram=1.4e12,
+    l2=40.0,
+    shared=128.0,
+    vector=64.0,
+    products=(("mma.8", 4096.0), ("mma.16", 2048.0), ("mma.32", 1024.0)),
+    latency=0.8e-6,
+    launch=2.5e-6,
+)
+_MI300X = Speeds(
+    clock=1.8e9,
+    dram=4.0e12,
+    l2=40.0,
+    shared=128.0,
+    vector=128.0,
+    products=(("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0)),
+    latency=1.2e-6,
+    launch=4.0e-6,
+)
+
+
+@dataclass(frozen=True)
 class Target:
     """One machine tilec compiles for.
 
     `warp_size` is the lanes that execute together (a wave on AMD); `shared_bytes` the shared
     memory (LDS) one block may use; `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
-    hand."""
+    hand; `speeds` what predictions count with."""
 
     name: str
     kind: str
@@ -35,6 +98,7 @@ class Target:
     multiprocessors: int = 1
     fragment_registers: int = 0
     features: frozenset[str] = field(default_factory=frozenset)
+    speeds: Speeds = Speeds()
 
     def has(self, feature: str) -> bool:
         """Whether the machine has `feature`, e.g. "mma", "ldmatrix", "cp_async", "wgmma", "tma",
@@ -51,8 +115,26 @@ _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster"
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("cuda:sm_80", "cuda", "sm_80", 32, 166_912, multiprocessors=108, features=_SM80),
-        Target("cuda:sm_90a", "cuda", "sm_90a", 32, 232_448, multiprocessors=132, features=_SM90),
+        Target(
+            "cuda:sm_80",
+            "cuda",
+            "sm_80",
+            32,
+            166_912,
+            multiprocessors=108,
+            features=_SM80,
+            speeds=_A100,
+        ),
+        Target(
+            "cuda:sm_90a",
+            "cuda",
+            "sm_90a",
+            32,
+            232_448,
+            multiprocessors=132,
+            features=_SM90,
+            speeds=_H200,
+        ),
         Target(
             "hip:gfx942",
             "hip",
@@ -64,6 +146,7 @@ TARGETS: dict[str, Target] = {
             multiprocessors=304,
             fragment_registers=192,
             features=frozenset({"mfma"}),
+            speeds=_MI300X,
         ),
         Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1),
     )

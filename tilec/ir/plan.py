@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.memory import version_bytes
@@ -77,6 +77,12 @@ class Plan:
         )
         parts += [f"split={self.split}"] if self.split > 1 else []
         return f"{self.name} ({', '.join(parts)})"
+
+
+def plan_of(fields: Mapping[str, Any]) -> Plan:
+    """The plan whose fields these are (JSON has made lists of tuples)."""
+    x, y, z = fields["cluster"]
+    return Plan(**{**fields, "cluster": (x, y, z)})
 
 
 @dataclass(frozen=True)
@@ -185,43 +191,69 @@ def has_pipelined_product(func: Func) -> bool:
     return any(isinstance(o, Gemm) for loop in loops for o in walk(loop.body))
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Bytes of shared memory before layouts are known: `ring`, one version of all buffers of the
+    loops whose stages are open; `explicit`, all versions of those of other pipelined loops; `rest`,
+    everything else. `trips`: iterations of the longest open loop, 0 where one is not known."""
+
+    ring: int
+    explicit: int
+    rest: int
+    trips: int
+
+
+def _shared(func: Func, target: Target, plan: Plan) -> _Shared:
+    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+    consts = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+    versions: dict[Value, int] = {}
+    trips: list[int] = []
+    for loop in loops:
+        for o in loop.body.ops:
+            if isinstance(o, Copy) and o.source.buffer.space == "global":
+                versions[o.dest] = loop.num_stages
+        bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
+        known = [b for b in bounds if isinstance(b, int)]
+        if is_open(loop):
+            trips.append(-(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0)
+    threads = (plan.threads or func.attrs.get("threads") or DEFAULT_THREADS) * plan.teams
+    ring, explicit = 0, 0
+    rest = threads // target.warp_size * 2048 if plan.staged_store else 0  # a chunk of each warp
+    for o in walk(func.body):
+        if isinstance(o, Alloc) and o.type.space == "shared":
+            size, count = version_bytes(o.type), versions.get(o.result, 1)
+            if count < 0:
+                ring += size
+            elif count > 1:
+                explicit += size * count
+            else:
+                rest += size
+    return _Shared(ring, explicit, rest, 0 if 0 in trips else max(trips, default=0))
+
+
 def stages_that_fit(func: Func, target: Target, plan: Plan) -> int:
     """Versions that the buffers of the open loops may have: as many as shared memory holds beside
     all other buffers, and no more than a loop of known length has iterations. At least 2; the exact
     check is `plan_shared`'s."""
-    loops = [o for o in walk(func.body) if is_open(o)]
-    consts = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
-    rings = {
-        o.dest
-        for loop in loops
-        for region in loop.regions
-        for o in region.ops
-        if isinstance(o, Copy) and o.source.buffer.space == "global"
-    }
-    ring = rest = 0
-    for o in walk(func.body):
-        if isinstance(o, Alloc) and o.type.space == "shared":
-            if o.result in rings:
-                ring += version_bytes(o.type)
-            else:
-                rest += version_bytes(o.type)
-    if not ring:
+    found = _shared(func, target, plan)
+    if not found.ring:
         return 2
     limit, most = target.shared_bytes, MOST_STAGES
     if not target.has("tma"):
         limit, most = limit // 2, 4  # two blocks hide each other's latency
-    threads = (plan.threads or func.attrs.get("threads") or DEFAULT_THREADS) * plan.teams
-    staging = threads // target.warp_size * 2048 if plan.staged_store else 0
-    trips = []
-    for loop in loops:
-        assert isinstance(loop, For)
-        bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
-        if all(isinstance(b, int) for b in bounds):
-            lo, hi, step = (int(b) for b in bounds if b is not None)
-            trips.append(-(-(hi - lo) // max(step, 1)))
-    if trips and len(trips) == len(loops):
-        most = min(most, max(trips))
-    return max(2, min(most, (limit - rest - staging - 1024) // ring))
+    if found.trips:
+        most = min(most, found.trips)
+    return max(2, min(most, (limit - found.rest - found.explicit - 1024) // found.ring))
+
+
+def shared_bytes(func: Func, target: Target, plan: Plan) -> tuple[int, int, int]:
+    """Bytes of shared memory that a block will need, about; those of the pipelined loops' buffers
+    among them; and the versions these have (the least over the loops)."""
+    found = _shared(func, target, plan)
+    ring = found.explicit + found.ring * plan.stages
+    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    stages = [plan.stages if is_open(o) else max(o.num_stages, 1) for o in loops]
+    return ring + found.rest, ring, min(stages, default=1)
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:

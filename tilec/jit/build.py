@@ -8,8 +8,8 @@ program whose kernels all come from the disk cache never loads LLVM for a GPU ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from tilec import codegen, passes
 from tilec.codegen.assemble import Assembled, assemble
@@ -17,7 +17,7 @@ from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, split_of
 from tilec.ir.core import Func, Param, walk
-from tilec.ir.errors import InternalError
+from tilec.ir.errors import InternalError, ResourceError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Store
 from tilec.ir.plan import Plan
@@ -35,9 +35,11 @@ _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 _WRITES = (Copy, Fill, Store)
 
 
-def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
-    """Trace the kernel under `facts` and compile it, with this plan where one is given. Raises
-    CompileError and its kinds."""
+def trace_variant(
+    signature: Signature, facts: Facts, chosen: Mapping[str, int] | None = None
+) -> Func:
+    """The kernel's TILE form under `facts`, the arguments that were left open with the `chosen`
+    values. Raises CompileError."""
     known = Specialisation(
         tensors={
             a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)
@@ -45,14 +47,19 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
             if a.kind == "tensor"
         },
         scalars={a.name: DTYPES[a.dtype] for a in facts.arguments if a.kind == "scalar"},
-        constants=facts.values,
+        constants={**facts.values, **(chosen or {})},
         threads=facts.threads,
         grid="launch" if facts.grid_given else None,
         wide=facts.wide,
     )
     func = trace(signature, known)
-    if facts.may_alias:
-        func = func.with_attrs(may_alias=True)
+    return func.with_attrs(may_alias=True) if facts.may_alias else func
+
+
+def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
+    """Trace the kernel under `facts` and compile it, with this plan where one is given. Raises
+    CompileError and its kinds."""
+    func = trace_variant(signature, facts)
     # An output's extents are written so that the sizes of the inputs give them.
     written = {p.name: p.shape or () for p in bind_constants(signature, facts.values).parameters}
     arguments = [
@@ -64,7 +71,8 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
         if name not in known_names:
             arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
     target = find_target(facts.target)
-    return build(func, target, arguments, signature.returns, facts.wide, plan)
+    first = () if facts.plan is None else (facts.plan, *facts.ranked)
+    return build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
 
 
 def _output_shape(
@@ -80,10 +88,13 @@ def build(
     returned: Sequence[str],
     wide: bool,
     plan: Plan | None = None,
+    ranked: Sequence[Plan] = (),
+    choice: str = "",
 ) -> CompiledKernel:
-    """Compile `func` (TILE) for `target`, keeping every stage; `plan`: with no other plan than
-    this. Raises CompileError and its kinds, and InternalError where the parts of the compiler
-    contradict one another."""
+    """Compile `func` (TILE) for `target`, keeping every stage. `plan`: with no other plan than
+    this. `ranked` plans are tried before the safe ones, best first; `choice` says what they were
+    chosen from. Raises CompileError and its kinds, and InternalError where the parts of the
+    compiler contradict one another."""
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
@@ -97,10 +108,14 @@ def build(
         keep(f"{name}-{runs[name]}" if runs[name] > 1 else name, lambda: print_func(after))
 
     keep("tile", lambda: print_func(func))
+    tried: list[tuple[Plan, ResourceError | None]] = []
     if plan is None:
-        final = passes.run(func, target, keep_pass)
+        final = passes.run(func, target, keep_pass, ranked, lambda *found: tried.append(found))
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
+        tried.append((plan, None))
+    if tried:
+        keep("plan", lambda: _plan_text(tried, choice))
     llvm_text = codegen.emit(final, target)
     keep("llvm", lambda: llvm_text)
     assembled = assemble(llvm_text, target)
@@ -111,7 +126,17 @@ def build(
         stages.add("sass", lambda: disassemble(binary, target))
         if dump.wants("sass") and "sass" in stages:
             dump.stage("sass", lambda: stages["sass"])
-    return _compiled(func, final, assembled, stages, target, arguments, returned, wide)
+    kept = tried[-1][0] if tried else None
+    return _compiled(func, final, assembled, stages, target, arguments, returned, wide, kept)
+
+
+def _plan_text(tried: Sequence[tuple[Plan, ResourceError | None]], choice: str) -> str:
+    """The plan that was kept, those that were tried before it and why they were not, and what they
+    were chosen from."""
+    *others, (kept, _) = tried
+    lines = [f"kept: {kept.describe()}"]
+    lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
+    return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")
 
 
 def _compiled(
@@ -123,6 +148,7 @@ def _compiled(
     arguments: Sequence[Argument],
     returned: Sequence[str],
     wide: bool,
+    plan: Plan | None,
 ) -> CompiledKernel:
     written = written_tensors(func)
     binary, kind = assembled.binary, _FORMATS[target.kind]
@@ -145,6 +171,7 @@ def _compiled(
         cluster=cluster_of(final),
         exact_cluster=bool(func.attrs.get("cluster_dims")),
         split=split_of(final),
+        plan={} if plan is None else asdict(plan),
     )
     return CompiledKernel(image, stages)
 

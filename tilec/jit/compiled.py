@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilec.ir.errors import LaunchError
+from tilec.ir.plan import Plan, plan_of
 from tilec.jit.export import export_c
 from tilec.jit.stages import Stages
 from tilec.runtime.arguments import (
@@ -52,6 +53,12 @@ class CompiledKernel:
     @property
     def target(self) -> str:
         return self.image.target
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan it was compiled with; None on the CPU. `stages["plan"]` says what it was chosen
+        from."""
+        return plan_of(self.image.plan) if self.image.plan else None
 
     @property
     def resources(self) -> Resources:

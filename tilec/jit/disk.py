@@ -20,6 +20,8 @@ from tilec.runtime.cache import (
     hash_parts,
 )
 
+_MOST_CHOICES = 512
+
 ptxas = Lazy("tilec.codegen.ptxas")
 llvm = Lazy("llvmlite.binding")
 
@@ -59,6 +61,23 @@ def load_variant(
         return None
     image = _cache(root).get(_key(function, facts, root))
     return None if image is None else CompiledKernel(image, MadeLater(stages))
+
+
+def load_choices(function: Callable[..., Any], facts: Facts) -> dict[str, Any]:
+    """The choices (`tilec.jit.choose`) made under `facts` by earlier programs, as JSON values."""
+    root = cache_root()
+    if root is None:
+        return {}
+    found = _cache(root).read_note(_key(function, facts, root))
+    return found if isinstance(found, dict) else {}
+
+
+def store_choices(function: Callable[..., Any], facts: Facts, choices: dict[str, Any]) -> None:
+    """Put them into the disk cache; the latest, if there are many."""
+    root = cache_root()
+    if root is not None:
+        latest = dict(list(choices.items())[-_MOST_CHOICES:])
+        _cache(root).write_note(_key(function, facts, root), latest)
 
 
 def store_variant(function: Callable[..., Any], facts: Facts, variant: CompiledKernel) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.plan import Plan
 from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
 from tilec.lazy import Lazy
@@ -67,12 +68,26 @@ def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was left open and has been chosen: `constants` of the kernel, `plan` (None: nothing
+    tells the plans apart, the safe order holds), the plans to try after it, and what the choice was
+    made from, as text."""
+
+    constants: Mapping[str, int]
+    plan: Plan | None
+    ranked: tuple[Plan, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a variant is compiled under; hashable.
 
     `arguments` are the tensors and scalars as `Image` describes them, outputs in `out=` included.
     `constants` pairs each compile-time argument with a text that tells its value from every
-    other; the values themselves are in `values` and do not take part in comparisons.
+    other; the values themselves are in `values` and do not take part in comparisons. `plan` was
+    chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
+    `choice` says from what.
     """
 
     target: str
@@ -83,6 +98,9 @@ class Facts:
     wide: bool
     may_alias: bool
     values: Mapping[str, Any] = field(compare=False, hash=False)
+    plan: Plan | None = None
+    ranked: tuple[Plan, ...] = field(default=(), compare=False)
+    choice: str = field(default="", compare=False)
 
     def text(self) -> str:
         """The facts as text for a cache key."""
@@ -95,6 +113,7 @@ class Facts:
                 self.grid_given,
                 self.wide,
                 self.may_alias,
+                self.plan,
             )
         )
 
@@ -106,8 +125,10 @@ def facts_of(
     target: str,
     threads: int | None,
     grid_given: bool,
+    chosen: Chosen | None = None,
 ) -> Facts:
-    """The facts of a call whose arguments have been read and checked against `parameters`.
+    """The facts of a call whose arguments have been read and checked against `parameters`, with the
+    plan that was `chosen` for it.
 
     Arrays that the call allocates count as contiguous and aligned to 16 bytes.
     """
@@ -135,6 +156,9 @@ def facts_of(
         any(is_wide(t) for t in tensors),
         False,
         dict(call.constants),
+        None if chosen is None else chosen.plan,
+        () if chosen is None else chosen.ranked,
+        "" if chosen is None else chosen.text,
     )
 
 

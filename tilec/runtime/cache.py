@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tilec.runtime.image import Image, ImageError
 
 _SUFFIX = ".tilec"
+_NOTE = ".json"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -72,6 +75,20 @@ class DiskCache:
         """Store `image` under `key`, in place of whatever is there."""
         self.write(self.path(key), image.to_bytes())
 
+    def read_note(self, key: str) -> Any:
+        """The JSON value stored under `key` by `write_note`; None if there is none."""
+        try:
+            return json.loads(self._note(key).read_text()) if self._owned() else None
+        except (OSError, ValueError):
+            return None
+
+    def write_note(self, key: str, value: Any) -> None:
+        """Store a JSON value under `key`, beside the images."""
+        self.write(self._note(key), json.dumps(value).encode())
+
+    def _note(self, key: str) -> Path:
+        return self.root / key[:2] / (key + _NOTE)
+
     def write(self, path: Path, data: bytes) -> None:
         """Put `data` at `path` (inside the cache) in one step, or warn that the cache is
         unusable."""
@@ -118,6 +135,8 @@ class DiskCache:
         """Delete all stored images; returns how many there were."""
         entries = self.entries()
         for path in entries:
+            path.unlink(missing_ok=True)
+        for path in self.root.glob(f"??/*{_NOTE}"):
             path.unlink(missing_ok=True)
         return len(entries)
 

@@ -90,6 +90,7 @@ class Image:
     `name` is the user's name, `symbol` the entry in `binary`, whose `format` is "cubin", "ptx",
     "hsaco" or "object". `grid` is Python text of a tuple of three expressions over names of sizes
     and scalars ("" where the launch gives the grid). `returned` names the outputs a call returns.
+    `plan` has the fields of the plan that it was compiled with (none on the CPU).
     `cluster`: blocks of the grid along each dimension that form a cluster; with `exact_cluster` the
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
     in x, for each block of the grid.
@@ -112,6 +113,7 @@ class Image:
     exact_cluster: bool = False
     split: int = 1
     stages: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The image as the content of a file."""
@@ -164,6 +166,7 @@ def _header(image: Image) -> dict[str, Any]:
         "cluster": image.cluster,
         "exact_cluster": image.exact_cluster,
         "split": image.split,
+        "plan": dict(image.plan),
     }
 
 

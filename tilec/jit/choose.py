@@ -1,0 +1,152 @@
+"""Which variant a call gets: the compile-time arguments left to tilec (`T.auto`) and the plan.
+
+Both follow from the sizes of the call by the predicted time (`tilec.tune`). A choice is kept by
+everything it depends on, in memory and in the disk cache, so that a program whose kernels all come
+from the cache neither traces nor predicts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tilec.choices import Auto
+from tilec.ir.errors import LaunchError
+from tilec.ir.plan import Plan, plan_of
+from tilec.jit.compiled import spread_grid
+from tilec.jit.disk import load_choices, store_choices
+from tilec.jit.specialise import Chosen, Facts, facts_of
+from tilec.lazy import Lazy
+from tilec.runtime.arguments import Call, Parameter
+from tilec.target import find_target
+
+if TYPE_CHECKING:
+    from tilec import tune
+    from tilec.frontend import Signature
+    from tilec.jit import build
+    from tilec.tune import Choice
+else:  # loaded by the first choice that is not in the cache
+    tune = Lazy("tilec.tune")
+    build = Lazy("tilec.jit.build")
+
+MOST_VARIANTS = 16  # plans that one kernel is compiled for under otherwise equal facts
+_MOST_REMEMBERED = 4096
+
+Grid = tuple[int, int, int]
+
+
+class Choices:
+    """The choices made for one kernel."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._made: dict[Any, Chosen] = {}
+        self._choosers: dict[Facts, tune.Chooser] = {}
+        self._stored: dict[Facts, dict[str, Any]] = {}
+        self._plans: dict[Facts, set[Plan | None]] = {}
+        self._lock = threading.Lock()
+
+    def facts(
+        self,
+        call: Call,
+        signature: Signature,
+        parameters: tuple[Parameter, ...],
+        target: str,
+        threads: int | None,
+        grid: Any,
+        grid_given: bool,
+    ) -> Facts:
+        """The facts of a call with all that was open chosen; the open entries of `call.constants`
+        get their values. `grid` is the launch's, as the caller wrote it. Raises CompileError."""
+        open_ = {n: v for n, v in call.constants.items() if isinstance(v, Auto)}
+        base = facts_of(call, signature, parameters, target, threads, grid_given)
+        if target == "cpu" and not open_:
+            return base
+        where = _where(call, open_, grid)
+        with self._lock:
+            chosen = self._made.get((base, where))
+            if chosen is None:
+                chosen = self._choose(base, where, signature, call, open_, grid)
+                if len(self._made) >= _MOST_REMEMBERED:
+                    self._made.clear()
+                self._made[base, where] = chosen
+        call.constants.update(chosen.constants)
+        return facts_of(call, signature, parameters, target, threads, grid_given, chosen)
+
+    def rank(
+        self, base: Facts, signature: Signature, call: Call, open_: Mapping[str, Auto], grid: Any
+    ) -> Choice | None:
+        """All configurations of a call, predicted. Raises CompileError."""
+        chooser = self._choosers.get(base)
+        if chooser is None:
+            chooser = self._choosers[base] = tune.Chooser(
+                functools.partial(build.trace_variant, signature, base),
+                {name: a.values for name, a in open_.items()},
+                find_target(base.target),
+            )
+
+        def extents(constants: Mapping[str, int]) -> Grid | None:
+            return None if grid is None else spread_grid(grid, {**call.constants, **constants})
+
+        return chooser.choose(functools.partial(_value, call), extents)
+
+    def _choose(
+        self,
+        base: Facts,
+        where: str,
+        signature: Signature,
+        call: Call,
+        open_: Mapping[str, Auto],
+        grid: Any,
+    ) -> Chosen:
+        stored = self._stored.get(base)
+        if stored is None:
+            stored = self._stored[base] = load_choices(self._function, base)
+        if where in stored:
+            constants, plan = stored[where]
+            return Chosen(constants, None if plan is None else plan_of(plan))
+        found = self.rank(base, signature, call, open_, grid)
+        if found is None:
+            if open_:
+                raise LaunchError(
+                    f"T.auto cannot choose {', '.join(open_)}: the grid is not known here",
+                    hint=f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
+                )
+            made = Chosen({}, None)
+        else:
+            plans = found.plans
+            made = Chosen(found.constants, plans[0] if plans else None, plans, found.text())
+            known = self._plans.setdefault(base, set())
+            if len(known) >= MOST_VARIANTS and made.plan not in known:
+                usual = next((p for p in plans if p in known), made.plan)
+                made = Chosen(found.constants, usual, plans, made.text)
+            known.add(made.plan)
+        stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
+        store_choices(self._function, base, stored)
+        return made
+
+
+def _where(call: Call, open_: Mapping[str, Auto], grid: Any) -> str:
+    """Everything but the facts that a choice depends on. A grid that is a function stands for
+    itself by what it gives for the first values of the open arguments."""
+    extents = None
+    if grid is not None:
+        first = {name: a.values[0] for name, a in open_.items()}
+        extents = spread_grid(grid, {**call.constants, **first})
+    shapes = {name: t.shape for name, t in call.tensors.items()}
+    scalars = {n: v for n, v in call.scalars.items() if isinstance(v, int)}
+    return json.dumps([shapes, scalars, extents])
+
+
+def _value(call: Call, role: str, arg: str, dim: int) -> int | None:
+    """The value of a parameter of the TILE form; None where the call does not give one (a scalar
+    of zero is one that `compile` was not told)."""
+    match role:
+        case "size" if arg in call.tensors:
+            return call.tensors[arg].shape[dim]
+        case "scalar" if isinstance(call.scalars.get(arg), int):
+            return int(call.scalars[arg]) or None
+    return None

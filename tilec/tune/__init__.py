@@ -1,0 +1,14 @@
+"""What a kernel is predicted to take, and the choice among tiles and plans by it
+(docs/schedules.md).
+
+work    what the kernel does, read from its TILE form
+cost    seconds of one plan, from the work and the target's speeds
+rank    all plans of a kernel, best first
+choose  the compile-time arguments and the plan for one launch
+"""
+
+from tilec.tune.choose import Choice, Chooser
+from tilec.tune.cost import Estimate
+from tilec.tune.rank import Candidate, Ranked
+
+__all__ = ["Candidate", "Choice", "Chooser", "Estimate", "Ranked"]

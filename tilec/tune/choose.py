@@ -1,0 +1,147 @@
+"""The choice for one launch: compile-time arguments left to tilec (`T.auto`) and the plan.
+
+Each combination of the values is traced once and kept; for each problem size all of them are
+estimated on numbers. Where there are too many to trace, one argument after the other is changed,
+from a middle tile, until none of them gets better alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.ir.core import Func
+from tilec.ir.errors import CompileError
+from tilec.ir.plan import Plan
+from tilec.target import Target
+from tilec.tune.rank import Candidate, Ranked
+from tilec.tune.work import Values
+
+MOST_TRACED = 40  # combinations that are all tried
+_MIDDLE = 128  # where the search through more of them starts
+_ROUNDS = 4
+KEPT = 12  # configurations that a choice remembers
+
+Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: `constants` for the arguments left open, `ranked` configurations best first
+    (those that can run), `rejected` ones with their reasons."""
+
+    constants: Mapping[str, int]
+    ranked: tuple[Ranked, ...]
+    rejected: tuple[Ranked, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Plans for the chosen constants, best first."""
+        same = (r for r in self.ranked if r.constants == self.constants)
+        return tuple(r.plan for r in same if r.plan is not None)
+
+    def text(self) -> str:
+        """For people: one line per configuration."""
+        return "\n".join(map(str, (*self.ranked, *self.rejected))) + "\n"
+
+
+class Chooser:
+    """Chooses for one kernel, one target and one set of facts about its arguments. `trace` gives
+    the kernel's TILE form for values of the open arguments, whose possible values are `open`."""
+
+    def __init__(
+        self,
+        trace: Callable[[Mapping[str, int]], Func],
+        open: Mapping[str, Sequence[int]],
+        target: Target,
+    ) -> None:
+        self._trace, self._open, self._target = trace, dict(open), target
+        self._candidates: dict[tuple[int, ...], Candidate | CompileError] = {}
+
+    def choose(self, values: Values, grid: Grid) -> Choice | None:
+        """The choice for sizes and scalars with these `values`; `grid` gives the grid of
+        the launch for values of the open arguments, None if the kernel has its own.
+
+        None where nothing is known that tells the plans apart. Raises CompileError if no
+        combination of the arguments compiles.
+        """
+        found: dict[tuple[int, ...], list[Ranked]] = {}
+
+        def best(at: tuple[int, ...]) -> float:
+            if at not in found:
+                found[at] = self._ranked(at, values, grid)
+            first = found[at][0].estimate if found[at] else None
+            return math.inf if first is None else first.seconds
+
+        if math.prod(map(len, self._open.values())) <= MOST_TRACED:
+            for at in itertools.product(*self._open.values()):
+                best(at)
+        else:
+            self._descend(best)
+        ranked = [r for at in found for r in found[at]]
+        ranked.sort(key=lambda r: r.estimate.seconds if r.estimate else math.inf)
+        if not ranked:
+            return self._nothing(found)
+        rejected = [r for c in self._seen(found) for r in c.rejected]
+        chosen = ranked[0].constants
+        mine = [r for r in ranked if r.constants == chosen]
+        kept = [r for r in ranked[:KEPT] if r.constants != chosen]
+        kept = sorted([*mine, *kept], key=lambda r: r.estimate.seconds if r.estimate else math.inf)
+        return Choice(dict(chosen), tuple(kept), tuple(rejected[:KEPT]))
+
+    def _descend(self, best: Callable[[tuple[int, ...]], float]) -> None:
+        """From a middle tile to better neighbours: another value for one argument; one argument up
+        and another down a step; two arguments' values exchanged."""
+        lists = [sorted(v) for v in self._open.values()]
+        at = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+        for _ in range(_ROUNDS):
+            before = at
+            for i, values in enumerate(lists):
+                at = min(((*at[:i], v, *at[i + 1 :]) for v in values), key=best)
+            at = min((at, *_pair_moves(at, lists)), key=best)
+            if at == before:
+                return
+
+    def _ranked(self, at: tuple[int, ...], values: Values, grid: Grid) -> list[Ranked]:
+        candidate = self._candidate(at)
+        if isinstance(candidate, CompileError):
+            return []
+        return candidate.ranked(values, grid(candidate.constants)) or []
+
+    def _candidate(self, at: tuple[int, ...]) -> Candidate | CompileError:
+        found = self._candidates.get(at)
+        if found is None:
+            constants = dict(zip(self._open, at))
+            try:
+                found = Candidate(self._trace(constants), self._target, constants)
+            except CompileError as error:
+                found = error
+            self._candidates[at] = found
+        return found
+
+    def _seen(self, found: Mapping[tuple[int, ...], object]) -> list[Candidate]:
+        made = (self._candidates[at] for at in found)
+        return [c for c in made if isinstance(c, Candidate)]
+
+    def _nothing(self, found: Mapping[tuple[int, ...], object]) -> Choice | None:
+        """No combination can be ranked: its errors, if there is nothing else to say."""
+        for at in found:
+            candidate = self._candidates[at]
+            if isinstance(candidate, CompileError) and self._open:
+                raise candidate
+        candidates = self._seen(found)
+        if self._open and candidates:
+            return Choice(dict(candidates[0].constants), (), ())
+        return None
+
+
+def _pair_moves(at: tuple[int, ...], lists: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    moves = []
+    for i, j in itertools.permutations(range(len(at)), 2):
+        up, down = lists[i].index(at[i]) + 1, lists[j].index(at[j]) - 1
+        if up < len(lists[i]) and down >= 0:
+            moves.append({i: lists[i][up], j: lists[j][down]})
+        if i < j and at[j] in lists[i] and at[i] in lists[j]:
+            moves.append({i: at[j], j: at[i]})
+    return [tuple(m.get(k, v) for k, v in enumerate(at)) for m in moves]

@@ -1,0 +1,196 @@
+"""What a plan will take: a prediction from the numbers of `work`, the rows that the products get,
+and the target's speeds.
+
+A block of the user's grid needs the matrix unit for its products, the vector unit for the rest,
+and its tiles brought from the L2 cache; between blocks there is the time to get the first tile and
+to write the result, hidden or not as the plan has it. All blocks together need the memory bus.
+Whole waves count: a multiprocessor that has nothing left waits for the others.
+
+Measured on an H200 (fp16 products): the time of long products follows the waves (8192x8192 with
+tiles of 128x192 fills .985 of the last wave, 128x256 .970, and that is their order); of two plans
+with equal waves the one that moves fewer bytes per flop is faster where the chip is at its power
+limit; ping-pong hides the epilogue; 128 columns per instruction draw more power; 64 or fewer are
+bound by reading shared memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tilec.ir.instr import MatrixRow
+from tilec.ir.plan import Plan
+from tilec.passes.registers import producer_warps
+from tilec.target import Target
+from tilec.tune.work import Numbers
+
+MAINLOOP = 0.935  # of the matrix unit's rate, reached by long loops that wait for nothing
+UNSPECIALISED = 0.75  # threads that bring their own tiles
+OWN_LOADS = 0.95  # of the memory bus that such threads reach
+FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
+PING_PONG = 1.006
+NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
+ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
+USUAL_BYTES = 11.7  # per kiloflop
+ITERATION = {"wgmma": 110, "mma": 200, "mfma": 200}  # clocks: the least that one takes
+WAIT = 12  # clocks of an iteration that the matrix unit stands still
+STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
+STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
+SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
+TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
+BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
+SPLIT = 3.0e-6  # seconds: blocks of a cluster wait for each other and add up
+CLUSTER = 1.0e-6  # seconds: barriers at both ends
+DIRECT = 1.6  # how much longer stores from registers take than those by TMA
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A prediction. `seconds` of one launch; `limit` what it waits for most; `tiles` blocks of the
+    user's grid; `waves` how often each multiprocessor is given one; `filled` the part of the last
+    wave's places that have work, over all waves; bytes from DRAM and from the L2 cache in all;
+    `intensity` flops per byte of DRAM; `shared_bytes` and `registers` (of fragments, per thread) of
+    a launched block."""
+
+    seconds: float
+    limit: str
+    flops: float
+    tiles: int
+    waves: int
+    filled: float
+    dram_bytes: float
+    l2_bytes: float
+    shared_bytes: int
+    registers: int
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.dram_bytes if self.dram_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one plan makes of a kernel before its sizes are known: the row of each product,
+    registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
+    many stages the ring has."""
+
+    rows: tuple[MatrixRow | None, ...]
+    registers: int
+    shared_bytes: int
+    ring_bytes: int
+    stages: int
+
+
+def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Target) -> Estimate:
+    """The prediction for one launch of `plan` with `threads` threads per team."""
+    s = target.speeds
+    tiles = n.blocks
+    multiprocessors = target.multiprocessors
+    blocks = tiles * plan.split
+    resident = blocks_per_multiprocessor(plan, layout, threads, target)
+    waves = max(1, math.ceil(blocks / multiprocessors))
+    filled = blocks / (waves * multiprocessors)
+
+    flops = sum(p.flops * times for p, times in n.products)
+    matrix = sum(
+        p.flops * times / _rate(row, threads, target)
+        for (p, times), row in zip(n.products, layout.rows)
+    )
+    from_l2 = n.loaded / _shared_loads(plan)
+    per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
+    efficiency = _efficiency(plan, layout, per_kiloflop)
+    steps = n.iterations * max(_step(row) for row in layout.rows) if layout.rows else 0.0
+    compute = max(matrix / efficiency + WAIT * n.iterations, steps)  # clocks
+    vector = n.vector / s.vector
+    # What is in flight arrives after the latency, so that bounds the rate too.
+    flight = max(
+        layout.ring_bytes * max(layout.stages - 1, 1) / max(layout.stages, 1), threads * 64
+    )
+    into_block = min(s.l2, flight * resident / (s.latency * s.clock))
+    into_block *= 1.0 if plan.specialise else UNSPECIALISED
+    from_cache = n.loaded / into_block
+    work = max(compute + vector, from_cache) / plan.split
+    if plan.teams > 1:
+        work = max(compute, vector, from_cache)
+    busy = work / s.clock
+
+    stores = STORE_LATENCY + n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
+    stores += STAGED_LATENCY * plan.staged_store
+    ends = CLUSTER * (plan.cluster != (1, 1, 1) and plan.split == 1) + SPLIT * (plan.split > 1)
+    start = s.latency + SETUP + TILE_LOOP * plan.persistent
+    if plan.teams > 1:
+        total = start + waves * max(busy, stores / 2) + stores
+    elif plan.persistent:
+        total = start + waves * (busy + stores)
+    else:
+        rounds = math.ceil(blocks / (multiprocessors * resident))
+        between = (rounds - 1) * (start + stores + BLOCK_START) / resident
+        total = start + stores + waves * busy + between
+    active = min(blocks, multiprocessors)
+    dram = s.dram if plan.specialise else OWN_LOADS * s.dram
+    bus = min(dram, active * s.clock * into_block)
+    memory = start + n.dram / bus + STORE_LATENCY
+    limits = {"matrix unit": compute, "vector unit": vector, "L2 cache": from_cache}
+    limit = max(limits, key=lambda k: limits[k])
+    if memory > total:
+        limit = "DRAM"
+    elif waves * busy < 0.5 * total:
+        limit = "latency"
+    return Estimate(
+        s.launch + ends + math.hypot(total**2, memory**2) ** 0.5,  # near the longer of the two
+        limit,
+        flops * tiles,
+        tiles,
+        waves,
+        filled,
+        n.dram,
+        from_l2 * tiles,
+        layout.shared_bytes,
+        layout.registers,
+    )
+
+
+def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: Target) -> int:
+    """Launched blocks that one multiprocessor holds at once, at least 1."""
+    if plan.persistent:
+        return 1
+    launched = threads * plan.teams
+    if plan.specialise:
+        launched += producer_warps(launched // target.warp_size) * target.warp_size
+    registers = min(layout.registers + 56, target.max_registers_per_thread)
+    by_registers = target.registers // max(1, launched * registers)
+    by_shared = (target.shared_bytes + 1024) // max(layout.shared_bytes + 1024, 1)
+    return max(1, min(by_registers, by_shared, 2048 // launched, 16))
+
+
+def _shared_loads(plan: Plan) -> float:
+    """How often a loaded byte is used by the blocks of a cluster: half of what two neighbours load
+    is the same."""
+    neighbours = math.prod(plan.cluster) // max(plan.split, 1)
+    return 2 * neighbours / (neighbours + 1) if neighbours > 1 else 1.0
+
+
+def _efficiency(plan: Plan, layout: Layout, per_kiloflop: float) -> float:
+    found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
+    found *= PING_PONG if plan.teams > 1 else 1.0
+    found *= FEW_STAGES.get(layout.stages, 1.0)
+    found *= 1.0 if plan.specialise else UNSPECIALISED
+    wide = [row.n for row in layout.rows if row is not None and row.warps > 1]
+    return found * (NARROW if wide and max(wide) <= 128 else 1.0)
+
+
+def _rate(row: MatrixRow | None, threads: int, target: Target) -> float:
+    """Flops per clock of a product. An instruction that reads its operands from shared memory waits
+    for that where it is narrow; one that keeps too few warps busy leaves the unit idle."""
+    s = target.speeds
+    if row is None:
+        return 2 * s.vector
+    rate = s.product_rate(row.feature, row.a_dtype.bits)
+    if row.warps == 1:
+        return rate * min(1.0, threads / (4 * target.warp_size))
+    clocks = 2 * row.m * row.n * row.k / rate
+    operands = (row.m + row.n) * row.k * row.a_dtype.bits / 8
+    return rate * min(1.0, s.shared * clocks / operands)
+
+
+def _step(row: MatrixRow | None) -> float:
+    return float(ITERATION.get(row.feature, 100)) if row is not None else 100.0

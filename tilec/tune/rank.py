@@ -1,0 +1,144 @@
+"""Ranking: every plan of a kernel in TILE form with what it is predicted to take, and why others
+cannot run. `Candidate` is one traced form of the kernel; its static part is read once, its numbers
+for each problem size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from tilec.ir.core import Func, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.instr import MATRIX_ROWS, MatrixRow
+from tilec.ir.ops import For, Gemm
+from tilec.ir.plan import (
+    DEFAULT_THREADS,
+    Plan,
+    has_pipelined_product,
+    plans,
+    shared_bytes,
+    take_wanted,
+)
+from tilec.passes.registers import budget
+from tilec.passes.select_gemm import select_gemm
+from tilec.target import Target
+from tilec.tune.cost import Estimate, Layout, estimate
+from tilec.tune.work import Values, Work, read_work
+
+MOST_ELEMENTS = 64  # of an element-wise loop in one thread: more is long code and no faster
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One configuration: the compile-time arguments chosen for the kernel, the plan, and its
+    estimate, or the reason why it cannot run."""
+
+    constants: Mapping[str, Any]
+    plan: Plan | None
+    estimate: Estimate | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{k}={v}" for k, v in self.constants.items())
+        name = ": ".join(x for x in (given, self.plan.describe() if self.plan else "") if x)
+        e = self.estimate
+        if e is None:
+            return f"{name}: rejected, {self.reason}"
+        return (
+            f"{name}: {e.seconds * 1e6:.1f} us, bound by {e.limit}; {e.tiles} tiles in {e.waves} "
+            f"waves ({e.filled:.0%} filled), {e.dram_bytes / 1e6:.1f} MB from DRAM, "
+            f"{e.l2_bytes / 1e6:.1f} MB from L2, {e.shared_bytes} bytes of shared memory, "
+            f"{e.registers} registers in fragments"
+        )
+
+
+@dataclass
+class Candidate:
+    """The kernel for some compile-time arguments."""
+
+    func: Func
+    target: Target
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def work(self) -> Work:
+        return read_work(self.func)
+
+    @property
+    def rejected(self) -> list[Ranked]:
+        """The plans that cannot run, with the reasons."""
+        return self._static[1]
+
+    @cached_property
+    def _static(self) -> tuple[list[tuple[Plan, Layout, int]], list[Ranked]]:
+        """The plans that may fit, with what they make of the kernel and the threads of a team; and
+        the others."""
+        func, wanted = take_wanted(self.func)
+        kept: list[tuple[Plan, Layout, int]] = []
+        rejected: list[Ranked] = []
+        rows_of: dict[tuple[int, bool, int], tuple[MatrixRow | None, ...]] = {}
+        walks = any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body))
+        for plan in plans(func, self.target, wanted):
+            threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
+            key = threads, plan.specialise, plan.teams
+            try:
+                if key not in rows_of:
+                    rows_of[key] = self._rows(func, plan, threads)
+            except CompileError as error:
+                rejected.append(Ranked(self.constants, plan, reason=error.message))
+                continue
+            if not walks:
+                plan = replace(plan, persistent=False)
+            total, ring, stages = shared_bytes(func, self.target, plan)
+            bits = self.work.fragment_bits()
+            registers = sum(bits) // threads // 32
+            layout = Layout(rows_of[key], registers, total, ring, stages)
+            reason = self._reason(plan, layout, max(bits, default=0) // threads // 32, threads)
+            if reason:
+                rejected.append(Ranked(self.constants, plan, reason=reason))
+            else:
+                kept.append((plan, layout, threads))
+        return kept, rejected
+
+    def _reason(self, plan: Plan, layout: Layout, largest: int, threads: int) -> str:
+        if self.target.max_threads == 1:
+            return ""
+        limit = budget(threads * plan.teams, plan.specialise, self.target)
+        elements = self.work.elements // threads
+        if elements > MOST_ELEMENTS:
+            return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"
+        if largest > limit:
+            return f"a fragment takes {largest} registers of each thread, {limit} are left for it"
+        if layout.shared_bytes > self.target.shared_bytes:
+            return (
+                f"{layout.shared_bytes} bytes of shared memory, {self.target} has "
+                f"{self.target.shared_bytes}"
+            )
+        if plan.teams > 1 and any(row is None or row.warps == 1 for row in layout.rows):
+            return "ping-pong takes turns at instructions of a warpgroup, and a product has none"
+        return ""
+
+    def ranked(self, values: Values, grid: Sequence[int] | None = None) -> list[Ranked] | None:
+        """The plans best first for these sizes; None if the grid cannot be known."""
+        numbers = self.work.at(values, grid)
+        if numbers is None or numbers.blocks < 1:
+            return None
+        made = [
+            Ranked(self.constants, plan, estimate(numbers, plan, layout, threads, self.target))
+            for plan, layout, threads in self._static[0]
+        ]
+        if not has_pipelined_product(self.func):
+            # Nothing here tells its plans apart: the safe order holds.
+            return [replace(r, plan=None) for r in made[:1]]
+        return sorted(made, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+
+    def _rows(self, func: Func, plan: Plan, threads: int) -> tuple[MatrixRow | None, ...]:
+        """The row of each product under `plan`, in the order of `walk`; None: multiply-adds."""
+        if self.target.max_threads == 1:
+            return (None,) * len(self.work.products)
+        attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
+        chosen = select_gemm(func.with_attrs(**attrs), self.target)
+        rows = (MATRIX_ROWS.get(o.row) for o in walk(chosen.body) if isinstance(o, Gemm))
+        return tuple(row if row is not None and row.feature else None for row in rows)

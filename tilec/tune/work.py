@@ -1,0 +1,286 @@
+"""What a kernel in TILE form has to do, read generically from its ops: products, bytes of each
+tensor, arithmetic, and how often each of them happens.
+
+Nothing is assumed of the kernel: the grid is its block of scalar ops, a loop's trips are its bounds
+evaluated for the sizes at hand, a tile's bytes are the extents of the copy that moves it. What is
+only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.fold import fold
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    BlockIndex,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    GridSize,
+    If,
+    Load,
+    Parallel,
+    Store,
+    Unary,
+    While,
+    yielded,
+)
+from tilec.ir.types import BufferType
+
+UNKNOWN_TRIPS = 8
+ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
+_SLOW = 8  # an exponential or a root counts as so many multiply-adds
+_PLAIN_UNARY = ("neg", "abs", "not")
+_SAMPLES = (1 / 6, 3 / 6, 5 / 6)  # blocks, as parts of the grid, that stand for all
+
+Values = Callable[[str, str, int], int | None]  # of a parameter: its role, argument and dimension
+Env = dict[Value, bool | int | float]
+
+
+@dataclass(frozen=True)
+class Product:
+    """One `gemm`: its op, how it stands in the loops, and whether in a pipelined one."""
+
+    op: Gemm
+    loops: tuple[int, ...]
+
+    @property
+    def flops(self) -> float:
+        m, n, k = self.op.shape
+        return 2.0 * m * n * k
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tile that moves between a tensor and the chip: elements per dimension of the tensor (one
+    number where single elements are accessed), and of them those that lie in a row."""
+
+    tensor: Value
+    extents: tuple[int, ...]
+    loops: tuple[int, ...]
+    is_store: bool
+    row: int
+
+    @property
+    def bits(self) -> int:
+        return self.tensor.dtype.bits
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The work of one launch. Per block of the user's grid, on average: `trips` of each loop,
+    `products` (each with how often it happens), bytes moved, `vector` element-wise operations,
+    `iterations` of pipelined loops. `blocks` is the grid; `dram` the bytes that must cross the
+    memory bus at least once, `written` those of them that are stores."""
+
+    blocks: int
+    products: tuple[tuple[Product, float], ...]
+    loaded: float
+    stored: float
+    vector: float
+    iterations: float
+    dram: float
+
+
+@dataclass
+class Work:
+    """See the module's opening; `at` gives the numbers for one launch. `elements` are those of the
+    largest element-wise loop."""
+
+    func: Func
+    products: list[Product] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    vector: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    loops: list[For | While] = field(default_factory=list)
+    steps: list[Op] = field(default_factory=list)
+    elements: int = 0
+
+    def at(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
+        """The numbers where the size and scalar parameters have these `values` and the launch gives
+        `grid`, if the kernel does not; None if the grid cannot be known."""
+        base: Env = {}
+        for p in self.func.params:
+            if p.role in ("size", "scalar"):
+                value = values(p.role, p.arg, p.dim)
+                if value is not None:
+                    base[p.value] = value
+        extents = list(grid) if grid is not None else _run(self.func.grid.ops, dict(base))
+        if extents is None:
+            return None
+        blocks = math.prod(extents)
+        trips = [0.0] * len(self.loops)
+        samples = _SAMPLES if any(isinstance(o, BlockIndex) for o in self.steps) else _SAMPLES[1:2]
+        for part in samples:
+            for i, n in enumerate(self._trips(dict(base), extents, part)):
+                trips[i] += n / len(samples)
+
+        def times(loops: tuple[int, ...]) -> float:
+            return math.prod(trips[i] for i in loops)
+
+        sizes = {p.value.name: v for p in self.func.params if (v := base.get(p.value)) is not None}
+        moved: dict[Value, list[float]] = {}
+        rows: dict[Value, float] = {}
+        loaded = stored = 0.0
+        for t in self.transfers:
+            amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
+            loaded += 0.0 if t.is_store else amount
+            stored += amount if t.is_store else 0.0
+            both = moved.setdefault(t.tensor, [0.0, 0.0])
+            both[t.is_store] += amount
+            rows[t.tensor] = min(rows.get(t.tensor, amount), t.row * t.bits / 8)
+        dram = 0.0
+        for tensor, both in moved.items():
+            whole = _tensor_bytes(tensor.buffer, sizes)
+            least = sum(min(amount * blocks, whole) for amount in both)
+            dram += least * (1 + ROW_START / max(rows[tensor], 1.0))
+        pipelined = [
+            i for i, o in enumerate(self.loops) if isinstance(o, For) and o.kind == "pipelined"
+        ]
+        inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in pipelined}
+        return Numbers(
+            blocks,
+            tuple((p, times(p.loops)) for p in self.products),
+            loaded,
+            stored,
+            sum(n * times(loops) for n, loops in self.vector),
+            sum(times(loops) for loops in inner),
+            dram,
+        )
+
+    def _trips(self, env: Env, extents: Sequence[int], part: float) -> list[float]:
+        """Iterations of each loop in the block that stands `part` of the way through the grid."""
+        position = int(math.prod(extents) * part)
+        index = []
+        for extent in extents:
+            index.append(position % max(extent, 1))
+            position //= max(extent, 1)
+        trips: list[float] = []
+        for o in self.steps:
+            match o:
+                case BlockIndex(dim=d):
+                    env[o.result] = index[d] if d < len(index) else 0
+                case GridSize(dim=d):
+                    env[o.result] = extents[d] if d < len(extents) else 1
+                case For():
+                    lo, hi, step = (env.get(v) for v in (o.lo, o.hi, o.step))
+                    if lo is None or hi is None or not step:
+                        trips.append(UNKNOWN_TRIPS)
+                        continue
+                    trips.append(max(0.0, math.ceil((hi - lo) / step)))
+                    env[o.body.args[0]] = int(lo + hi) // 2
+                case While():
+                    trips.append(UNKNOWN_TRIPS)
+                case _:
+                    value = fold(o, env.get)
+                    if value is not None:
+                        env[o.result] = value
+        return trips
+
+    def fragment_bits(self) -> list[int]:
+        """Bits of each fragment."""
+        allocs = (o for o in walk(self.func.body) if isinstance(o, Alloc))
+        return [o.type.size * o.type.dtype.bits for o in allocs if o.type.space == "fragment"]
+
+
+def read_work(func: Func) -> Work:
+    """The work of `func` (TILE)."""
+    work = Work(func)
+    _visit(func.body, work, ())
+    needed = {v for o in work.loops if isinstance(o, For) for v in (o.lo, o.hi, o.step)}
+    kept: list[Op] = []
+    for o in reversed(list(walk(func.body))):
+        if o in work.loops:
+            kept.append(o)
+        elif isinstance(o, (BlockIndex, GridSize)) or (o.pure and len(o.results) == 1):
+            if o.result in needed:
+                needed.update(o.operands)
+                kept.append(o)
+    work.steps = kept[::-1]
+    return work
+
+
+def _visit(block: Block, work: Work, loops: tuple[int, ...]) -> None:
+    for o in block.ops:
+        match o:
+            case For() | While():
+                work.loops.append(o)
+                inside = (*loops, len(work.loops) - 1)
+                for region in o.regions:
+                    _visit(region, work, inside)
+            case If():
+                for region in o.regions:
+                    _visit(region, work, loops)
+            case Gemm():
+                work.products.append(Product(o, loops))
+            case Copy():
+                for buffer, extents, is_store in (
+                    (o.source, o.source_extents, False),
+                    (o.dest, o.dest_extents, True),
+                ):
+                    if buffer.buffer.space == "global":
+                        work.transfers.append(
+                            Transfer(buffer, extents, loops, is_store, extents[-1])
+                        )
+            case Fill() if o.dest.buffer.space == "global":
+                work.transfers.append(Transfer(o.dest, o.extents, loops, True, o.extents[-1]))
+            case Parallel():
+                _elements(o.body, work, loops, o.extents)
+            case Load() | Store():
+                _elements(Block((), (o,)), work, loops, ())
+
+
+def _elements(block: Block, work: Work, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
+    """Ops that happen once for each element of `extents`, along which the block's arguments run."""
+    arithmetic, count = 0, math.prod(extents)
+    work.elements = max(work.elements, count)
+    along: dict[Value, set[int]] = {arg: {i} for i, arg in enumerate(block.args)}
+
+    def transfer(tensor: Value, indices: tuple[Value, ...], is_store: bool) -> Transfer:
+        row = math.prod(extents[i] for i in along.get(indices[-1], ()))
+        return Transfer(tensor, (count,), loops, is_store, row)
+
+    for o in walk(block):
+        for r in o.results:
+            along[r] = set().union(*(along.get(v, set()) for v in o.operands))
+        match o:
+            case Load() if o.source.buffer.space == "global":
+                work.transfers.append(transfer(o.source, o.indices, False))
+            case Store() if o.dest.buffer.space == "global":
+                work.transfers.append(transfer(o.dest, o.indices, True))
+            case Binary() if o.result.dtype.is_float:
+                arithmetic += 1
+            case Unary() if o.result.dtype.is_float:
+                arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
+    if arithmetic:
+        work.vector.append((float(arithmetic * count), loops))
+
+
+def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
+    """What a block of scalar ops yields, None where it cannot be known."""
+    for o in ops:
+        if o.results:
+            value = fold(o, env.get)
+            if value is not None:
+                env[o.result] = value
+    found = [env.get(v) for v in yielded(Block((), tuple(ops)))]
+    numbers = [int(v) for v in found if v is not None]
+    return numbers if numbers and len(numbers) == len(found) else None
+
+
+def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
+    """Elements that are inside the tensor: a tile wider than it moves no more than there is."""
+    shape = t.tensor.buffer.shape
+    if len(shape) != len(t.extents):
+        return float(math.prod(t.extents))
+    known = [e if isinstance(e, int) else sizes.get(e) for e in shape]
+    return float(math.prod(e if n is None else min(e, n) for e, n in zip(t.extents, known)))
+
+
+def _tensor_bytes(t: BufferType, sizes: Mapping[str, bool | int | float]) -> float:
+    known = [e if isinstance(e, int) else sizes.get(e) for e in t.shape]
+    return math.prod(math.inf if n is None else n for n in known) * t.dtype.bits / 8
