@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.report import peers_of
+from benchmarks.report import peers_of, shown
 from benchmarks.store import RESULTS, Row
 from benchmarks.svg import Svg
 
@@ -31,6 +31,7 @@ def draw(name: str, folder: Path = RESULTS) -> Path | None:
 def ratios(name: str, rows: Sequence[Row]) -> Svg:
     """tilec's ratio to each peer, a line per row: filled HOT, hollow STEADY; a whisker from the
     10th to the 90th percentile of the rounds."""
+    rows = [shown(row) for row in rows]
     peers = peers_of(rows)
     found = [
         (r, p, m, row["candidates"][p][f"{m}_ratio"])

@@ -203,6 +203,98 @@ def batched(dtype: str) -> Any:
     return bmm
 
 
+@functools.cache
+def grouped(dtype: str) -> Any:
+    """C[offsets[g]:offsets[g + 1]] = A[offsets[g]:offsets[g + 1]] B[g]ᵀ for every g, the offsets
+    on the device; as many blocks as `blocks` walk over the tiles of all groups, in order."""
+
+    @tilec.kernel
+    def grouped_matmul(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((G, N, K), dtype),
+        offsets: T.Tensor((G + 1,), "int32"),
+        C: T.Tensor((M, N), dtype),
+        blocks: T.constexpr = 132,
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+        stages: T.constexpr = 4,
+        warps: T.constexpr = 8,
+    ):
+        with T.Kernel(blocks, threads=32 * warps) as block:
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            across = T.ceildiv(N, BN)
+            g = 0  # the group of the tile
+            before = 0  # tiles of the groups before it
+            for tile in T.Persistent([(T.ceildiv(M, BM) + G) * across], blocks, block):
+                while (
+                    g < G and tile >= before + T.ceildiv(offsets[g + 1] - offsets[g], BM) * across
+                ):
+                    before += T.ceildiv(offsets[g + 1] - offsets[g], BM) * across
+                    g += 1
+                if g < G:
+                    first, end = offsets[g], offsets[g + 1]
+                    down = T.ceildiv(end - first, BM)
+                    row = first + (tile - before) % down * BM
+                    column = (tile - before) // down * BN
+                    T.clear(acc)
+                    for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                        T.copy(A[row, k * BK], A_s)
+                        T.copy(B[g, column, k * BK], B_s)
+                        T.gemm(A_s, B_s, acc, transpose_B=True)
+                    for i, j in T.Parallel(BM, BN):
+                        if row + i < end:
+                            C[row + i, column + j] = acc[i, j]
+
+    return grouped_matmul
+
+
+@functools.cache
+def scheduled(dtype: str, tb: bool, schedule: tuple[tuple[str, Any], ...], threads: int) -> Any:
+    """`product` of A (M, K) with the keywords of T.annotate_schedule fixed."""
+    b_shape = (N, K) if tb else (K, N)
+    wish = dict(schedule)
+    persistent, specialise = wish.get("persistent"), wish.get("specialise")
+    consumers, cluster, split = wish.get("consumers"), wish.get("cluster"), wish.get("split")
+    panel, store = wish.get("panel"), wish.get("store")
+
+    @tilec.kernel
+    def scheduled_matmul(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((M, N), dtype),
+        BM: T.constexpr = 128,
+        BN: T.constexpr = 256,
+        BK: T.constexpr = 64,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+            T.annotate_schedule(
+                persistent=persistent,
+                specialise=specialise,
+                consumers=consumers,
+                cluster=cluster,
+                split=split,
+                panel=panel,
+                store=store,
+            )
+            A_s = T.alloc_shared((BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if tb else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK)):
+                T.copy(A[by * BM, k * BK], A_s)
+                if tb:
+                    T.copy(B[bx * BN, k * BK], B_s)
+                else:
+                    T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, acc, transpose_B=tb)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return scheduled_matmul
+
+
 def choose(m: int, n: int, k: int, dtype: str = "float16") -> dict[str, int]:
     """Tile, stages and warps for one product: large tiles where they fill the chip."""
     bytes_each = {"float32": 4, "int8": 1, "float8_e4m3": 1}.get(dtype, 2)
@@ -212,3 +304,14 @@ def choose(m: int, n: int, k: int, dtype: str = "float16") -> dict[str, int]:
     if m * n <= 1024 * 1024:
         return {"BM": 64, "BN": 128, "BK": bk, "stages": 6, "warps": 4}
     return {"BM": 128, "BN": 256, "BK": bk, "stages": 4, "warps": 8}
+
+
+def choose_fused(m: int, n: int, k: int, products: int) -> dict[str, int]:
+    """As `choose`, for a kernel that holds the accumulators of so many products."""
+    chosen = choose(m, n, k)
+    return {**chosen, "BN": chosen["BN"] // products}
+
+
+def choose_grouped(groups: int, m: int, n: int, k: int) -> dict[str, int]:
+    """As `choose`, for groups of `m` rows together: tiles no higher than most groups."""
+    return choose(m, n, k) if m >= 256 * groups else {**choose(m, n, k), "BM": 64, "warps": 4}

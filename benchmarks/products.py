@@ -237,8 +237,9 @@ _LOCATIONS = re.compile(r"^\s*(\.loc|\.file|//|\$L__tmp).*\n", re.MULTILINE)
 
 
 def code_hash(compiled: Any) -> str:
-    """A hash of the assembly without line numbers, the grid and the threads of a block."""
+    """A hash of the assembly without line numbers and of how it is launched."""
     code = _LOCATIONS.sub("", compiled.asm).split("\t.section")[0]
     image = compiled.image
-    text = f"{code}\n{image.grid} {image.persistent} {image.resources.threads}"
+    launch = (image.grid, image.persistent, image.cluster, image.split, image.resources.threads)
+    text = f"{code}\n{launch}"
     return f"{compiled.target} {hashlib.sha256(text.encode()).hexdigest()[:16]}"

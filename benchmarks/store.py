@@ -19,6 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
 OURS = "tilec"  # the candidate that the others are compared with
+BEST = "best"  # as a row's baseline: the fastest of the others
 
 
 class ResultFile:

@@ -433,3 +433,60 @@ def test_the_codes_hash_knows_no_lines_but_knows_tiles(tmp_path) -> None:
 
 def test_quick_effort_still_lasts() -> None:
     assert QUICK.seconds >= 0.3 and QUICK.passes >= 2
+
+
+TINY = {"BM": 32, "BN": 32, "BK": 32, "stages": 2, "warps": 4}
+
+
+def tiny_cases() -> dict[str, Case]:
+    from benchmarks.operators import batched, fused, grouped
+
+    return {
+        "batched": batched.case(3, 40, 33, 24, 0),
+        "grouped": grouped.case(5, 150, 40, 33, 0),
+        "many groups": grouped.case(20, 90, 17, 33, 0),
+        **{e.name: fused.case(e, 33, 40, 24, 0) for e in fused.EPILOGUES},
+        "int8": products.product_case("test", products.Product(33, 40, 64, "NT", "int8")),
+        "fp8": products.product_case("test", products.Product(33, 48, 64, "NT", "float8_e4m3")),
+    }
+
+
+@pytest.mark.parametrize("name", tiny_cases())
+def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
+    """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
+    for choose in ("choose", "choose_fused", "choose_grouped"):
+        monkeypatch.setattr(kernels, choose, lambda *problem: TINY)
+    monkeypatch.setattr(products, "module_of", lambda peer: None)
+    case = tiny_cases()[name]
+    tensors = case.make("cpu")
+    error_of = checker(case, tensors)
+    for c in case.candidates():
+        if name == "fp8" and c.name == peers.CUBLAS:
+            continue  # torch has it on GPUs only
+        error = error_of(c.bind(tensors, c.configs[0]))
+        assert error <= case.tolerance, c.name
+        assert c.name != "tilec" or c.identity(c.configs[0]).startswith("cpu ")
+    total = sum(t.numel() * t.element_size() for k, t in tensors.items() if k != "offsets")
+    assert case.bytes == total
+
+
+def test_uneven_groups_are_uneven_and_complete() -> None:
+    from benchmarks.operators.grouped import uneven
+
+    for groups in (8, 64):
+        ends = uneven(groups, 4096)
+        sizes = [b - a for a, b in zip(ends, ends[1:])]
+        assert ends[0] == 0 and ends[-1] == 4096 and len(sizes) == groups
+        assert min(sizes) >= 0 and max(sizes) > 2 * 4096 / groups
+        assert (0 in sizes) == (groups == 64)
+
+
+def test_the_best_of_all_schedules_is_what_a_choice_is_compared_with(tmp_path) -> None:
+    times = {"tilec": 2.0, "one": 4.0, "two": 1.8, "three": 3.0}
+    case = replace(fake_case(dict.fromkeys(times, "h"), times), baseline="best")
+    row = report.shown(session(tmp_path).measure(case))
+    assert list(row["candidates"]) == ["tilec", "best"]
+    best = row["candidates"]["best"]
+    assert best["config"] == "two" and best["hot_ratio"]["median"] == pytest.approx(0.9)
+    text = report.table([session(tmp_path).measure(case)])
+    assert "/best hot" in text and text.splitlines()[1].endswith("two")
