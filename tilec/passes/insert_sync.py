@@ -58,15 +58,23 @@ class _State:
 
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
+    private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)
 
     def merge(self, other: _State) -> None:
         self.reads |= other.reads
         self.writes |= other.writes
+        self.private |= other.private
         self.unfenced |= other.unfenced
 
+    def meet(self) -> None:
+        """All threads have been at a barrier."""
+        self.reads.clear()
+        self.writes.clear()
+        self.private.clear()
+
     def copy(self) -> _State:
-        return _State(set(self.reads), set(self.writes), set(self.unfenced))
+        return _State(set(self.reads), set(self.writes), set(self.private), set(self.unfenced))
 
 
 @dataclass
@@ -172,8 +180,7 @@ class _Placer:
                     state.merge(other)
                     ops.append(replace(o, then=then, orelse=orelse))
                 case Barrier():
-                    state.reads.clear()
-                    state.writes.clear()
+                    state.meet()
                     ops.append(o)
                 case ProxyFence():
                     state.unfenced.clear()
@@ -208,15 +215,15 @@ class _Placer:
             state.unfenced.clear()
         busy = state.writes | state.reads
         if (
-            _overlap(e.reads, state.writes)
-            or _overlap(e.writes, busy)
-            or _overlap(e.private, busy - e.private)
+            _overlap(e.reads, state.writes | state.private)
+            or _overlap(e.writes, busy | state.private)
+            or _overlap(e.private, busy | (state.private - e.private))
         ):
             ops.append(Barrier(*self.barrier, loc=o.loc))
-            state.reads.clear()
-            state.writes.clear()
+            state.meet()
         state.reads |= e.reads
-        state.writes |= e.writes | e.private
+        state.writes |= e.writes
+        state.private |= e.private
         state.unfenced |= {s for s in e.writes if s[0] == "shared"}
 
 

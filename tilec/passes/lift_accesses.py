@@ -22,11 +22,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.layout import Layout, single_registers
+from tilec.ir.layout import Layout, leading_run, single_registers
 from tilec.ir.ops import Alloc, Cast, Const, Copy, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.accesses import fragment_accesses
-from tilec.passes.memory_access import MAX_VECTOR_BYTES, leading_run
+from tilec.passes.memory_access import MAX_VECTOR_BYTES
 from tilec.passes.regions import LoopRegions
 from tilec.target import Target
 

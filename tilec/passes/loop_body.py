@@ -16,6 +16,7 @@ from tilec.ir.core import (
     substitute,
 )
 from tilec.ir.errors import InternalError
+from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Binary,
     Compare,
@@ -42,7 +43,7 @@ from tilec.passes.addressing import (
     narrow,
     shared_offset,
 )
-from tilec.passes.memory_access import Memory, MemoryFacts, in_memory, leading_run
+from tilec.passes.memory_access import Memory, MemoryFacts, in_memory
 
 
 class LoopBody:

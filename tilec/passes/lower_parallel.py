@@ -29,7 +29,7 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.errors import InternalError
-from tilec.ir.layout import Layout
+from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import (
     Alloc,
     AnnotateSafeValue,
@@ -53,7 +53,7 @@ from tilec.passes.addressing import (
     unique_replica,
 )
 from tilec.passes.loop_body import LoopBody
-from tilec.passes.memory_access import MemoryFacts, in_memory, leading_run
+from tilec.passes.memory_access import MemoryFacts, in_memory
 from tilec.passes.rings import only_if
 from tilec.target import Target
 

@@ -3,21 +3,23 @@ and TMA.
 
 Before: copies with the agent "tma_store", each with its shared staging buffer. After: none. Every
 warp works alone on its own 16 rows of staging, one chunk of columns at a time: wait until the last
-chunk has been read from there, write 8x8 matrices (`stmatrix`), fence, and let one lane start the
-box. TMA drops what lies outside of the tensor, so ragged tiles need no guards. The scope ends by
-waiting for its stores."""
+chunk has been read from there, write it (16-bit elements as 8x8 matrices, by `stmatrix`, others in
+vectors), fence, and let one lane start the box. TMA drops what lies outside of the tensor, so ragged
+tiles need no guards. The scope ends by waiting for its stores."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.layout import Layout
+from tilec.ir.layout import CHUNK_ROWS, Layout
 from tilec.ir.ops import (
     Cast,
     Compare,
     Const,
     Copy,
+    Lookup,
+    MemStore,
     Pack,
     ProxyFence,
     RegRead,
@@ -33,8 +35,7 @@ from tilec.ir.types import INT32
 from tilec.passes.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import TensorMaps, only_if
-from tilec.passes.select_copies import store_atoms
-from tilec.passes.stage_stores import ROWS
+from tilec.passes.stage_stores import staged_form
 from tilec.target import Target
 
 
@@ -50,7 +51,7 @@ def lower_stores(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | Op | list[Op]:
         match o:
             case Copy(agent="tma_store"):
-                return _store(o, maps)
+                return _store(o, maps, target)
             case Scope(name="consumer"):
                 return replace(o, body=_drained(o.body, func))
         return None
@@ -72,77 +73,83 @@ def _drained(body: Block, func: Func) -> Block:
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
 
 
-def _store(o: Copy, maps: TensorMaps) -> list[Op]:
+def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     b = Builder(o.loc)
     layout = o.source.buffer.layout
     assert layout is not None and o.staging is not None
-    found = store_atoms(layout)
+    _, found = staged_form(layout, o.dest.dtype.bits, target)
     assert found is not None
-    m_blocks, column_blocks = found
     staging = o.staging.buffer.layout
     assert staging is not None
-    columns = o.staging.buffer.static_shape[1]
     bits = o.dest.dtype.bits
     rank = o.dest.buffer.rank
-    box = (columns, ROWS, *(1 for _ in range(rank - 2)))
-    descriptor = maps.get(o.dest, box, columns * bits // 8)
+    box = (found.columns, CHUNK_ROWS, *(1 for _ in range(rank - 2)))
+    descriptor = maps.get(o.dest, box, found.columns * bits // 8)
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)
     first_lane = b.value(Compare, "eq", lane, x.const(0))
-    own_rows = x.op("mul", warp, x.const(ROWS))
-    row = x.op("add", own_rows, x.op("mod", lane, x.const(16)))
-    half = x.op("mul", x.op("floordiv", lane, x.const(16)), x.const(8))
+    own_rows = x.op("mul", warp, x.const(CHUNK_ROWS))
     origin = _warp_origin(x, layout, warp)
     own_offset = shared_offset(b, staging, (own_rows, x.const(0)))
-    chunks = 8 * column_blocks // columns
-    i, rows = unrolled(b, m_blocks, "i")
-    j, inner = unrolled(rows, chunks, "chunk")
-    y = Numbers(inner)
+    if found.matrices:
+        row = x.op("mod", lane, x.const(16))
+        column = x.op("mul", x.op("floordiv", lane, x.const(16)), x.const(8))
+    else:
+        row, column = (_lane_part(x, layout, lane, d) for d in range(2))
+    row = x.op("add", own_rows, row)
+    count = len(found.origins)
+    c, inner = unrolled(b, count, "chunk")
     wait = Builder(o.loc)
     wait.emit(TmaStoreWait, 0, True)
     only_if(inner, first_lane, wait.ops)
     inner.emit(WarpSync)
-    per_chunk = columns // 8
-    step_row = next((d.step[0] for d in layout.digits[2:] if d.owner == "reg" and d.step[0]), 0)
-    base = y.op("mul", y.op("add", y.op("mul", i, y.const(chunks)), j), y.const(per_chunk * 4))
-    for q in range(0, per_chunk, 2):
-        values = []
-        for p in range(4):
-            pair = []
-            for e in range(2):
-                reg = y.op("add", base, y.const(4 * (q + p // 2) + 2 * (p % 2) + e))
-                value = inner.value(RegRead, o.source, reg)
-                if value.dtype != o.dest.dtype:
-                    value = inner.value(Cast, value, o.dest.dtype)
-                pair.append(value)
-            values.append(inner.value(Pack, tuple(pair)))
-        column = y.op("add", half, y.const(8 * q))
-        offset = shared_offset(inner, staging, (row, column))
-        inner.emit(Stmatrix, o.staging, offset, tuple(values))
+    y = Numbers(inner)
+    for access, (at_row, at_column) in enumerate(found.places):
+        own = y.op("add", row, y.const(at_row)), y.op("add", column, y.const(at_column))
+        offset = shared_offset(inner, staging, own)
+        values = _values(inner, o, c, [chunk[access] for chunk in found.registers], found.run)
+        if found.matrices:
+            inner.emit(Stmatrix, o.staging, offset, values)
+        else:
+            inner.emit(MemStore, o.staging, offset, values[0], found.run * bits // 8)
     inner.emit(ProxyFence)
     inner.emit(WarpSync)
     send = Builder(o.loc)
     z = Numbers(send)
-    at = [
-        z.op(
-            "add",
-            z.op("add", narrow(send, o.dest_offsets[-1]), origin[1]),
-            z.op("mul", j, z.const(columns)),
-        ),
-        z.op(
-            "add",
-            z.op("add", narrow(send, o.dest_offsets[-2]), origin[0]),
-            z.op("mul", i, z.const(step_row)),
-        ),
-        *(narrow(send, v) for v in reversed(o.dest_offsets[:-2])),
-    ]
+    at = []
+    for d in (1, 0):
+        step = send.value(Lookup, tuple(corner[d] for corner in found.origins), c)
+        start = z.op("add", narrow(send, o.dest_offsets[d - 2]), origin[d])
+        at.append(z.op("add", start, step))
+    at += [narrow(send, v) for v in reversed(o.dest_offsets[:-2])]
     send.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset)
     send.emit(TmaStoreCommit)
     only_if(inner, first_lane, send.ops)
-    close(rows, "unroll", j, chunks, inner)
-    close(b, "unroll", i, m_blocks, rows)
+    close(b, "unroll", c, count, inner)
     return b.ops
+
+
+def _values(
+    b: Builder, o: Copy, chunk: Value, registers: list[tuple[int, ...]], run: int
+) -> tuple[Value, ...]:
+    """The registers of one access (of each chunk), converted, in vectors of `run`."""
+    made = []
+    for start in range(0, len(registers[0]), run):
+        parts = []
+        for e in range(start, start + run):
+            at = b.value(Lookup, tuple(one[e] for one in registers), chunk)
+            parts.append(b.value(RegRead, o.source, at))
+        value = b.value(Pack, tuple(parts)) if run > 1 else parts[0]
+        if value.dtype != o.dest.dtype:
+            value = b.value(Cast, value, o.dest.dtype)
+        made.append(value)
+    return tuple(made)
+
+
+def _lane_part(x: Numbers, layout: Layout, lane: Value, dim: int) -> Value:
+    """What a lane's number adds to the coordinate along `dim`."""
+    return x.combine([t for t in layout.forward_terms(dim) if t.source == "lane"], lambda _: lane)
 
 
 def _warp_origin(x: Numbers, layout: Layout, warp: Value) -> tuple[Value, Value]:

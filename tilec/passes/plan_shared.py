@@ -92,7 +92,8 @@ def _lifetimes(func: Func) -> list[_Life]:
             for v in o.operands:
                 use(v)
             if isinstance(o, Copy) and o.staging is not None:
-                touch(o.staging, clock, FOREVER)  # TMA reads it after the copy has been passed
+                # TMA reads it after the copy has been passed: in a loop, during the next round.
+                touch(o.staging, 0 if loops else clock, FOREVER)
             # Where no barrier can stand, all that is used is used at once.
             parted = isinstance(o, (For, While, If)) and not together(o, uniformity)
             inside = still or parted or isinstance(o, Parallel)

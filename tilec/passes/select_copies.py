@@ -14,21 +14,21 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.layout import Layout, tma_box
+from tilec.ir.layout import Layout, leading_run, tma_box
 from tilec.ir.ops import (
     AnnotateSafeValue,
     Binary,
     Const,
     Copy,
     For,
-    Gemm,
     If,
     Store,
     While,
     squeeze,
 )
-from tilec.ir.types import BufferType
+from tilec.ir.types import BOOL, BufferType
 from tilec.passes.addressing import depends
+from tilec.passes.stage_stores import staged_form
 from tilec.target import Target
 
 TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
@@ -119,15 +119,13 @@ class _Chooser:
         f, t = o.source.buffer, o.dest.buffer
         return (
             self.target.has("tma")
-            and self.target.has("stmatrix")
             and not o.disable_tma
             and f.space == "fragment"
             and t.space == "global"
-            and t.dtype.bits == 16
-            and t.dtype.is_float
+            and t.dtype != BOOL
             and len(f.shape) == 2
-            and f.layout is not None
-            and store_atoms(f.layout) is not None
+            and _is_narrow(f, t)
+            and staged_form(f.layout, t.dtype.bits, self.target)[1] is not None
             and tensor_map_fits(t)
             and o.dest_extents[-2:] == f.static_shape
             and o in self.unseen
@@ -238,41 +236,8 @@ def _same_order(o: Copy) -> bool:
     )
 
 
-def store_atoms(layout: Layout) -> tuple[int, int] | None:
-    """(m blocks of 16 rows, column blocks of 8) each warp holds, if every warp's registers are
-    16x8 blocks as `stmatrix` distributes them, columns before rows; None otherwise."""
-    reg = [d for d in layout.digits if d.owner == "reg"]
-    lane = [(d.radix, d.step) for d in layout.digits if d.owner == "lane"]
-    steps: list[tuple[int, int]] = []
-    for radix, step in lane:
-        if radix & (radix - 1):
-            return None
-        while radix > 1:
-            steps.append((step[0], step[1]))
-            step = (2 * step[0], 2 * step[1])
-            radix //= 2
-    if steps != [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]:
-        return None
-    if [(d.radix, d.step) for d in reg[:2]] != [(2, (0, 1)), (2, (8, 0))]:
-        return None
-    rest = [(d.radix, d.step) for d in reg[2:]]
-    columns = rows = 1
-    if rest and rest[0][1] == (0, 8):
-        columns = rest.pop(0)[0]
-    while rest and rest[0][1] == (0, 8 * columns):
-        columns *= rest.pop(0)[0]
-    if rest and rest[0][1][1] == 0 and rest[0][1][0] % 16 == 0:
-        rows = rest.pop(0)[0]
-    if rest or columns % 2:
-        return None
-    return rows, columns
-
-
-def reads_with_wgmma(func: Func) -> set[Value]:
-    """Shared buffers that wgmma reads."""
-    return {
-        v
-        for o in walk(func.body)
-        if isinstance(o, Gemm) and o.row.startswith("wgmma")
-        for v in (o.a, o.b)
-    }
+def _is_narrow(fragment: BufferType, tensor: BufferType) -> bool:
+    """Whether a thread holds less than 16 bytes of a row: others store well themselves."""
+    assert fragment.layout is not None
+    dim, run = leading_run(fragment.layout)
+    return dim != fragment.layout.rank - 1 or run * tensor.dtype.bits < 128

@@ -2,20 +2,22 @@
 
 Before: copies with the agent "tma_store" have no staging. After: each has a shared buffer with one
 chunk of 16 rows for every warp, swizzled as its TMA box reads it; `plan_shared` places it like any
-other."""
+other. Elements of 8 bits are first brought together in fours (`convert_fragments`), so that a
+thread writes whole words."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, rewrite
-from tilec.ir.layout import swizzled
-from tilec.ir.ops import Alloc, Copy
-from tilec.ir.types import BufferType
-from tilec.passes.select_copies import store_atoms
+from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, swizzled
+from tilec.ir.ops import Alloc, Const, Copy
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.conversions import copy_whole
+from tilec.passes.widen_copies import wider
 from tilec.target import Target
 
-ROWS = 16  # of a chunk: what one warp's stmatrix writes
+WORD_BITS = 32
 
 
 def stage_stores(func: Func, target: Target) -> Func:
@@ -26,25 +28,32 @@ def stage_stores(func: Func, target: Target) -> Func:
         if not isinstance(o, Copy) or o.agent != "tma_store":
             return None
         b = Builder(o.loc)
-        columns = chunk_columns(o)
-        shape = (warps * ROWS, columns)
-        bits = o.dest.dtype.bits
-        layout = swizzled(shape, bits, columns * bits // 8)
-        t = BufferType(shape, o.dest.dtype, "shared", layout=layout)
-        staging = b.value(Alloc, t, name=f"{o.dest.name}_staging")
+        f, dtype = o.source.buffer, o.dest.dtype
+        layout, found = staged_form(f.layout, dtype.bits, target)
+        assert found is not None
+        if layout != f.layout:
+            t = BufferType(f.shape, dtype, "fragment", layout=layout)
+            words = b.value(Alloc, t, name=f"{o.source.name}_words")
+            copy_whole(b, o.source, words)
+            zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
+            o = replace(o, source=words, source_offsets=zeros)
+        shape = (warps * CHUNK_ROWS, found.columns)
+        swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
+        staging = b.value(
+            Alloc, BufferType(shape, dtype, "shared", layout=swizzle), name=f"{o.dest.name}_staging"
+        )
         return [*b.ops, replace(o, staging=staging)]
 
     return func.with_body(rewrite(func.body, visit))
 
 
-def chunk_columns(o: Copy) -> int:
-    """Columns of a chunk: as many as one swizzled row of 128, 64 or 32 bytes holds and the warp's
-    share divides into."""
-    assert o.source.buffer.layout is not None
-    found = store_atoms(o.source.buffer.layout)
-    assert found is not None
-    columns = 8 * found[1]
-    width = 128 * 8 // o.dest.dtype.bits
-    while columns % width:
-        width //= 2
-    return width
+def staged_form(
+    layout: Layout | None, bits: int, target: Target
+) -> tuple[Layout | None, Chunks | None]:
+    """The layout from which a fragment of elements of `bits` bits is written to its staging, and
+    how; None if there is no such way."""
+    if layout is None:
+        return None, None
+    if bits < WORD_BITS // 2:
+        layout = wider(layout, WORD_BITS // bits, bits) or layout
+    return layout, chunks(layout, bits, target.has("stmatrix"))

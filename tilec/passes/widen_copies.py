@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, rewrite
-from tilec.ir.layout import Layout, conversion, widened
+from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Const, Copy
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
-from tilec.passes.memory_access import leading_run
 from tilec.target import Target
 
 

@@ -55,6 +55,7 @@ alike.
     named        row_major, swizzled, blocked, fragments of matrix instructions
     terms        layouts as address arithmetic
     queries      vector width, bank conflicts, conversion, 8x8 matrices
+    chunks       what a warp stages in shared memory for a TMA box
     exchange     conversions inside a warp: swaps of register and lane bits
     descriptors  TMA boxes, wgmma descriptors
     reshaping    sub-tiles and other shapes
@@ -64,6 +65,7 @@ Linear layouts over GF(2) for GPU tiles are Triton's (LinearLayout.h); mixed rad
 power-of-two atom is what tiles of 96 or 176 ask for.
 """
 
+from tilec.ir.layout.chunks import CHUNK_ROWS, Chunks, chunks
 from tilec.ir.layout.core import Layout, row_major_strides
 from tilec.ir.layout.descriptors import WgmmaOperand, tma_box, wgmma_operand
 from tilec.ir.layout.exchange import Exchange, exchange, single_registers, widened
@@ -100,6 +102,7 @@ from tilec.ir.layout.queries import (
     bank_conflicts,
     conversion,
     ldmatrix_ok,
+    leading_run,
     matrix_access,
     matrix_rows,
     stmatrix_ok,
@@ -108,6 +111,7 @@ from tilec.ir.layout.queries import (
 from tilec.ir.layout.terms import Term
 
 __all__ = [
+    "CHUNK_ROWS",
     "FRAGMENTS",
     "MMA16_A",
     "MMA16_B",
@@ -121,6 +125,7 @@ __all__ = [
     "MMA_C",
     "OWNERS",
     "WGMMA_A",
+    "Chunks",
     "Conversion",
     "Digit",
     "Exchange",
@@ -131,9 +136,11 @@ __all__ = [
     "WgmmaOperand",
     "bank_conflicts",
     "blocked",
+    "chunks",
     "conversion",
     "exchange",
     "ldmatrix_ok",
+    "leading_run",
     "matrix_access",
     "matrix_rows",
     "mfma_a",

@@ -53,6 +53,30 @@ def _consecutive(at: Ints, width: int) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def leading_run(layout: Layout) -> tuple[int, int]:
+    """(dimension, length): how many of a thread's first registers are neighbours along a
+    dimension, each run starting at a multiple of its length. (-1, 1) if none are."""
+    regs = [d for d in layout.digits if d.owner == "reg"]
+    if not regs:
+        return -1, 1
+    dim = next((i for i, s in enumerate(regs[0].step) if s), -1)
+    if dim < 0:
+        return -1, 1
+    run, used = 1, 0
+    for d in regs:
+        if d.step[dim] != run or any(s for i, s in enumerate(d.step) if i != dim):
+            break
+        run *= d.radix & -d.radix
+        used += 1
+        if d.radix & (d.radix - 1):
+            break
+    rest = [d for d in layout.digits if d.owner != "reg"] + regs[used:]
+    while run > 1 and any(d.step[dim] % run for d in rest):
+        run //= 2
+    return (dim, run) if run > 1 else (-1, 1)
+
+
+@functools.lru_cache(maxsize=4096)
 def bank_conflicts(fragment: Layout, memory: Layout, bits: int, vector: int) -> int:
     """How many times the banks are gone over for one access of a warp, at worst, for each time that
     would do: 1 is free of conflicts. `vector` registers of `bits` each are accessed together.
