@@ -28,7 +28,7 @@ from benchmarks.timing import (
 
 MODES = ("hot", "steady")
 _SETS = 64  # the most copies of the inputs that are made
-_TUNING = Effort(rounds=5, warm=1)
+_TUNING = Effort(rounds=5, most_rounds=15, together=0.05, warm=1)
 _TUNING_CALLS = 4  # in one sample
 
 

@@ -38,9 +38,12 @@ class Timer(Protocol):
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. `sample` is the least a timed call lasts: shorter ones are batched."""
+    """How much is measured. HOT: at least `rounds`, as many as last `together` seconds, at most
+    `most_rounds`; `sample` is the least a timed call lasts: shorter ones are batched."""
 
     rounds: int = 31
+    most_rounds: int = 151
+    together: float = 0.5
     warm: int = 3
     passes: int = 3
     seconds: float = 0.3
@@ -51,21 +54,26 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(rounds=13, warm=2, passes=2)
+QUICK = Effort(rounds=13, most_rounds=71, together=0.25, warm=2, passes=2)
 
 
 def hot(timer: Timer, calls: Mapping[str, Call], effort: Effort, rng: random.Random) -> Samples:
     """Milliseconds of each candidate, one sample per round."""
-    names, order = list(calls), []
-    for _ in range(effort.warm + effort.rounds):
-        rng.shuffle(names)
-        order += names
-    times = timer.each([calls[name] for name in order])
-    skipped = effort.warm * len(names)
-    samples: Samples = {name: [] for name in calls}
-    for name, ms in zip(order[skipped:], times[skipped:]):
-        samples[name].append(ms)
-    return samples
+    names = list(calls)
+
+    def run(rounds: int) -> Samples:
+        order: list[str] = []
+        for _ in range(rounds):
+            rng.shuffle(names)
+            order += names
+        samples: Samples = {name: [] for name in calls}
+        for name, ms in zip(order, timer.each([calls[name] for name in order])):
+            samples[name].append(ms)
+        return samples
+
+    one = sum(statistics.median(ms) for ms in run(effort.warm).values()) * 1e-3
+    lasting = math.ceil(effort.together / max(one, 1e-9))
+    return run(max(effort.rounds, min(effort.most_rounds, lasting)))
 
 
 def steady(

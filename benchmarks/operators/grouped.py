@@ -33,7 +33,7 @@ def uneven(groups: int, rows: int) -> list[int]:
     """Where each group starts, and the end: random sizes, the largest several times the mean, some
     groups empty where there are many."""
     rng = python_random.Random(groups * 7 + rows)
-    weights = [rng.expovariate(1.0) ** 2 for _ in range(groups)]
+    weights = [rng.expovariate(1.0) ** 1.5 for _ in range(groups)]
     for i in range(0, groups if groups > 16 else 0, 13):
         weights[i] = 0.0
     sums = list(accumulate(weights, initial=0.0))
