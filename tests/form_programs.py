@@ -163,3 +163,67 @@ def grouped(transposed: bool, dtype: str = "float16", persistent: bool = True) -
                         C[row + i, bx * BN + j] = acc[i, j]
 
     return walking if persistent else searching
+
+
+def block_scaled(sa_by_columns: bool, dtype: str = "float8_e4m3") -> Kernel:
+    """C = sum over blocks kb of 128 of K: (A @ W.T over the block) * SA[i, kb] * SW[j // 128, kb],
+    in two accumulators, as DeepSeek-V3 trains. SA is (K blocks, M) if `sa_by_columns`."""
+    sa_shape = (T.ceildiv(K, 128), M) if sa_by_columns else (M, T.ceildiv(K, 128))
+
+    def scaled(
+        A: T.Tensor((M, K), dtype),
+        W: T.Tensor((N, K), dtype),
+        SA: T.Tensor(sa_shape, "float32"),
+        SW: T.Tensor((T.ceildiv(N, 128), T.ceildiv(K, 128)), "float32"),
+        C: T.Tensor((M, N), "bfloat16"),
+        BM: T.constexpr = 64,
+        BN: T.constexpr = 128,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128) as (bx, by):
+            A_s = T.alloc_shared((BM, 128), dtype)
+            W_s = T.alloc_shared((BN, 128), dtype)
+            scale = T.alloc_shared((BM,), "float32")
+            part = T.alloc_fragment((BM, BN), "float32")
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 128), num_stages=2):
+                T.copy(A[by * BM, k * 128], A_s)
+                T.copy(W[bx * BN, k * 128], W_s)
+                if sa_by_columns:
+                    T.copy(SA[k, by * BM], scale)
+                else:
+                    for i in T.Parallel(BM):
+                        scale[i] = SA[by * BM + i, k]
+                T.gemm(A_s, W_s, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(BM, BN):
+                    acc[i, j] = T.fma(part[i, j], scale[i] * SW[bx * BN // 128, k], acc[i, j])
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return scaled
+
+
+def tensor_row_column_scaled(dtype: str = "float8_e4m3") -> Kernel:
+    """C = (A @ W.T) * alpha[0] * rows[i] * columns[j]: scales per tensor, row and column."""
+
+    def scaled(
+        A: T.Tensor((M, K), dtype),
+        W: T.Tensor((N, K), dtype),
+        alpha: T.Tensor((1,), "float32"),
+        rows: T.Tensor((M,), "float32"),
+        columns: T.Tensor((N,), "float32"),
+        C: T.Tensor((M, N), "bfloat16"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            A_s = T.alloc_shared((64, 64), dtype)
+            W_s = T.alloc_shared((64, 64), dtype)
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
+                T.copy(A[by * 64, k * 64], A_s)
+                T.copy(W[bx * 64, k * 64], W_s)
+                T.gemm(A_s, W_s, acc, transpose_B=True)
+            for i, j in T.Parallel(64, 64):
+                acc[i, j] *= alpha[0] * rows[by * 64 + i] * columns[bx * 64 + j]
+            T.copy(acc, C[by * 64, bx * 64])
+
+    return scaled
