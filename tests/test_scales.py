@@ -8,14 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from form_help import GPUS, SM90, Arrays, aligned, close, on_cpu, on_threads, tile_func
+from form_help import GPUS, SM90, Arrays, aligned, close, lowered, on_cpu, on_threads, tile_func
 from form_programs import Kernel, block_scaled, tensor_row_column_scaled
 
 from tilec.codegen import assemble, emit
 from tilec.ir.core import walk
 from tilec.ir.ops import TmaLoad
-from tilec.ir.plan import plans
-from tilec.passes import run_plan
 from tilec.target import Target
 
 Rng = np.random.Generator
@@ -98,10 +96,10 @@ def test_a_block_is_one_product_and_one_addition_per_element(rng: Rng) -> None:
     multiply-add."""
     arrays, _ = by_blocks(rng, 72, 144, 272, "float8_e4m3", True)
     func = tile_func(block_scaled(True), arrays)
-    for plan in plans(func, SM90):
+    for plan, done in lowered(func, SM90):
         if not plan.specialise:
             continue
-        made: Any = assemble(emit(run_plan(func, SM90, plan), SM90), SM90)
+        made: Any = assemble(emit(done, SM90), SM90)
         assert not made.advisories and not made.spilled_bytes
         assert made.asm.count("wgmma.mma_async") == 4
         assert 64 <= made.asm.count("fma.rn.f32") < 72  # 64 x 128 elements, 128 threads
