@@ -1,11 +1,16 @@
 """gather_sums: `cluster_sum` becomes stores, arrivals and loads between the blocks of a cluster.
 
-Before: SCHEDULED, with at most one `cluster_sum`. After: none. Every block but the first writes
-its registers to its own shared memory, 16 bytes of each thread next to those of its neighbours, and
-arrives at a barrier of the first block, publishing what it wrote. The first block waits for all
-warps of the others and adds what it loads from them, one block after the other: the same thread
-holds the same elements in all blocks. The cluster begins together (its barriers are set up) and
-ends together (no shared memory goes while it is read)."""
+Before: SCHEDULED, with at most one `cluster_sum`. After: none. A block writes its registers to its
+own shared memory, 16 bytes of each thread next to those of its neighbours, and publishes them by
+arriving at a barrier of whoever reads them. The same thread holds the same elements in all blocks.
+
+- Two blocks: the first one loads the registers of the other and adds them.
+- More: each block adds up one share of the vectors of all blocks, in the order of their numbers,
+  leaves the totals in its own shared memory and publishes them to the first block, which loads
+  them. So no block has to bring in much more than one fragment.
+
+The cluster begins together (its barriers are set up) and ends together (no shared memory goes while
+it is read)."""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32, INT64, BufferType
+from tilec.ir.types import INT32, INT64, BufferType, ScalarType
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import const, elected, only_if
 from tilec.target import Target
@@ -53,138 +58,177 @@ def gather_sums(func: Func, target: Target) -> Func:
     if not sums:
         return func
     (o,) = sums
-    threads = int(func.attrs["threads"])
-    specialised = int(func.attrs["launch_threads"]) != threads
-    top = Builder(func.loc)
-    staging = {v: _staging(top, v, threads) for v in o.fragments}
-    t = BufferType((1,), INT64, "barrier")
-    arrived = top.value(Alloc, t, name="sum_arrived")
-    init = Builder(func.loc)
-    others = split_of(func) - 1
-    init.emit(MbarrierInit, arrived, others * (threads // target.warp_size))
-    init.emit(MbarrierInitFence)
-    only_if(top, elected(top), init.ops)
-    top.emit(ClusterBarrier)
+    gather = _Gather(func, o, target)
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, ClusterSum):
-            return None
-        b = Builder(o.loc)
-        b.emit(Barrier, *((1, threads) if specialised else (0, 0)))  # nobody reads what was here
-        number = b.value(ClusterIndex, 0)
-        zero = const(b, 0)
-        only_if(b, b.value(Compare, "ne", number, zero), _give(o, staging, arrived, threads))
-        only_if(
-            b, b.value(Compare, "eq", number, zero), _take(o, staging, arrived, threads, others)
-        )
-        return b.ops
+        return gather.expand(o) if isinstance(o, ClusterSum) else None
 
     body = rewrite(func.body, visit)
-    ends = bool(body.ops) and isinstance(body.ops[-1], Yield)
-    last = Builder(func.loc)
-    last.emit(ClusterBarrier)
-    ops = (
-        *top.ops,
-        *body.ops[: len(body.ops) - ends],
-        *last.ops,
-        *body.ops[len(body.ops) - ends :],
-    )
-    return func.with_body(Block((), ops))
+    end = len(body.ops) - (bool(body.ops) and isinstance(body.ops[-1], Yield))
+    last = ClusterBarrier(loc=func.loc)
+    return func.with_body(Block((), (*gather.top.ops, *body.ops[:end], last, *body.ops[end:])))
 
 
-def _lanes(v: Value) -> int:
-    """Elements of a fragment that travel together."""
-    return VECTOR_BITS // v.dtype.bits
+class _Parts:
+    """The registers of one fragment as vectors in the shared memory of each block."""
 
+    def __init__(self, top: Builder, fragment: Value, threads: int) -> None:
+        layout = fragment.buffer.layout
+        assert layout is not None
+        self.fragment = fragment
+        self.threads = threads
+        self.lanes = VECTOR_BITS // fragment.dtype.bits
+        self.full, self.left = divmod(layout.size("reg"), self.lanes)
+        shape = (self.count * threads * self.lanes,)
+        t = BufferType(shape, fragment.dtype, "shared", layout=row_major(shape))
+        self.buffer = top.value(Alloc, t, name=f"{fragment.name}_parts")
 
-def _count(v: Value) -> tuple[int, int]:
-    """(vectors that are full, elements of the last one that is not) in a thread's registers."""
-    layout = v.buffer.layout
-    assert layout is not None
-    return divmod(layout.size("reg"), _lanes(v))
+    @property
+    def count(self) -> int:
+        """Vectors of a thread; the last one may hold fewer elements."""
+        return self.full + bool(self.left)
 
-
-def _staging(b: Builder, v: Value, threads: int) -> Value:
-    full, left = _count(v)
-    shape = ((full + bool(left)) * threads * _lanes(v),)
-    t = BufferType(shape, v.dtype, "shared", layout=row_major(shape))
-    return b.value(Alloc, t, name=f"{v.name}_parts")
-
-
-class _Vectors:
-    """Where a thread's registers stand in the staging buffer."""
-
-    def __init__(self, b: Builder, v: Value, threads: int) -> None:
-        self.v = v
-        self.lanes = _lanes(v)
-        self.own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, self.lanes))
-        self.apart = threads * self.lanes
+    def each(self, b: Builder, do: Callable[[Builder, Value, int], None]) -> None:
+        """`do(builder, vector, elements)` for every vector, with numbers for its registers."""
+        if self.full:
+            vector, inner = unrolled(b, self.full, "vector")
+            do(inner, vector, self.lanes)
+            close(b, "unroll", vector, self.full, inner)
+        if self.left:
+            do(b, const(b, self.full), self.left)
 
     def offset(self, b: Builder, vector: Value) -> Value:
-        before = b.value(Binary, "mul", vector, const(b, self.apart))
-        return b.value(Binary, "add", before, self.own)
+        """Where this thread's vector stands."""
+        before = b.value(Binary, "mul", vector, const(b, self.threads * self.lanes))
+        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, self.lanes))
+        return b.value(Binary, "add", before, own)
 
     def register(self, b: Builder, vector: Value, element: int) -> Value:
         first = b.value(Binary, "mul", vector, const(b, self.lanes))
         return b.value(Binary, "add", first, const(b, element))
 
+    def write(self, b: Builder, vector: Value, elements: int) -> None:
+        """One vector of registers to this block's shared memory."""
+        v = self.fragment
+        values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
+        empty = b.value(Const, 0 if v.dtype.is_int else 0.0, v.dtype)
+        values += [empty] * (self.lanes - elements)
+        self.store(b, vector, values)
 
-def _give(o: ClusterSum, staging: dict[Value, Value], arrived: Value, threads: int) -> list[Op]:
-    b = Builder(o.loc)
-    for v in o.fragments:
-        vectors = _Vectors(b, v, threads)
+    def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
+        packed = b.value(Pack, tuple(values))
+        b.emit(MemStore, self.buffer, self.offset(b, vector), packed, VECTOR_BITS // 8)
 
-        def store(into: Builder, vector: Value, count: int, vectors: _Vectors = vectors) -> None:
-            v = vectors.v
-            values = [
-                into.value(RegRead, v, vectors.register(into, vector, e)) for e in range(count)
-            ]
-            empty = 0 if v.dtype.is_int else 0.0
-            values += [into.value(Const, empty, v.dtype)] * (vectors.lanes - count)
-            at = vectors.offset(into, vector)
-            packed = into.value(Pack, tuple(values))
-            into.emit(MemStore, staging[v], at, packed, VECTOR_BITS // 8)
-
-        _each(b, v, store)
-    b.emit(WarpSync)
-    lane = b.value(Compare, "eq", b.value(Lane), const(b, 0))
-    b.emit(MbarrierArrive, arrived, const(b, 0), lane, const(b, 0), publish=True)
-    return b.ops
+    def load(self, b: Builder, vector: Value, block: Value) -> list[Value]:
+        """The elements of one vector of another block."""
+        got = b.value(ClusterLoad, self.buffer, self.offset(b, vector), block, self.lanes)
+        return [b.value(Extract, got, e) for e in range(self.lanes)]
 
 
-def _take(
-    o: ClusterSum, staging: dict[Value, Value], arrived: Value, threads: int, others: int
-) -> list[Op]:
-    b = Builder(o.loc)
-    b.emit(MbarrierWait, arrived, const(b, 0), const(b, 0), acquire=True)
-    block = Value(b.value(Const, 1, INT32).type, "block")
-    inner = Builder(o.loc)
-    for v in o.fragments:
-        vectors = _Vectors(inner, v, threads)
+class _Gather:
+    """One `cluster_sum`. `top` is what the kernel does first."""
 
-        def add(into: Builder, vector: Value, count: int, vectors: _Vectors = vectors) -> None:
-            v = vectors.v
-            at = vectors.offset(into, vector)
-            got = into.value(ClusterLoad, staging[v], at, block, vectors.lanes)
-            for e in range(count):
-                register = vectors.register(into, vector, e)
-                value = into.value(Extract, got, e)
-                total = into.value(Binary, "add", into.value(RegRead, v, register), value)
-                into.emit(RegWrite, v, register, total)
+    def __init__(self, func: Func, o: ClusterSum, target: Target) -> None:
+        self.loc = o.loc
+        self.blocks = split_of(func)
+        self.threads = int(func.attrs["threads"])
+        specialised = int(func.attrs["launch_threads"]) != self.threads
+        self.barrier = (1, self.threads) if specialised else (0, 0)
+        self.top = top = Builder(func.loc)
+        self.parts = [_Parts(top, v, self.threads) for v in o.fragments]
+        warps = self.threads // target.warp_size
+        self.direct = self.blocks == 2
+        self.written = self._barrier("parts_written")
+        self.summed = self.written if self.direct else self._barrier("shares_summed")
+        init = Builder(func.loc)
+        writers = 1 if self.direct else self.blocks
+        init.emit(MbarrierInit, self.written, writers * warps)
+        if not self.direct:
+            init.emit(MbarrierInit, self.summed, self.blocks * warps)
+        init.emit(MbarrierInitFence)
+        only_if(top, elected(top), init.ops)
+        top.emit(ClusterBarrier)
 
-        _each(inner, v, add)
-    inner.emit(Yield)
-    bounds = (const(b, 1), const(b, others + 1), const(b, 1))
-    b.emit(For, "serial", *bounds, (), inner.block([block]))
-    return b.ops
+    def _barrier(self, name: str) -> Value:
+        return self.top.value(Alloc, BufferType((1,), INT64, "barrier"), name=name)
 
+    def expand(self, o: ClusterSum) -> list[Op]:
+        b = Builder(self.loc)
+        b.emit(Barrier, *self.barrier)  # all threads are done with what was in these bytes
+        number = b.value(ClusterIndex, 0)
+        first = b.value(Compare, "eq", number, const(b, 0))
+        if self.direct:
+            give, take = Builder(self.loc), Builder(self.loc)
+            self.write(give)
+            self.publish(give, self.written, 1)
+            only_if(b, b.value(Compare, "ne", number, const(b, 0)), give.ops)
+            self.wait(take, self.written)
+            self.take(take)
+            only_if(b, first, take.ops)
+            return b.ops
+        self.write(b)
+        self.publish(b, self.written, self.blocks)
+        self.wait(b, self.written)
+        for p in self.parts:
+            self.sum_share(b, p, number)
+        self.publish(b, self.summed, 1)
+        take = Builder(self.loc)
+        self.wait(take, self.summed)
+        self.take(take)
+        take.emit(Barrier, *self.barrier)  # what comes next may use the bytes
+        only_if(b, first, take.ops)
+        return b.ops
 
-def _each(b: Builder, v: Value, do: Callable[[Builder, Value, int], None]) -> None:
-    """`do(builder, vector, elements)` for every vector of a thread's registers."""
-    full, left = _count(v)
-    if full:
-        vector, inner = unrolled(b, full, "vector")
-        do(inner, vector, _lanes(v))
-        close(b, "unroll", vector, full, inner)
-    if left:
-        do(b, const(b, full), left)
+    # --- steps ---
+
+    def write(self, b: Builder) -> None:
+        for p in self.parts:
+            p.each(b, p.write)
+
+    def publish(self, b: Builder, barrier: Value, blocks: int) -> None:
+        """Each warp arrives once at the barrier of the first `blocks` blocks."""
+        b.emit(WarpSync)
+        lane = b.value(Lane)
+        who = b.value(Compare, "lt", lane, const(b, blocks))
+        b.emit(MbarrierArrive, barrier, const(b, 0), who, lane, publish=True)
+
+    def wait(self, b: Builder, barrier: Value) -> None:
+        b.emit(MbarrierWait, barrier, const(b, 0), const(b, 0), acquire=True)
+
+    def share(self, p: _Parts) -> int:
+        """Vectors that each block adds up; the last blocks perhaps fewer."""
+        return -(-p.count // self.blocks)
+
+    def sum_share(self, b: Builder, p: _Parts, number: Value) -> None:
+        """Add up this block's share of the vectors, in the order of the blocks."""
+        share = self.share(p)
+        start = b.value(Binary, "mul", number, const(b, share))
+        end = b.value(Binary, "add", start, const(b, share))
+        end = b.value(Binary, "min", end, const(b, p.count))
+        vector = Value(ScalarType(INT32), "vector")
+        inner = Builder(self.loc)
+        loaded = [p.load(inner, vector, const(inner, n)) for n in range(self.blocks)]
+        total = loaded[0]
+        for values in loaded[1:]:
+            total = [inner.value(Binary, "add", x, y) for x, y in zip(total, values)]
+        p.store(inner, vector, total)
+        inner.emit(Yield)
+        b.emit(For, "serial", start, end, const(b, 1), (), inner.block([vector]))
+
+    def take(self, b: Builder) -> None:
+        """In the first block: every vector from the block that has it, on top of its own registers
+        where that is another block's part, in their place where it is the total."""
+        for p in self.parts:
+
+            def one(into: Builder, vector: Value, elements: int, p: _Parts = p) -> None:
+                block = const(into, 1)
+                if not self.direct:
+                    block = into.value(Binary, "floordiv", vector, const(into, self.share(p)))
+                for e, value in enumerate(p.load(into, vector, block)[:elements]):
+                    register = p.register(into, vector, e)
+                    if self.direct:
+                        own = into.value(RegRead, p.fragment, register)
+                        value = into.value(Binary, "add", own, value)
+                    into.emit(RegWrite, p.fragment, register, value)
+
+            p.each(b, one)
