@@ -1,19 +1,19 @@
 """plan_shared: the byte offset of every shared buffer and barrier.
 
 Before: shared and barrier buffers have no address. After: all do, and `func.attrs["shared_bytes"]`
-is what a block needs. Buffers that are never in use at the same time share bytes; rings and
-barriers, which asynchronous engines write, keep theirs for the whole kernel. Raises ResourceError,
-with every buffer listed, if the target has less."""
+is what a block needs. Buffers that are never in use at the same time share bytes: what comes after a
+ring's last loop may lie where the ring was; barriers keep theirs for the whole kernel. Raises
+ResourceError, with every buffer listed, if the target has less."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import Uniformity
-from tilec.ir.core import Block, Func, Op, Value, rewrite
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, version_bytes
-from tilec.ir.ops import Alloc, Copy, For, If, Parallel, While
+from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
 from tilec.passes.accesses import together
 from tilec.target import Target
 
@@ -82,10 +82,18 @@ def _lifetimes(func: Func) -> list[_Life]:
 
         for o in block.ops:
             clock += not still
+            if isinstance(o, Scope) and o.name == "producer":
+                # It fills tiles from the start, and none that the consumers do not wait for: when
+                # they have read the last one, nothing is on its way any more.
+                for x in walk(o.body):
+                    for v in x.operands:
+                        touch(v, 0, 0)
+                continue
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
                 size = version_bytes(o.type) * o.type.versions
-                whole = o.type.space == "barrier" or o.type.versions > 1
-                lives[o.result] = _Life(o, size, 0 if whole else FOREVER, FOREVER if whole else -1)
+                whole = o.type.space == "barrier"
+                early = whole or o.type.versions > 1
+                lives[o.result] = _Life(o, size, 0 if early else FOREVER, FOREVER if whole else -1)
             for r in o.results:
                 if o.opname == "version":
                     alias[r] = alias.get(o.operands[0], o.operands[0])
