@@ -24,7 +24,7 @@ from benchmarks.harness import save
 from benchmarks.timing import spread
 
 TARGET = "cuda:sm_90a"
-CONSTANTS = {"BM": 128, "BN": 256, "BK": 64, "stages": 4}
+CONSTANTS = {"BM": 128, "BN": 256, "BK": 64}
 WHAT = {
     "import": "import tilec",
     "ptx": f"matrix product to PTX ({TARGET})",

@@ -61,7 +61,7 @@ def candidates(device: str) -> Candidates:
     one = torch.zeros(1024, device=device, dtype=torch.float16)
     a, b, c = (torch.randn(128, 128, device=device, dtype=torch.float16) for _ in range(3))
     matmul = product("float16")
-    constants = {"BM": 128, "BN": 128, "BK": 64, "stages": 2}
+    constants = {"BM": 128, "BN": 128, "BK": 64}
     found: Candidates = {}
     for name, kernel, call in (
         ("empty kernel, 1 tensor", empty_kernel, lambda: empty_kernel(one)),

@@ -1,6 +1,6 @@
 """The tilec kernels that are measured: plain sequential source, one factory per form.
 
-Tile sizes are meta-parameters; `choose` gives them per problem.
+Tile sizes, threads, stages and schedule are left to tilec; only `scheduled` says them.
 """
 
 # mypy: ignore-errors
@@ -38,18 +38,16 @@ def product(dtype: str, ta: bool = False, tb: bool = False) -> Any:
         A: T.Tensor(a_shape, dtype),
         B: T.Tensor(b_shape, dtype),
         C: T.Tensor((M, N), result),
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 256,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
             A_s = T.alloc_shared((BK, BM) if ta else (BM, BK), dtype)
             B_s = T.alloc_shared((BN, BK) if tb else (BK, BN), dtype)
             acc = T.alloc_fragment((BM, BN), accumulate)
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, BK)):
                 if ta:
                     T.copy(A[k * BK, by * BM], A_s)
                 else:
@@ -83,18 +81,16 @@ def linear(dtype: str, activation: str) -> Any:
         B: T.Tensor((N, K), dtype),
         bias: T.Tensor((N,), dtype),
         C: T.Tensor((M, N), dtype),
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 256,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
             A_s = T.alloc_shared((BM, BK), dtype)
             B_s = T.alloc_shared((BN, BK), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, BK)):
                 T.copy(A[by * BM, k * BK], A_s)
                 T.copy(B[bx * BN, k * BK], B_s)
                 T.gemm(A_s, B_s, acc, transpose_B=True)
@@ -115,18 +111,16 @@ def residual(dtype: str) -> Any:
         B: T.Tensor((N, K), dtype),
         R: T.Tensor((M, N), dtype),
         C: T.Tensor((M, N), dtype),
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 256,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
             A_s = T.alloc_shared((BM, BK), dtype)
             B_s = T.alloc_shared((BN, BK), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, BK)):
                 T.copy(A[by * BM, k * BK], A_s)
                 T.copy(B[bx * BN, k * BK], B_s)
                 T.gemm(A_s, B_s, acc, transpose_B=True)
@@ -147,13 +141,11 @@ def swiglu(dtype: str) -> Any:
         gate: T.Tensor((N, K), dtype),
         up: T.Tensor((N, K), dtype),
         C: T.Tensor((M, N), dtype),
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 128,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=32 * warps) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
             A_s = T.alloc_shared((BM, BK), dtype)
             G_s = T.alloc_shared((BN, BK), dtype)
             U_s = T.alloc_shared((BN, BK), dtype)
@@ -161,7 +153,7 @@ def swiglu(dtype: str) -> Any:
             u = T.alloc_fragment((BM, BN), "float32")
             T.clear(g)
             T.clear(u)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, BK)):
                 T.copy(A[by * BM, k * BK], A_s)
                 T.copy(gate[bx * BN, k * BK], G_s)
                 T.copy(up[bx * BN, k * BK], U_s)
@@ -183,18 +175,16 @@ def batched(dtype: str) -> Any:
         A: T.Tensor((G, M, K), dtype),
         B: T.Tensor((G, K, N), dtype),
         C: T.Tensor((G, M, N), dtype),
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 256,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), G, threads=32 * warps) as (bx, by, g):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), G) as (bx, by, g):
             A_s = T.alloc_shared((BM, BK), dtype)
             B_s = T.alloc_shared((BK, BN), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, BK)):
                 T.copy(A[g, by * BM, k * BK], A_s)
                 T.copy(B[g, k * BK, bx * BN], B_s)
                 T.gemm(A_s, B_s, acc)
@@ -215,13 +205,11 @@ def grouped(dtype: str) -> Any:
         offsets: T.Tensor((G + 1,), "int32"),
         C: T.Tensor((M, N), dtype),
         blocks: T.constexpr = 132,
-        BM: T.constexpr = 128,
-        BN: T.constexpr = 256,
-        BK: T.constexpr = 64,
-        stages: T.constexpr = 4,
-        warps: T.constexpr = 8,
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
     ):
-        with T.Kernel(blocks, threads=32 * warps) as block:
+        with T.Kernel(blocks) as block:
             A_s = T.alloc_shared((BM, BK), dtype)
             B_s = T.alloc_shared((BN, BK), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
@@ -240,7 +228,7 @@ def grouped(dtype: str) -> Any:
                     row = first + (tile - before) % down * BM
                     column = (tile - before) // down * BN
                     T.clear(acc)
-                    for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    for k in T.Pipelined(T.ceildiv(K, BK)):
                         T.copy(A[row, k * BK], A_s)
                         T.copy(B[g, column, k * BK], B_s)
                         T.gemm(A_s, B_s, acc, transpose_B=True)
@@ -293,25 +281,3 @@ def scheduled(dtype: str, tb: bool, schedule: tuple[tuple[str, Any], ...], threa
             T.copy(acc, C[by * BM, bx * BN])
 
     return scheduled_matmul
-
-
-def choose(m: int, n: int, k: int, dtype: str = "float16") -> dict[str, int]:
-    """Tile, stages and warps for one product: large tiles where they fill the chip."""
-    bytes_each = {"float32": 4, "int8": 1, "float8_e4m3": 1}.get(dtype, 2)
-    bk = 128 // bytes_each
-    if m <= 64:
-        return {"BM": 64, "BN": 64, "BK": bk, "stages": 8, "warps": 4}
-    if m * n <= 1024 * 1024:
-        return {"BM": 64, "BN": 128, "BK": bk, "stages": 6, "warps": 4}
-    return {"BM": 128, "BN": 256, "BK": bk, "stages": 4, "warps": 8}
-
-
-def choose_fused(m: int, n: int, k: int, products: int) -> dict[str, int]:
-    """As `choose`, for a kernel that holds the accumulators of so many products."""
-    chosen = choose(m, n, k)
-    return {**chosen, "BN": chosen["BN"] // products}
-
-
-def choose_grouped(groups: int, m: int, n: int, k: int) -> dict[str, int]:
-    """As `choose`, for groups of `m` rows together: tiles no higher than most groups."""
-    return choose(m, n, k) if m >= 256 * groups else {**choose(m, n, k), "BM": 64, "warps": 4}

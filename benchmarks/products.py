@@ -130,12 +130,12 @@ def product_case(operator: str, p: Product, priority: int = 0, quick: bool = Tru
 
 def tilec_candidate(
     kernel: Any,
-    meta: Mapping[str, Any],
     specs: list[Any],
     arguments: Callable[[Tensors], tuple[Any, ...]],
+    meta: Mapping[str, Any] | None = None,
     name: str = OURS,
 ) -> Candidate:
-    """A tilec kernel: known by the code it compiles to for `specs`."""
+    """A tilec kernel, known by the code it compiles to for `specs`; `meta`: its constants."""
 
     def bind(t: Tensors, config: Config) -> Callable[[], torch.Tensor]:
         args = arguments(t)
@@ -149,16 +149,16 @@ def tilec_candidate(
     def identity(config: Config) -> str:
         return code_hash(kernel.compile(*specs, **config))
 
-    return Candidate(name, identity, bind, (dict(meta),))
+    return Candidate(name, identity, bind, (dict(meta or {}),))
 
 
-def ours(p: Product, meta: Mapping[str, Any] | None = None, name: str = OURS) -> Candidate:
+def ours(p: Product) -> Candidate:
+    """tilec, with tiles and schedule left to it."""
     kernel = kernels.product(p.dtype, p.ta, p.tb)
-    chosen = kernels.choose(p.m, p.n, p.k, p.dtype) if meta is None else meta
     a, b = p.stored
     result = kernels.DTYPES[p.dtype][1]
     specs = [tilec.spec(a, p.dtype), tilec.spec(b, p.dtype), tilec.spec((p.m, p.n), result)]
-    return tilec_candidate(kernel, chosen, specs, lambda t: (t["a"], t["b"], t["out"]), name)
+    return tilec_candidate(kernel, specs, lambda t: (t["a"], t["b"], t["out"]))
 
 
 def cublas(p: Product) -> Candidate:

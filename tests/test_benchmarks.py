@@ -407,8 +407,6 @@ def test_list_needs_no_gpu(capsys) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_whole_run_on_the_cpu(kind, dtype, tmp_path, monkeypatch) -> None:
     """tilec's kernels and torch's products, checked against float64, into a file and a table."""
-    small = {"BM": 32, "BN": 32, "BK": 32, "stages": 2, "warps": 4}
-    monkeypatch.setattr(kernels, "choose", lambda *problem: small)
     monkeypatch.setattr(peers, "module_of", lambda peer: None)
     monkeypatch.setattr(products, "module_of", lambda peer: None)
     case = products.product_case("test", products.Product(65, 40, 33, kind, dtype))
@@ -442,9 +440,6 @@ def test_quick_effort_still_lasts() -> None:
     assert QUICK.seconds >= 0.3 and QUICK.passes >= 2
 
 
-TINY = {"BM": 32, "BN": 32, "BK": 32, "stages": 2, "warps": 4}
-
-
 def tiny_cases() -> dict[str, Case]:
     from benchmarks.operators import batched, fused, grouped
 
@@ -461,8 +456,6 @@ def tiny_cases() -> dict[str, Case]:
 @pytest.mark.parametrize("name", tiny_cases())
 def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
     """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
-    for choose in ("choose", "choose_fused", "choose_grouped"):
-        monkeypatch.setattr(kernels, choose, lambda *problem: TINY)
     monkeypatch.setattr(products, "module_of", lambda peer: None)
     case = tiny_cases()[name]
     tensors = case.make("cpu")

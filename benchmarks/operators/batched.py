@@ -40,10 +40,8 @@ def case(batch: int, m: int, n: int, k: int, priority: int) -> Case:
         return torch.stack([row @ b[r // m].double() for row, r in zip(a, rows.tolist())])
 
     def candidates() -> list[Candidate]:
-        meta = kernels.choose(m, n, k) if m * n > 1 << 20 else kernels.choose(m * batch, n, k)
         ours = tilec_candidate(
             kernels.batched("float16"),
-            meta,
             [tilec.spec(s, "float16") for s in shapes],
             lambda t: (t["a"], t["b"], t["out"].view(shapes[2])),
         )

@@ -124,7 +124,6 @@ def case(e: Epilogue, m: int, n: int, k: int, priority: int) -> Case:
     def candidates() -> list[Candidate]:
         ours = tilec_candidate(
             e.kernel("float16"),
-            kernels.choose_fused(m, n, k, e.products),
             [tilec.spec(s, "float16") for s in (*shapes.values(), (m, n))],
             lambda t: tuple(t[name] for name in (*shapes, "out")),
         )

@@ -80,7 +80,6 @@ def case(groups: int, m: int, n: int, k: int, priority: int) -> Case:
         ]
         ours = tilec_candidate(
             kernels.grouped("float16"),
-            kernels.choose_grouped(groups, m, n, k),
             specs,
             lambda t: (t["a"], t["b"], t["offsets"], t["out"]),
         )

@@ -69,8 +69,8 @@ def trial(p: Product, bm: int, bn: int, threads: int, schedule: dict[str, Any]) 
     shapes = (*p.stored, (p.m, p.n))
     return tilec_candidate(
         kernels.scheduled(p.dtype, p.tb, tuple(schedule.items()), threads),
-        {"BM": bm, "BN": bn},
         [tilec.spec(s, p.dtype) for s in shapes],
         lambda t: (t["a"], t["b"], t["out"]),
+        {"BM": bm, "BN": bn},
         name=f"{bm}x{bn}, {threads} threads, {words}",
     )
