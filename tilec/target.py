@@ -20,7 +20,7 @@ class Speeds:
     """What a machine does per second, for predictions; each figure is what kernels reach under
     load, not the data sheet's.
 
-    `clock` in Hz; `dram` bytes/s of the whole chip; per multiprocessor and clock: `l2` bytes from
+    `clock` in Hz; `dram` bytes/s of the whole chip, `l2_bytes` the size of its L2 cache; per multiprocessor and clock: `l2` bytes from
     the L2 cache, `shared` bytes that matrix instructions read from shared memory, `vector`
     multiply-adds and the like, `products` flops of matrix instructions, by the feature that a row
     needs and the bits of its inputs ("wgmma.16"). `latency`: seconds from asking for a tile to
@@ -28,6 +28,7 @@ class Speeds:
 
     clock: float = 2e9
     dram: float = 4e10
+    l2_bytes: float = 32e6
     l2: float = 32.0
     shared: float = 64.0
     vector: float = 16.0
@@ -46,12 +47,13 @@ class Speeds:
 _H200 = Speeds(
     clock=1.45e9,
     dram=4.1e12,
+    l2_bytes=50e6,
     l2=84.0,
     shared=105.0,
     vector=128.0,
     products=(
         ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
-        ("mma.8", 5000.0), ("mma.16", 2500.0), ("mma.32", 1250.0),
+        ("mma.8", 3800.0), ("mma.16", 1900.0), ("mma.32", 950.0),
     ),
     latency=0.7e-6,
     launch=1.2e-6,
@@ -59,6 +61,7 @@ _H200 = Speeds(
 _A100 = Speeds(
     clock=1.3e9,
     dram=1.4e12,
+    l2_bytes=40e6,
     l2=40.0,
     shared=128.0,
     vector=64.0,

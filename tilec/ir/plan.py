@@ -14,12 +14,13 @@ from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Const, Copy, For, Gemm, ThreadIndex
+from tilec.ir.ops import Alloc, AnnotateSchedule, Const, Copy, For, Gemm, ThreadIndex, yielded
 from tilec.target import Target
 
 MOST_STAGES = 8
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
 DEFAULT_THREADS = 128
+SPLITS = (2, 4, 8)  # blocks that share one sum
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
             plan = replace(plan, **wanted.fields)
             if plan.teams > 1 and func.attrs.get("threads") is None:
                 plan = replace(plan, threads=TEAM_THREADS)
+            if plan.split > 1 and "persistent" not in wanted.fields:
+                plan = replace(plan, persistent=False)
             plan = replace(plan, name=name_of(plan))
         error = problem(plan, func, target, wanted)
         if error is None:
@@ -160,8 +163,17 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
                 'consumers="pingpong": no T.Pipelined of this kernel holds a T.gemm',
                 "leave it out, or pipeline the loop around the product",
             )
-    if plan.cluster != (1, 1, 1) and not target.has("cluster"):
-        return refuse(f"cluster={plan.cluster}: {target} has no clusters", "leave it out")
+    for word, many in (("cluster", plan.cluster != (1, 1, 1)), ("split", plan.split > 1)):
+        if many and not target.has("cluster"):
+            return refuse(f"{word}={getattr(plan, word)}: {target} has no clusters", "leave it out")
+    if plan.split > 1:
+        clash = "persistent=True" if plan.persistent else 'consumers="pingpong"'
+        if plan.persistent or plan.teams > 1:
+            return refuse(
+                f"split={plan.split} shares one tile, {clash} walks over many", "drop one"
+            )
+        if plan.cluster != (1, 1, 1):
+            return refuse(f"split={plan.split} makes a cluster of its own", "leave cluster out")
     return None
 
 
@@ -219,6 +231,9 @@ def _shared(func: Func, target: Target, plan: Plan) -> _Shared:
     threads = (plan.threads or func.attrs.get("threads") or DEFAULT_THREADS) * plan.teams
     ring, explicit = 0, 0
     rest = threads // target.warp_size * 2048 if plan.staged_store else 0  # a chunk of each warp
+    if plan.split > 1:  # what a block hands over
+        sums = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+        rest += sum(4 * c.buffer.size for c in sums)
     for o in walk(func.body):
         if isinstance(o, Alloc) and o.type.space == "shared":
             size, count = version_bytes(o.type), versions.get(o.result, 1)
@@ -303,7 +318,25 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
             for t in choices
             for s in (True, False)
         ]
-    return made + [_plan(threads=t) for t in choices]
+    made += [_plan(threads=t) for t in choices]
+    return made + _clustered(func, target, choices)
+
+
+def _clustered(func: Func, target: Target, choices: tuple[int | None, ...]) -> list[Plan]:
+    """Plans that only the score asks for: neighbours that load for one another, blocks that share
+    a sum."""
+    if not target.has("cluster") or not has_pipelined_product(func):
+        return []
+    if func.attrs.get("cluster_dims") is not None:
+        return []
+    made = [_plan(specialise=True, split=n, threads=t) for t in choices for n in SPLITS]
+    if len(yielded(func.grid)) > 1:
+        made += [
+            _plan(specialise=True, persistent=True, staged_store=True, cluster=c, threads=t)
+            for t in choices
+            for c in ((1, 2, 1), (2, 1, 1))
+        ]
+    return made
 
 
 def _plan(**fields: Any) -> Plan:

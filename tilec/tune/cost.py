@@ -38,8 +38,9 @@ STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
 SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
-SPLIT = 3.0e-6  # seconds: blocks of a cluster wait for each other and add up
-CLUSTER = 1.0e-6  # seconds: barriers at both ends
+SPLIT = 1.2e-6  # seconds: blocks of a cluster wait for each other before they add up
+CLUSTER = 0.7e-6  # seconds: barriers at both ends
+LOCKSTEP = 0.992  # neighbours that load for one another wait for one another
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 
 
@@ -95,7 +96,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         p.flops * times / _rate(row, threads, target)
         for (p, times), row in zip(n.products, layout.rows)
     )
-    from_l2 = n.loaded / _shared_loads(plan)
+    from_l2 = n.loaded_in(plan.cluster)
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
     efficiency = _efficiency(plan, layout, per_kiloflop)
     steps = n.iterations * max(_step(row) for row in layout.rows) if layout.rows else 0.0
@@ -115,7 +116,10 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
 
     stores = STORE_LATENCY + n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
     stores += STAGED_LATENCY * plan.staged_store
-    ends = CLUSTER * (plan.cluster != (1, 1, 1) and plan.split == 1) + SPLIT * (plan.split > 1)
+    ends = CLUSTER * (plan.cluster != (1, 1, 1))
+    if plan.split > 1:
+        sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
+        ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
     start = s.latency + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
         total = start + waves * max(busy, stores / 2) + stores
@@ -162,16 +166,10 @@ def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: 
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))
 
 
-def _shared_loads(plan: Plan) -> float:
-    """How often a loaded byte is used by the blocks of a cluster: half of what two neighbours load
-    is the same."""
-    neighbours = math.prod(plan.cluster) // max(plan.split, 1)
-    return 2 * neighbours / (neighbours + 1) if neighbours > 1 else 1.0
-
-
 def _efficiency(plan: Plan, layout: Layout, per_kiloflop: float) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     found *= PING_PONG if plan.teams > 1 else 1.0
+    found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     found *= FEW_STAGES.get(layout.stages, 1.0)
     found *= 1.0 if plan.specialise else UNSPECIALISED
     wide = [row.n for row in layout.rows if row is not None and row.warps > 1]

@@ -16,6 +16,7 @@ from tilec.ir.ops import For, Gemm
 from tilec.ir.plan import (
     DEFAULT_THREADS,
     Plan,
+    Wanted,
     has_pipelined_product,
     plans,
     shared_bytes,
@@ -23,10 +24,12 @@ from tilec.ir.plan import (
 )
 from tilec.passes.registers import budget
 from tilec.passes.select_gemm import select_gemm
+from tilec.passes.share_sums import share_sums
 from tilec.target import Target
 from tilec.tune.cost import Estimate, Layout, estimate
-from tilec.tune.work import Values, Work, read_work
+from tilec.tune.work import Numbers, Values, Work, read_work
 
+L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of an element-wise loop in one thread: more is long code and no faster
 
 
@@ -66,16 +69,29 @@ class Candidate:
     def work(self) -> Work:
         return read_work(self.func)
 
+    @cached_property
+    def _wanted(self) -> Wanted:
+        return take_wanted(self.func)[1]
+
     @property
     def rejected(self) -> list[Ranked]:
         """The plans that cannot run, with the reasons."""
         return self._static[1]
 
     @cached_property
+    def _unshared(self) -> str:
+        """Why blocks cannot share the iterations of a sum; "" if they can."""
+        try:
+            share_sums(take_wanted(self.func)[0].with_attrs(split=2), self.target)
+        except CompileError as error:
+            return error.message
+        return ""
+
+    @cached_property
     def _static(self) -> tuple[list[tuple[Plan, Layout, int]], list[Ranked]]:
         """The plans that may fit, with what they make of the kernel and the threads of a team; and
         the others."""
-        func, wanted = take_wanted(self.func)
+        func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Layout, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[tuple[int, bool, int], tuple[MatrixRow | None, ...]] = {}
@@ -91,6 +107,9 @@ class Candidate:
                 continue
             if not walks:
                 plan = replace(plan, persistent=False)
+            if plan.split > 1 and self._unshared:
+                rejected.append(Ranked(self.constants, plan, reason=self._unshared))
+                continue
             total, ring, stages = shared_bytes(func, self.target, plan)
             bits = self.work.fragment_bits()
             registers = sum(bits) // threads // 32
@@ -126,13 +145,29 @@ class Candidate:
         if numbers is None or numbers.blocks < 1:
             return None
         made = [
-            Ranked(self.constants, plan, estimate(numbers, plan, layout, threads, self.target))
+            Ranked(
+                self.constants,
+                self._panelled(plan, numbers),
+                estimate(numbers, plan, layout, threads, self.target),
+            )
             for plan, layout, threads in self._static[0]
         ]
         if not has_pipelined_product(self.func):
             # Nothing here tells its plans apart: the safe order holds.
             return [replace(r, plan=None) for r in made[:1]]
         return sorted(made, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+
+    def _panelled(self, plan: Plan, numbers: Numbers) -> Plan:
+        """`plan` with panels so narrow that what their blocks share stays in the L2 cache."""
+        mine = (
+            sum(a for along, a in numbers.loads.items() if along == {1}) if plan.persistent else 0
+        )
+        panel = plan.panel
+        while panel > 2 and panel * mine > L2_PANEL * self.target.speeds.l2_bytes:
+            panel //= 2
+        if panel == plan.panel or "panel" in self._wanted.fields:
+            return plan
+        return replace(plan, panel=panel)
 
     def _rows(self, func: Func, plan: Plan, threads: int) -> tuple[MatrixRow | None, ...]:
         """The row of each product under `plan`, in the order of `walk`; None: multiply-adds."""

@@ -58,13 +58,15 @@ class Product:
 @dataclass(frozen=True)
 class Transfer:
     """A tile that moves between a tensor and the chip: elements per dimension of the tensor (one
-    number where single elements are accessed), and of them those that lie in a row."""
+    number where single elements are accessed), and of them those that lie in a row; along which
+    dimensions of the grid the place changes."""
 
     tensor: Value
     extents: tuple[int, ...]
     loops: tuple[int, ...]
     is_store: bool
     row: int
+    along: frozenset[int]
 
     @property
     def bits(self) -> int:
@@ -73,18 +75,29 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The work of one launch. Per block of the user's grid, on average: `trips` of each loop,
-    `products` (each with how often it happens), bytes moved, `vector` element-wise operations,
-    `iterations` of pipelined loops. `blocks` is the grid; `dram` the bytes that must cross the
-    memory bus at least once, `written` those of them that are stores."""
+    """The work of one launch. Per block of the user's grid, on average: `products` (each with how
+    often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
+    `stored`, `vector` element-wise operations, `iterations` of pipelined loops. `blocks` is the
+    grid; `dram` the bytes that must cross the memory bus at least once."""
 
     blocks: int
     products: tuple[tuple[Product, float], ...]
-    loaded: float
+    loads: Mapping[frozenset[int], float]
     stored: float
     vector: float
     iterations: float
     dram: float
+
+    @property
+    def loaded(self) -> float:
+        return sum(self.loads.values())
+
+    def loaded_in(self, cluster: Sequence[int]) -> float:
+        """Bytes that each block of a cluster loads, if what several need is loaded once."""
+        return sum(
+            amount / math.prod(c for d, c in enumerate(cluster) if d not in along)
+            for along, amount in self.loads.items()
+        )
 
 
 @dataclass
@@ -125,11 +138,14 @@ class Work:
         sizes = {p.value.name: v for p in self.func.params if (v := base.get(p.value)) is not None}
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
-        loaded = stored = 0.0
+        loads: dict[frozenset[int], float] = {}
+        stored = 0.0
         for t in self.transfers:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
-            loaded += 0.0 if t.is_store else amount
-            stored += amount if t.is_store else 0.0
+            if t.is_store:
+                stored += amount
+            else:
+                loads[t.along] = loads.get(t.along, 0.0) + amount
             both = moved.setdefault(t.tensor, [0.0, 0.0])
             both[t.is_store] += amount
             rows[t.tensor] = min(rows.get(t.tensor, amount), t.row * t.bits / 8)
@@ -145,7 +161,7 @@ class Work:
         return Numbers(
             blocks,
             tuple((p, times(p.loops)) for p in self.products),
-            loaded,
+            loads,
             stored,
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
@@ -190,7 +206,7 @@ class Work:
 def read_work(func: Func) -> Work:
     """The work of `func` (TILE)."""
     work = Work(func)
-    _visit(func.body, work, ())
+    _Reader(work).block(func.body, ())
     needed = {v for o in work.loops if isinstance(o, For) for v in (o.lo, o.hi, o.step)}
     kept: list[Op] = []
     for o in reversed(list(walk(func.body))):
@@ -204,60 +220,91 @@ def read_work(func: Func) -> Work:
     return work
 
 
-def _visit(block: Block, work: Work, loops: tuple[int, ...]) -> None:
-    for o in block.ops:
-        match o:
-            case For() | While():
-                work.loops.append(o)
-                inside = (*loops, len(work.loops) - 1)
-                for region in o.regions:
-                    _visit(region, work, inside)
-            case If():
-                for region in o.regions:
-                    _visit(region, work, loops)
-            case Gemm():
-                work.products.append(Product(o, loops))
-            case Copy():
-                for buffer, extents, is_store in (
-                    (o.source, o.source_extents, False),
-                    (o.dest, o.dest_extents, True),
-                ):
-                    if buffer.buffer.space == "global":
-                        work.transfers.append(
-                            Transfer(buffer, extents, loops, is_store, extents[-1])
-                        )
-            case Fill() if o.dest.buffer.space == "global":
-                work.transfers.append(Transfer(o.dest, o.extents, loops, True, o.extents[-1]))
-            case Parallel():
-                _elements(o.body, work, loops, o.extents)
-            case Load() | Store():
-                _elements(Block((), (o,)), work, loops, ())
+class _Reader:
+    """Fills in a `Work`. `along` has, for every value met, the dimensions of the grid that it
+    depends on; a loop's index and what a loop carries, those of the loop's bounds."""
 
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.along: dict[Value, frozenset[int]] = {}
 
-def _elements(block: Block, work: Work, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
-    """Ops that happen once for each element of `extents`, along which the block's arguments run."""
-    arithmetic, count = 0, math.prod(extents)
-    work.elements = max(work.elements, count)
-    along: dict[Value, set[int]] = {arg: {i} for i, arg in enumerate(block.args)}
+    def block(self, block: Block, loops: tuple[int, ...]) -> None:
+        work = self.work
+        for o in block.ops:
+            self._note(o)
+            match o:
+                case For() | While():
+                    work.loops.append(o)
+                    inside = (*loops, len(work.loops) - 1)
+                    for region in o.regions:
+                        for arg in region.args:
+                            self.along[arg] = self._of(o.operands)
+                        self.block(region, inside)
+                case If():
+                    for region in o.regions:
+                        self.block(region, loops)
+                case Gemm():
+                    work.products.append(Product(o, loops))
+                case Copy():
+                    for buffer, offsets, extents, is_store in (
+                        (o.source, o.source_offsets, o.source_extents, False),
+                        (o.dest, o.dest_offsets, o.dest_extents, True),
+                    ):
+                        if buffer.buffer.space == "global":
+                            self._transfer(buffer, offsets, extents, loops, is_store)
+                case Fill() if o.dest.buffer.space == "global":
+                    self._transfer(o.dest, o.offsets, o.extents, loops, True)
+                case Parallel():
+                    self._elements(o.body, loops, o.extents)
+                case Load() | Store():
+                    self._elements(Block((), (o,)), loops, ())
 
-    def transfer(tensor: Value, indices: tuple[Value, ...], is_store: bool) -> Transfer:
-        row = math.prod(extents[i] for i in along.get(indices[-1], ()))
-        return Transfer(tensor, (count,), loops, is_store, row)
-
-    for o in walk(block):
+    def _note(self, o: Op) -> None:
+        found = frozenset({o.dim}) if isinstance(o, BlockIndex) else self._of(o.operands)
         for r in o.results:
-            along[r] = set().union(*(along.get(v, set()) for v in o.operands))
-        match o:
-            case Load() if o.source.buffer.space == "global":
-                work.transfers.append(transfer(o.source, o.indices, False))
-            case Store() if o.dest.buffer.space == "global":
-                work.transfers.append(transfer(o.dest, o.indices, True))
-            case Binary() if o.result.dtype.is_float:
-                arithmetic += 1
-            case Unary() if o.result.dtype.is_float:
-                arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
-    if arithmetic:
-        work.vector.append((float(arithmetic * count), loops))
+            self.along[r] = found
+
+    def _of(self, values: Sequence[Value]) -> frozenset[int]:
+        return frozenset().union(*(self.along.get(v, frozenset()) for v in values))
+
+    def _transfer(
+        self,
+        tensor: Value,
+        offsets: Sequence[Value],
+        extents: tuple[int, ...],
+        loops: tuple[int, ...],
+        is_store: bool,
+    ) -> None:
+        made = Transfer(tensor, extents, loops, is_store, extents[-1], self._of(offsets))
+        self.work.transfers.append(made)
+
+    def _elements(self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
+        """Ops that happen for each element of `extents`, along which the block's arguments run."""
+        work = self.work
+        arithmetic, count = 0, math.prod(extents)
+        work.elements = max(work.elements, count)
+        running: dict[Value, set[int]] = {arg: {i} for i, arg in enumerate(block.args)}
+
+        def transfer(tensor: Value, indices: tuple[Value, ...], is_store: bool) -> None:
+            row = math.prod(extents[i] for i in running.get(indices[-1], ()))
+            along = self._of(indices)
+            work.transfers.append(Transfer(tensor, (count,), loops, is_store, row, along))
+
+        for o in walk(block):
+            self._note(o)
+            for r in o.results:
+                running[r] = set().union(*(running.get(v, set()) for v in o.operands))
+            match o:
+                case Load() if o.source.buffer.space == "global":
+                    transfer(o.source, o.indices, False)
+                case Store() if o.dest.buffer.space == "global":
+                    transfer(o.dest, o.indices, True)
+                case Binary() if o.result.dtype.is_float:
+                    arithmetic += 1
+                case Unary() if o.result.dtype.is_float:
+                    arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
+        if arithmetic:
+            work.vector.append((float(arithmetic * count), loops))
 
 
 def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
