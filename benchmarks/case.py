@@ -28,7 +28,7 @@ class Candidate:
     result. `identity(config)` tells everything that could change its speed: a row is measured again
     when that text changes. More than one config: the fastest is found once and stored under
     `tuned_as`; `prepare(config)` compiles one, in several threads at a time. `launches`: roughly
-    how many kernels a call starts.
+    how many kernels a call starts. `about(config)` is for the row's reader alone.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Candidate:
     tuned_as: str = ""
     prepare: Callable[[Config], object] | None = None
     launches: int = 1
+    about: Callable[[Config], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

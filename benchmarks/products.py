@@ -149,7 +149,10 @@ def tilec_candidate(
     def identity(config: Config) -> str:
         return code_hash(kernel.compile(*specs, **config))
 
-    return Candidate(name, identity, bind, (dict(meta or {}),))
+    def about(config: Config) -> dict[str, Any]:
+        return schedule_of(kernel.compile(*specs, **config))
+
+    return Candidate(name, identity, bind, (dict(meta or {}),), about=about)
 
 
 def ours(p: Product) -> Candidate:
@@ -232,6 +235,20 @@ def _tuned(
 
 
 # --- the code that tilec emits ------------------------------------------------------------------
+
+
+def schedule_of(compiled: Any) -> dict[str, Any]:
+    """What tilec chose: the plan, the grid (it shows the tile), what it takes of the machine."""
+    used = compiled.resources
+    return {
+        "plan": compiled.plan.describe() if compiled.plan else "",
+        "grid": compiled.image.grid,
+        "registers": used.registers,
+        "spilled": used.spilled_bytes,
+        "shared": used.shared_bytes,
+        "threads": used.threads,
+    }
+
 
 _LOCATIONS = re.compile(r"^\s*(\.loc|\.file|//|\$L__tmp).*\n", re.MULTILINE)
 

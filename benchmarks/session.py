@@ -120,6 +120,8 @@ class Session:
                 if config is None:
                     config = self.tune(c, case, tensors, error_of)
                 entry.update(config=dict(config), identity=identity(c, config))
+                if c.about is not None:
+                    entry["about"] = c.about(config)
                 entry["error"] = error_of(c.bind(tensors, config))
                 if not entry["error"] <= case.tolerance:
                     raise ArithmeticError(f"wrong result: relative error {entry['error']:.1e}")

@@ -24,15 +24,16 @@ SHAPES = (
     (4096, 14336, 4096, "NT"),
 )
 
-COOPERATIVE: dict[str, Any] = {"persistent": True, "consumers": "cooperative"}
-PING_PONG: dict[str, Any] = {"consumers": "pingpong"}
+ALONE = {"cluster": (1, 1)}
+COOPERATIVE: dict[str, Any] = {"persistent": True, "consumers": "cooperative", **ALONE}
+PING_PONG: dict[str, Any] = {"consumers": "pingpong", **ALONE}
 # BM, BN, threads, keywords of T.annotate_schedule
 TRIALS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
     (128, 256, 256, COOPERATIVE),
     (128, 256, 256, {**COOPERATIVE, "cluster": (1, 2)}),
     (128, 256, 256, {**COOPERATIVE, "cluster": (2, 1)}),
     (128, 256, 256, {**COOPERATIVE, "panel": 16}),
-    (128, 256, 256, {"persistent": False}),
+    (128, 256, 256, {"persistent": False, **ALONE}),
     (256, 192, 256, COOPERATIVE),
     (256, 128, 256, COOPERATIVE),
     (128, 192, 256, COOPERATIVE),
@@ -41,11 +42,11 @@ TRIALS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
     (64, 256, 128, PING_PONG),
     (128, 128, 256, COOPERATIVE),
     (128, 128, 256, {"split": 2}),
-    (64, 256, 128, {"persistent": True}),
-    (64, 128, 128, {"persistent": False}),
+    (64, 256, 128, {"persistent": True, **ALONE}),
+    (64, 128, 128, {"persistent": False, **ALONE}),
     (64, 128, 128, {"split": 2}),
     (64, 128, 128, {"split": 4}),
-    (64, 64, 128, {"persistent": False}),
+    (64, 64, 128, {"persistent": False, **ALONE}),
     (64, 64, 128, {"split": 4}),
 )
 
@@ -65,7 +66,7 @@ def case(p: Product, priority: int) -> Case:
 
 def trial(p: Product, bm: int, bn: int, threads: int, schedule: dict[str, Any]) -> Candidate:
     """tilec with everything said."""
-    words = ", ".join(f"{k}={v}" for k, v in schedule.items())
+    words = ", ".join(f"{k}={v}" for k, v in schedule.items() if (k, v) != ("cluster", (1, 1)))
     shapes = (*p.stored, (p.m, p.n))
     return tilec_candidate(
         kernels.scheduled(p.dtype, p.tb, tuple(schedule.items()), threads),
