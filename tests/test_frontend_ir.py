@@ -445,6 +445,8 @@ def loops(X: T.Tensor((64,), "float32"), H: T.Tensor((64,), "float16"), n: T.int
             total = total + H[i]
             half = half * 2
             same = 5
+            X[i] = half
+            X[i + 1] = total
             for _j in T.unroll(1, 9, 2):
                 count = count + 1
         for i in T.vectorized(4):

@@ -411,8 +411,12 @@ def Pipelined(
     0 or 1: nothing runs ahead. Without a number: as many as fit in shared memory, at most 8.
 
     A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
-    `order` and `stage`, one int per statement that acts, override what tilec infers. `reversible`:
-    the iterations may run in the opposite order.
+    `order` and `stage` have one int per statement of the body that acts (a copy, a product, a loop
+    over elements …): its place in the code, and in which stage of the pipeline it works. Copies of
+    stage s run as many iterations ahead as the last stage is above s; those of the last stage do
+    not. -1 leaves a statement to tilec. What one iteration computes stays as it is written: data
+    that a later stage needs decide the order. `reversible`: the iterations may run in the opposite
+    order.
     """
     only_inside("Pipelined")
 

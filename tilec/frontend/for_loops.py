@@ -113,13 +113,23 @@ class ForLoops(Loops):
                 "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch; without "
                 "one tilec chooses",
             )
-        lists = {}
+        lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):
             given = args[name] or ()
             values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
             if any(v is None for v in values):
                 raise self.error(f"{name} of T.Pipelined is {describe(given)}, not a list of ints")
-            lists[name] = tuple(values)
+            lists[name] = tuple(v for v in values if v is not None)
+        if lists["stage"]:
+            wanted = max(lists["stage"]) + 1
+            if stages < 0:
+                stages = wanted
+            elif stages < wanted:
+                raise self.error(
+                    f"stage {wanted - 1} of T.Pipelined is reached by copies that run "
+                    f"{wanted - 1} iterations ahead, num_stages={stages} has no room for them",
+                    f"write num_stages={wanted}, or leave it out",
+                )
         if not isinstance(args["reversible"], bool):
             raise self.error(
                 f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"

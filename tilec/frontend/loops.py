@@ -17,6 +17,7 @@ from typing import Any
 from tilec.frontend.branches import Branches, assigned_names, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Affine, Atom
+from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
 from tilec.ir.ops import For, While, Yield
@@ -90,11 +91,21 @@ class Loops(Branches):
             return
         with self.at(place):
             lo, hi, step = (self.index_value(x) for x in (loop.lo, loop.hi, loop.step))
-            made = self.emit(
-                For, loop.kind, lo, hi, step, carried.inits, carried.block, **loop.attributes
-            )
+            block, attributes = self._arranged(carried.block, loop.attributes)
+            made = self.emit(For, loop.kind, lo, hi, step, carried.inits, block, **attributes)
         self._rename(names, made.results)
         self.forget(body, (target,))
+
+    def _arranged(self, block: Block, attributes: dict[str, Any]) -> tuple[Block, dict[str, Any]]:
+        """The body and the attributes of a pipelined loop whose statements the user has ordered."""
+        order, stage = attributes.get("order", ()), attributes.get("stage", ())
+        if not order and not stage:
+            return block, attributes
+        try:
+            done = arrange(block, order, stage)
+        except BadOrder as e:
+            raise self.error(*e.args) from None
+        return done.body, {**attributes, "stage": done.stage}
 
     def _index(self, loop: Counted, value: Value) -> Scalar:
         lo, hi, step = loop.lo, loop.hi, loop.step

@@ -18,6 +18,7 @@ from enum import IntEnum
 from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
+    Alloc,
     Binary,
     BlockIndex,
     Cast,
@@ -28,6 +29,7 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Lane,
+    Load,
     Lookup,
     Parallel,
     Scope,
@@ -37,6 +39,7 @@ from tilec.ir.ops import (
     Unary,
     Warp,
     While,
+    Yield,
     yielded,
 )
 from tilec.ir.types import BufferType, ScalarType
@@ -292,6 +295,21 @@ class Facts:
             case _:
                 divisor = 1
         self._set(result, found, divisor)
+
+
+def acting(block: Block) -> list[Op]:
+    """The ops of `block` that act, in order: what a reader of the source calls its statements.
+    Allocations, reads and stores to variables (`local`) do not count, nor do loops and branches
+    that hold nothing else."""
+
+    def acts(o: Op) -> bool:
+        if o.pure or isinstance(o, (Alloc, Load, Yield)):
+            return False
+        if isinstance(o, Store):
+            return o.dest.buffer.space != "local"
+        return not o.regions or any(acts(x) for region in o.regions for x in region.ops)
+
+    return [o for o in block.ops if acts(o)]
 
 
 def _is_integer(value: Value) -> bool:

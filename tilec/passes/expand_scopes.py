@@ -298,7 +298,7 @@ def _skip(b: Builder, r: Ring, at: Position) -> None:
 
 def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
     """The wgmma products of the loop, if all rings are read by them only and nothing else in the
-    loop touches their fragments; [] otherwise."""
+    loop touches their fragments, or the shared memory that they read besides; [] otherwise."""
     products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
     if not products or any(r.release_every != 4 for r in rings):
         return []
@@ -308,8 +308,10 @@ def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
     inputs = _fragment_inputs(products)
     if accumulators & set(inputs):
         return []
+    ringed = {v for r in rings for v in r.buffers}
+    besides = {v for o in products for v in (o.a, o.b)} - ringed
     for o in walk(loop.body):
-        if o not in products and accumulators.union(inputs) & set(o.operands):
+        if o not in products and (accumulators | besides) & set(o.operands):
             return []
     return products
 

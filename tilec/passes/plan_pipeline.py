@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.ops import Alloc, Const, Copy, For, Yield
+from tilec.ir.ops import Alloc, Const, Copy, For
 from tilec.passes.slicing import NotClonable, Slice, written_tensors
 from tilec.target import Target
 
@@ -68,17 +69,17 @@ def plan_pipeline(func: Func, target: Target) -> Func:
 def _candidates(loop: For) -> list[Copy]:
     """Copies into shared memory at the top of the body that the user's `stage` does not hold
     back."""
-    acting = [o for o in loop.body.ops if not o.pure and not isinstance(o, (Alloc, Yield))]
+    statements = acting(loop.body)
     copies = [
         o
-        for o in acting
+        for o in statements
         if isinstance(o, Copy)
         and o.source.buffer.space == "global"
         and o.dest.buffer.space == "shared"
     ]
-    if len(loop.stage) == len(acting):
+    if loop.stage and len(loop.stage) == len(statements):
         last = max(loop.stage)
-        copies = [o for o in copies if loop.stage[acting.index(o)] < last]
+        copies = [o for o in copies if loop.stage[statements.index(o)] < last]
     return copies
 
 

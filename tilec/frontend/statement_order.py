@@ -1,0 +1,154 @@
+"""`order=` and `stage=` of T.Pipelined: the order that the user gives a loop's statements.
+
+`stage` says in which iteration of the running pipeline a statement works, counted back from the
+newest: what stage 0 copies for iteration i + s is used by stage s for iteration i. `order` is each
+statement's place in the code. What an iteration computes does not change: where one statement needs
+another's data in a later stage, the data decide, and only where both are in one stage is an order
+against them an error. Statements are those that act on tiles: copies, products, reductions, loops
+and branches around such; -1 leaves a statement to tilec. The idea is that of TVM's annotations
+`software_pipeline_stage` and `software_pipeline_order`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilec.ir.analysis import acting
+from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.ops import Alloc, Copy, Fill, For, Gemm, If, Load, Parallel, Store, While, Yield
+from tilec.ir.types import BufferType
+
+_FREE = -1
+_SIMPLE = (Load, Store, Copy, Fill, Gemm, For, If, While, Parallel)
+
+
+class BadOrder(Exception):
+    """(message, hint): lists that do not fit the loop's body."""
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A loop's body in the user's order, with the stages in that order."""
+
+    body: Block
+    stage: tuple[int, ...]
+
+
+def arrange(body: Block, order: Sequence[int], stage: Sequence[int]) -> Arranged:
+    """`body` with its statements in `order`, as far as their data let it; either list may be
+    empty. Raises BadOrder."""
+    statements = acting(body)
+    for name, given in (("order", order), ("stage", stage)):
+        if given and len(given) != len(statements):
+            raise BadOrder(
+                f"{name} of T.Pipelined has {len(given)} entries, the loop's body "
+                f"{len(statements)} statements that act: {_listed(statements)}",
+                f"give each an entry: {name}={_example(name, len(statements))}"
+                if statements
+                else f"leave {name} out",
+            )
+        if any(v < _FREE for v in given):
+            raise BadOrder(
+                f"{name} of T.Pipelined has the entry {min(given)}",
+                "count from 0; -1 leaves a statement to tilec",
+            )
+    placed = [v for v in order if v != _FREE]
+    twice = next((v for v in placed if placed.count(v) > 1), None)
+    if twice is not None:
+        raise BadOrder(
+            f"order of T.Pipelined has {twice} twice", "each statement needs a place of its own"
+        )
+    if not order:
+        return Arranged(body, tuple(stage))
+    done = _scheduled(body, statements, order, stage)
+    number = {o: i for i, o in enumerate(statements)}
+    return Arranged(
+        replace(body, ops=tuple(done)),
+        tuple(stage[number[o]] for o in done if o in number) if stage else (),
+    )
+
+
+def _scheduled(
+    body: Block, statements: list[Op], order: Sequence[int], stage: Sequence[int]
+) -> list[Op]:
+    """The body's ops, each as soon as what it needs is done, statements by their place."""
+    needs = _needs(body)
+    place = dict(zip(statements, order))
+    for i, o in enumerate(statements):
+        for j, x in enumerate(statements[:i]):
+            against = x in needs[o] and _FREE < place[o] < place[x]
+            if against and (not stage or stage[i] == stage[j]):
+                raise BadOrder(
+                    f"order of T.Pipelined puts statement {i} ({_name(o)}) before statement {j} "
+                    f"({_name(x)}), whose data it needs in the same iteration",
+                    f"give statement {i} a later place than statement {j}, or a later stage",
+                )
+    left = [o for o in body.ops if not isinstance(o, Yield)]
+    done: list[Op] = []
+    while left:
+        ready = [o for o in left if not any(x in left for x in needs[o])]
+        o = min(ready, key=lambda x: place.get(x, _FREE))  # the first of equal ones
+        left.remove(o)
+        done.append(o)
+    return [*done, *(o for o in body.ops if isinstance(o, Yield))]
+
+
+def _needs(body: Block) -> dict[Op, set[Op]]:
+    """For each op the ops before it that it must stay behind: by value, by memory, and what these
+    must."""
+    made: dict[Value, Op] = {}
+    needs: dict[Op, set[Op]] = {}
+    earlier: list[tuple[Op, set[Value], set[Value]]] = []
+    for o in body.ops:
+        inside = [x for region in o.regions for x in walk(region)]
+        operands = {v for x in (o, *inside) for v in x.operands}
+        needs[o] = {made[v] for v in operands if v in made}
+        reads, writes = _touched([o, *inside])
+        for x, x_reads, x_writes in earlier:
+            if writes & (x_reads | x_writes) or reads & x_writes:
+                needs[o].add(x)
+        if not o.pure and not isinstance(o, Alloc):
+            earlier.append((o, reads, writes))
+        needs[o] |= {y for x in needs[o] for y in needs[x]}
+        for r in o.results:
+            made[r] = o
+    return needs
+
+
+def _touched(ops: list[Op]) -> tuple[set[Value], set[Value]]:
+    """Buffers that the ops read and write; what is not known to be read only counts as written."""
+    reads: set[Value] = set()
+    writes: set[Value] = set()
+    for o in ops:
+        buffers = {v for v in o.operands if isinstance(v.type, BufferType)}
+        match o:
+            case Store() | Copy() | Fill():
+                written = {o.dest}
+            case Gemm():
+                written = {o.c}
+            case _:
+                written = set() if o.pure or isinstance(o, _SIMPLE) else buffers
+        writes |= written
+        reads |= buffers - written
+        if isinstance(o, Gemm):
+            reads.add(o.c)
+    return reads, writes
+
+
+def _example(name: str, count: int) -> list[int]:
+    return [0] * count if name == "stage" else list(range(count))
+
+
+def _listed(statements: list[Op]) -> str:
+    names = [_name(o) for o in statements]
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "none"
+
+
+def _name(o: Op) -> str:
+    """A statement in two words."""
+    match o:
+        case Copy() | Fill() | Store():
+            return f"{o.opname} {o.dest.name}"
+        case Gemm():
+            return f"gemm {o.c.name}"
+    return f"{o.opname} on line {o.loc.line}"
