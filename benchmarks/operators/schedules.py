@@ -24,7 +24,7 @@ SHAPES = (
     (4096, 14336, 4096, "NT"),
 )
 
-ALONE = {"cluster": (1, 1)}
+ALONE: dict[str, Any] = {"cluster": (1, 1), "split": 1}
 COOPERATIVE: dict[str, Any] = {"persistent": True, "consumers": "cooperative", **ALONE}
 PING_PONG: dict[str, Any] = {"consumers": "pingpong", **ALONE}
 # BM, BN, threads, keywords of T.annotate_schedule
@@ -41,13 +41,13 @@ TRIALS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
     (128, 128, 128, PING_PONG),
     (64, 256, 128, PING_PONG),
     (128, 128, 256, COOPERATIVE),
-    (128, 128, 256, {"split": 2}),
-    (64, 256, 128, {"persistent": True, **ALONE}),
+    (128, 128, 256, {**ALONE, "split": 2}),
+    (64, 256, 128, COOPERATIVE),
     (64, 128, 128, {"persistent": False, **ALONE}),
-    (64, 128, 128, {"split": 2}),
-    (64, 128, 128, {"split": 4}),
+    (64, 128, 128, {**ALONE, "split": 2}),
+    (64, 128, 128, {**ALONE, "split": 4}),
     (64, 64, 128, {"persistent": False, **ALONE}),
-    (64, 64, 128, {"split": 4}),
+    (64, 64, 128, {**ALONE, "split": 4}),
 )
 
 
@@ -66,7 +66,7 @@ def case(p: Product, priority: int) -> Case:
 
 def trial(p: Product, bm: int, bn: int, threads: int, schedule: dict[str, Any]) -> Candidate:
     """tilec with everything said."""
-    words = ", ".join(f"{k}={v}" for k, v in schedule.items() if (k, v) != ("cluster", (1, 1)))
+    words = ", ".join(f"{k}={v}" for k, v in schedule.items() if ALONE.get(k) != v)
     shapes = (*p.stored, (p.m, p.n))
     return tilec_candidate(
         kernels.scheduled(p.dtype, p.tb, tuple(schedule.items()), threads),
