@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, Arrays, aligned, tile_func
+from frontend_help import fact
 from test_lowering import matmul_text
 from test_rows import assemble as ptxas_takes
 from test_rows import kernel as asm_kernel
@@ -18,6 +19,7 @@ from thread_interp import BadAccess, run_threads
 import tilec
 import tilec.language as T
 from tilec.codegen import assemble, emit
+from tilec.frontend import Specialisation, bind_constants, read_signature, trace
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, LaunchError, ResourceError
@@ -37,7 +39,7 @@ from tilec.passes import run, run_plan
 from tilec.passes.multicast import cut
 from tilec.runtime.driver import check_grid, launched_grid
 
-M, N, K = T.dynamic("M, N, K")
+M, N, K, P = T.dynamic("M, N, K, P")
 
 
 def plan(
@@ -167,6 +169,94 @@ def test_a_tile_of_rows_that_all_blocks_need(size: int, persistent: bool) -> Non
     assert {o.map.type.tensor for o in shared} == {"S"}
     run_threads(func, SM90, arrays, launched=1)
     np.testing.assert_allclose(arrays["C"], want, rtol=1e-6)
+
+
+def one_weight(
+    A: T.Tensor((P, M, K), "float16"),
+    W: T.Tensor((N, K), "float16"),
+    C: T.Tensor((P, M, N), "float16"),
+):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), P, threads=128) as (bx, by, bz):
+        a_tile = T.alloc_shared((64, 32), "float16")
+        w_tile = T.alloc_shared((64, 32), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[bz, by * 64, k * 32], a_tile)
+            T.copy(W[bx * 64, k * 32], w_tile)
+            T.gemm(a_tile, w_tile, acc, transpose_B=True)
+        T.copy(acc, C[bz, by * 64, bx * 64])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shared", "links"),
+    [((1, 1, 2), "W", 2), ((1, 2, 2), "W", 4), ((2, 1, 2), "AW", 3), ((2, 2, 2), "AW", 5)],
+)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_batch_in_three_dimensions(
+    cluster: tuple[int, int, int], shared: str, links: int, persistent: bool
+) -> None:
+    """Three batches of 3 x 2 tiles: no dimension is a multiple of its cluster."""
+    rng = np.random.default_rng(11)
+    arrays = {
+        "A": aligned(rng.standard_normal((3, 136, 72)).astype(np.float16)),
+        "W": aligned(rng.standard_normal((100, 72)).astype(np.float16)),
+        "C": aligned(np.full((3, 136, 100), np.nan, np.float16)),
+    }
+    func = run_plan(tile_func(one_weight, arrays), SM90, plan(cluster, persistent=persistent))
+    loads = [o.map.type.tensor for o in found(func, TmaLoad) if o.blocks is not None]
+    assert sorted(loads) == list(shared)
+    assert [o.count for o in found(func, MbarrierInit)] == [1, links]
+    run_threads(func, SM90, arrays, launched=2)
+    want = np.einsum("bmk,nk->bmn", *(arrays[x].astype(np.float64) for x in "AW"))
+    np.testing.assert_allclose(arrays["C"].astype(np.float64), want, rtol=2e-3, atol=0.05)
+
+
+def grid_of_the_launch(
+    A: T.Tensor((M, K), "float16"), W: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(threads=128) as (bx, by):
+        a_tile = T.alloc_shared((64, 32), "float16")
+        w_tile = T.alloc_shared((64, 32), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        T.use_swizzle(4)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            T.copy(A[by * 64, k * 32], a_tile)
+            T.copy(W[bx * 64, k * 32], w_tile)
+            T.gemm(a_tile, w_tile, acc, transpose_B=True)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        plan((1, 2, 1)),
+        plan((2, 2, 1)),
+        plan((1, 2, 1), persistent=False),
+        plan((2, 1, 1), persistent=False),
+        plan(split=2),
+        plan(split=4),
+    ],
+    ids=["1x2", "2x2", "1x2 dispatched", "2x1 dispatched", "split2", "split4"],
+)
+def test_a_grid_that_the_launch_gives(chosen: Plan) -> None:
+    rng = np.random.default_rng(12)
+    arrays = {
+        "A": aligned(rng.standard_normal((136, 72)).astype(np.float16)),
+        "W": aligned(rng.standard_normal((200, 72)).astype(np.float16)),
+        "C": aligned(np.full((136, 200), np.nan, np.float32)),
+    }
+    signature = bind_constants(read_signature(grid_of_the_launch, ()), {})
+    facts = {
+        p.name: replace(fact(p.name, arrays[p.name], p.shape, signature.sizes), align=16)
+        for p in signature.parameters
+    }
+    source = trace(signature, Specialisation(facts, grid="launch"))
+    func = run_plan(source, SM90, chosen)
+    run_threads(func, SM90, arrays, launched=2, grid=(4, 3, 1))
+    want = arrays["A"].astype(np.float64) @ arrays["W"].astype(np.float64).T
+    np.testing.assert_allclose(arrays["C"], want, rtol=1e-4, atol=1e-3)
 
 
 def lower_rows(
@@ -487,3 +577,5 @@ def test_no_plan_no_cluster() -> None:
     assert len([o for o in func.body.ops if isinstance(o, Scope)]) == 2
     with pytest.raises(ResourceError, match="no clusters of 1x1x2"):
         run_plan(parse_func(matmul_text(64, 64, 32, 3, 128, 0, 1)), SM90, plan((1, 1, 2)))
+    with pytest.raises(ResourceError, match="4x4x1 has 16 blocks, the most is 8"):
+        run_plan(parse_func(matmul_text(64, 64, 32, 3, 128, 0, 1)), SM90, plan((4, 4, 1)))

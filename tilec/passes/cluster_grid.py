@@ -52,7 +52,11 @@ def settle_cluster(func: Func, target: Target) -> Func:
 def _check(func: Func, dims: Dims) -> None:
     rank = 3 if func.attrs.get("grid_from_launch") else len(yielded(func.grid))
     shown = "x".join(map(str, dims))
-    if size(dims) > MAX_BLOCKS or any(c > 1 for c in dims[rank:]):
+    if size(dims) > MAX_BLOCKS:
+        raise ResourceError(
+            f"a cluster of {shown} has {size(dims)} blocks, the most is {MAX_BLOCKS}", func.loc
+        )
+    if any(c > 1 for c in dims[rank:]):
         raise ResourceError(f"a grid of {rank} dimensions has no clusters of {shown}", func.loc)
     loops = [o for o in walk(func.body) if isinstance(o, While)]
     if loops and not all(_divides(func, dims)):

@@ -21,6 +21,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
     Alloc,
+    AnnotateLayout,
     Binary,
     BlockIndex,
     Cast,
@@ -129,7 +130,7 @@ class _Sharer:
     def starts_at_zero(self, v: Value, loop: For) -> bool:
         """Whether the last op before the loop that touches `v` sets all of it to zero."""
         before = self.func.body.ops[: self.func.body.ops.index(loop)]
-        users = [o for o in before if _touches(o, v) and not isinstance(o, Alloc)]
+        users = [o for o in before if _touches(o, v)]
         last = users[-1] if users else None
         return (
             isinstance(last, Fill)
@@ -167,12 +168,8 @@ class _Sharer:
     def own_to_iteration(self, o: Copy, loop: For) -> bool:
         """Whether the copy fills a buffer that only this loop uses, whole and before any other
         use."""
-        inside = [x for x in loop.body.ops if _touches(x, o.dest) and not isinstance(x, Alloc)]
-        outside = [
-            x
-            for x in self.func.body.ops
-            if x is not loop and _touches(x, o.dest) and not isinstance(x, Alloc)
-        ]
+        inside = [x for x in loop.body.ops if _touches(x, o.dest)]
+        outside = [x for x in self.func.body.ops if x is not loop and _touches(x, o.dest)]
         whole = o.dest_extents == o.dest.buffer.static_shape
         return not outside and whole and bool(inside) and inside[0] is o
 
@@ -233,4 +230,7 @@ class _Sharer:
 
 
 def _touches(o: Op, v: Value) -> bool:
+    """Whether `o`, or an op inside of it, reads or writes `v`."""
+    if isinstance(o, AnnotateLayout):
+        return False
     return v in o.operands or any(v in x.operands for r in o.regions for x in walk(r))
