@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import Layout, LayoutRequest, padded, row_major
+from tilec.ir.layout import Layout, LayoutRequest, leading_run, padded, row_major
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
@@ -161,15 +161,29 @@ class _Inference:
         return spread(extents, self.target.warp_size, self.warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
-        """Row-major; rows set apart by one bank if a loop walks down a column of it."""
+        """Row-major; swizzled if a matrix instruction's result is copied there; rows set apart by
+        one bank if a loop walks down a column of it."""
         shape = buffer.buffer.static_shape
         bits = buffer.dtype.bits
+        if len(shape) > 1 and any(
+            isinstance(o, Copy) and o.dest is buffer and self._is_narrow(o.source, bits)
+            for o in self.ops
+        ):
+            return operand_shared_layout(shape, bits, "mma")
         for p in self.parallels:
             last = p.body.args[-1]
             for a in parallel_accesses(p):
                 if a.buffer is buffer and len(shape) > 1 and last not in a.uses_of(len(shape) - 1):
                     return padded(shape, shape[-1], max(1, 32 // bits))
         return row_major(shape)
+
+    def _is_narrow(self, source: Value, bits: int) -> bool:
+        """Whether a fragment's threads hold less than 16 bytes of a row."""
+        layout = self.layouts.get(source)
+        if source.buffer.space != "fragment" or layout is None or layout.rank < 2:
+            return False
+        dim, run = leading_run(layout)
+        return dim != layout.rank - 1 or run * bits < 128
 
     # --- writing it down ---
 

@@ -141,6 +141,8 @@ class _Placer:
                 e.reads, e.writes = self.span(o.source), self.span(o.dest)
                 if o.staging is not None:
                     e.private = self.span(o.staging)
+                elif o.agent == "tma_store":
+                    e.engine_reads = e.reads
             case Gemm():
                 e.reads = self.span(o.a) | self.span(o.b)
                 if o.row.startswith("wgmma"):

@@ -3,7 +3,8 @@
 Before: `copy` and `fill` ops with agents. After: none is left. A copy that threads make is a
 parallel loop over its region, in the layout of the fragment on one side (between two fragments: of
 the one that is written) or else coalesced over the block; fragments whose elements change lanes
-exchange them by shuffles (`lower_exchanges`); a fragment that leaves through TMA is staged warp by
+exchange them by shuffles (`lower_exchanges`); matrices go to shared memory by `stmatrix`
+(`lower_matrices`); a fragment that leaves through TMA is staged warp by
 warp (`lower_stores`)."""
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.distribution import covering
 from tilec.passes.lower_exchanges import exchange_registers
+from tilec.passes.lower_matrices import is_matrix_store, store_matrices
 from tilec.target import Target
 
 
@@ -36,6 +38,8 @@ def lower_copies(func: Func, target: Target) -> Func:
         match o:
             case Copy(agent="shuffle"):
                 return exchange_registers(o)
+            case Copy() if is_matrix_store(o, target):
+                return store_matrices(o)
             case Copy() if o.agent != "tma_store":
                 return [*_copy(o, warps, target)]
             case Fill():

@@ -1,18 +1,20 @@
 """lower_stores: a fragment of matrix accumulators leaves for global memory through shared memory
 and TMA.
 
-Before: copies with the agent "tma_store", each with its shared staging buffer. After: none. Every
-warp works alone on its own 16 rows of staging, one chunk of columns at a time: wait until the last
-chunk has been read from there, write it (16-bit elements as 8x8 matrices, by `stmatrix`, others in
-vectors), fence, and let one lane start the box. TMA drops what lies outside of the tensor, so ragged
-tiles need no guards. The scope ends by waiting for its stores."""
+Before: copies with the agent "tma_store", of fragments with their shared staging buffers or of
+shared tiles. After: none. For a fragment every warp works alone on its own 16 rows of staging, one
+chunk of columns at a time: wait until the last chunk has been read from there, write it (16-bit
+elements as 8x8 matrices, by `stmatrix`, others in vectors), fence, and let one lane start the box.
+A shared tile leaves at once, started by one thread. TMA drops what lies outside of the tensor, so
+ragged tiles need no guards. The scope ends by waiting for its stores."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.layout import CHUNK_ROWS, Layout
+from tilec.ir.layout import CHUNK_ROWS, Layout, tma_box
 from tilec.ir.ops import (
     Cast,
     Compare,
@@ -34,7 +36,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import INT32
 from tilec.passes.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
-from tilec.passes.rings import TensorMaps, only_if
+from tilec.passes.rings import TensorMaps, elected, only_if
 from tilec.passes.stage_stores import staged_form
 from tilec.target import Target
 
@@ -50,6 +52,8 @@ def lower_stores(func: Func, target: Target) -> Func:
 
     def visit(o: Op) -> None | Op | list[Op]:
         match o:
+            case Copy(agent="tma_store", staging=None):
+                return _boxes(o, maps)
             case Copy(agent="tma_store"):
                 return _store(o, maps, target)
             case Scope(name="consumer"):
@@ -71,6 +75,35 @@ def _drained(body: Block, func: Func) -> Block:
     only_if(b, b.value(Compare, "eq", Place(b).lane, b.value(Const, 0, INT32)), wait.ops)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
+
+
+def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
+    """One thread starts the boxes of a shared tile and waits until TMA has read them, so that the
+    next barrier gives the tile free."""
+    b, send = Builder(o.loc), Builder(o.loc)
+    s = o.source.buffer
+    assert s.layout is not None
+    found = tma_box(s.layout, s.dtype.bits)
+    assert found is not None
+    box, swizzle = found
+    tile_dims = [d for d, e in enumerate(s.static_shape) if e != 1]
+    dest_dims = [d for d, e in enumerate(o.dest_extents) if e != 1]
+    tile_of = dict(zip(dest_dims, tile_dims))
+    dims = list(reversed(range(o.dest.buffer.rank)))
+    full = tuple(box[tile_of[d]] if d in tile_of else 1 for d in dims)
+    descriptor = maps.get(o.dest, full, swizzle)
+    offsets = s.layout.offsets()
+    n = Numbers(send)
+    for corner in itertools.product(*(range(0, e, x) for e, x in zip(s.static_shape, box))):
+        at = []
+        for d in dims:
+            shift = n.const(corner[tile_of[d]] if d in tile_of else 0)
+            at.append(n.op("add", narrow(send, o.dest_offsets[d]), shift))
+        send.emit(TmaStore, descriptor, tuple(at), o.source, n.const(int(offsets[corner])))
+    send.emit(TmaStoreCommit)
+    send.emit(TmaStoreWait, 0, True)
+    only_if(b, elected(b), send.ops)
+    return b.ops
 
 
 def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
@@ -110,7 +143,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
         offset = shared_offset(inner, staging, own)
         values = _values(inner, o, c, [chunk[access] for chunk in found.registers], found.run)
         if found.matrices:
-            inner.emit(Stmatrix, o.staging, offset, values)
+            inner.emit(Stmatrix, o.staging, offset, values, found.transposed)
         else:
             inner.emit(MemStore, o.staging, offset, values[0], found.run * bits // 8)
     inner.emit(ProxyFence)

@@ -3,7 +3,8 @@
 Before: copies name regions. After: each copy has an `agent` and a `vector`:
 - "tma": one thread starts box copies into shared memory (run-ahead copies of specialised kernels);
 - "cp_async": threads start copies past their registers (run-ahead copies);
-- "tma_store": a fragment is staged in shared memory and leaves through TMA, warp by warp;
+- "tma_store": a fragment is staged in shared memory and leaves through TMA, warp by warp; a shared
+tile leaves as it lies;
 - "threads": loads and stores of `vector` consecutive elements. A tensor whose base or strides do
   not allow an agent takes the next one down. The facts come from the tensor's type, never from
   values."""
@@ -117,18 +118,35 @@ class _Chooser:
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer, o.dest.buffer
+        if (
+            not self.target.has("tma")
+            or o.disable_tma
+            or t.space != "global"
+            or t.dtype == BOOL
+            or not tensor_map_fits(t)
+            or o not in self.unseen
+        ):
+            return False
+        if f.space == "shared":
+            return self._box_store(o)
         return (
-            self.target.has("tma")
-            and not o.disable_tma
-            and f.space == "fragment"
-            and t.space == "global"
-            and t.dtype != BOOL
+            f.space == "fragment"
             and len(f.shape) == 2
             and _is_narrow(f, t)
             and staged_form(f.layout, t.dtype.bits, self.target)[1] is not None
-            and tensor_map_fits(t)
             and o.dest_extents[-2:] == f.static_shape
-            and o in self.unseen
+        )
+
+    def _box_store(self, o: Copy) -> bool:
+        """Whether TMA can take a shared tile as it lies. All threads meet there, so it must stand
+        where the whole block goes."""
+        s, t = o.source.buffer, o.dest.buffer
+        return (
+            s.dtype == t.dtype
+            and o.source_extents == s.static_shape
+            and s.layout is not None
+            and box_fits(s.layout, s.dtype.bits)
+            and _same_order(o)
         )
 
 
@@ -230,9 +248,10 @@ def box_fits(layout: Layout, bits: int) -> bool:
 def _same_order(o: Copy) -> bool:
     """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
     one."""
-    wide = [i for i, e in enumerate(o.source_extents) if e != 1]
+    extents = o.source_extents if o.source.buffer.space == "global" else o.dest_extents
+    wide = [i for i, e in enumerate(extents) if e != 1]
     return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
-        not wide or wide[-1] == len(o.source_extents) - 1
+        not wide or wide[-1] == len(extents) - 1
     )
 
 

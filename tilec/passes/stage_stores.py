@@ -27,6 +27,8 @@ def stage_stores(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Copy) or o.agent != "tma_store":
             return None
+        if o.source.buffer.space == "shared":
+            return None
         b = Builder(o.loc)
         f, dtype = o.source.buffer, o.dest.dtype
         layout, found = staged_form(f.layout, dtype.bits, target)
@@ -56,4 +58,6 @@ def staged_form(
         return None, None
     if bits < WORD_BITS // 2:
         layout = wider(layout, WORD_BITS // bits, bits) or layout
-    return layout, chunks(layout, bits, target.has("stmatrix"))
+    found = chunks(layout, bits, target.has("stmatrix"))
+    narrow = found is not None and not found.matrices and found.run * bits < WORD_BITS
+    return layout, None if narrow else found

@@ -15,6 +15,10 @@ from tilec.ir.layout.normal import is_inside
 
 CHUNK_ROWS = 16  # what one warp's stmatrix writes
 WIDEST_ACCESS = 16  # bytes
+_QUADS = (
+    ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)),  # lanes of a matrix: four along a row
+    ((2, 0), (4, 0), (0, 1), (0, 2), (0, 4)),  # transposed: four along a column
+)
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,15 @@ class Chunks:
 
     `origins`: (row, column) of each chunk's first element from the warp's own first one. An access
     writes, in each lane, `run` neighbours of a row, or (`matrices`) four 8x8 matrices as `stmatrix`
-    takes them, two elements of each in a lane. `places`: where in the chunk each access begins (in
-    lane 0). `registers[chunk][access]`: the registers it takes, in order.
+    takes them (or, `transposed`, as `stmatrix.trans` does), two elements of each in a lane.
+    `places`: where in the chunk each access begins (in lane 0). `registers[chunk][access]`: the
+    registers it takes, in order.
     """
 
     columns: int
     run: int
     matrices: bool
+    transposed: bool
     origins: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, int], ...]
     registers: tuple[tuple[tuple[int, ...], ...], ...]
@@ -66,9 +72,12 @@ def _cut(layout: Layout, bits: int, columns: int, matrices: bool) -> Chunks | No
         return None
     starts.sort(key=lambda at: (at[0], at[1]))
     inside = [(r, c) for r, c in register if r < rows and c < columns]
-    if matrices and _is_quads(layout):
+    upright, turned = (matrices and lane_steps(layout) == steps for steps in _QUADS)
+    if upright or turned:
         run, made = 2, [(0, c) for c in range(0, columns, 16)]
         parts = [(r, c + e) for c in (0, 8) for r in (0, 8) for e in (0, 1)]
+        if turned:
+            parts = [(r + e, c) for c in (0, 8) for r in (0, 8) for e in (0, 1)]
     else:
         run = _longest_run(table, WIDEST_ACCESS * 8 // bits)
         made = sorted(at for at in inside if at[1] % run == 0)
@@ -80,13 +89,7 @@ def _cut(layout: Layout, bits: int, columns: int, matrices: bool) -> Chunks | No
         )
     except KeyError:
         return None
-    quads = len(parts) == 8 and run == 2
-    return Chunks(columns, run, quads, tuple(starts), tuple(made), registers)
-
-
-def _is_quads(layout: Layout) -> bool:
-    """Whether lanes hold a matrix as `stmatrix` takes it: four along a row, two elements each."""
-    return lane_steps(layout) == ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))
+    return Chunks(columns, run, upright or turned, turned, tuple(starts), tuple(made), registers)
 
 
 def _longest_run(table: np.ndarray, limit: int) -> int:

@@ -1,0 +1,57 @@
+"""Copies of fragments to shared memory by `stmatrix`: four 8x8 matrices of 16-bit elements at a time,
+where the fragment holds them as the instruction takes them."""
+
+from __future__ import annotations
+
+from tilec.ir.core import Builder, Op
+from tilec.ir.layout import matrix_access, stmatrix_ok
+from tilec.ir.ops import Binary, Cast, Const, Copy, Pack, RegRead, Stmatrix
+from tilec.ir.types import INT32
+from tilec.passes.addressing import Place, coordinates, shared_offset
+from tilec.passes.lower_gemm import close, unrolled
+from tilec.target import Target
+
+
+def is_matrix_store(o: Copy, target: Target) -> bool:
+    """Whether a copy of a whole fragment onto a whole shared tile can be made so."""
+    s, d = o.source.buffer, o.dest.buffer
+    return (
+        target.has("stmatrix")
+        and (s.space, d.space) == ("fragment", "shared")
+        and o.source_extents == o.dest_extents == s.static_shape == d.static_shape
+        and s.layout is not None
+        and d.layout is not None
+        and s.layout.replicas("reg") * s.layout.replicas("warp") == 1
+        and stmatrix_ok(s.layout, d.layout, d.dtype.bits)
+    )
+
+
+def store_matrices(o: Copy) -> list[Op]:
+    """The ops of such a copy; elements are converted two at a time."""
+    s, d = o.source.buffer, o.dest.buffer
+    assert s.layout is not None and d.layout is not None
+    access = matrix_access(s.layout, d.layout, d.dtype.bits)
+    assert access is not None
+    b = Builder(o.loc)
+    place = Place(b)
+    place.make(access.rows)
+    per = 2 * access.count
+    count = s.layout.size("reg") // per
+    g, inner = unrolled(b, count, "matrices")
+    row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
+    offset = shared_offset(inner, d.layout, coordinates(inner, access.rows, place, row))
+    first = inner.value(Binary, "mul", g, inner.value(Const, per, INT32))
+    values = []
+    for m in range(access.count):
+        pair = []
+        for e in range(2):
+            step = inner.value(Const, 2 * m + e, INT32)
+            at = inner.value(Binary, "add", first, step)
+            pair.append(inner.value(RegRead, o.source, at))
+        value = inner.value(Pack, tuple(pair))
+        if value.dtype != d.dtype:
+            value = inner.value(Cast, value, d.dtype)
+        values.append(value)
+    inner.emit(Stmatrix, o.dest, offset, tuple(values), access.transposed)
+    close(b, "unroll", g, count, inner)
+    return b.ops
