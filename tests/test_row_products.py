@@ -125,11 +125,13 @@ def run(p: Product, target: Target, size: tuple[int, int, int], expected: str) -
     """The numbers under the first and the last plan that fit; the first plan's function."""
     arrays = p.arrays(*size)
     want = p.want(arrays)
-    results = list(on_threads(tile_func(p.kernel(), arrays), target, arrays))
-    for plan, func, got in (results[0], results[-1]):
+    found = list(lowered(tile_func(p.kernel(), arrays), target))
+    for plan, func in found[:: max(1, len(found) - 1)]:
         assert {stem(r) for r in rows(func)} == ({expected} if expected else set()), plan
-        check(got["C"], want, p)
-    return results[0][1]
+        held = {k: aligned(v) for k, v in arrays.items()}
+        run_threads(func, target, held, 2)
+        check(held["C"], want, p)
+    return found[0][1]
 
 
 E4, E5 = "float8_e4m3", "float8_e5m2"
@@ -163,7 +165,7 @@ CASES: list[tuple[Product, Target, str]] = [
     (Product("uint8", "uint8", "int32", "int32"), SM80, "mma u8"),
     (Product("int8", "uint8", "int32", "int32"), SM80, "mma i8xu8"),
     (Product("int8", "int8", "int32", "int32"), GFX942, "mfma i8"),
-    (Product("int8", "uint8", "int32", "int32", (32, 32, 32)), GFX942, ""),
+    (Product("int8", "uint8", "int32", "int32", (32, 16, 16)), GFX942, ""),
 ]  # fmt: skip
 
 
@@ -173,7 +175,7 @@ CASES: list[tuple[Product, Target, str]] = [
     ids=[f"{t.arch}-{p.a}-{p.b}-{p.acc}-{p.out}" for p, t, _ in CASES],
 )
 def test_dtypes(p, target, row):
-    func = run(p, target, SIZE, row)
+    func = run(p, target, SIZE if row and DTYPES[p.a].bits < 64 else (40, 24, 40), row)
     bits = DTYPES[p.a].bits
     if row.startswith("wgmma"):
         assert any(isinstance(o, TmaLoad) for o in walk(func.body))
@@ -202,7 +204,7 @@ def test_orders(a, b, acc, tf32, target, ta, tb):
     arrays = p.arrays(80, 48, 64)
     func = tile_func(p.kernel(), arrays)
     plan, done = next(iter(lowered(func, target)))
-    held = {k: v.copy() for k, v in arrays.items()}
+    held = {k: aligned(v) for k, v in arrays.items()}
     run_threads(done, target, held, 2)
     check(held["C"], p.want(arrays), p)
     names = {r.split(".")[0] for r in rows(done)}
@@ -224,8 +226,9 @@ def test_ragged(kind, size, target):
         a = "int8"
     p = Product(a, b, acc, out, (64, 64, 32), tf32=kind == "tf32")
     arrays = p.arrays(*size)
-    for _, _, got in list(on_threads(tile_func(p.kernel(), arrays), target, arrays))[:1]:
-        check(got["C"], p.want(arrays), p)
+    plan, done = next(iter(lowered(tile_func(p.kernel(), arrays), target)))
+    run_threads(done, target, held := {k: aligned(v) for k, v in arrays.items()}, 2)
+    check(held["C"], p.want(arrays), p)
 
 
 @pytest.mark.parametrize("bn", [40, 56, 72, 24])
@@ -272,7 +275,6 @@ def from_registers(a_type: str, a_tile: str, b_type: str, sums: str, tf32: bool 
     return scaled
 
 
-@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 @pytest.mark.parametrize(
     ("a", "tile", "b", "sums", "row"),
     [
@@ -284,7 +286,7 @@ def from_registers(a_type: str, a_tile: str, b_type: str, sums: str, tf32: bool 
         ("int8", "int8", "uint8", "int32", "wgmma i8xu8"),
     ],
 )
-def test_a_in_registers(target, a, tile, b, sums, row):
+def test_a_in_registers(a, tile, b, sums, row):
     tf32 = a == "float32"
     rng = np.random.default_rng(5)
     left = values(rng, (80, 130), a, sums)
@@ -296,7 +298,11 @@ def test_a_in_registers(target, a, tile, b, sums, row):
     held = np.clip(scaled, -57344, 57344).astype(num.NUMPY[DTYPES[tile]]).astype(np.float64)
     want = held @ arrays["B"].astype(np.float64).T
     func = tile_func(from_registers(a, tile, b, sums, tf32), arrays)
-    for _, done, got in list(on_threads(func, target, arrays))[:1]:
+    # The integers have no matrix instruction on gfx942: a long way round, seen in `test_dtypes`.
+    for target in (SM90, SM80, GFX942) if b != "uint8" else (SM90, SM80):
+        plan, done = next(iter(lowered(func, target)))
+        got = {k: aligned(v) for k, v in arrays.items()}
+        run_threads(done, target, got, 2)
         if target is SM90:
             assert {stem(r) for r in rows(done)} == {row}
             waits = [o for o in walk(done.body) if isinstance(o, WgmmaWait)]
@@ -352,11 +358,19 @@ def test_a_is_not_written_while_a_product_reads_it(changes):
 # --- sums in two levels ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile", [(64, 64, 64), (64, 32, 128), (64, 32, 192), (64, 64, 256)])
-@pytest.mark.parametrize("order", [(False, True), (True, False)], ids=["NT", "TN"])
+@pytest.mark.parametrize(
+    ("tile", "order"),
+    [
+        ((64, 64, 64), (False, True)),
+        ((64, 32, 128), (False, True)),
+        ((64, 32, 192), (False, True)),
+        ((64, 64, 256), (False, True)),
+        ((32, 16, 64), (True, False)),
+    ],
+)
 def test_partial_sums_are_added_in_float32(tile, order):
     p = Product(E4, E5, "float32", "float32", tile, *order, fast=False)
-    arrays = p.arrays(70, 66, 300)
+    arrays = p.arrays(70, 35, 260)
     func = tile_func(p.kernel(), arrays)
     parts = [o for o in walk(split_sums(func, SM90).body) if isinstance(o, Gemm)]
     assert [o.shape[2] for o in parts] == {64: [64], 128: [128], 192: [128, 64], 256: [128, 128]}[
@@ -365,9 +379,10 @@ def test_partial_sums_are_added_in_float32(tile, order):
     assert all(o.clear and o.fast_accum for o in parts) and len({o.c for o in parts}) == len(parts)
     for target in (SM80, GFX942):
         assert split_sums(func, target).body == func.body
-    for _, done, got in list(on_threads(func, SM90, arrays))[:1]:
-        check(got["C"], p.want(arrays), p)
-        assert any(isinstance(o, Wgmma) for o in walk(done.body)) == order[1]
+    plan, done = next(iter(lowered(func, SM90)))
+    run_threads(done, SM90, held := {k: aligned(v) for k, v in arrays.items()}, 2)
+    check(held["C"], p.want(arrays), p)
+    assert any(isinstance(o, Wgmma) for o in walk(done.body)) == order[1]
 
 
 def test_only_coarse_sums_are_split():

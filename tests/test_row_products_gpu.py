@@ -1,0 +1,156 @@
+"""Products of every dtype on an NVIDIA GPU against float64 (int64): all orders, ragged sizes, A in
+registers, sums in two levels, outputs of every dtype. Outputs are poisoned before."""
+
+import numpy as np
+import pytest
+from test_row_products import (
+    E4,
+    E5,
+    Product,
+    check,
+    from_registers,
+    kept_in_registers,
+    values,
+)
+
+torch = pytest.importorskip("torch")
+
+import tilec  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def on_gpu(a: np.ndarray) -> torch.Tensor:
+    """The array's bits on the GPU; torch and NumPy share no name for the narrow floats."""
+    words = {
+        "bfloat16": (np.int16, torch.bfloat16),
+        "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+        "float8_e5m2": (np.uint8, torch.float8_e5m2),
+    }
+    if a.dtype.name not in words:
+        return torch.from_numpy(a.copy()).cuda()
+    bits, kind = words[a.dtype.name]
+    return torch.from_numpy(a.view(bits).copy()).cuda().view(kind)
+
+
+def back(t: torch.Tensor) -> np.ndarray:
+    return t.cpu().double().numpy() if t.dtype.is_floating_point else t.cpu().numpy()
+
+
+def run(p: Product, size: tuple[int, int, int], tolerance: float = 0.0) -> None:
+    arrays = p.arrays(*size)
+    a, b, c = (on_gpu(arrays[k]) for k in "ABC")
+    tilec.kernel(p.kernel())(a, b, c)
+    first = back(c)
+    want = p.want(arrays)
+    if tolerance:
+        error = np.linalg.norm(first - want) / np.linalg.norm(want)
+        assert np.isfinite(first).all() and error <= tolerance, error
+    else:
+        check(first, want, p)
+    tilec.kernel(p.kernel())(a, b, c)
+    assert np.array_equal(first, back(c)), "another result the second time"
+
+
+F32 = ("float32",) * 4
+TILES = [
+    Product("float16", "float16", "float16", "float16", (128, 256, 64), threads=256),
+    Product("float16", "float16", "float16", "float32", (128, 128, 64), threads=256),
+    Product(*F32, (128, 256, 32), threads=256, tf32=True),
+    Product(*F32, (64, 64, 16)),
+    Product("float64", "float64", "float64", "float64", (64, 64, 16)),
+    Product("int8", "int8", "int32", "int32", (128, 256, 128), threads=256),
+    Product("int8", "uint8", "int32", "int32", (128, 128, 64), threads=256),
+    Product("uint8", "int8", "int32", "float32", (64, 24, 32)),
+    Product("uint8", "uint8", "int32", "int8", (64, 40, 64)),
+]
+SIZES = [(256, 512, 384), (200, 264, 1040), (67, 35, 50), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("p", TILES, ids=lambda p: f"{p.a}-{p.b}-{p.acc}-{p.out}")
+def test_dtypes(p: Product, size: tuple[int, int, int]) -> None:
+    long_sum = p.acc == "float16" and size[2] > 300
+    run(p, size, 1e-2 if long_sum else 0.0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("b", [E4, E5])
+@pytest.mark.parametrize("a", [E4, E5])
+@pytest.mark.parametrize("fast", [True, False])
+def test_float8(a: str, b: str, fast: bool, size: tuple[int, int, int]) -> None:
+    """About 14 bits of a fast sum are right."""
+    tile = (128, 256, 128) if fast else (128, 128, 128)
+    p = Product(a, b, "float32", "float32", tile, threads=256, fast=fast)
+    run(p, size, 1e-3 if fast else 3e-4)
+
+
+@pytest.mark.parametrize("out", ["float16", "bfloat16", E4, E5])
+def test_outputs(out: str) -> None:
+    for a, acc in ((E4, "float32"), ("int8", "int32"), ("float16", "float16")):
+        p = Product(a, a, acc, out, (64, 64, 64))
+        if acc != "int32":
+            run(p, (200, 264, 128), {"float16": 4e-3, "bfloat16": 6e-3}.get(out, 8e-2))
+        elif out in ("float16", "bfloat16"):
+            small = Product("int8", "int8", "int32", out, (64, 64, 32))
+            run(small, (200, 264, 2))
+
+
+ORDERS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(("ta", "tb"), ORDERS, ids=["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(
+    ("a", "b", "acc", "out"),
+    [
+        ("float32", "float32", "float32", "float32"),
+        (E4, E5, "float32", "float32"),
+        (E5, E4, "float16", "float16"),
+        ("int8", "uint8", "int32", "int32"),
+        ("float16", "float16", "float16", "float16"),
+    ],
+)
+def test_orders(a: str, b: str, acc: str, out: str, ta: bool, tb: bool) -> None:
+    tf32 = a == "float32"
+    p = Product(a, b, acc, out, (64, 64, 32), ta, tb, tf32=tf32)
+    run(p, (208, 272, 192), 1e-2 if acc == "float16" else 1e-3 if a == E4 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "tile", "b", "sums"),
+    [
+        ("float16", "float16", "float16", "float32"),
+        ("int8", "bfloat16", "bfloat16", "float32"),
+        ("float16", "float16", "float16", "float16"),
+        ("float32", "float32", "float32", "float32"),
+        ("float16", E5, E4, "float32"),
+        ("int8", "int8", "uint8", "int32"),
+    ],
+)
+def test_a_in_registers(a: str, tile: str, b: str, sums: str) -> None:
+    rng = np.random.default_rng(3)
+    left, right = values(rng, (200, 320), a, sums), values(rng, (136, 320), b, sums)
+    if a == "int8":
+        left //= 2
+    c = on_gpu(values(rng, (200, 136), sums, ""))
+    kernel = tilec.kernel(from_registers(a, tile, b, sums, a == "float32"))
+    kernel(on_gpu(left), on_gpu(right), c)
+    doubled = on_gpu(left).double() * 2
+    kinds = {E5: torch.float8_e5m2}
+    if tile in kinds:
+        doubled = doubled.float().to(kinds[tile]).double()
+    want = (doubled @ on_gpu(right).double().T).cpu().numpy()
+    error = np.linalg.norm(back(c) - want) / np.linalg.norm(want)
+    assert error <= (1e-2 if sums == "float16" else 1e-3 if a != "int8" else 1e-5), error
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_is_not_written_while_a_product_reads_it(changes: bool) -> None:
+    rng = np.random.default_rng(9)
+    a, b = values(rng, (64, 64), "float16", ""), values(rng, (64 * 5, 64), "float16", "")
+    c = on_gpu(values(rng, (64, 64), "float32", ""))
+    tilec.kernel(kept_in_registers(changes))(on_gpu(a), on_gpu(b), c)
+    blocks = b.astype(np.float64).reshape(5, 64, 64)
+    scale = [2.0 ** (k + 1) if changes else 1.0 for k in range(5)]
+    want = sum(s * a.astype(np.float64) @ x.T for s, x in zip(scale, blocks))
+    assert np.linalg.norm(back(c) - want) / np.linalg.norm(want) < 1e-6
