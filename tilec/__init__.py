@@ -17,7 +17,7 @@ from tilec.ir.errors import (
 )
 from tilec.jit.compiled import CompiledKernel, load
 from tilec.jit.specialise import spec
-from tilec.kernel import Kernel, kernel
+from tilec.kernel import Kernel, kernel, recommend
 from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 from tilec.target import TargetError
@@ -46,6 +46,7 @@ __all__ = [
     "kernel",
     "load",
     "macro",
+    "recommend",
     "spec",
 ]
 

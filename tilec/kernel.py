@@ -28,9 +28,9 @@ from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher
 from tilec.jit.fingerprint import describe, remember_locals
 from tilec.jit.recipe import Prepared, Recipe
-from tilec.jit.specialise import Facts, parameters_of
+from tilec.jit.specialise import Facts, facts_of, parameters_of
 from tilec.lazy import Lazy
-from tilec.runtime.arguments import REQUIRED, Parameter, bind_call, read_arguments
+from tilec.runtime.arguments import REQUIRED, Call, Parameter, bind_call, read_arguments
 from tilec.runtime.devices import default_target, device_target, resolve_target
 from tilec.runtime.tensors import common_kind
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tilec.frontend import Signature
     from tilec.ir.plan import Plan
     from tilec.jit import build
+    from tilec.tune import Ranked
 else:  # loaded by the first kernel that is used, and by the first that is compiled
     frontend = Lazy("tilec.frontend")
     build = Lazy("tilec.jit.build")
@@ -279,8 +280,29 @@ class Kernel:
         )
         return made
 
+    def recommend(
+        self, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
+    ) -> tuple[Ranked, ...]:
+        """The configurations that T.auto and the open schedule leave for these arguments of
+        `compile`, predicted, best first: at most `topk` that can run, then as many that cannot,
+        with the reasons. Raises CompileError."""
+        call, signature, parameters, name, threads = self._described(args, target, kwargs)
+        from_launch = signature.grid_from_launch
+        base = facts_of(call, signature, parameters, name, threads, from_launch)
+        found = self._choices.rank(base, signature, call, None, topk)
+        return () if found is None else (*found.ranked[:topk], *found.rejected[:topk])
+
     def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
         """The facts that these arguments of `compile` give."""
+        call, signature, parameters, name, threads = self._described(args, target, kwargs)
+        from_launch = signature.grid_from_launch
+        return self._choices.facts(call, signature, parameters, name, threads, None, from_launch)
+
+    def _described(
+        self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
+    ) -> tuple[Call, Signature, tuple[Parameter, ...], str, int | None]:
+        """What these arguments of `compile` say: the call, what it was read by, the target's name,
+        and the threads that were asked for."""
         optional = tuple(
             dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
             for p in self.parameters
@@ -293,8 +315,7 @@ class Kernel:
             self.name, parameters, bound, lambda *place: chosen or _target_of(*place)
         )
         name = chosen or _target_of(call.device, call.index)
-        from_launch = signature.grid_from_launch
-        return self._choices.facts(call, signature, parameters, name, threads, None, from_launch)
+        return call, signature, parameters, name, threads
 
     def variant(self, facts: Facts) -> CompiledKernel:
         """The variant compiled under `facts`: from memory, else from the disk cache, else
@@ -317,6 +338,14 @@ class Kernel:
     def _build(self, facts: Facts) -> CompiledKernel:
         made: CompiledKernel = build.compile_variant(self.signature, facts)
         return made
+
+
+def recommend(
+    kernel: Kernel, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
+) -> tuple[Ranked, ...]:
+    """Configurations of `kernel` for these arguments of `compile`, by predicted time: see
+    `Kernel.recommend`. `print` of an entry is for people."""
+    return kernel.recommend(*args, target=target, topk=topk, **kwargs)
 
 
 def _target_of(device: str, index: int) -> str:

@@ -20,11 +20,12 @@ class Speeds:
     """What a machine does per second, for predictions; each figure is what kernels reach under
     load, not the data sheet's.
 
-    `clock` in Hz; `dram` bytes/s of the whole chip, `l2_bytes` the size of its L2 cache; per multiprocessor and clock: `l2` bytes from
-    the L2 cache, `shared` bytes that matrix instructions read from shared memory, `vector`
-    multiply-adds and the like, `products` flops of matrix instructions, by the feature that a row
-    needs and the bits of its inputs ("wgmma.16"). `latency`: seconds from asking for a tile to
-    having it. `launch`: seconds that an empty kernel takes."""
+    `clock` in Hz; `dram` bytes/s of the whole chip, `l2_bytes` the size of its L2 cache; per
+    multiprocessor and clock: `l2` bytes from the L2 cache, `shared` bytes that matrix instructions
+    read from shared memory, `vector` multiply-adds and the like, `products` flops of matrix
+    instructions, by the feature that a row needs and the bits of its inputs ("wgmma.16").
+    `latency`: seconds from asking for a tile to having it. `launch`: seconds that an empty kernel
+    takes."""
 
     clock: float = 2e9
     dram: float = 4e10

@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
+from tilec.ir.footprint import DEFAULT_THREADS, footprint, is_open
 from tilec.ir.loc import Loc
-from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Const, Copy, For, Gemm, ThreadIndex, yielded
+from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
 from tilec.target import Target
 
-MOST_STAGES = 8
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
-DEFAULT_THREADS = 128
 SPLITS = (2, 4, 8)  # blocks that share one sum
 
 
@@ -112,6 +110,7 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
     wanted = wanted or Wanted()
     made: dict[Plan, None] = {}
     first: ResourceError | None = None
+    space = footprint(func)
     for plan in _schedules(func, target):
         if wanted.fields:
             plan = replace(plan, **wanted.fields)
@@ -123,7 +122,7 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
         error = problem(plan, func, target, wanted)
         if error is None:
             if "stages" not in wanted.fields:
-                plan = replace(plan, stages=stages_that_fit(func, target, plan))
+                plan = replace(plan, stages=space.stages_that_fit(plan, target))
             made.setdefault(plan)
         first = first or error
     if not made:
@@ -143,6 +142,14 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     for wish, word in ((plan.specialise, "specialise=True"), (plan.staged_store, 'store="tma"')):
         if wish and not target.has("tma"):
             return refuse(f"{word}: {target} has no TMA", "leave it out for this target")
+    if plan.split > 1:
+        clash = "persistent=True" if plan.persistent else 'consumers="pingpong"'
+        if plan.persistent or plan.teams > 1:
+            return refuse(
+                f"split={plan.split} shares one tile, {clash} walks over many", "drop one"
+            )
+        if plan.cluster != (1, 1, 1):
+            return refuse(f"split={plan.split} makes a cluster of its own", "leave cluster out")
     if plan.teams > 1:
         if not target.has("setmaxnreg"):
             return refuse(f'consumers="pingpong": {target} has no warpgroups', "leave it out")
@@ -166,14 +173,6 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     for word, many in (("cluster", plan.cluster != (1, 1, 1)), ("split", plan.split > 1)):
         if many and not target.has("cluster"):
             return refuse(f"{word}={getattr(plan, word)}: {target} has no clusters", "leave it out")
-    if plan.split > 1:
-        clash = "persistent=True" if plan.persistent else 'consumers="pingpong"'
-        if plan.persistent or plan.teams > 1:
-            return refuse(
-                f"split={plan.split} shares one tile, {clash} walks over many", "drop one"
-            )
-        if plan.cluster != (1, 1, 1):
-            return refuse(f"split={plan.split} makes a cluster of its own", "leave cluster out")
     return None
 
 
@@ -192,83 +191,10 @@ def check_kept(func: Func, wanted: Wanted) -> None:
             )
 
 
-def is_open(o: Op) -> bool:
-    """Whether the plan says how many stages this loop has."""
-    return isinstance(o, For) and o.kind == "pipelined" and o.num_stages < 0
-
-
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
     loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
     return any(isinstance(o, Gemm) for loop in loops for o in walk(loop.body))
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """Bytes of shared memory before layouts are known: `ring`, one version of all buffers of the
-    loops whose stages are open; `explicit`, all versions of those of other pipelined loops; `rest`,
-    everything else. `trips`: iterations of the longest open loop, 0 where one is not known."""
-
-    ring: int
-    explicit: int
-    rest: int
-    trips: int
-
-
-def _shared(func: Func, target: Target, plan: Plan) -> _Shared:
-    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
-    consts = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
-    versions: dict[Value, int] = {}
-    trips: list[int] = []
-    for loop in loops:
-        for o in loop.body.ops:
-            if isinstance(o, Copy) and o.source.buffer.space == "global":
-                versions[o.dest] = loop.num_stages
-        bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
-        known = [b for b in bounds if isinstance(b, int)]
-        if is_open(loop):
-            trips.append(-(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0)
-    threads = (plan.threads or func.attrs.get("threads") or DEFAULT_THREADS) * plan.teams
-    ring, explicit = 0, 0
-    rest = threads // target.warp_size * 2048 if plan.staged_store else 0  # a chunk of each warp
-    if plan.split > 1:  # what a block hands over
-        sums = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
-        rest += sum(4 * c.buffer.size for c in sums)
-    for o in walk(func.body):
-        if isinstance(o, Alloc) and o.type.space == "shared":
-            size, count = version_bytes(o.type), versions.get(o.result, 1)
-            if count < 0:
-                ring += size
-            elif count > 1:
-                explicit += size * count
-            else:
-                rest += size
-    return _Shared(ring, explicit, rest, 0 if 0 in trips else max(trips, default=0))
-
-
-def stages_that_fit(func: Func, target: Target, plan: Plan) -> int:
-    """Versions that the buffers of the open loops may have: as many as shared memory holds beside
-    all other buffers, and no more than a loop of known length has iterations. At least 2; the exact
-    check is `plan_shared`'s."""
-    found = _shared(func, target, plan)
-    if not found.ring:
-        return 2
-    limit, most = target.shared_bytes, MOST_STAGES
-    if not target.has("tma"):
-        limit, most = limit // 2, 4  # two blocks hide each other's latency
-    if found.trips:
-        most = min(most, found.trips)
-    return max(2, min(most, (limit - found.rest - found.explicit - 1024) // found.ring))
-
-
-def shared_bytes(func: Func, target: Target, plan: Plan) -> tuple[int, int, int]:
-    """Bytes of shared memory that a block will need, about; those of the pipelined loops' buffers
-    among them; and the versions these have (the least over the loops)."""
-    found = _shared(func, target, plan)
-    ring = found.explicit + found.ring * plan.stages
-    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
-    stages = [plan.stages if is_open(o) else max(o.num_stages, 1) for o in loops]
-    return ring + found.rest, ring, min(stages, default=1)
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:

@@ -89,7 +89,7 @@ def build(
     wide: bool,
     plan: Plan | None = None,
     ranked: Sequence[Plan] = (),
-    choice: str = "",
+    choice: Callable[[], str] = str,
 ) -> CompiledKernel:
     """Compile `func` (TILE) for `target`, keeping every stage. `plan`: with no other plan than
     this. `ranked` plans are tried before the safe ones, best first; `choice` says what they were
@@ -115,7 +115,7 @@ def build(
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
     if tried:
-        keep("plan", lambda: _plan_text(tried, choice))
+        keep("plan", lambda: _plan_text(tried, choice()))
     llvm_text = codegen.emit(final, target)
     keep("llvm", lambda: llvm_text)
     assembled = assemble(llvm_text, target)

@@ -10,7 +10,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.choices import Auto
@@ -61,7 +61,7 @@ class Choices:
     ) -> Facts:
         """The facts of a call with all that was open chosen; the open entries of `call.constants`
         get their values. `grid` is the launch's, as the caller wrote it. Raises CompileError."""
-        open_ = {n: v for n, v in call.constants.items() if isinstance(v, Auto)}
+        open_ = _open(call)
         base = facts_of(call, signature, parameters, target, threads, grid_given)
         if target == "cpu" and not open_:
             return base
@@ -77,9 +77,11 @@ class Choices:
         return facts_of(call, signature, parameters, target, threads, grid_given, chosen)
 
     def rank(
-        self, base: Facts, signature: Signature, call: Call, open_: Mapping[str, Auto], grid: Any
+        self, base: Facts, signature: Signature, call: Call, grid: Any, most: int = 0
     ) -> Choice | None:
-        """All configurations of a call, predicted. Raises CompileError."""
+        """All configurations of a call, predicted; at least `most` of them are kept. Raises
+        CompileError."""
+        open_ = _open(call)
         chooser = self._choosers.get(base)
         if chooser is None:
             chooser = self._choosers[base] = tune.Chooser(
@@ -91,7 +93,11 @@ class Choices:
         def extents(constants: Mapping[str, int]) -> Grid | None:
             return None if grid is None else spread_grid(grid, {**call.constants, **constants})
 
-        return chooser.choose(functools.partial(_value, call), extents)
+        return chooser.choose(functools.partial(_value, call), extents, most)
+
+    def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
+        found = self.rank(base, signature, call, grid)
+        return "" if found is None else found.text()
 
     def _choose(
         self,
@@ -107,8 +113,10 @@ class Choices:
             stored = self._stored[base] = load_choices(self._function, base)
         if where in stored:
             constants, plan = stored[where]
-            return Chosen(constants, None if plan is None else plan_of(plan))
-        found = self.rank(base, signature, call, open_, grid)
+            asked = replace(call, first=None, constants=dict(call.constants))
+            again = functools.partial(self._text, base, signature, asked, grid)
+            return Chosen(constants, None if plan is None else plan_of(plan), (), again)
+        found = self.rank(base, signature, call, grid)
         if found is None:
             if open_:
                 raise LaunchError(
@@ -118,7 +126,7 @@ class Choices:
             made = Chosen({}, None)
         else:
             plans = found.plans
-            made = Chosen(found.constants, plans[0] if plans else None, plans, found.text())
+            made = Chosen(found.constants, plans[0] if plans else None, plans, found.text)
             known = self._plans.setdefault(base, set())
             if len(known) >= MOST_VARIANTS and made.plan not in known:
                 usual = next((p for p in plans if p in known), made.plan)
@@ -127,6 +135,10 @@ class Choices:
         stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
         store_choices(self._function, base, stored)
         return made
+
+
+def _open(call: Call) -> dict[str, Auto]:
+    return {n: v for n, v in call.constants.items() if isinstance(v, Auto)}
 
 
 def _where(call: Call, open_: Mapping[str, Auto], grid: Any) -> str:

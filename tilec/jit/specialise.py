@@ -8,7 +8,7 @@ machine code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +70,13 @@ def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What was left open and has been chosen: `constants` of the kernel, `plan` (None: nothing
-    tells the plans apart, the safe order holds), the plans to try after it, and what the choice was
-    made from, as text."""
+    tells the plans apart, the safe order holds), the plans to try after it, and a function that
+    says what the choice was made from."""
 
     constants: Mapping[str, int]
     plan: Plan | None
     ranked: tuple[Plan, ...] = ()
-    text: str = ""
+    text: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Facts:
     values: Mapping[str, Any] = field(compare=False, hash=False)
     plan: Plan | None = None
     ranked: tuple[Plan, ...] = field(default=(), compare=False)
-    choice: str = field(default="", compare=False)
+    choice: Callable[[], str] = field(default=str, compare=False)
 
     def text(self) -> str:
         """The facts as text for a cache key."""
@@ -158,7 +158,7 @@ def facts_of(
         dict(call.constants),
         None if chosen is None else chosen.plan,
         () if chosen is None else chosen.ranked,
-        "" if chosen is None else chosen.text,
+        str if chosen is None else chosen.text,
     )
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.plan import Plan, Wanted, check_kept, is_open, plans, take_wanted
+from tilec.ir.footprint import is_open
+from tilec.ir.plan import Plan, Wanted, check_kept, plans, take_wanted
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers

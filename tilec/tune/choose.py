@@ -59,9 +59,10 @@ class Chooser:
         self._trace, self._open, self._target = trace, dict(open), target
         self._candidates: dict[tuple[int, ...], Candidate | CompileError] = {}
 
-    def choose(self, values: Values, grid: Grid) -> Choice | None:
+    def choose(self, values: Values, grid: Grid, most: int = 0) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
-        the launch for values of the open arguments, None if the kernel has its own.
+        the launch for values of the open arguments, None if the kernel has its own. At least `most`
+        configurations are kept, if there are as many.
 
         None where nothing is known that tells the plans apart. Raises CompileError if no
         combination of the arguments compiles.
@@ -86,9 +87,9 @@ class Chooser:
         rejected = [r for c in self._seen(found) for r in c.rejected]
         chosen = ranked[0].constants
         mine = [r for r in ranked if r.constants == chosen]
-        kept = [r for r in ranked[:KEPT] if r.constants != chosen]
+        kept = [r for r in ranked[: max(KEPT, most)] if r.constants != chosen]
         kept = sorted([*mine, *kept], key=lambda r: r.estimate.seconds if r.estimate else math.inf)
-        return Choice(dict(chosen), tuple(kept), tuple(rejected[:KEPT]))
+        return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
 
     def _descend(self, best: Callable[[tuple[int, ...]], float]) -> None:
         """From a middle tile to better neighbours: another value for one argument; one argument up
@@ -128,7 +129,7 @@ class Chooser:
         """No combination can be ranked: its errors, if there is nothing else to say."""
         for at in found:
             candidate = self._candidates[at]
-            if isinstance(candidate, CompileError) and self._open:
+            if isinstance(candidate, CompileError):
                 raise candidate
         candidates = self._seen(found)
         if self._open and candidates:

@@ -31,14 +31,15 @@ PING_PONG = 1.006
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
-ITERATION = {"wgmma": 110, "mma": 200, "mfma": 200}  # clocks: the least that one takes
+# Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
+ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
 WAIT = 12  # clocks of an iteration that the matrix unit stands still
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
 SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
-SPLIT = 1.2e-6  # seconds: blocks of a cluster wait for each other before they add up
+SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
 LOCKSTEP = 0.992  # neighbours that load for one another wait for one another
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
@@ -98,8 +99,13 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     )
     from_l2 = n.loaded_in(plan.cluster)
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
-    efficiency = _efficiency(plan, layout, per_kiloflop)
-    steps = n.iterations * max(_step(row) for row in layout.rows) if layout.rows else 0.0
+    helped = plan.specialise or not target.has("tma")  # else threads do what others could
+    efficiency = _efficiency(plan, layout, resident, per_kiloflop) * (
+        1.0 if helped else UNSPECIALISED
+    )
+    steps = sum(
+        times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, layout.rows)
+    )
     compute = max(matrix / efficiency + WAIT * n.iterations, steps)  # clocks
     vector = n.vector / s.vector
     # What is in flight arrives after the latency, so that bounds the rate too.
@@ -107,7 +113,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         layout.ring_bytes * max(layout.stages - 1, 1) / max(layout.stages, 1), threads * 64
     )
     into_block = min(s.l2, flight * resident / (s.latency * s.clock))
-    into_block *= 1.0 if plan.specialise else UNSPECIALISED
+    into_block *= 1.0 if helped else UNSPECIALISED
     from_cache = n.loaded / into_block
     work = max(compute + vector, from_cache) / plan.split
     if plan.teams > 1:
@@ -130,7 +136,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         between = (rounds - 1) * (start + stores + BLOCK_START) / resident
         total = start + stores + waves * busy + between
     active = min(blocks, multiprocessors)
-    dram = s.dram if plan.specialise else OWN_LOADS * s.dram
+    dram = s.dram if helped else OWN_LOADS * s.dram
     bus = min(dram, active * s.clock * into_block)
     memory = start + n.dram / bus + STORE_LATENCY
     limits = {"matrix unit": compute, "vector unit": vector, "L2 cache": from_cache}
@@ -166,12 +172,11 @@ def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: 
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))
 
 
-def _efficiency(plan: Plan, layout: Layout, per_kiloflop: float) -> float:
+def _efficiency(plan: Plan, layout: Layout, resident: int, per_kiloflop: float) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     found *= PING_PONG if plan.teams > 1 else 1.0
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
-    found *= FEW_STAGES.get(layout.stages, 1.0)
-    found *= 1.0 if plan.specialise else UNSPECIALISED
+    found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
     wide = [row.n for row in layout.rows if row is not None and row.warps > 1]
     return found * (NARROW if wide and max(wide) <= 128 else 1.0)
 
@@ -190,5 +195,9 @@ def _rate(row: MatrixRow | None, threads: int, target: Target) -> float:
     return rate * min(1.0, s.shared * clocks / operands)
 
 
-def _step(row: MatrixRow | None) -> float:
-    return float(ITERATION.get(row.feature, 100)) if row is not None else 100.0
+def _least(row: MatrixRow | None, depth: int) -> float:
+    """Clocks of a product over `depth` however small its tile is."""
+    if row is None:
+        return 0.0
+    fixed, step = ITERATION.get(row.feature, (100, 40))
+    return fixed + step * depth / row.k

@@ -11,15 +11,14 @@ from typing import Any
 
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError
+from tilec.ir.footprint import DEFAULT_THREADS, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import For, Gemm
 from tilec.ir.plan import (
-    DEFAULT_THREADS,
     Plan,
     Wanted,
     has_pipelined_product,
     plans,
-    shared_bytes,
     take_wanted,
 )
 from tilec.passes.registers import budget
@@ -30,7 +29,7 @@ from tilec.tune.cost import Estimate, Layout, estimate
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
-MOST_ELEMENTS = 64  # of an element-wise loop in one thread: more is long code and no faster
+MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ class Candidate:
         kept: list[tuple[Plan, Layout, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[tuple[int, bool, int], tuple[MatrixRow | None, ...]] = {}
+        space = footprint(func)
+        bits = self.work.fragment_bits()
         walks = any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body))
         for plan in plans(func, self.target, wanted):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
@@ -110,8 +111,7 @@ class Candidate:
             if plan.split > 1 and self._unshared:
                 rejected.append(Ranked(self.constants, plan, reason=self._unshared))
                 continue
-            total, ring, stages = shared_bytes(func, self.target, plan)
-            bits = self.work.fragment_bits()
+            total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
             layout = Layout(rows_of[key], registers, total, ring, stages)
             reason = self._reason(plan, layout, max(bits, default=0) // threads // 32, threads)
@@ -126,7 +126,7 @@ class Candidate:
             return ""
         limit = budget(threads * plan.teams, plan.specialise, self.target)
         elements = self.work.elements // threads
-        if elements > MOST_ELEMENTS:
+        if elements > MOST_ELEMENTS and not self.work.products:
             return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"
         if largest > limit:
             return f"a fragment takes {largest} registers of each thread, {limit} are left for it"

@@ -33,6 +33,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import BufferType
 
 UNKNOWN_TRIPS = 8
+LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
 _PLAIN_UNARY = ("neg", "abs", "not")
@@ -148,7 +149,7 @@ class Work:
                 loads[t.along] = loads.get(t.along, 0.0) + amount
             both = moved.setdefault(t.tensor, [0.0, 0.0])
             both[t.is_store] += amount
-            rows[t.tensor] = min(rows.get(t.tensor, amount), t.row * t.bits / 8)
+            rows[t.tensor] = min(rows.get(t.tensor, LONG_ROW), t.row * t.bits / 8)
         dram = 0.0
         for tensor, both in moved.items():
             whole = _tensor_bytes(tensor.buffer, sizes)
