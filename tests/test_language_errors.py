@@ -184,6 +184,25 @@ CASES: dict[str, tuple[str, str, str]] = {
         "gemm of float16 by bfloat16",
         "float16 tile",
     ),
+    "gemm of integers by floats": (
+        "Bi = T.alloc_shared((32, 48), 'int8')\nT.gemm(A_s, Bi, acc)  #!",
+        "gemm of float16 by int8: both inputs must have one dtype",
+        "copy Bi into a float16 tile first",
+    ),
+    "gemm of float8 in int32": (
+        "A8 = T.alloc_shared((16, 32), 'float8_e4m3')\n"
+        "B8 = T.alloc_shared((32, 48), 'float8_e5m2')\n"
+        "bad = T.alloc_fragment((16, 48), 'int32')\n"
+        "T.gemm(A8, B8, bad)  #!",
+        "gemm of float8_e4m3 cannot accumulate in int32",
+        "allocate C as float16 or float32",
+    ),
+    "gemm with exact sums in float16": (
+        "half = T.alloc_fragment((16, 48), 'float16')\n"
+        "T.gemm(A_s, B_s, half, fast_accum=False)  #!",
+        "fast_accum=False adds partial sums in float32, but C is half",
+        "allocate C as float32",
+    ),
     "gemm accumulator dtype": (
         "bad = T.alloc_fragment((16, 48), 'int32')\nT.gemm(A_s, B_s, bad)  #!",
         "gemm of float16 cannot accumulate in int32",
