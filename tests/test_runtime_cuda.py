@@ -122,6 +122,12 @@ class FakeCuda(types.ModuleType):
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *args: int) -> tuple:
         return self.record("cuOccupancyMaxActiveBlocksPerMultiprocessor", *args), 2
 
+    CUlaunchConfig = types.SimpleNamespace
+
+    def cuOccupancyMaxActiveClusters(self, function: int, config: types.SimpleNamespace) -> tuple:
+        asked = (config.gridDimX, config.gridDimY, config.blockDimX, config.sharedMemBytes)
+        return self.record("cuOccupancyMaxActiveClusters", function, *asked), 33
+
     def cuTensorMapEncodeTiled(self, *args: object) -> tuple:
         self.maps += 1
         return self.record("cuTensorMapEncodeTiled", *args), FakeMap(bytes([self.maps]) * 128)
@@ -192,6 +198,15 @@ def image(**changes: object) -> Image:
         binary=b"\x7fELF cubin",
     )
     return Image(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_clusters_that_run_at_once(fake: FakeCuda) -> None:
+    """Groups of multiprocessors need not be multiples of a cluster: the driver is asked."""
+    kernel = cuda.CudaDriver().load(image(cluster=(1, 4, 1), persistent=True), 0)
+    assert kernel.resident_blocks() == 4 * 33
+    assert fake.calls[-2] == ("cuOccupancyMaxActiveClusters", 0xF000, 1, 4, 384, 213_000)
+    assert launched_grid(kernel, (100, 100, 1)) == (33, 4, 1)
+    assert launched_grid(kernel, (3, 9, 1)) == (9, 4, 1)
 
 
 def tensor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
@@ -459,7 +474,7 @@ def test_a_product_with_tensor_maps(gpu: FakeCuda) -> None:
     assert {c[3] for c in encoded} <= {0x7F0000000000, 0x7F0000200000, 0x7F0000400000}
     ((grid, block, shared, stream, _, _),) = launches(gpu)
     blocks = 5 * 8
-    assert grid == ((min(blocks, 264), 1, 1) if variant.image.persistent else (5, 8, 1))
+    assert grid == ((min(blocks, 264), 1, 1) if variant.image.persistent else (5 * variant.image.split, 8, 1))
     assert block == (variant.resources.threads, 1, 1)
     assert shared == variant.resources.shared_bytes > 0
     assert stream == 0x77
