@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -16,3 +17,31 @@ def test_the_stages_page_is_current():
     want = module.page()
     got = (DOCS / "stages.md").read_text()
     assert got == want, "run `python docs/make_stages.py`"
+
+
+def test_the_table_of_schedules_is_made_from_measured_rows():
+    spec = importlib.util.spec_from_file_location("make_schedules", DOCS / "make_schedules.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    about = {
+        "grid": "(((N + 255) // 256), ((M + 127) // 128), 1)",
+        "plan": "specialised persistent (threads=256, stages=4)",
+    }
+    entry = {"hot": {"median": 0.21}, "about": about}
+    row = {
+        "operator": "gemm",
+        "case": "fp16 NN 4096x4096x4096",
+        "shape": [4096, 4096, 4096],
+        "kind": "NN",
+        "dtype": "float16",
+        "candidates": {"tilec": entry},
+    }
+    text = (DOCS / "schedules.md").read_text()
+    made = module.page(text, [row, {**row, "candidates": {}}])
+    line = next(x for x in made.splitlines() if x.startswith("| fp16 NN 4096x4096x4096 |"))
+    cells = [c.strip() for c in line.strip("|").split("|")]
+    assert cells[1] == "128x256" and cells[4] == "210.0"
+    assert 150 < float(cells[3]) < 300
+    assert "1 products" in made and module.page(made, [row]) == made
