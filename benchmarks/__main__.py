@@ -153,9 +153,11 @@ def run(
         results[name].put(session.measure(case))
         longest = max(0.8 * longest, time.monotonic() - began)
     progress.close()
+    spent = time.monotonic() - start
+    progress.say(f"measured {len(needed) - len(left)} rows in {spent:.0f} s")
     for name in wanted:
         if any(pair[0] == name for pair in needed):
-            results[name].save(c.key for c in operators.cases(name))
+            results[name].keep(c.key for c in operators.cases(name))
     if left:
         names = ", ".join(case.name for _, case in left[:8]) + (", …" if len(left) > 8 else "")
         progress.say(f"the budget of {budget:.0f} s left out {len(left)} rows: {names}")

@@ -37,11 +37,12 @@ class ResultFile:
         self.rows[row["key"]] = row
         self.save()
 
-    def save(self, order: Iterable[str] = ()) -> None:
-        """Write all rows, those named in `order` first and in that order."""
-        first = [key for key in order if key in self.rows]
-        keys = [*first, *(key for key in self.rows if key not in set(first))]
-        self.rows = {key: self.rows[key] for key in keys}
+    def keep(self, keys: Iterable[str]) -> None:
+        """Write the rows with these keys, in this order: others are of cases that are no more."""
+        self.rows = {key: self.rows[key] for key in keys if key in self.rows}
+        self.save()
+
+    def save(self) -> None:
         _write(self.path, {"benchmark": self.name, "rows": list(self.rows.values())}, "rows")
 
 

@@ -19,6 +19,8 @@ from benchmarks import figures, kernels, operators, peers, products, report  # n
 from benchmarks.__main__ import main, run, select  # noqa: E402
 from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
+from benchmarks.gpu import CudaTimer, device_facts, l2_bytes  # noqa: E402
+from benchmarks.operators import batched, fused, grouped  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -318,6 +320,11 @@ def test_the_budget_leaves_out_the_last_and_says_so(tmp_path, capsys, monkeypatc
     run(s, {"fake": cases}, results, budget=35)
     told = capsys.readouterr().err
     assert [r["case"] for r in results["fake"].rows.values()] == ["case2", "case3", "case4"]
+    monkeypatch.setattr(operators, "cases", lambda name: cases[3:])  # the others are no more
+    run(s, {"fake": cases[4:]}, results)
+    assert len(results["fake"].rows) == 3  # nothing was measured, nothing is written
+    run(replace(s, force=True), {"fake": cases[4:]}, results)
+    assert [r["case"] for r in ResultFile("fake", tmp_path).rows.values()] == ["case3", "case4"]
     assert "left out 2 rows: case1, case0" in told
 
 
@@ -441,8 +448,6 @@ def test_quick_effort_still_lasts() -> None:
 
 
 def tiny_cases() -> dict[str, Case]:
-    from benchmarks.operators import batched, fused, grouped
-
     return {
         "batched": batched.case(3, 40, 33, 24, 0),
         "grouped": grouped.case(5, 150, 40, 33, 0),
@@ -471,10 +476,8 @@ def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
 
 
 def test_uneven_groups_are_uneven_and_complete() -> None:
-    from benchmarks.operators.grouped import uneven
-
     for groups in (8, 64):
-        ends = uneven(groups, 4096)
+        ends = grouped.uneven(groups, 4096)
         sizes = [b - a for a, b in zip(ends, ends[1:])]
         assert ends[0] == 0 and ends[-1] == 4096 and len(sizes) == groups
         assert min(sizes) >= 0 and max(sizes) > 1.5 * 4096 / groups
@@ -490,3 +493,22 @@ def test_the_best_of_all_schedules_is_what_a_choice_is_compared_with(tmp_path) -
     assert best["config"] == "two" and best["hot_ratio"]["median"] == pytest.approx(0.9)
     text = report.table([session(tmp_path).measure(case)])
     assert "/best hot" in text and text.splitlines()[1].endswith("two")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", tiny_cases())
+def test_a_whole_run_on_the_gpu(name, tmp_path) -> None:
+    """Every form by CUDA events and graphs, with every peer that is there."""
+    s = session(
+        tmp_path, timer=CudaTimer(), device="cuda", machine=device_facts(), cache=l2_bytes(),
+        effort=replace(SMALL, seconds=0.01, settle=0.001),
+    )  # fmt: skip
+    case = tiny_cases()[name]
+    row = s.measure(case)
+    mine = row["candidates"]["tilec"]
+    assert "failed" not in mine, mine["failed"]
+    assert 0 < mine["hot"]["median"] < 1 and 0 < mine["steady"]["median"] < 1
+    assert row["signature"]["tilec"].startswith("cuda:")
+    results = ResultFile("none", tmp_path)
+    results.put(row)
+    assert not s.needs(case, results)
