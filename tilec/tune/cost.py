@@ -23,17 +23,18 @@ from tilec.passes.registers import producer_warps
 from tilec.target import Target
 from tilec.tune.work import Numbers
 
-MAINLOOP = 0.935  # of the matrix unit's rate, reached by long loops that wait for nothing
+MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait for nothing
 UNSPECIALISED = 0.75  # threads that bring their own tiles
 OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
 PING_PONG = 1.006
+ONE_TEAM = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
 ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
-WAIT = 12  # clocks of an iteration that the matrix unit stands still
+WAIT = 16  # clocks of an iteration that the matrix unit stands still
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
 SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
@@ -100,9 +101,8 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     from_l2 = n.loaded_in(plan.cluster)
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
     helped = plan.specialise or not target.has("tma")  # else threads do what others could
-    efficiency = _efficiency(plan, layout, resident, per_kiloflop) * (
-        1.0 if helped else UNSPECIALISED
-    )
+    efficiency = _efficiency(plan, layout, resident, waves, per_kiloflop)
+    efficiency *= 1.0 if helped else UNSPECIALISED
     steps = sum(
         times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, layout.rows)
     )
@@ -172,9 +172,12 @@ def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: 
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))
 
 
-def _efficiency(plan: Plan, layout: Layout, resident: int, per_kiloflop: float) -> float:
+def _efficiency(
+    plan: Plan, layout: Layout, resident: int, waves: int, per_kiloflop: float
+) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
-    found *= PING_PONG if plan.teams > 1 else 1.0
+    if plan.teams > 1:
+        found *= PING_PONG if waves > 1 else ONE_TEAM
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
     wide = [row.n for row in layout.rows if row is not None and row.warps > 1]
