@@ -6,6 +6,7 @@ memory, one kernel per shape."""
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ SKINNY = tuple(
     {"BM": 64, "BN": bn, "BK": bk, "stages": stages, "threads": 128}
     for bn, bk, stages in ((64, 64, 4), (128, 64, 4), (64, 128, 4))
 )
+_TRACING = threading.Lock()  # compiling is for several threads at a time, tracing for one
 _NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
@@ -46,11 +48,20 @@ def configs(m: int, element_size: int) -> tuple[dict[str, Any], ...]:
 
 
 @functools.cache
-def kernel(
+def compiled_kernel(
     m: int, n: int, k: int, ta: bool, tb: bool, dtype: str, accumulate: str, result: str,
     BM: int, BN: int, BK: int, stages: int, threads: int,
 ) -> Any:  # fmt: skip
-    """The compiled kernel for one shape: A is stored as (K, M) if `ta`, B as (N, K) if `tb`."""
+    """The kernel for one shape: A is stored as (K, M) if `ta`, B as (N, K) if `tb`."""
+    with _TRACING:
+        traced = _trace(m, n, k, ta, tb, dtype, accumulate, result, BM, BN, BK, stages, threads)
+    return tilelang.compile(traced)
+
+
+def _trace(
+    m: int, n: int, k: int, ta: bool, tb: bool, dtype: str, accumulate: str, result: str,
+    BM: int, BN: int, BK: int, stages: int, threads: int,
+) -> Any:  # fmt: skip
     a_shape, b_shape = ((k, m) if ta else (m, k)), ((n, k) if tb else (k, n))
     a_tile, b_tile = ((BK, BM) if ta else (BM, BK)), ((BN, BK) if tb else (BK, BN))
 
@@ -76,7 +87,7 @@ def kernel(
             T.copy(acc, C_s)
             T.copy(C_s, C[by * BM, bx * BN])
 
-    return tilelang.compile(main)
+    return main
 
 
 def compiled(
@@ -85,7 +96,7 @@ def compiled(
 ) -> Any:  # fmt: skip
     """The kernel for torch's dtypes and a configuration."""
     accumulate = "int32" if dtype == torch.int8 else "float32"
-    return kernel(m, n, k, ta, tb, _NAMES[dtype], accumulate, _NAMES[result], **config)
+    return compiled_kernel(m, n, k, ta, tb, _NAMES[dtype], accumulate, _NAMES[result], **config)
 
 
 def bind(
