@@ -121,4 +121,4 @@ def test_cluster_dims(cluster, pad):
     want = a.double() @ b.double()
     assert float((c.double() - want).norm() / want.norm()) < 4e-4
     with pytest.raises(LaunchError, match="do not divide"):
-        kernel(*operands(130, 130, 64, False, False, torch.half), c[:130, :130].contiguous())
+        kernel(*operands(260, 260, 64, False, False, torch.half), c[:260, :260].contiguous())
