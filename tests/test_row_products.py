@@ -198,19 +198,25 @@ ORDERS = [(False, False), (False, True), (True, False), (True, True)]
     ],
 )
 def test_orders(a, b, acc, tf32, target, ta, tb):
-    """Whatever lies contiguous: where the wide instruction wants K so, a narrower one is taken."""
+    """Whatever lies contiguous: an operand that the wide instruction cannot read so comes through
+    registers (B as A of the turned product); if it can read neither, a narrower one is taken."""
     out = "int32" if acc == "int32" else "float32"
-    p = Product(a, b, acc, out, (64, 32, 32), ta, tb, tf32=tf32)
-    arrays = p.arrays(80, 48, 64)
+    p = Product(a, b, acc, out, (64, 64, 32), ta, tb, tf32=tf32)
+    arrays = p.arrays(80, 68, 64)
     func = tile_func(p.kernel(), arrays)
     plan, done = next(iter(lowered(func, target)))
     held = {k: aligned(v) for k, v in arrays.items()}
     run_threads(done, target, held, 2)
     check(held["C"], p.want(arrays), p)
     names = {r.split(".")[0] for r in rows(done)}
-    readable = DTYPES[a].bits == 16 or (not ta and tb)
+    readable = DTYPES[a].bits == 16 or tb or not ta
     wide = {SM90: "wgmma" if readable else "mma", SM80: "mma", GFX942: "mfma"}[target]
     assert names == {wide}, (plan, rows(done))
+    if wide == "wgmma":
+        (product,) = {o for o in walk(done.body) if isinstance(o, Wgmma)}
+        turned = DTYPES[a].bits != 16 and not tb
+        assert (product.a.buffer.space == "fragment") == (DTYPES[a].bits != 16 and (ta or turned))
+        assert product.b.name.startswith("A_s" if turned else "B_s")
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

@@ -51,12 +51,15 @@ def accumulator_type(o: Gemm, total_warps: int, warp_size: int) -> BufferType:
 def operand_type(o: Gemm, which: str, total_warps: int) -> BufferType:
     """The fragment in which the row of a gemm takes an A or B from registers."""
     row, t = find_row(o.row), (o.a if which == "a" else o.b).buffer
-    dtype = held_as(t.dtype, row.a_dtype if which == "a" else row.b_dtype)
+    first = (which == "a") != o.turned
+    dtype = held_as(t.dtype, row.a_dtype if first else row.b_dtype)
     return replace(t, dtype=dtype, layout=operand_fragment_layout(o, which, total_warps))
 
 
 def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
     """Layout of the C fragment of a gemm whose row and warps are chosen."""
+    if o.turned:
+        return accumulator_layout(o.turn(), total_warps, warp_size).transpose()
     m, n, _ = o.shape
     if o.row.startswith("simt"):
         return fewest_registers((m, n), warp_size, total_warps, 4)
@@ -67,6 +70,8 @@ def accumulator_layout(o: Gemm, total_warps: int, warp_size: int) -> Layout:
 def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
     """Layout of a whole A or B operand, as its buffer has it (transposed or not), held in
     registers; the warps along the other dimension hold the same elements."""
+    if o.turned:
+        return operand_fragment_layout(o.turn(), "b" if which == "a" else "a", total_warps)
     m, n, k = o.shape
     row = find_row(o.row)
     wm, wn = o.warps[0] // row.warps, o.warps[1]

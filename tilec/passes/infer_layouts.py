@@ -99,6 +99,12 @@ class _Inference:
                 elif t.space == "fragment" and whole and not o.row.startswith("simt"):
                     layout = operand_fragment_layout(o, which, self.warps)
                     self.set(operand, layout, f"strict: {which.upper()} of {o.row} in registers")
+        feeds = {v: o for o in gemms for v in (o.a, o.b) if v.buffer.space == "fragment"}
+        for o in self.ops:
+            if isinstance(o, Copy) and o.source.buffer.space == "shared" and o.dest in feeds:
+                t, row = o.source.buffer, feeds[o.dest].row
+                layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
+                self.set(o.source, layout, f"strict: registers of {row} are read from it")
         for o in self.ops:
             if isinstance(o, AnnotateLayout) and isinstance(o.layout, LayoutRequest):
                 t = o.dest.buffer

@@ -57,7 +57,7 @@ def lower_gemm(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Gemm):
             return None
-        b = Builder(o.loc)
+        o, b = o.turn(), Builder(o.loc)
         if o.clear and not o.row.startswith("wgmma"):
             _clear(b, o.c)
         if o.row.startswith("wgmma"):

@@ -4,23 +4,33 @@ Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of
 and `warps` (how many along M and along N); the function knows its number of threads. A policy is a
 preference: where it does not divide the tile the nearest partition that does is taken.
 
-The roads, best first: an instruction that reads the operands where they lie; one of a warp, for
+The roads, best first: an instruction that reads the operands where they lie; the same with one of
+them brought to registers, where it cannot read how that one is stored; one of a warp, for
 which they come to registers (with a conversion, where the target lacks the dtype but has one that
 holds it exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a
 tile or dtypes that no matrix instruction takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MatrixRow, rows_of
 from tilec.ir.layout import Layout
-from tilec.ir.ops import AnnotateLayout, Gemm
-from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, TFLOAT32, DType
+from tilec.ir.ops import Alloc, AnnotateLayout, Const, Copy, Gemm
+from tilec.ir.types import (
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    TFLOAT32,
+    BufferType,
+    DType,
+)
 from tilec.passes.gemm_layouts import held_as, operand_shared_layout
 from tilec.passes.operands import Operand, operand, wgmma_reads
 from tilec.passes.registers import widest_wgmma
@@ -57,18 +67,31 @@ def select_gemm(func: Func, target: Target) -> Func:
         if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
     }
 
-    def visit(o: Op) -> Op | None:
+    def wide(o: Gemm, rows: Sequence[MatrixRow]) -> tuple[str, tuple[int, int]] | None:
+        sides = (operand(o, "a", facts), operand(o, "b", facts))
+        return _warpgroups(o, rows, warps, sides, annotated, widest)
+
+    def visit(o: Op) -> Op | Sequence[Op] | None:
         if not isinstance(o, Gemm):
             return None
-        sides = (operand(o, "a", facts), operand(o, "b", facts))
-        for dtypes in _dtypes(o):
-            rows = [row for row in rows_of(*dtypes) if target.has(row.feature)]
-            chosen = _warpgroups(o, rows, warps, sides, annotated, widest) or _warps(o, rows, warps)
+        for a, b, c in _dtypes(o):
+            rows = _rows(a, b, c, target)
+            chosen = wide(o, rows)
+            if chosen is None:
+                for loads, held in _through_registers(o, rows):
+                    found = wide(held.turn(), _rows(b, a, c, target) if held.turned else rows)
+                    if found:
+                        return [*loads, replace(held, row=found[0], warps=found[1])]
+                chosen = _warps(o, rows, warps)
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
         return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
 
     return func.with_body(rewrite(func.body, visit))
+
+
+def _rows(a: DType, b: DType, c: DType, target: Target) -> list[MatrixRow]:
+    return [row for row in rows_of(a, b, c) if target.has(row.feature)]
 
 
 def _dtypes(o: Gemm) -> list[tuple[DType, DType, DType]]:
@@ -166,6 +189,30 @@ def _warpgroups(
     else:
         gm, gn = max(found, key=lambda p: p[0])
     return by_n[n // gn].name, (first.warps * gm, gn)
+
+
+def _through_registers(o: Gemm, rows: Sequence[MatrixRow]) -> Iterator[tuple[Sequence[Op], Gemm]]:
+    """Where a wide row does not read operands that are stored with M or N contiguous: the product
+    with A brought to registers, element by element, and the turned one with B there; and what
+    brings it."""
+    if not any(row.warps > 1 and "mn" not in row.majors for row in rows):
+        return
+    for which, mn_major in (("a", o.transpose_a), ("b", not o.transpose_b)):
+        source, offsets, extents = (
+            (o.a, o.a_offsets, o.a_extents) if which == "a" else (o.b, o.b_offsets, o.b_extents)
+        )
+        if not mn_major or source.buffer.space != "shared":
+            continue
+        b = Builder(o.loc)
+        shape = extents[-2:]
+        t = BufferType(shape, source.dtype, "fragment")
+        held = b.value(Alloc, t, name=f"{source.name}_held")
+        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
+        b.emit(Copy, source, offsets, extents, held, zeros, shape)
+        if which == "a":
+            yield b.ops, replace(o, a=held, a_offsets=zeros, a_extents=shape)
+        else:
+            yield b.ops, replace(o, b=held, b_offsets=zeros, b_extents=shape, turned=True)
 
 
 def _as_stored(o: Gemm, row: MatrixRow) -> bool:

@@ -5,6 +5,7 @@ dimension."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilec.ir.core import Op, Value, op
@@ -12,6 +13,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.types import BufferType, ScalarType, Type
 
 POLICIES = ("square", "full_row", "full_col")
+_TURNED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
 @op("alloc")
@@ -116,9 +118,10 @@ class Gemm(Op):
     dimensions of a region. Where `accumulate` (bool, the same in the whole block) is false, C's old
     value counts as zero.
 
-    `policy` is how the user wants warps spread over C. Decided by passes: `row` (the instruction's
-    name) and `warps` (how many along M and N) by `select_gemm`; `asynchronous` (C is in flight
-    until a `wgmma_wait`) by `expand_pipeline`."""
+    `policy` is how the user wants warps spread over C. `fast_accum`: see `tilec.language.gemm`.
+    Decided by passes: by `select_gemm`, `row` (the instruction's name), `turned` (the instruction
+    computes C^T = B^T @ A^T; see `turn`) and `warps` (how many along M and N of what it computes);
+    by `expand_scopes`, `asynchronous` (C is in flight until a `wgmma_wait`)."""
 
     a: Value
     a_offsets: tuple[Value, ...]
@@ -136,7 +139,27 @@ class Gemm(Op):
     fast_accum: bool = True
     row: str = ""
     warps: tuple[int, ...] = ()
+    turned: bool = False
     asynchronous: bool = False
+
+    def turn(self) -> Gemm:
+        """The same product as its instruction sees it: for a `turned` one A is B^T, B is A^T, and C
+        (still the same fragment) is C^T."""
+        if not self.turned:
+            return self
+        return replace(
+            self,
+            a=self.b,
+            a_offsets=self.b_offsets,
+            a_extents=self.b_extents,
+            b=self.a,
+            b_offsets=self.a_offsets,
+            b_extents=self.a_extents,
+            transpose_a=not self.transpose_b,
+            transpose_b=not self.transpose_a,
+            policy=_TURNED_POLICY.get(self.policy, self.policy),
+            turned=False,
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
