@@ -148,9 +148,8 @@ class LoopBody:
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
         index = b.value(Binary, "add", self.first, b.value(Const, e, INT32)) if e else self.first
-        if access.project(self.loop.layout) != self.loop.layout or access.dims != tuple(
-            range(len(self.loop.extents))
-        ):
+        straight = access.dims == tuple(range(len(self.loop.extents)))
+        if not straight or access.buffer.buffer.layout != self.loop.layout:
             index = b.value(Lookup, self._table(access.buffer, access.dims), index)
         if isinstance(o, Load):
             env[o.result] = b.value(RegRead, access.buffer, index)
