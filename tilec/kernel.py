@@ -307,8 +307,9 @@ class Kernel:
             dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
             for p in self.parameters
         )
-        bound = bind_call(self.name, optional, args, kwargs, ("threads",))
-        threads = bound.pop("threads", None)
+        extra = [k for k in self._keywords if k == "threads"]
+        bound = bind_call(self.name, optional, args, kwargs, extra)
+        threads = bound.pop("threads", None) if extra else None
         signature, parameters = self._resolve(bound)
         chosen = None if target is None else resolve_target(target)
         call = read_arguments(

@@ -14,17 +14,22 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilec.ir.errors import InternalError, TilecError
+from tilec.ir.errors import InternalError, ResourceError, TilecError
 
 ENVIRONMENT = "TILEC_PTXAS"
 """Names the assembler to use; "off" means none, so that the driver assembles."""
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_ADVISORY = re.compile(r"\bC75\d\d\b|\bwarning\b", re.IGNORECASE)
+_ADVISORY = re.compile(r"\bC75\d\d\b|\bC76\d\d\b|\bwarning\b", re.IGNORECASE)
+# C7507: setmaxnreg is ignored; C7508 to C7518: wgmma is serialised. C7519 only adds a fence.
+_LOST = re.compile(r"\bC75(?!19)\d\d\b|\bC76\d\d\b|\bspilled\b")
+# C7602 counts an instruction's operands against the registers at launch, whatever setmaxnreg says.
+_TOO_FEW = re.compile(r"C7602.*?Insufficient registers \((\d+)\).*?target of (\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,9 @@ def _ptxas_of_wheel() -> Path | None:
 def run_ptxas(ptxas: Path, ptx: str, arch: str) -> PtxasResult:
     """Assemble `ptx` for `arch` ("sm_90a"), keeping line information where the PTX has it.
 
-    Raises InternalError with ptxas's own message if it refuses the text: what it refuses, tilec
-    should have refused before.
+    Raises ResourceError if one instruction has more operands than a thread has registers when the
+    block starts (C7602), and InternalError with ptxas's own message if it refuses the text for
+    another reason: that, tilec should have refused before.
     """
     with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -94,6 +100,12 @@ def run_ptxas(ptxas: Path, ptx: str, arch: str) -> PtxasResult:
         done = subprocess.run(command, capture_output=True, text=True)
         log = done.stdout + done.stderr
         if done.returncode != 0:
+            if too_few := _TOO_FEW.search(log):
+                raise ResourceError(
+                    f"an instruction needs {too_few[2]} registers of each thread ({arch}, C7602); "
+                    f"a block of this size starts with {too_few[1]}",
+                    hint="use fewer threads or narrower tiles",
+                )
             raise InternalError(f"ptxas refuses the kernel ({arch}): {_complaint(log, ptx)}")
         return parse_report(cubin.read_bytes(), log)
 
@@ -113,6 +125,12 @@ def parse_report(cubin: bytes, log: str) -> PtxasResult:
         tuple(advisories),
         log,
     )
+
+
+def trouble(advisories: Sequence[str]) -> str:
+    """The advisory that makes another plan worth trying: registers that spill, wgmma that is
+    serialised, a split of the registers that is ignored; "" if there is none."""
+    return next((line for line in advisories if _LOST.search(line)), "")
 
 
 def _complaint(log: str, ptx: str) -> str:

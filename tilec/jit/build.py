@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from tilec import codegen, passes
-from tilec.codegen.assemble import Assembled, assemble
+from tilec import passes
+from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, split_of
@@ -23,6 +23,7 @@ from tilec.ir.ops import Alloc, Copy, Fill, Store
 from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
+from tilec.jit.attempts import Attempts
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.specialise import Facts
@@ -109,16 +110,17 @@ def build(
 
     keep("tile", lambda: print_func(func))
     tried: list[tuple[Plan, ResourceError | None]] = []
+    attempts = Attempts(target)
     if plan is None:
-        final = passes.run(func, target, keep_pass, ranked, lambda *found: tried.append(found))
+        final = _first_good(func, target, keep_pass, ranked, tried, attempts)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
     if tried:
         keep("plan", lambda: _plan_text(tried, choice()))
-    llvm_text = codegen.emit(final, target)
+    made = attempts.kept or attempts.make(plan, final)
+    llvm_text, assembled = made.llvm_text, made.assembled
     keep("llvm", lambda: llvm_text)
-    assembled = assemble(llvm_text, target)
     keep("llvm-opt", lambda: assembled.llvm_opt)
     keep(_ASSEMBLY[target.kind], lambda: assembled.asm)
     if target.kind == "cuda" and assembled.binary is not None:
@@ -128,6 +130,31 @@ def build(
             dump.stage("sass", lambda: stages["sass"])
     kept = tried[-1][0] if tried else None
     return _compiled(func, final, assembled, stages, target, arguments, returned, wide, kept)
+
+
+def _first_good(
+    func: Func,
+    target: Target,
+    keep_pass: passes.OnStage,
+    ranked: Sequence[Plan],
+    tried: list[tuple[Plan, ResourceError | None]],
+    attempts: Attempts,
+) -> Func:
+    """`func` after the passes, under the first plan that the assembler finds no fault with, or
+    else the one with the smallest; `attempts.kept` is its code where it has been made."""
+
+    def on_plan(plan: Plan, error: ResourceError | None) -> None:
+        tried.append((plan, error))
+
+    try:
+        return passes.run(func, target, keep_pass, ranked, on_plan, attempts.check)
+    except ResourceError:
+        least = attempts.least
+        if least is None or least.plan is None:
+            raise
+    attempts.kept = least
+    tried.append((least.plan, None))
+    return passes.run_plan(func, target, least.plan, keep_pass)
 
 
 def _plan_text(tried: Sequence[tuple[Plan, ResourceError | None]], choice: str) -> str:

@@ -47,6 +47,7 @@ from tilec.target import Target
 Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
 OnPlan = Callable[[Plan, ResourceError | None], None]
+Accept = Callable[[Plan, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (place_buffers, "TILE"),
@@ -92,14 +93,15 @@ def run(
     on_stage: OnStage | None = None,
     ranked: Sequence[Plan] = (),
     on_plan: OnPlan | None = None,
+    accept: Accept | None = None,
 ) -> Func:
     """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
     for GPUs.
 
     `ranked` are plans to try before the safe ones, best first. `on_stage(name, func)` is called
     after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was tried
-    (None: it was kept). Raises CompileError and its kinds; the first plan whose resources fit is
-    taken.
+    (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises CompileError and
+    its kinds; the first plan is taken for which `accept` does not raise ResourceError.
     """
     func, wanted = take_wanted(func)
     func = _run(NORMALISE, func, target, on_stage)
@@ -116,6 +118,8 @@ def run(
         kept: list[tuple[str, Func]] = []
         try:
             done = _run((*DECIDE, *EXPAND), plan.apply(func), target, _recorder(kept))
+            if accept is not None:
+                accept(plan, done)
         except ResourceError as error:
             first = first or error
             if on_plan is not None:

@@ -1,50 +1,77 @@
-"""check_registers: a fragment that no thread can hold is refused before any code is made.
+"""check_registers: fragments that no thread can hold are refused before any code is made.
 
-Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one fragment alone takes
-more registers than a thread has, less what addresses and loops need, and says what would fit."""
+Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one fragment alone, or
+the accumulators and register operands of one loop's products together, take more registers than a
+thread has, less what addresses and loops need; and says what would fit."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Alloc
+from tilec.ir.ops import Alloc, For, Gemm, While
 from tilec.passes.registers import budget
 from tilec.target import Target
 
 
 def check_registers(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    threads = int(func.attrs["threads"]) * int(func.attrs.get("teams", 1))
+    teams = int(func.attrs.get("teams", 1))
+    threads = int(func.attrs["threads"]) * teams
     specialised = bool(func.attrs.get("specialise"))
     limit = budget(threads, specialised, target)
-    for o in walk(func.body):
-        if not isinstance(o, Alloc) or o.type.space != "fragment" or o.type.layout is None:
-            continue
-        needed = -(-o.type.layout.size("reg") * o.type.dtype.bits // 32)
-        if needed <= limit:
-            continue
-        shape = "x".join(map(str, o.type.shape))
-        raise ResourceError(
-            f"the {shape} {o.type.dtype.name} fragment {o.result.name} takes {needed} registers of "
-            f"each of {threads} threads; on {target} {limit} are left for it",
-            o.loc,
-            _hint(o, threads, specialised, target, int(func.attrs.get("teams", 1))),
-        )
+    fragments = {
+        o.result: o
+        for o in walk(func.body)
+        if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
+    }
+    sets = [[o] for o in fragments.values()]
+    for loop in walk(func.body):
+        if isinstance(loop, (For, While)):
+            sets.append([fragments[v] for v in _of_products(loop) if v in fragments])
+    for held in sets:
+        needed = sum(map(_registers, held))
+        if needed > limit:
+            raise ResourceError(
+                f"{_named(held)} {needed} registers of each of {threads} threads; on {target} "
+                f"{limit} are left for {'it' if len(held) == 1 else 'them'}",
+                held[0].loc,
+                _hint(held, threads, specialised, target, teams),
+            )
     return func
 
 
-def _hint(o: Alloc, threads: int, specialised: bool, target: Target, teams: int) -> str:
-    """More threads, if they would hold the fragment; else a smaller tile that does."""
-    bits = o.type.size * o.type.dtype.bits
+def _of_products(loop: For | While) -> list[Value]:
+    """The fragments that the products of a loop keep in registers, each once."""
+    products = [o for region in loop.regions for o in walk(region) if isinstance(o, Gemm)]
+    return list(dict.fromkeys(v for o in products for v in (o.c, o.a, o.b)))
+
+
+def _registers(o: Alloc) -> int:
+    assert o.type.layout is not None
+    return -(-o.type.layout.size("reg") * o.type.dtype.bits // 32)
+
+
+def _named(held: list[Alloc]) -> str:
+    if len(held) == 1:
+        (o,) = held
+        shape = "x".join(map(str, o.type.shape))
+        return f"the {shape} {o.type.dtype.name} fragment {o.result.name} takes"
+    parts = [f"{o.result.name} ({_registers(o)})" for o in held]
+    return f"the products of one loop hold {', '.join(parts)}, together"
+
+
+def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, teams: int) -> str:
+    """More threads, if they would hold the fragments; else a smaller tile that does."""
+    bits = sum(o.type.size * o.type.dtype.bits for o in held)
     if teams > 1:
-        held = bits // (threads // teams) // 32
+        each = bits // (threads // teams) // 32
         fits = [t for t in (128, 256) if bits // t <= 32 * budget(t, specialised, target)]
         other = f'consumers="cooperative" and threads={fits[-1]}' if fits else "a smaller tile"
-        return f"each of {teams} teams holds a tile of its own in {held} registers: {other} fits"
+        return f"each of {teams} teams holds a tile of its own in {each} registers: {other} fits"
     more = threads
     while more <= target.max_threads:
         if bits // more <= 32 * budget(more, specialised, target):
             return f"threads={more} fits"
         more *= 2
-    rows, columns = o.type.static_shape[0], o.type.static_shape[-1]
+    rows, columns = held[0].type.static_shape[0], held[0].type.static_shape[-1]
     return f"halve the tile: {rows // 2}x{columns} or {rows}x{columns // 2}"
