@@ -3,6 +3,7 @@
     specialise         the facts that a call's arguments give
     fingerprint, disk  the cache on disk and its keys
     build              tracing, passes, code generation, assembly
+    attempts           machine code for one plan after another
     compiled, export   what they make
     stages             the stages as text and files
     launch_grid        the grid as a function
