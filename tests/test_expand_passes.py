@@ -39,6 +39,8 @@ from tilec.target import Target, find_target
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 
+PLAIN = Plan("plain")
+
 
 def until(func: Func, target: Target, last: str, plan: int | Plan = 0) -> Func:
     """The function after the pass called `last`."""
@@ -160,7 +162,7 @@ def test_copies_in_flight(stages: int) -> None:
     assert len(found(loop, Barrier)) == 1 and not found(loop, ProxyFence)
     assert found(func, CpAsyncWait)[-1].pending == 0
     plain = until(
-        parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM90, "expand_pipeline", -1
+        parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM90, "expand_pipeline", PLAIN
     )
     assert found(plain, ProxyFence), "wgmma reads what threads have written"
 
@@ -352,12 +354,15 @@ body {{
 
 
 @pytest.mark.parametrize("swizzle", ["", "use_swizzle 3, order=row", "use_swizzle 2, order=column"])
-@pytest.mark.parametrize(("target", "plan"), [(SM90, 0), (SM90, -1), (SM80, 0), (GFX942, 0)])
+@pytest.mark.parametrize(("target", "plan"), [(SM90, 0), (SM90, PLAIN), (SM80, 0), (GFX942, 0)])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (6, 4)])
-def test_every_block_once(swizzle: str, target: Target, plan: int, shape: tuple[int, int]) -> None:
+def test_every_block_once(
+    swizzle: str, target: Target, plan: int | Plan, shape: tuple[int, int]
+) -> None:
     text = COUNT_VISITS.format(swizzle=swizzle)
     func = parse_func(text)
-    done = run_plan(func, target, plans(func, target)[plan])
+    chosen = plan if isinstance(plan, Plan) else plans(func, target)[plan]
+    done = run_plan(func, target, chosen)
     c = np.zeros(shape, np.int32)
     run_threads(done, target, {"C": c}, launched=4)
     assert (c == 1).all()
