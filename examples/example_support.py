@@ -21,7 +21,8 @@ except ImportError:  # without torch the examples run on NumPy arrays
 ON_GPU = torch is not None and torch.cuda.is_available()
 WHERE = torch.cuda.get_device_name() if ON_GPU else "cpu"
 
-_EXTENSIONS = {"bfloat16": ml_dtypes.bfloat16}
+_EXTENSIONS = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3": ml_dtypes.float8_e4m3fn}
+_TORCH_NAMES = {"float8_e4m3": "float8_e4m3fn"}
 _ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20}
 
 
@@ -29,7 +30,7 @@ def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
     """Normally distributed numbers of `dtype`, on the device the examples run on."""
     values = np.random.default_rng(seed).standard_normal(shape, np.float32)
     if ON_GPU:
-        return torch.from_numpy(values).to("cuda", getattr(torch, dtype))
+        return torch.from_numpy(values).to("cuda", getattr(torch, _TORCH_NAMES.get(dtype, dtype)))
     return values.astype(_EXTENSIONS.get(dtype, dtype))
 
 
