@@ -60,14 +60,15 @@ def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, 
 
 
 def lowered(func: Func, target: Target) -> Iterator[tuple[Plan, Func]]:
-    """The function under every plan that fits."""
-    fits = 0
+    """The function under every kind of plan that fits, each in the first of its sizes that does."""
+    fits: set[str] = set()
     for plan in plans(func, target):
-        try:
-            yield plan, run_plan(func, target, plan)
-            fits += 1
-        except ResourceError:
-            continue
+        if plan.name not in fits:
+            try:
+                yield plan, run_plan(func, target, plan)
+                fits.add(plan.name)
+            except ResourceError:
+                continue
     assert fits, "no plan fits"
 
 

@@ -217,6 +217,8 @@ def name_of(plan: Plan) -> str:
     extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
     extras += ["one buffer"] if plan.single_buffer else []
+    extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
+    extras += ["shared sums"] if plan.split > 1 else []
     return ", ".join([" ".join(kinds) or "plain", *extras])
 
 
