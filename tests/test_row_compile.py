@@ -1,6 +1,7 @@
 """Products in every dtype as machine code: no spills, no advisories of ptxas (C75xx: products that
 wait for one another), on every GPU target. Nothing is launched."""
 
+import re
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ WIDE = [
      "m64n24k32.s32.u8.u8"),
     (Product(*F32, (128, 256, 32), transpose_b=False, threads=256, **TF32),
      "m64n128k8.f32.tf32.tf32"),
-    (Product("int8", "int8", "int32", "int32", (128, 128, 128), transpose_b=False, threads=256),
+    (Product("int8", "int8", "int32", "int32", (128, 256, 128), transpose_b=False, threads=256),
      "m64n128k32.s32.s8.s8"),
     (Product(*F32, (128, 128, 32), True, True, threads=256, **TF32), "m64n128k8.f32.tf32.tf32"),
     (Product(E4, E5, "float32", "float32", (128, 128, 128), threads=256, fast=False),
@@ -122,3 +123,11 @@ def test_two_products_in_a_row():
     text = compiled(chained, HOPPER, spec, spec, spec, spec)
     assert "mma.sync" not in text and text.count("wgmma.commit_group") == 2
     assert "bar.sync" not in text.split("wgmma.commit_group", 1)[1].split("wgmma.commit_group")[0]
+
+
+def test_swizzled_addresses_share_registers():
+    """Elements that a thread reads one by one from a swizzled tile: far fewer addresses than
+    loads."""
+    p = Product("int8", "int8", "int32", "int32", (128, 256, 128), transpose_b=False, threads=256)
+    loads = re.findall(r"ld\.shared\.b8\s+%\w+, \[(%\w+)", product(p, HOPPER))
+    assert len(loads) == 128 and len(set(loads)) <= 32

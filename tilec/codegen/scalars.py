@@ -85,7 +85,9 @@ class Scalars(Casts):
             case "min" | "max":
                 keep = self.int_compare("lt" if kind == "min" else "gt", a, b, signed)
                 made = f.select(keep, a, b)
-            case "and" | "or" | "xor" | "shl":
+            case "xor":
+                return self._xor(a, b, signed)
+            case "and" | "or" | "shl":
                 made = f.binary(kind, a, b)
             case "shr":
                 made = f.binary("ashr" if signed else "lshr", a, b)
@@ -100,8 +102,9 @@ class Scalars(Casts):
         return self.ranges.set(made, *found) if found is not None else made
 
     def _sum(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
-        """add, sub or mul, marked as not wrapping where that is proved; (x + c) + d becomes x + (c
-        + d)."""
+        """add, sub or mul, marked as not wrapping where that is proved. Numbers come last: (x + c)
+        + d becomes x + (c + d), (x + c) * d becomes x * d + c * d, and (x + c) + (y + d) becomes
+        (x + y) + (c + d)."""
         f = self.f
         if kind == "sub" and b.literal is not None and b.literal != limits(b.type)[0]:
             kind, b = "add", int_val(-b.literal, b.type)
@@ -110,6 +113,13 @@ class Scalars(Casts):
         if kind == "add" and b.literal is not None and a.ref in self._sums:
             a, more = self._sums[a.ref]
             b = int_val(b.literal + more, b.type)
+        elif kind in ("add", "mul") and (a.ref in self._sums or b.ref in self._sums):
+            (x, more), (y, also) = self.split_sum(a), self.split_sum(b)
+            number = more + also if kind == "add" else more * (b.literal or 0)
+            low, high = limits(a.type)
+            if (kind == "add" or b.literal is not None) and low <= number <= high:
+                rest = self._sum(kind, x, y, signed)
+                return self._sum("add", rest, int_val(number, a.type), signed)
         flags = ""
         found = self.ranges.result(kind, a, b) if signed else None
         if found is not None:
@@ -118,9 +128,19 @@ class Scalars(Casts):
         made = f.binary(kind, a, b, flags)
         if found is not None:
             self.ranges.set(made, *found)
-        if kind == "add" and b.literal is not None and made is not a:
+        if kind == "add" and b.literal is not None and made is not a and made.literal is None:
             self._sums[made.ref] = (a, b.literal)
         return made
+
+    def _xor(self, a: Val, b: Val, signed: bool) -> Val:
+        """(x + c) ^ b becomes (x ^ b) + c where b lies below the lowest bit of c: a swizzled
+        address keeps the number that an instruction can hold."""
+        base, more = self.split_sum(a)
+        if more and self.ranges.nonneg(b) and self.ranges.get(b)[1] < more & -more:
+            made = self._note("xor", self.f.binary("xor", base, b), base, b)
+            return self._sum("add", made, int_val(more, a.type), signed)
+        made = self.f.binary("xor", a, b)
+        return self._note("xor", made, a, b) if signed else made
 
     def split_sum(self, v: Val) -> tuple[Val, int]:
         """`v` as (base, constant) with v == base + constant and, as read by `_sum`, no wrap beyond

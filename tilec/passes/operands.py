@@ -4,13 +4,13 @@ them where they lie."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Value
+from tilec.ir.core import Builder, Value
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
-from tilec.ir.ops import Gemm
+from tilec.ir.ops import Binary, Const, Gemm
 from tilec.passes.addressing import Numbers, narrow, shared_offset
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
@@ -82,6 +82,31 @@ def operand(o: Gemm, which: str, facts: Facts) -> Operand:
         (extents[-2], extents[-1]),
         int((which == "a") == transposed),
     )
+
+
+def part_of_sum(b: Builder, o: Gemm, start: int, size: int) -> Gemm:
+    """The product over `size` steps of K from `start` on; appends what its offsets need."""
+    a_dim, b_dim = (-2 if o.transpose_a else -1), (-1 if o.transpose_b else -2)
+    return replace(
+        o,
+        a_offsets=_moved(b, o.a_offsets, a_dim, start),
+        a_extents=_cut(o.a_extents, a_dim, size),
+        b_offsets=_moved(b, o.b_offsets, b_dim, start),
+        b_extents=_cut(o.b_extents, b_dim, size),
+    )
+
+
+def _moved(b: Builder, offsets: tuple[Value, ...], dim: int, by: int) -> tuple[Value, ...]:
+    if by == 0:
+        return offsets
+    at = len(offsets) + dim
+    moved = b.value(Binary, "add", offsets[at], b.value(Const, by, offsets[at].dtype))
+    return (*offsets[:at], moved, *offsets[at + 1 :])
+
+
+def _cut(extents: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    at = len(extents) + dim
+    return (*extents[:at], size, *extents[at + 1 :])
 
 
 def plane(layout: Layout) -> Layout:

@@ -12,29 +12,31 @@ tile or dtypes that no matrix instruction takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MatrixRow, rows_of
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Alloc, AnnotateLayout, Const, Copy, Gemm
+from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.types import (
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
-    INT32,
     TFLOAT32,
-    BufferType,
     DType,
 )
 from tilec.passes.gemm_layouts import held_as, operand_shared_layout
+from tilec.passes.held_operands import through_registers
 from tilec.passes.operands import Operand, operand, wgmma_reads
 from tilec.passes.registers import widest_wgmma
 from tilec.target import Target
+
+Dtypes = tuple[DType, DType, DType]
+"""Of A, B and C."""
 
 DEFAULT_THREADS = 128
 MAX_PRODUCT_REGISTERS = 208  # of a thread for accumulators and a fragment A of one product
@@ -67,8 +69,9 @@ def select_gemm(func: Func, target: Target) -> Func:
         if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
     }
 
-    def wide(o: Gemm, rows: Sequence[MatrixRow]) -> tuple[str, tuple[int, int]] | None:
+    def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
         sides = (operand(o, "a", facts), operand(o, "b", facts))
+        rows = _rows(*(dtypes or _dtypes(o)[0]), target)
         return _warpgroups(o, rows, warps, sides, annotated, widest)
 
     def visit(o: Op) -> Op | Sequence[Op] | None:
@@ -76,12 +79,11 @@ def select_gemm(func: Func, target: Target) -> Func:
             return None
         for a, b, c in _dtypes(o):
             rows = _rows(a, b, c, target)
-            chosen = wide(o, rows)
+            chosen = wide(o, (a, b, c))
             if chosen is None:
-                for loads, held in _through_registers(o, rows):
-                    found = wide(held.turn(), _rows(b, a, c, target) if held.turned else rows)
-                    if found:
-                        return [*loads, replace(held, row=found[0], warps=found[1])]
+                held = through_registers(o, rows, threads, wide)
+                if held is not None:
+                    return held
                 chosen = _warps(o, rows, warps)
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
@@ -94,7 +96,7 @@ def _rows(a: DType, b: DType, c: DType, target: Target) -> list[MatrixRow]:
     return [row for row in rows_of(a, b, c) if target.has(row.feature)]
 
 
-def _dtypes(o: Gemm) -> list[tuple[DType, DType, DType]]:
+def _dtypes(o: Gemm) -> list[Dtypes]:
     """The dtypes (A, B, C) in which the product may be computed, the preferred ones first: its
     own; those to which its inputs convert exactly; a wider sum."""
     a, b, c = o.a.dtype, o.b.dtype, o.c.dtype
@@ -189,30 +191,6 @@ def _warpgroups(
     else:
         gm, gn = max(found, key=lambda p: p[0])
     return by_n[n // gn].name, (first.warps * gm, gn)
-
-
-def _through_registers(o: Gemm, rows: Sequence[MatrixRow]) -> Iterator[tuple[Sequence[Op], Gemm]]:
-    """Where a wide row does not read operands that are stored with M or N contiguous: the product
-    with A brought to registers, element by element, and the turned one with B there; and what
-    brings it."""
-    if not any(row.warps > 1 and "mn" not in row.majors for row in rows):
-        return
-    for which, mn_major in (("a", o.transpose_a), ("b", not o.transpose_b)):
-        source, offsets, extents = (
-            (o.a, o.a_offsets, o.a_extents) if which == "a" else (o.b, o.b_offsets, o.b_extents)
-        )
-        if not mn_major or source.buffer.space != "shared":
-            continue
-        b = Builder(o.loc)
-        shape = extents[-2:]
-        t = BufferType(shape, source.dtype, "fragment")
-        held = b.value(Alloc, t, name=f"{source.name}_held")
-        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-        b.emit(Copy, source, offsets, extents, held, zeros, shape)
-        if which == "a":
-            yield b.ops, replace(o, a=held, a_offsets=zeros, a_extents=shape)
-        else:
-            yield b.ops, replace(o, b=held, b_offsets=zeros, b_extents=shape, turned=True)
 
 
 def _as_stored(o: Gemm, row: MatrixRow) -> bool:

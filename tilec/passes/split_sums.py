@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
 from tilec.ir.instr import rows_of
-from tilec.ir.ops import Alloc, Binary, Const, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Gemm, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.passes.operands import part_of_sum
 from tilec.target import Target
 
 BLOCK = 128  # elements of K in one coarse sum
@@ -33,7 +34,8 @@ def split_sums(func: Func, target: Target) -> Func:
         b = Builder(o.loc)
         k = o.shape[2]
         for start in range(0, k, BLOCK):
-            part = _block(b, o, start, min(BLOCK, k - start))
+            part = part_of_sum(b, o, start, min(BLOCK, k - start))
+            part = replace(part, fast_accum=True)
             if o.clear and start == 0:
                 b.ops.append(part)
             else:
@@ -41,32 +43,6 @@ def split_sums(func: Func, target: Target) -> Func:
         return b.ops
 
     return func.with_body(rewrite(func.body, visit))
-
-
-def _block(b: Builder, o: Gemm, start: int, size: int) -> Gemm:
-    """The product over `size` steps of K from `start` on."""
-    a_dim, b_dim = (-2 if o.transpose_a else -1), (-1 if o.transpose_b else -2)
-    return replace(
-        o,
-        a_offsets=_moved(b, o.a_offsets, a_dim, start),
-        a_extents=_cut(o.a_extents, a_dim, size),
-        b_offsets=_moved(b, o.b_offsets, b_dim, start),
-        b_extents=_cut(o.b_extents, b_dim, size),
-        fast_accum=True,
-    )
-
-
-def _moved(b: Builder, offsets: tuple[Value, ...], dim: int, by: int) -> tuple[Value, ...]:
-    if by == 0:
-        return offsets
-    at = len(offsets) + dim
-    moved = b.value(Binary, "add", offsets[at], b.value(Const, by, offsets[at].dtype))
-    return (*offsets[:at], moved, *offsets[at + 1 :])
-
-
-def _cut(extents: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    at = len(extents) + dim
-    return (*extents[:at], size, *extents[at + 1 :])
 
 
 def _add(b: Builder, o: Gemm) -> None:
