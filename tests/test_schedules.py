@@ -228,11 +228,27 @@ def test_a_grid_of_the_launch_sees_what_was_chosen(rng: np.random.Generator) -> 
             for i in T.Parallel(BN):
                 X[bx * BN + i] = X[bx * BN + i] + 1.0
 
-    for n in (1, 1000, 1000, 65):
+    for n in (1, 1000, 1000, 1000, 65, 65):
         x = rng.standard_normal(n, np.float32)
         want = x + 1
         add_one[lambda meta, n=n: T.cdiv(n, meta["BN"])](x)
         np.testing.assert_array_equal(x, want)
+    x = rng.standard_normal(500, np.float32)
+    for bn in (7, 64):  # not chosen
+        want = x + 1
+        add_one[lambda meta: T.cdiv(500, meta["BN"])](x, BN=bn)
+        np.testing.assert_array_equal(x, want)
+    for _ in range(3):
+        add_one[lambda meta: (T.cdiv(500, meta["BN"]),)](x)
+    before = len(add_one._choices._made)
+    add_one._launch = None  # whatever comes now, the generated path serves
+    want = x + 1
+    add_one[lambda meta: (T.cdiv(500, meta["BN"]),)](x)
+    np.testing.assert_array_equal(x, want)
+    assert len(add_one._choices._made) == before
+    del add_one._launch
+    with pytest.raises(tilec.LaunchError, match="does not follow BN"):
+        add_one[3](x)
 
 
 # --- what is kept ---------------------------------------------------------------------------------

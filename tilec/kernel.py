@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tilec.ir.errors import LaunchError
-from tilec.jit.choose import Choices
+from tilec.jit.choose import Choices, open_constants
 from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher
@@ -156,24 +156,23 @@ class Kernel:
         given: Mapping[str, Any],
         extra: Sequence[Any],
         keywords: Mapping[str, Any],
-        values: Any,
-        facts: Any,
-        what: Any,
+        keys: tuple[Any, Any, Any, Any],
     ) -> Any:
-        """A call that the generated launch path could not serve; `values`, `facts` and `what` are
-        where it looks for the launch and for the outputs' allocators the next time."""
+        """A call that the generated launch path could not serve; `keys` (values, facts, what, open)
+        are where it looks for the launch, for the outputs' allocators and for what was left open
+        the next time."""
         if extra:
             return self._launch(grid, (*given.values(), *extra), keywords)
         named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
         chosen = {name: value for name, value in keywords.items() if value is not None}
-        return self._launch(grid, (), {**named, **chosen}, (values, facts, what))
+        return self._launch(grid, (), {**named, **chosen}, keys)
 
     def _launch(
         self,
         grid: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        keys: tuple[Any, Any, Any] | None = None,
+        keys: tuple[Any, Any, Any, Any] | None = None,
     ) -> Any:
         bound = bind_call(self.name, self.parameters, args, kwargs, self._keywords)
         options = {k: bound.pop(k, None) for k in self._keywords}
@@ -186,9 +185,11 @@ class Kernel:
                 )
         target = _target_of(call.device, call.index)
         threads = options.get("threads")
+        left = open_constants(call)
         facts = self._choices.facts(
             call, signature, parameters, target, threads, grid, grid is not None
         )
+        chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(facts)
         makers = variant.output_makers(call)
@@ -209,7 +210,9 @@ class Kernel:
         if kind and (path is None or path is not self._path):
             self._take_path(kind, variant, len(call.tensors))
         elif path is not None and keys is not None:
-            values, found_by, what = keys
+            values, found_by, what, opened = keys
+            if opened is not None:
+                path.prepared.remember_chosen(opened, chosen)
             if what is not None:
                 path.prepared.remember_outputs(what, makers.values())
             if found_by is not None:
@@ -243,6 +246,7 @@ class Kernel:
             "memo_": prepared.memo,
             "plans_": prepared.plans,
             "again_": prepared.again,
+            "chosen_": prepared.chosen,
             "anew_": Kernel.launch_anew,
             "spread_": spread_grid,
         }

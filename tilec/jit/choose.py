@@ -61,10 +61,17 @@ class Choices:
     ) -> Facts:
         """The facts of a call with all that was open chosen; the open entries of `call.constants`
         get their values. `grid` is the launch's, as the caller wrote it. Raises CompileError."""
-        open_ = _open(call)
+        open_ = open_constants(call)
         base = facts_of(call, signature, parameters, target, threads, grid_given)
         if target == "cpu" and not open_:
             return base
+        if open_ and grid is not None and not callable(grid):
+            raise LaunchError(
+                f"{signature.name}: the grid {grid} does not follow {', '.join(open_)}, which "
+                "T.auto leaves open",
+                hint=f"launch with a function of them: kernel[lambda meta: (…, meta[{[*open_][0]!r}"
+                f"], …)](…), or pass {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
+            )
         where = _where(call, open_, grid)
         with self._lock:
             chosen = self._made.get((base, where))
@@ -81,7 +88,7 @@ class Choices:
     ) -> Choice | None:
         """All configurations of a call, predicted; at least `most` of them are kept. Raises
         CompileError."""
-        open_ = _open(call)
+        open_ = open_constants(call)
         chooser = self._choosers.get(base)
         if chooser is None:
             chooser = self._choosers[base] = tune.Chooser(
@@ -137,7 +144,8 @@ class Choices:
         return made
 
 
-def _open(call: Call) -> dict[str, Auto]:
+def open_constants(call: Call) -> dict[str, Auto]:
+    """The compile-time arguments of a call that are left to tilec."""
     return {n: v for n, v in call.constants.items() if isinstance(v, Auto)}
 
 

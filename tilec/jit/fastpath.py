@@ -36,6 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilec.choices import Auto
 from tilec.runtime.arguments import REQUIRED, Parameter
 
 LAUNCH_KEYWORDS = ("stream", "threads")
@@ -83,18 +84,21 @@ def write_launcher(
     for p in parameters:
         head.append(f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}")
     head += ["*extra_", *(f"{k}=None" for k in keywords), "**unknown_"]
+    opened = with_grid and any(isinstance(p.default, Auto) for p in parameters)
     device = reads.of(tensors[0], reads.device)
     lines = [
         f"def call({', '.join(head)}):",
-        "    values_ = facts_ = what_ = ready_ = None",
+        "    values_ = facts_ = what_ = open_ = ready_ = None",
+        *(["    asked_ = grid_"] if opened else []),
         "    try:",
     ]
-    if with_grid:
-        meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
-        lines += [
-            "        if grid_.__class__ is not tuple:",
-            f"            grid_ = spread_(grid_, {{{meta}}})",
-        ]
+    meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
+    spread = [
+        "        if grid_.__class__ is not tuple:",
+        f"            grid_ = spread_(grid_, {{{meta}{', **chosen_[open_]' if opened else ''}}})",
+    ]
+    if with_grid and not opened:
+        lines += spread
     lines += [
         f"        device_ = {device}",
         f"        stream_ = {'stream' if 'stream' in keywords else 'None'}",
@@ -109,7 +113,7 @@ def write_launcher(
         lines += [f"        what_ = ({', '.join(what)},)", "        make_ = plans_[what_]"]
         lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
     values = [reads.of(name, reads.address) for name in (*tensors, *outputs)]
-    facts = ["device_", "stream_", *(["grid_"] if with_grid else [])]
+    facts = ["device_", "stream_", *(["grid_"] if with_grid and not opened else [])]
     facts += ["threads"] if "threads" in keywords else []
     values += [p.name for p in parameters if p.kind == "scalar"]
     for p in parameters:
@@ -124,6 +128,9 @@ def write_launcher(
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
     grid = "grid_" if with_grid else "None"
+    if opened:  # what was chosen, and with it the grid, follows from all the rest
+        lines += [f"        open_ = ({', '.join(facts)},)", *spread]
+        facts = ["grid_", "open_"]
     lines += [
         f"        values_ = ({', '.join(values)},)",
         f"        facts_ = ({', '.join(facts)},)",
@@ -133,8 +140,9 @@ def write_launcher(
         "    except Exception:",
         "        pass",
         "    if ready_ is None or extra_ or unknown_ or ready_():",
-        f"        return anew_(self, {grid}, {{{given}}}, extra_, {{**unknown_, {options}}},"
-        " values_, facts_, what_)",
+        f"        return anew_(self, {'asked_' if opened else grid}, {{{given}}}, extra_,"
+        f" {{**unknown_, {options}}},"
+        " (values_, facts_, what_, open_))",
     ]
     if returns:
         lines.append(f"    return {', '.join(returns)}")

@@ -106,8 +106,9 @@ class Prepared:
     """What a kernel has made ready, as the generated launch path (`fastpath`) looks for it.
 
     `memo`: launches by (values, facts). `recipes`: by the alignments of the `arrays` addresses
-    that `values` begins with, and facts. `plans`: functions that allocate a call's outputs. Each
-    table is emptied when it is full.
+    that `values` begins with, and facts. `plans`: functions that allocate a call's outputs.
+    `chosen`: values of the arguments left open, by what they were chosen for, where a grid depends
+    on them. Each table is emptied when it is full.
     """
 
     def __init__(self, arrays: int) -> None:
@@ -115,6 +116,7 @@ class Prepared:
         self.memo: dict[Any, Ready] = {}
         self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
         self.recipes: dict[Any, Recipe] = {}
+        self.chosen: dict[Any, dict[str, int]] = {}
 
     def again(self, values: Sequence[Any] | None, facts: Any) -> Ready | None:
         """The launch for new values, if one with equal facts has been made; None if not."""
@@ -141,6 +143,11 @@ class Prepared:
         """Find the functions that allocate the outputs of calls like this one."""
         with contextlib.suppress(TypeError):
             _put(self.plans, what, tuple(makers))
+
+    def remember_chosen(self, opened: Any, constants: dict[str, int]) -> None:
+        """Find what was chosen for calls like this one."""
+        with contextlib.suppress(TypeError):
+            _put(self.chosen, opened, constants)
 
     def _recipe_key(self, values: Sequence[Any], facts: Any) -> Any:
         return tuple(v & _ALIGNMENTS for v in values[: self._arrays]), facts

@@ -93,13 +93,13 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Layout, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, bool, int], tuple[MatrixRow | None, ...]] = {}
+        rows_of: dict[tuple[int, int], tuple[MatrixRow | None, ...]] = {}
         space = footprint(func)
         bits = self.work.fragment_bits()
         walks = any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body))
         for plan in plans(func, self.target, wanted):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
-            key = threads, plan.specialise, plan.teams
+            key = threads, plan.teams
             try:
                 if key not in rows_of:
                     rows_of[key] = self._rows(func, plan, threads)
@@ -173,7 +173,8 @@ class Candidate:
         """The row of each product under `plan`, in the order of `walk`; None: multiply-adds."""
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products)
-        attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
+        # A block without producer warps may have wider rows; that is for the passes to find.
+        attrs = {"threads": threads, "specialise": self.target.has("tma"), "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
         rows = (MATRIX_ROWS.get(o.row) for o in walk(chosen.body) if isinstance(o, Gemm))
         return tuple(row if row is not None and row.feature else None for row in rows)
