@@ -21,7 +21,7 @@ def convert_fragments(func: Func, target: Target) -> Func:
     """See the module's opening."""
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy):
+        if not isinstance(o, Copy) or o.agent == "registers":
             return None
         s, d = o.source.buffer, o.dest.buffer
         if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:

@@ -14,104 +14,275 @@ from there by a copy, which may take any road that a copy of the user's may (`se
     for i, j: out[i, j] = f(acc[i, j], row[j], tile[i, j])
     C[y …, x …] = out
 
-A loop whose own accesses are wide is left alone, as is one that touches the same tensor in other
+Where a thread has no room for all that, the loop is cut along one dimension into slices that follow
+one another, each on its part of the fragments' registers (copies with the agent "registers"). A
+loop whose own accesses are wide is left alone, as is one that touches the same tensor in other
 ways."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
-from tilec.ir.ops import Alloc, Cast, Const, Copy, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.accesses import fragment_accesses
 from tilec.passes.memory_access import MAX_VECTOR_BYTES
 from tilec.passes.regions import LoopRegions
+from tilec.passes.registers import budget
 from tilec.target import Target
+
+WORKING = 48  # registers of a thread for addresses and for what is being computed
+MOST_SLICES = 8
 
 
 def lift_accesses(func: Func, target: Target) -> Func:
     """See the module's opening."""
     overlapping = bool(func.attrs.get("may_alias"))
+    threads, specialised = int(func.attrs["threads"]), bool(func.attrs.get("specialise"))
+    room = budget(threads, specialised, target) - WORKING
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Parallel) or o.layout is None or o.agent:
             return None
-        return _Lift(o, o.layout).ops() if _is_open(o, o.layout, overlapping) else None
+        return _Lift(o, o.layout, room).ops() if _is_open(o, o.layout, overlapping) else None
 
     return func.with_body(rewrite(func.body, visit))
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A box of a tensor; `order`: the loop's indices along its dimensions that are not 1."""
+
+    offsets: tuple[Value, ...]
+    extents: tuple[int, ...]
+    order: tuple[Value, ...]
 
 
 class _Lift(LoopRegions):
     """One loop that is taken apart."""
 
-    def __init__(self, o: Parallel, layout: Layout) -> None:
+    def __init__(self, o: Parallel, layout: Layout, room: int) -> None:
         super().__init__(o)
         self.layout = layout
-        self.before = Builder(o.loc)
-        self.after = Builder(o.loc)
-        self.loaded: dict[tuple[Value, ...], tuple[Value, list[Value]]] = {}
+        self.room = room
+        self.own = {a.op: a for a in fragment_accesses(o)}
+        self.lifted = {x: r for x in o.body.ops for r in [self.lifted_region(x)] if r is not None}
+
+    def lifted_region(self, o: Op) -> _Region | None:
+        """What a copy can bring or take in the place of `o`."""
+        v = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
+        if v is None or v.buffer.space != "global":
+            return None
+        assert isinstance(o, (Load, Store))
+        found = self.region(v, o.indices)
+        if found is None or not found[2]:
+            return None
+        if isinstance(o, Store) and len(found[2]) != sum(e > 1 for e in self.o.extents):
+            return None
+        return _Region(found[0], found[1], tuple(found[2]))
 
     def ops(self) -> list[Op] | None:
-        body = [self.load(x) if isinstance(x, Load) else self.store(x) for x in self.o.body.ops]
-        if not self.before.ops:
+        dim, count = self.slices()
+        if not count:  # no room: what is loaded is loaded where it is used
+            self.lifted = {o: r for o, r in self.lifted.items() if isinstance(o, Store)}
+            count = 1
+        if not self.lifted:
             return None
-        loop = replace(self.o, body=Block(self.o.body.args, tuple(body)))
-        return [*self.hoisted, *self.before.ops, loop, *self.after.ops]
+        made = [*self.hoisted]
+        for number in range(count):
+            made += _Slice(self, dim, count, number).ops()
+        return made
 
-    def load(self, o: Load) -> Op:
-        """The load, from a fragment if its elements can be brought there by a copy."""
-        if o.source.buffer.space != "global":
-            return o
-        key = (o.source, *o.indices)
-        if key not in self.loaded:
-            region = self.region(o.source, o.indices)
-            if region is None or not region[2]:
-                return o
-            offsets, extents, order = region
-            fragment = self.fragment(f"{o.source.name}_tile", o.source.dtype, order)
-            shape = fragment.buffer.static_shape
-            self.before.loc = o.loc
-            zeros = self.zeros(self.before, shape)
-            self.before.emit(Copy, o.source, offsets, extents, fragment, zeros, shape)
-            self.loaded[key] = fragment, order
-        fragment, order = self.loaded[key]
-        return replace(o, source=fragment, indices=tuple(order))
+    def slices(self) -> tuple[int, int]:
+        """(dimension, number) of the slices in which the loop's fragments and what it loads have
+        room; 0 if no number will do."""
+        held = {a.buffer for a in self.own.values()}
+        fixed = sum(_words(v.buffer.layout, v.dtype) for v in held)
+        loads = {(o.source, o.indices): o for o in self.lifted if isinstance(o, Load)}
+        lifted = sum(
+            _words(self.projected(self.layout, self.lifted[o].order), o.source.dtype)
+            for o in loads.values()
+        )
+        if fixed + lifted <= self.room:
+            return 0, 1
+        if any(o.regions for o in self.o.body.ops):
+            return 0, 0
+        count = 2
+        while count <= MOST_SLICES:
+            for dim in reversed(range(self.layout.rank)):
+                if fixed + lifted // count <= self.room and self.divides(dim, count):
+                    return dim, count
+            count *= 2
+        return 0, 0
 
-    def store(self, o: Op) -> Op:
-        """The store, to a fragment if a copy can take it from there."""
-        if not isinstance(o, Store) or o.dest.buffer.space != "global":
-            return o
-        region = self.region(o.dest, o.indices)
-        if region is None or len(region[2]) != sum(e > 1 for e in self.o.extents):
-            return o
-        offsets, extents, order = region
-        value = o.value
-        made = self.made.get(value)
-        if isinstance(made, Cast):
-            value = made.operand  # the copy converts, two values at a time
-        fragment = self.fragment(f"{o.dest.name}_tile", value.dtype, order)
-        shape = fragment.buffer.static_shape
-        self.after.loc = o.loc
-        zeros = self.zeros(self.after, shape)
-        self.after.emit(Copy, fragment, zeros, shape, o.dest, offsets, extents)
-        return replace(o, dest=fragment, indices=tuple(order), value=value)
+    def divides(self, dim: int, count: int) -> bool:
+        """Whether every thread has its share of each slice."""
+        arg = self.o.body.args[dim]
+        layouts = [(self.layout, dim)]
+        for a in self.own.values():
+            if a.buffer.buffer.layout is None or len(a.dims) != a.buffer.buffer.rank:
+                return False
+            if dim in a.dims:
+                layouts.append((a.buffer.buffer.layout, a.dims.index(dim)))
+        whole = all(r.order.count(arg) <= 1 for r in self.lifted.values())
+        return whole and all(sliced(layout, d, count) is not None for layout, d in layouts)
 
-    def fragment(self, name: str, dtype: DType, order: list[Value]) -> Value:
-        """A fragment of the loop's layout, of the dimensions that `order` runs along."""
+    def projected(self, layout: Layout, order: tuple[Value, ...]) -> Layout:
+        """The loop's layout for the dimensions that `order` runs along, each element once in a
+        thread."""
         dims = [self.o.body.args.index(a) for a in order]
-        layout = self.layout
         for d in reversed(range(layout.rank)):
             if d not in dims:
                 layout = layout.drop(d)
         kept = sorted(dims)
-        layout = single_registers(layout.permute(kept.index(d) for d in dims))
-        t = BufferType(layout.shape, dtype, "fragment", layout=layout)
-        return self.before.value(Alloc, t, name=name)
+        return single_registers(layout.permute(kept.index(d) for d in dims))
 
-    def zeros(self, b: Builder, shape: tuple[int, ...]) -> tuple[Value, ...]:
-        return tuple(b.value(Const, 0, INT32) for _ in shape)
+
+class _Slice:
+    """One slice of a loop (or all of it)."""
+
+    def __init__(self, lift: _Lift, dim: int, count: int, number: int) -> None:
+        self.lift, self.dim, self.count = lift, dim, count
+        o = lift.o
+        self.before, self.body, self.after = Builder(o.loc), Builder(o.loc), Builder(o.loc)
+        self.extents = tuple(e // count if d == dim else e for d, e in enumerate(o.extents))
+        self.start = number * self.extents[dim]
+        layout = sliced(lift.layout, dim, count)
+        assert layout is not None
+        self.layout = layout
+        self.tiles: dict[tuple[Value, ...], Value] = {}
+        self.parts: dict[Value, Value] = {}
+
+    def ops(self) -> list[Op]:
+        o = self.lift.o
+        args = tuple(Value(a.type, a.name) for a in o.body.args)
+        index: Substitution = dict(zip(o.body.args, args))
+        full = dict(index)
+        if self.start:
+            first = self.body.value(Const, self.start, INT32)
+            along = o.body.args[self.dim]
+            full[along] = self.body.value(Binary, "add", index[along], first)
+        for x in o.body.ops:
+            self.body.loc = self.before.loc = self.after.loc = x.loc
+            if x in self.lift.lifted or x in self.lift.own:
+                self.access(x, index, full)
+            else:
+                self.body.ops.append(clone(x, full))
+        loop = replace(o, extents=self.extents, layout=self.layout, body=self.body.block(args))
+        return [*self.before.ops, loop, *self.after.ops]
+
+    def access(self, o: Op, index: Substitution, full: Substitution) -> None:
+        """A load or store of a fragment."""
+        assert isinstance(o, (Load, Store))
+        if o in self.lift.own:
+            v = o.source if isinstance(o, Load) else o.dest
+            v, indices = self.part(v, isinstance(o, Store), self.lift.own[o].dims), o.indices
+        else:
+            indices = self.lift.lifted[o].order
+            v = self.tile(o) if isinstance(o, Load) else self.result(o)
+        at = tuple(index.get(i, full.get(i, i)) for i in indices)
+        if isinstance(o, Load):
+            full[o.result] = self.body.value(Load, v, at, name=o.result.name)
+            return
+        value = o.value
+        made = self.lift.made.get(value)
+        if o in self.lift.lifted and isinstance(made, Cast):
+            value = made.operand  # the copy converts, two values at a time
+        self.body.emit(Store, v, at, full.get(value, value))
+
+    def tile(self, o: Load) -> Value:
+        """What a load finds, brought by a copy."""
+        key = (o.source, *o.indices)
+        if key not in self.tiles:
+            region = self.lift.lifted[o]
+            tile = self.fragment(o.source, o.source.dtype, region)
+            offsets, extents = self.box(region)
+            zeros, shape = self.whole(tile)
+            self.before.emit(Copy, o.source, offsets, extents, tile, zeros, shape)
+            self.tiles[key] = tile
+        return self.tiles[key]
+
+    def result(self, o: Store) -> Value:
+        """Where a store puts its elements, taken away by a copy."""
+        region = self.lift.lifted[o]
+        made = self.lift.made.get(o.value)
+        dtype = made.operand.dtype if isinstance(made, Cast) else o.value.dtype
+        tile = self.fragment(o.dest, dtype, region)
+        offsets, extents = self.box(region)
+        zeros, shape = self.whole(tile)
+        self.after.emit(Copy, tile, zeros, shape, o.dest, offsets, extents)
+        return tile
+
+    def fragment(self, tensor: Value, dtype: DType, region: _Region) -> Value:
+        layout = self.lift.projected(self.layout, region.order)
+        t = BufferType(layout.shape, dtype, "fragment", layout=layout)
+        return self.before.value(Alloc, t, name=f"{tensor.name}_tile")
+
+    def part(self, v: Value, written: bool, dims: tuple[int, ...]) -> Value:
+        """The slice's part of a fragment of the loop."""
+        if self.count == 1 or self.dim not in dims:
+            return v
+        along = dims.index(self.dim)
+        if v not in self.parts:
+            layout = v.buffer.layout
+            own = sliced(layout, along, self.count) if layout is not None else None
+            assert own is not None
+            t = BufferType(own.shape, v.dtype, "fragment", layout=own)
+            self.parts[v] = self.before.value(Alloc, t, name=f"{v.name}_part")
+            self.rename(self.before, v, self.parts[v], along, True)
+            if any(a.buffer is v and a.write for a in self.lift.own.values()):
+                self.rename(self.after, v, self.parts[v], along, False)
+        return self.parts[v]
+
+    def rename(self, b: Builder, v: Value, part: Value, along: int, out: bool) -> None:
+        """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
+        zeros, shape = self.whole(part)
+        at = tuple(
+            self.before.value(Const, self.start if d == along else 0, INT32)
+            for d in range(len(shape))
+        )
+        sides = (v, at, shape, part, zeros, shape) if out else (part, zeros, shape, v, at, shape)
+        b.emit(Copy, *sides, agent="registers", vector=1)
+
+    def box(self, region: _Region) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+        """The slice's part of a region."""
+        offsets, extents = list(region.offsets), list(region.extents)
+        along = self.lift.o.body.args[self.dim]
+        wide = [d for d, e in enumerate(extents) if e != 1]
+        if self.count > 1 and along in region.order:
+            d = wide[region.order.index(along)]
+            step = self.before.value(Const, self.start, offsets[d].dtype)
+            offsets[d] = self.before.value(Binary, "add", offsets[d], step)
+            extents[d] //= self.count
+        return tuple(offsets), tuple(extents)
+
+    def whole(self, tile: Value) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+        shape = tile.buffer.static_shape
+        return tuple(self.before.value(Const, 0, INT32) for _ in shape), shape
+
+
+def sliced(layout: Layout, dim: int, count: int) -> Layout | None:
+    """The layout of one of `count` parts along `dim`; None unless every thread holds as much of
+    each part."""
+    if count == 1:
+        return layout
+    if layout.shape[dim] % count:
+        return None
+    extents = [e // count if d == dim else e for d, e in enumerate(layout.shape)]
+    try:
+        part = single_registers(layout.restrict(extents))
+    except LayoutError:
+        return None
+    same = all(part.replicas(o) == layout.replicas(o) for o in ("lane", "warp"))
+    return part if same and part.size("reg") * count == layout.size("reg") else None
+
+
+def _words(layout: Layout | None, dtype: DType) -> int:
+    """Registers of 32 bits that a thread needs for a fragment."""
+    return 0 if layout is None else -(-layout.size("reg") * dtype.bits // 32)
 
 
 def _is_open(p: Parallel, layout: Layout, overlapping: bool) -> bool:

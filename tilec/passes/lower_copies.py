@@ -9,7 +9,7 @@ warp (`lower_stores`)."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
@@ -25,7 +25,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.distribution import covering
-from tilec.passes.lower_exchanges import exchange_registers
+from tilec.passes.lower_exchanges import exchange_registers, rename_registers
 from tilec.passes.lower_matrices import is_matrix_store, store_matrices
 from tilec.target import Target
 
@@ -33,9 +33,14 @@ from tilec.target import Target
 def lower_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
     warps = int(func.attrs["threads"]) // target.warp_size
+    constants = {
+        o.result: int(o.value) for o in walk(func.body) if isinstance(o, Const) and o.dtype.is_int
+    }
 
     def visit(o: Op) -> None | list[Op]:
         match o:
+            case Copy(agent="registers"):
+                return rename_registers(o, constants)
             case Copy(agent="shuffle"):
                 return exchange_registers(o)
             case Copy() if is_matrix_store(o, target):

@@ -1,5 +1,5 @@
-"""Fragments whose elements change lanes inside their warps: selects, shuffles and names of
-registers, as `tilec.ir.layout.exchange` plans them."""
+"""Fragments whose elements stay in their warps: selects, shuffles and names of registers, as
+`tilec.ir.layout.exchange` plans them; and parts of fragments, which are names alone."""
 
 from __future__ import annotations
 
@@ -74,6 +74,33 @@ def exchange_registers(o: Copy) -> list[Op]:
             one = value if plan.pack == 1 else inner.value(Extract, value, e)
             inner.emit(RegWrite, o.dest, at, one)
     close(b, "unroll", g, count, inner)
+    return b.ops
+
+
+def rename_registers(o: Copy, constants: dict[Value, int]) -> list[Op]:
+    """The ops of a copy between a fragment and its part at an offset that is a number: each thread
+    has the elements already."""
+    s, d = o.source.buffer, o.dest.buffer
+    assert s.layout is not None and d.layout is not None
+    tables = [
+        layout.table("reg", "lane", "warp") - [constants[v] for v in offsets]
+        for layout, offsets in ((s.layout, o.source_offsets), (d.layout, o.dest_offsets))
+    ]
+    where = {tuple(map(int, at)): r for r, at in enumerate(tables[0][:, 0, 0])}
+    pairs = [
+        (where[tuple(map(int, at))], r)
+        for r, at in enumerate(tables[1][:, 0, 0])
+        if tuple(map(int, at)) in where
+    ]
+    if any((tables[0][i] != tables[1][j]).any() for i, j in pairs) or len(pairs) != min(
+        len(t) for t in tables
+    ):
+        raise InternalError(f"{s} and {d} do not share their registers", o.loc)
+    b = Builder(o.loc)
+    g, inner = unrolled(b, len(pairs), "register")
+    source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
+    inner.emit(RegWrite, o.dest, dest, inner.value(RegRead, o.source, source))
+    close(b, "unroll", g, len(pairs), inner)
     return b.ops
 
 

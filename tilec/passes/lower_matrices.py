@@ -1,5 +1,5 @@
-"""Copies of fragments to shared memory by `stmatrix`: four 8x8 matrices of 16-bit elements at a time,
-where the fragment holds them as the instruction takes them."""
+"""Copies of fragments to shared memory by `stmatrix`: four 8x8 matrices of 16-bit elements at a
+time, where the fragment holds them as the instruction takes them."""
 
 from __future__ import annotations
 

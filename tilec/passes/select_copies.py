@@ -41,7 +41,7 @@ def select_copies(func: Func, target: Target) -> Func:
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None:
-        return chooser.choose(o) if isinstance(o, Copy) else None
+        return chooser.choose(o) if isinstance(o, Copy) and not o.agent else None
 
     return func.with_body(rewrite(func.body, visit))
 
@@ -152,9 +152,9 @@ class _Chooser:
 
 def _never_seen_again(func: Func) -> set[Op]:
     """The copies to global memory whose elements the kernel neither reads nor writes again, so that
-    it does not matter when they arrive: to a tensor that nothing else touches (but for stores to
-    the same elements in the other branch of an `if`), at places that change with every loop around
-    them."""
+    it does not matter when they arrive: to a tensor that nothing else touches (but for copies onto
+    other elements, and stores to the same elements in the other branch of an `if`), at places that
+    change with every loop around them."""
     users: dict[Value, list[Op]] = {}
     for o in walk(func.body):
         for v in set(o.operands):
@@ -165,7 +165,8 @@ def _never_seen_again(func: Func) -> set[Op]:
     def visit(block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
         for o in block.ops:
             if isinstance(o, Copy) and all(
-                u is o or (u in others and _same_elements(u, o, defs)) for u in users[o.dest]
+                u is o or _apart(u, o, defs) or (u in others and _same_elements(u, o, defs))
+                for u in users[o.dest]
             ):
                 moves = [i and any(depends(v, i, defs) for v in o.dest_offsets) for i in loops]
                 if all(moves):
@@ -184,6 +185,31 @@ def _never_seen_again(func: Func) -> set[Op]:
 
     visit(func.body, (), set())
     return found
+
+
+def _apart(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
+    """Whether `o` is a copy onto other elements than `copy`: along some dimension the two begin at
+    numbers from the same place that are far enough apart."""
+    if not isinstance(o, Copy) or o.dest is not copy.dest or o.source is copy.dest:
+        return False
+    for x, y, first, second in zip(
+        o.dest_offsets, copy.dest_offsets, o.dest_extents, copy.dest_extents
+    ):
+        (base, a), (other, b) = _from_base(x, defs), _from_base(y, defs)
+        if base is other and (b - a >= first if a < b else a - b >= second):
+            return True
+    return False
+
+
+def _from_base(v: Value, defs: dict[Value, Op]) -> tuple[Value, int]:
+    """(value, number) whose sum is `v`."""
+    total = 0
+    while True:
+        made = defs.get(v)
+        number = defs.get(made.rhs) if isinstance(made, Binary) and made.kind == "add" else None
+        if not isinstance(made, Binary) or not isinstance(number, Const):
+            return v, total
+        v, total = made.lhs, total + int(number.value)
 
 
 def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:

@@ -8,10 +8,11 @@ thread writes whole words."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Block, Builder, Func, Op, Value
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, swizzled
-from tilec.ir.ops import Alloc, Const, Copy
+from tilec.ir.ops import Alloc, Const, Copy, Parallel
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
 from tilec.passes.widen_copies import wider
@@ -21,32 +22,48 @@ WORD_BITS = 32
 
 
 def stage_stores(func: Func, target: Target) -> Func:
-    """Give every "tma_store" copy its staging buffer: one chunk for each warp."""
+    """Give every "tma_store" copy its staging buffer: one chunk for each warp. Copies that follow
+    one another use the same one, for each warp waits until TMA has read its chunk."""
+    return func.with_body(_staged(func.body, {}, func, target))
+
+
+def _staged(block: Block, known: dict[BufferType, Value], func: Func, target: Target) -> Block:
+    """`known`: the staging buffers made on the way to `block`."""
+    known = dict(known)
+    ops: list[Op] = []
+    for o in block.ops:
+        if isinstance(o, Copy) and o.agent == "tma_store" and o.source.buffer.space == "fragment":
+            ops += _through_staging(o, known, func, target)
+        elif o.region_fields and not isinstance(o, Parallel):
+            inner: dict[str, Any] = {
+                n: _staged(getattr(o, n), known, func, target) for n in o.region_fields
+            }
+            ops.append(replace(o, **inner))
+        else:
+            ops.append(o)
+    return Block(block.args, tuple(ops))
+
+
+def _through_staging(
+    o: Copy, known: dict[BufferType, Value], func: Func, target: Target
+) -> list[Op]:
+    b = Builder(o.loc)
+    f, dtype = o.source.buffer, o.dest.dtype
+    layout, found = staged_form(f.layout, dtype.bits, target)
+    assert found is not None
+    if layout != f.layout:
+        t = BufferType(f.shape, dtype, "fragment", layout=layout)
+        words = b.value(Alloc, t, name=f"{o.source.name}_words")
+        copy_whole(b, o.source, words)
+        zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
+        o = replace(o, source=words, source_offsets=zeros)
     warps = int(func.attrs["threads"]) // target.warp_size
-
-    def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy) or o.agent != "tma_store":
-            return None
-        if o.source.buffer.space == "shared":
-            return None
-        b = Builder(o.loc)
-        f, dtype = o.source.buffer, o.dest.dtype
-        layout, found = staged_form(f.layout, dtype.bits, target)
-        assert found is not None
-        if layout != f.layout:
-            t = BufferType(f.shape, dtype, "fragment", layout=layout)
-            words = b.value(Alloc, t, name=f"{o.source.name}_words")
-            copy_whole(b, o.source, words)
-            zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
-            o = replace(o, source=words, source_offsets=zeros)
-        shape = (warps * CHUNK_ROWS, found.columns)
-        swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
-        staging = b.value(
-            Alloc, BufferType(shape, dtype, "shared", layout=swizzle), name=f"{o.dest.name}_staging"
-        )
-        return [*b.ops, replace(o, staging=staging)]
-
-    return func.with_body(rewrite(func.body, visit))
+    shape = (warps * CHUNK_ROWS, found.columns)
+    swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
+    t = BufferType(shape, dtype, "shared", layout=swizzle)
+    if t not in known:
+        known[t] = b.value(Alloc, t, name=f"{o.dest.name}_staging")
+    return [*b.ops, replace(o, staging=known[t])]
 
 
 def staged_form(
