@@ -361,6 +361,70 @@ def test_a_is_not_written_while_a_product_reads_it(changes):
             assert all(a_used in o.fragments for o in waits if o.pending == 0)
 
 
+def chained(Q: T.Tensor((M, 64), "float16"), K: T.Tensor((N, 64), "float16"),
+            V: T.Tensor((N, 64), "float16"), C: T.Tensor((M, 64), "float32")):  # fmt: skip
+    """C = relu(Q @ K^T) @ V: the second product's A is the first one's result."""
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
+        Q_s = T.alloc_shared((64, 64), "float16")
+        K_s = T.alloc_shared((64, 64), "float16")
+        V_s = T.alloc_shared((64, 64), "float16")
+        scores = T.alloc_fragment((64, 64), "float32")
+        weights = T.alloc_fragment((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.copy(Q[bx * 64, 0], Q_s)
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+            T.copy(K[k * 64, 0], K_s)
+            T.copy(V[k * 64, 0], V_s)
+            T.gemm(Q_s, K_s, scores, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                weights[i, j] = T.max(scores[i, j], 0.0)
+            T.gemm(weights, V_s, acc)
+        T.copy(acc, C[bx * 64, 0])
+
+
+def transposed(A: T.Tensor((64, M), "float16"), B: T.Tensor((N, 64), "float16"),
+               C: T.Tensor((M, N), "float32")):  # fmt: skip
+    """C = A^T @ B^T with A, as it is stored, in registers."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        A_f = T.alloc_fragment((64, 64), "float16")
+        B_s = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.copy(A[0, by * 64], A_f)
+        T.copy(B[bx * 64, 0], B_s)
+        T.gemm(A_f, B_s, acc, transpose_A=True, transpose_B=True, clear_accum=True)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+def test_a_product_of_a_product(target):
+    rng = np.random.default_rng(2)
+    q, k, v = (aligned(values(rng, (n, 64), "float16", "")) for n in (70, 130, 130))
+    arrays = {"Q": q, "K": k, "V": v, "C": aligned(values(rng, (70, 64), "float32", ""))}
+    scores = np.maximum(q.astype(np.float64) @ k.astype(np.float64).T, 0)
+    plan, done = next(iter(lowered(tile_func(chained, arrays), target)))
+    run_threads(done, target, arrays, 2)
+    close(arrays["C"], scores @ v.astype(np.float64), 1e-3)
+    if target is SM90:
+        places = {o.a.buffer.space for o in walk(done.body) if isinstance(o, Wgmma)}
+        assert places == {"shared", "fragment"} and not any(
+            isinstance(o, Mma) for o in walk(done.body)
+        )
+
+
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+def test_a_transposed_in_registers(target):
+    rng = np.random.default_rng(4)
+    a, b = (aligned(values(rng, s, "float16", "")) for s in ((64, 72), (66, 64)))
+    arrays = {"A": a, "B": b, "C": aligned(values(rng, (72, 66), "float32", ""))}
+    plan, done = next(iter(lowered(tile_func(transposed, arrays), target)))
+    run_threads(done, target, arrays, 2)
+    close(arrays["C"], a.astype(np.float64).T @ b.astype(np.float64).T, 1e-6)
+    assert {r.split(".")[0] for r in rows(done)} == {
+        {SM90: "wgmma", SM80: "mma", GFX942: "mfma"}[target]
+    }
+
+
 # --- sums in two levels ---------------------------------------------------------------------------
 
 
