@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.choices import Auto
 from tilec.ir.errors import LaunchError
-from tilec.ir.plan import Plan, plan_of
 from tilec.jit.compiled import spread_grid
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.specialise import Chosen, Facts, facts_of
@@ -26,11 +25,14 @@ from tilec.target import find_target
 if TYPE_CHECKING:
     from tilec import tune
     from tilec.frontend import Signature
+    from tilec.ir import plan as ir_plan
+    from tilec.ir.plan import Plan
     from tilec.jit import build
     from tilec.tune import Choice
 else:  # loaded by the first choice that is not in the cache
     tune = Lazy("tilec.tune")
     build = Lazy("tilec.jit.build")
+    ir_plan = Lazy("tilec.ir.plan")
 
 MOST_VARIANTS = 16  # plans that one kernel is compiled for under otherwise equal facts
 _MOST_REMEMBERED = 4096
@@ -122,7 +124,7 @@ class Choices:
             constants, plan = stored[where]
             asked = replace(call, first=None, constants=dict(call.constants))
             again = functools.partial(self._text, base, signature, asked, grid)
-            return Chosen(constants, None if plan is None else plan_of(plan), (), again)
+            return Chosen(constants, None if plan is None else ir_plan.plan_of(plan), (), again)
         found = self.rank(base, signature, call, grid)
         if found is None:
             if open_:

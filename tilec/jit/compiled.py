@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.ir.errors import LaunchError
-from tilec.ir.plan import Plan, plan_of
 from tilec.jit.export import export_c
 from tilec.jit.stages import Stages
+from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -26,6 +26,11 @@ from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, Resources
 from tilec.runtime.tensors import allocator, read_tensor
+
+if TYPE_CHECKING:
+    from tilec.ir import plan as ir_plan
+else:  # whoever only launches does not need it
+    ir_plan = Lazy("tilec.ir.plan")
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 
@@ -55,10 +60,10 @@ class CompiledKernel:
         return self.image.target
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> ir_plan.Plan | None:
         """The plan it was compiled with; None on the CPU. `stages["plan"]` says what it was chosen
         from."""
-        return plan_of(self.image.plan) if self.image.plan else None
+        return ir_plan.plan_of(self.image.plan) if self.image.plan else None
 
     @property
     def resources(self) -> Resources:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.errors import CompileError, did_you_mean
-from tilec.ir.plan import Plan
 from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
 from tilec.lazy import Lazy
@@ -32,6 +31,7 @@ from tilec.runtime.tensors import Tensor, contiguous_strides
 if TYPE_CHECKING:
     from tilec import frontend
     from tilec.frontend import Signature
+    from tilec.ir.plan import Plan
 else:  # whoever has a signature has loaded it
     frontend = Lazy("tilec.frontend")
 
