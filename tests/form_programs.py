@@ -227,3 +227,99 @@ def tensor_row_column_scaled(dtype: str = "float8_e4m3") -> Kernel:
             T.copy(acc, C[by * 64, bx * 64])
 
     return scaled
+
+
+def grouped_with_break(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((G, K, N), "float16"),
+    offsets: T.Tensor((G + 1,), "int32"),
+    C: T.Tensor((M, N), "float16"),
+    blocks: T.constexpr = 3,
+):
+    """Groups until there is none left."""
+    with T.Kernel(blocks, threads=128) as block:
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        across = T.ceildiv(N, 64)
+        g = 0
+        before = 0
+        for tile in T.Persistent([(T.ceildiv(M, 64) + G) * across], blocks, block):
+            while g < G and tile >= before + T.ceildiv(offsets[g + 1] - offsets[g], 64) * across:
+                before += T.ceildiv(offsets[g + 1] - offsets[g], 64) * across
+                g += 1
+            if g >= G:
+                break
+            first, end = offsets[g], offsets[g + 1]
+            down = T.ceildiv(end - first, 64)
+            row = first + (tile - before) % down * 64
+            column = (tile - before) // down * 64
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+                T.copy(A[row, k * 32], A_s)
+                T.copy(B[g, k * 32, column], B_s)
+                T.gemm(A_s, B_s, acc)
+            for i, j in T.Parallel(64, 64):
+                if row + i < end:
+                    C[row + i, column + j] = acc[i, j]
+
+
+def grouped_in_while(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((G, K, N), "float16"),
+    offsets: T.Tensor((G + 1,), "int32"),
+    C: T.Tensor((M, N), "float16"),
+    blocks: T.constexpr = 3,
+):
+    """Groups in a `while`, the place in variables."""
+    with T.Kernel(blocks, threads=128) as block:
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        g = T.alloc_var("int32")
+        tile = T.alloc_var("int32")
+        across = T.ceildiv(N, 64)
+        g[0] = 0
+        tile[0] = block
+        while g[0] < G:
+            tiles = T.ceildiv(offsets[g[0] + 1] - offsets[g[0]], 64) * across
+            if tile[0] >= tiles:
+                tile[0] = tile[0] - tiles
+                g[0] = g[0] + 1
+            else:
+                end = offsets[g[0] + 1]
+                row = offsets[g[0]] + tile[0] // across * 64
+                column = tile[0] % across * 64
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+                    T.copy(A[row, k * 32], A_s)
+                    T.copy(B[g[0], k * 32, column], B_s)
+                    T.gemm(A_s, B_s, acc)
+                for i, j in T.Parallel(64, 64):
+                    if row + i < end:
+                        C[row + i, column + j] = acc[i, j]
+                tile[0] = tile[0] + blocks
+
+
+def gathered(
+    A: T.Tensor((M, K), "float16"),
+    index: T.Tensor((B,), "int32"),
+    expert: T.Tensor((T.ceildiv(B, 64),), "int32"),
+    W: T.Tensor((G, N, K), "float16"),
+    C: T.Tensor((M, N), "float16"),
+):
+    """A mixture of experts' layer: rows of A in the order of `index`, 64 of them to an expert; the
+    results go back to where the rows came from. A negative index is no row."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(B, 64), threads=128) as (bx, by):
+        A_s = T.alloc_shared((64, 32), "float16")
+        W_s = T.alloc_shared((64, 32), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+            for i, j in T.Parallel(64, 32):
+                A_s[i, j] = A[index[by * 64 + i], k * 32 + j]
+            T.copy(W[expert[by], bx * 64, k * 32], W_s)
+            T.gemm(A_s, W_s, acc, transpose_B=True)
+        for i, j in T.Parallel(64, 64):
+            if by * 64 + i < B:
+                C[index[by * 64 + i], bx * 64 + j] = acc[i, j]

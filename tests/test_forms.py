@@ -6,7 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from form_help import GPUS, SM90, Arrays, aligned, close, lowered, on_cpu, on_threads, tile_func
-from form_programs import Kernel, batched, batched_one_weight, grouped, product
+from form_programs import (
+    Kernel,
+    batched,
+    batched_one_weight,
+    gathered,
+    grouped,
+    grouped_in_while,
+    grouped_with_break,
+    product,
+)
 from thread_interp import run_threads
 
 import tilec
@@ -213,6 +222,36 @@ def test_many_groups(rng: Rng) -> None:
     done = run_plan(func, SM90, plans(func, SM90)[0])
     run_threads(done, SM90, arrays, 3)
     close(arrays["C"], want)
+
+
+@pytest.mark.parametrize("kernel", [grouped_with_break, grouped_in_while])
+@pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
+def test_loops_that_end_early(kernel: Kernel, target: Target | None, rng: Rng) -> None:
+    arrays, want = groups(rng, GROUPS["uneven"], False)
+    if target is None:
+        close(on_cpu(kernel, arrays)["C"], want)
+        return
+    made = check(kernel, target, arrays, want)
+    if target is SM90:
+        assert any(specialised(f) and tma_ranks(f) == {2, 3} for f in made)
+
+
+@pytest.mark.parametrize("target", [None, *GPUS], ids=lambda t: t.arch if t else "cpu")
+def test_rows_gathered_and_scattered(target: Target | None, rng: Rng) -> None:
+    a, w = matrix(rng, 150, 40), aligned(rng.standard_normal((3, 72, 40)).astype(np.float16))
+    index = rng.permutation(150)[:100].astype(np.int32)
+    index[[3, 70]] = -1
+    expert = np.array([2, 0], np.int32)
+    c = aligned(np.full((150, 72), 77, np.float16))
+    want = c.astype(np.float64)
+    for at, row in enumerate(index):
+        if row >= 0:
+            want[row] = a[row].astype(np.float64) @ w[expert[at // 64]].T.astype(np.float64)
+    arrays = {"A": a, "index": index, "expert": expert, "W": w, "C": c}
+    if target is None:
+        close(on_cpu(gathered, arrays)["C"], want)
+        return
+    check(gathered, target, arrays, want)
 
 
 # --- far apart in memory --------------------------------------------------------------------------

@@ -182,7 +182,19 @@ class Slice:
                     results=results,
                 )
             case While():
-                return clone(o, subst)
+                kept = [i for i, r in enumerate(o.results) if r in self.needed]
+                inits = tuple(get(o.inits[i]) for i in kept)
+                regions = []
+                for region, values in (
+                    (o.cond, yielded(o.cond)),
+                    (o.body, tuple(yielded(o.body)[i] for i in kept)),
+                ):
+                    args = tuple(fresh(region.args[i]) for i in kept)
+                    ops = self.copy(region, subst)
+                    ops.append(Yield(tuple(map(get, values)), loc=o.loc))
+                    regions.append(Block(args, tuple(ops)))
+                results = tuple(fresh(o.results[i]) for i in kept)
+                return replace(o, inits=inits, cond=regions[0], body=regions[1], results=results)
         raise NotClonable(o)
 
     def _carried_needed(self, o: For, i: int) -> bool:
