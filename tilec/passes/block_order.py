@@ -44,13 +44,20 @@ def block_order(func: Func, target: Target) -> Func:
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
     if func.attrs.get("persistent") and not persistent:
         func = func.with_attrs(persistent=False)
-    if not swizzles and not persistent:
-        return func if cluster_of(func) == SINGLE or is_whole(func) else _rounded(func)
     group = swizzles[0].panel_size if swizzles else int(func.attrs.get("panel", 1))
+    if not swizzles and not persistent and not (group > 1 and _worth_panels(func)):
+        return func if cluster_of(func) == SINGLE or is_whole(func) else _rounded(func)
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
         return _persistent(func, group, along)
     return _renumber(func, group, along)
+
+
+def _worth_panels(func: Func) -> bool:
+    """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
+    load tiles in a loop, and those of different blocks may be the same."""
+    plane = any(isinstance(o, BlockIndex) and o.dim == 1 for o in walk(func.body))
+    return plane and can_persist(func)
 
 
 def can_persist(func: Func) -> bool:
