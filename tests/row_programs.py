@@ -186,10 +186,13 @@ def exact_product(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def wgmma_program(dtypes: Dtypes, a_from: str, b_from: str, rng: np.random.Generator) -> Program:
-    """Every N once. Each operand is "k" or "mn", as it lies in shared memory, or A comes from
-    registers ("r"); the swizzle and the number of steps change with N."""
+    """Every N once (of the less usual dtypes: every third and the last). Each operand is "k" or
+    "mn", as it lies in shared memory, or A comes from registers ("r"); the swizzle and the number
+    of steps change with N."""
     k = RowKernel(128, 1024 * 96)
     rows = [r for r in rows_of(*dtypes) if isinstance(r, WgmmaRow)]
+    if dtypes not in WGMMA_DTYPES[:1]:
+        rows = [*rows[:-1:3], rows[-1]]
     for at, row in enumerate(rows):
         n, bits, count = row.n, row.a_dtype.bits, row.registers[2] * row.packs[2]
         width = (32, 64, 128)[at % 3] * 8 // bits  # elements of a swizzled row
