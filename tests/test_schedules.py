@@ -266,6 +266,18 @@ def test_plans_are_part_of_the_key_and_memoised() -> None:
     assert (time.perf_counter() - start) / 10 < 0.02, "a choice is made once for each size"
 
 
+def test_variants_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many variants, sizes share those there are."""
+    monkeypatch.setattr("tilec.jit.choose.MOST_VARIANTS", 2)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+    kernel = tilec.kernel(product.function)
+    chosen = set()
+    for m in (16, 64, 128, 200, 1024, 3000, 8192):
+        facts = kernel._facts(arrays(m, 4096, 4096), SM90, {})
+        chosen.add((facts.values["BM"], facts.values["BN"], facts.plan))
+    assert len(chosen) == 2
+
+
 def test_an_explicit_argument_wins() -> None:
     found = product.compile(*arrays(8192, 8192, 8192), target=SM90, BM=64, BN=64)
     assert "64x64xf32" in found.stages["tile"]

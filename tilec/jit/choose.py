@@ -34,10 +34,12 @@ else:  # loaded by the first choice that is not in the cache
     build = Lazy("tilec.jit.build")
     ir_plan = Lazy("tilec.ir.plan")
 
-MOST_VARIANTS = 16  # plans that one kernel is compiled for under otherwise equal facts
+MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
+_ALL = 1_000_000
 _MOST_REMEMBERED = 4096
 
 Grid = tuple[int, int, int]
+Variant = tuple[tuple[tuple[str, int], ...], "Plan | None"]
 
 
 class Choices:
@@ -48,7 +50,7 @@ class Choices:
         self._made: dict[Any, Chosen] = {}
         self._choosers: dict[Facts, tune.Chooser] = {}
         self._stored: dict[Facts, dict[str, Any]] = {}
-        self._plans: dict[Facts, set[Plan | None]] = {}
+        self._known: dict[Facts, set[Variant]] = {}
         self._lock = threading.Lock()
 
     def facts(
@@ -108,6 +110,23 @@ class Choices:
         found = self.rank(base, signature, call, grid)
         return "" if found is None else found.text()
 
+    def _usual(
+        self,
+        made: Chosen,
+        known: set[Variant],
+        base: Facts,
+        signature: Signature,
+        call: Call,
+        grid: Any,
+    ) -> Chosen:
+        """The best of the variants that other sizes have asked for."""
+        found = self.rank(base, signature, call, grid, _ALL)
+        for r in () if found is None else found.ranked:
+            usual = Chosen(r.constants, r.plan, (), made.text)
+            if _variant(usual) in known:
+                return usual
+        return made
+
     def _choose(
         self,
         base: Facts,
@@ -124,7 +143,9 @@ class Choices:
             constants, plan = stored[where]
             asked = replace(call, first=None, constants=dict(call.constants))
             again = functools.partial(self._text, base, signature, asked, grid)
-            return Chosen(constants, None if plan is None else ir_plan.plan_of(plan), (), again)
+            made = Chosen(constants, None if plan is None else ir_plan.plan_of(plan), (), again)
+            self._known.setdefault(base, set()).add(_variant(made))
+            return made
         found = self.rank(base, signature, call, grid)
         if found is None:
             if open_:
@@ -136,14 +157,17 @@ class Choices:
         else:
             plans = found.plans
             made = Chosen(found.constants, plans[0] if plans else None, plans, found.text)
-            known = self._plans.setdefault(base, set())
-            if len(known) >= MOST_VARIANTS and made.plan not in known:
-                usual = next((p for p in plans if p in known), made.plan)
-                made = Chosen(found.constants, usual, plans, made.text)
-            known.add(made.plan)
+            known = self._known.setdefault(base, set())
+            if len(known) >= MOST_VARIANTS and _variant(made) not in known:
+                made = self._usual(made, known, base, signature, call, grid)
+        self._known.setdefault(base, set()).add(_variant(made))
         stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
         store_choices(self._function, base, stored)
         return made
+
+
+def _variant(chosen: Chosen) -> Variant:
+    return tuple(chosen.constants.items()), chosen.plan
 
 
 def open_constants(call: Call) -> dict[str, Auto]:
