@@ -463,7 +463,9 @@ class _Agent:
         view = a.transpose(kind.dims)  # innermost first
         size = a.itemsize
         shared, offset = (o.dest, o.dest_offset) if load else (o.source, o.source_offset)
-        for thread in np.flatnonzero(self.mask):
+        guard = None if load else o.guard
+        active = self.mask if guard is None else self.mask & self.get(guard).astype(bool)
+        for thread in np.flatnonzero(active):
             corner = [int(self.get(c)[thread]) for c in o.coords]
             base = int(np.broadcast_to(self.where(shared, self.get(offset)), (self.n,))[thread])
             if base % 128:

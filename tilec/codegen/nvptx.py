@@ -232,9 +232,12 @@ class NvptxEmitter(Emitter):
         self.asm(row.asm, args, row.name)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
-        row = moves.tma_store(len(o.coords))
+        row = moves.tma_store(len(o.coords), o.guard is not None)
         source = self.shared_address(o.source, self.get(o.source_offset))
-        self.asm(row.asm, [self.get(o.map), *(self.get(c) for c in o.coords), source], row.name)
+        args = [self.get(o.map), *(self.get(c) for c in o.coords), source]
+        if o.guard is not None:
+            args.append(self.f.cast("zext", self.get(o.guard), "i32"))
+        self.asm(row.asm, args, row.name)
 
     def emit_tma_store_commit(self, o: ops.TmaStoreCommit) -> None:
         self.asm(moves.TMA_STORE_COMMIT.asm, row="tma.store.commit")

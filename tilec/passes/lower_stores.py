@@ -133,9 +133,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     row = x.op("add", own_rows, row)
     count = len(found.origins)
     c, inner = unrolled(b, count, "chunk")
-    wait = Builder(o.loc)
-    wait.emit(TmaStoreWait, 0, True)
-    only_if(inner, first_lane, wait.ops)
+    inner.emit(TmaStoreWait, 0, True)
     inner.emit(WarpSync)
     y = Numbers(inner)
     for access, (at_row, at_column) in enumerate(found.places):
@@ -148,17 +146,15 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
             inner.emit(MemStore, o.staging, offset, values[0], found.run * bits // 8)
     inner.emit(ProxyFence)
     inner.emit(WarpSync)
-    send = Builder(o.loc)
-    z = Numbers(send)
     at = []
     for d in (1, 0):
-        step = send.value(Lookup, tuple(corner[d] for corner in found.origins), c)
-        start = z.op("add", narrow(send, o.dest_offsets[d - 2]), origin[d])
-        at.append(z.op("add", start, step))
-    at += [narrow(send, v) for v in reversed(o.dest_offsets[:-2])]
-    send.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset)
-    send.emit(TmaStoreCommit)
-    only_if(inner, first_lane, send.ops)
+        step = inner.value(Lookup, tuple(corner[d] for corner in found.origins), c)
+        start = y.op("add", narrow(inner, o.dest_offsets[d - 2]), origin[d])
+        at.append(y.op("add", start, step))
+    at += [narrow(inner, v) for v in reversed(o.dest_offsets[:-2])]
+    # Without a branch: nothing that is computed for later chunks moves past it.
+    inner.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset, first_lane)
+    inner.emit(TmaStoreCommit)
     close(b, "unroll", c, count, inner)
     return b.ops
 

@@ -134,17 +134,20 @@ def tma_load(dims: int, multicast: bool = False) -> Row:
 
 
 @functools.cache
-def tma_store(dims: int) -> Row:
+def tma_store(dims: int, guarded: bool = False) -> Row:
     """One box from shared memory; what lies outside of the tensor is dropped. Arguments: descriptor
-    (ptr), `dims` coordinates (i32, innermost first), shared address."""
+    (ptr), `dims` coordinates (i32, innermost first), shared address; if `guarded` an i32: 0 for
+    those who do not store (no branch)."""
     x = Operands()
     dest = x.input("p")
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
-    asm = x.asm(
+    store = (
         f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group "
         f"[{dest}, {{{at}}}], [{x.input('r')}];"
     )
-    return Row(f"tma.store.{dims}d", "tma", asm)
+    if guarded:
+        store = f"{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}"
+    return Row(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store))
 
 
 def _tma_dims(dims: int) -> int:
@@ -192,7 +195,7 @@ MEMORY_ROWS: tuple[Row, ...] = (
     *(cp_async(n, p) for n in CP_ASYNC_BYTES for p in (False, True)),
     CP_ASYNC_COMMIT,
     *(tma_load(d, m) for d in TMA_DIMS for m in (False, True)),
-    *(tma_store(d) for d in TMA_DIMS),
+    *(tma_store(d, guarded) for d in TMA_DIMS for guarded in (False, True)),
     TMA_STORE_COMMIT,
     TMA_PREFETCH,
 )

@@ -269,12 +269,14 @@ class TmaLoad(Op):
 @op("tma_store")
 class TmaStore(Op):
     """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are
-    dropped. Executed by the threads where `guard` holds (one per box)."""
+    dropped. Executed by the threads where `guard` (bool) holds, if it is given (no branch): one per
+    box."""
 
     map: Value
     coords: tuple[Value, ...]
     source: Value
     source_offset: Value
+    guard: Value | None = None
 
 
 @op("prefetch_map")
