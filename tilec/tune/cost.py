@@ -34,6 +34,8 @@ ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x25
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
 ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
+MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
+STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
 WAIT = 16  # clocks of an iteration that the matrix unit stands still
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
@@ -126,7 +128,8 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     if plan.split > 1:
         sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
         ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
-    start = s.latency + SETUP + TILE_LOOP * plan.persistent
+    first = layout.ring_bytes / max(layout.stages, 1) / (s.l2 * s.clock)
+    start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
         total = start + waves * max(busy, stores / 2) + stores
     elif plan.persistent:
@@ -137,8 +140,9 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         total = start + stores + waves * busy + between
     active = min(blocks, multiprocessors)
     dram = s.dram if helped else OWN_LOADS * s.dram
-    bus = min(dram, active * s.clock * into_block)
-    memory = start + n.dram / bus + STORE_LATENCY
+    bus = min(dram, active * s.clock * into_block * MISSES)
+    gaps = STAGE_START * n.iterations * blocks / bus
+    memory = start + n.dram / bus + gaps + STORE_LATENCY
     limits = {"matrix unit": compute, "vector unit": vector, "L2 cache": from_cache}
     limit = max(limits, key=lambda k: limits[k])
     if memory > total:
