@@ -256,6 +256,28 @@ def test_code_of_epilogues(name: str) -> None:
             assert text.count("shfl.sync.bfly") == 32 + 2 * loads
 
 
+@pytest.mark.parametrize(
+    ("name", "slices"), [("residual", 2), ("silu_row_column", 4), ("two_results", 4)]
+)
+def test_slices(name: str, slices: int) -> None:
+    """128 accumulators of each thread leave no room for whole tiles of operands or for a second
+    result: one slice of columns after the other, through one staging buffer."""
+    e = EPILOGUES[name]
+    arrays = arrays_of(e, 120, 264, 24)
+    wide = {**LARGE, "BN": 256, "BK": 32}
+    func = tile_func(e.function, arrays, **wide)
+    ((_, done),) = lowered(func, SM90, ROADS[:1])
+    held = copied(arrays)
+    run_threads(done, SM90, held, 2)
+    for key, value in wanted(e, arrays).items():
+        close(held[key], value, e.tolerance)
+    boxes = [o for o in of(done, TmaStore) if o.map.type.tensor == "C"]
+    assert len(boxes) == slices and len({o.source for o in boxes}) == 1
+    for _, direct in lowered(func, SM90, ROADS[:2]):
+        made = assemble(emit(direct, SM90), SM90)
+        assert made.advisories == () and ".local" not in made.asm
+
+
 # --- other programs ---
 
 ROWS, COLUMNS = T.dynamic("ROWS, COLUMNS")

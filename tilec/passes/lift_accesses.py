@@ -35,7 +35,7 @@ from tilec.passes.registers import budget
 from tilec.target import Target
 
 WORKING = 48  # registers of a thread for addresses and for what is being computed
-MOST_SLICES = 8
+SLICES = (2, 4)  # more would be narrower than memory likes
 
 
 def lift_accesses(func: Func, target: Target) -> Func:
@@ -98,7 +98,7 @@ class _Lift(LoopRegions):
 
     def slices(self) -> tuple[int, int]:
         """(dimension, number) of the slices in which the loop's fragments and what it loads have
-        room; 0 if no number will do."""
+        room, or nearly so; 0 if it cannot be cut."""
         held = {a.buffer for a in self.own.values()}
         fixed = sum(_words(v.buffer.layout, v.dtype) for v in held)
         loads = {(o.source, o.indices): o for o in self.lifted if isinstance(o, Load)}
@@ -106,17 +106,35 @@ class _Lift(LoopRegions):
             _words(self.projected(self.layout, self.lifted[o].order), o.source.dtype)
             for o in loads.values()
         )
+        lifted += self.stored()
         if fixed + lifted <= self.room:
             return 0, 1
         if any(o.regions for o in self.o.body.ops):
             return 0, 0
-        count = 2
-        while count <= MOST_SLICES:
+        best = 0, 0
+        for count in SLICES:
             for dim in reversed(range(self.layout.rank)):
-                if fixed + lifted // count <= self.room and self.divides(dim, count):
-                    return dim, count
-            count *= 2
-        return 0, 0
+                if self.divides(dim, count):
+                    best = dim, count
+                    break
+            if fixed + lifted // count <= self.room:
+                break
+        return best
+
+    def stored(self) -> int:
+        """Registers of what is stored beside the loop's own fragments: one store takes their place,
+        others do not; single bytes are not packed before they are in order."""
+        stores = [o for o in self.lifted if isinstance(o, Store)]
+        count = self.layout.size("reg")
+        return sum(
+            _words(self.layout, self.result_dtype(o)) if number else 0
+            for number, o in enumerate(stores)
+        ) + sum(count // 2 for o in stores if o.dest.dtype.bits == 8)
+
+    def result_dtype(self, o: Store) -> DType:
+        """Of the fragment a store goes to: a copy converts, two values at a time."""
+        made = self.made.get(o.value)
+        return made.operand.dtype if isinstance(made, Cast) else o.value.dtype
 
     def divides(self, dim: int, count: int) -> bool:
         """Whether every thread has its share of each slice."""
@@ -190,7 +208,7 @@ class _Slice:
         value = o.value
         made = self.lift.made.get(value)
         if o in self.lift.lifted and isinstance(made, Cast):
-            value = made.operand  # the copy converts, two values at a time
+            value = made.operand
         self.body.emit(Store, v, at, full.get(value, value))
 
     def tile(self, o: Load) -> Value:
@@ -208,9 +226,7 @@ class _Slice:
     def result(self, o: Store) -> Value:
         """Where a store puts its elements, taken away by a copy."""
         region = self.lift.lifted[o]
-        made = self.lift.made.get(o.value)
-        dtype = made.operand.dtype if isinstance(made, Cast) else o.value.dtype
-        tile = self.fragment(o.dest, dtype, region)
+        tile = self.fragment(o.dest, self.lift.result_dtype(o), region)
         offsets, extents = self.box(region)
         zeros, shape = self.whole(tile)
         self.after.emit(Copy, tile, zeros, shape, o.dest, offsets, extents)
