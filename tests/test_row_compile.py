@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from test_row_products import E4, E5, M, N, Product
+from test_row_products import E4, E5, M, N, Product, from_registers, read_back
 
 import tilec
 import tilec.language as T
@@ -131,3 +131,26 @@ def test_swizzled_addresses_share_registers():
     p = Product("int8", "int8", "int32", "int32", (128, 256, 128), transpose_b=False, threads=256)
     loads = re.findall(r"ld\.shared\.b8\s+%\w+, \[(%\w+)", product(p, HOPPER))
     assert len(loads) == 128 and len(set(loads)) <= 32
+
+
+@pytest.mark.parametrize(
+    ("a", "tile", "b", "sums", "row"),
+    [
+        ("float16", "float16", "float16", "float32", "m64n64k16.f32.f16.f16"),
+        ("int8", "bfloat16", "bfloat16", "float32", "m64n64k16.f32.bf16.bf16"),
+        ("float16", "float16", "float16", "float16", "m64n64k16.f16.f16.f16"),
+        ("float32", "float32", "float32", "float32", "m64n64k8.f32.tf32.tf32"),
+        ("float16", E5, E4, "float32", "m64n64k32.f32.e5m2.e4m3"),
+        ("int8", "int8", "uint8", "int32", "m64n64k32.s32.s8.u8"),
+    ],
+)
+def test_a_in_registers(a, tile, b, sums, row):
+    specs = [tilec.spec((512, 512), d) for d in (a, b, sums)]
+    text = compiled(from_registers(a, tile, b, sums, a == "float32"), HOPPER, *specs)
+    assert re.search(rf"{re.escape(row)} {{[^}}]*}}, {{", text), "A is a list of registers"
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE])
+def test_a_comes_by_ldmatrix(target):
+    specs = [tilec.spec((512, 512), d) for d in ("float16", "float16", "float32")]
+    assert "ldmatrix.sync.aligned.m8n8.x4.shared" in compiled(read_back, target, *specs)

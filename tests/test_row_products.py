@@ -425,6 +425,44 @@ def test_a_transposed_in_registers(target):
     }
 
 
+def read_back(A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"),
+              C: T.Tensor((M, N), "float32"), turn: T.constexpr = False):  # fmt: skip
+    """C = A @ B^T with A copied from shared memory to registers; `turn`: C = A'^T @ B^T, where A'
+    is a tile of A as it is stored."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        A_s = T.alloc_shared((64, 64), "float16")
+        A_f = T.alloc_fragment((64, 64), "float16")
+        B_s = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+            T.copy(A[by * 64, k * 64], A_s)
+            T.copy(B[bx * 64, k * 64], B_s)
+            T.copy(A_s, A_f)
+            T.gemm(A_f, B_s, acc, transpose_A=turn, transpose_B=True)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
+def test_registers_are_filled_from_shared_memory(target, turn):
+    rng = np.random.default_rng(6)
+    m = 64 if turn else 72
+    a, b = (aligned(values(rng, s, "float16", "")) for s in ((m, 128), (66, 128)))
+    arrays = {"A": a, "B": b, "C": aligned(values(rng, (m, 66), "float32", ""))}
+    left = a.astype(np.float64)
+    if turn:
+        left = np.concatenate([left[:, :64].T, left[:, 64:].T], 1)
+    plan, done = next(iter(lowered(tile_func(read_back, arrays, turn=turn), target)))
+    run_threads(done, target, arrays, 2)
+    close(arrays["C"], left @ b.astype(np.float64).T, 1e-6)
+    loads = [o for o in walk(done.body) if isinstance(o, Ldmatrix) and o.dest.name == "A_f"]
+    if target is GFX942:
+        assert not loads
+    else:
+        assert [(o.count, o.transposed) for o in loads] == [(4, turn)]
+
+
 # --- sums in two levels ---------------------------------------------------------------------------
 
 

@@ -7,9 +7,12 @@ from test_row_products import (
     E4,
     E5,
     Product,
+    chained,
     check,
     from_registers,
     kept_in_registers,
+    read_back,
+    transposed,
     values,
 )
 
@@ -153,4 +156,36 @@ def test_a_is_not_written_while_a_product_reads_it(changes: bool) -> None:
     blocks = b.astype(np.float64).reshape(5, 64, 64)
     scale = [2.0 ** (k + 1) if changes else 1.0 for k in range(5)]
     want = sum(s * a.astype(np.float64) @ x.T for s, x in zip(scale, blocks))
+    assert np.linalg.norm(back(c) - want) / np.linalg.norm(want) < 1e-6
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_registers_are_filled_from_shared_memory(turn: bool) -> None:
+    rng = np.random.default_rng(6)
+    m = 64 if turn else 200
+    a, b = values(rng, (m, 128), "float16", ""), values(rng, (130, 128), "float16", "")
+    c = on_gpu(values(rng, (m, 130), "float32", ""))
+    tilec.kernel(read_back)(on_gpu(a), on_gpu(b), c, turn=turn)
+    left = a.astype(np.float64)
+    if turn:
+        left = np.concatenate([left[:, :64].T, left[:, 64:].T], 1)
+    want = left @ b.astype(np.float64).T
+    assert np.linalg.norm(back(c) - want) / np.linalg.norm(want) < 1e-6
+
+
+def test_a_product_of_a_product() -> None:
+    rng = np.random.default_rng(2)
+    q, k, v = (values(rng, (n, 64), "float16", "") for n in (200, 330, 330))
+    c = on_gpu(values(rng, (200, 64), "float32", ""))
+    tilec.kernel(chained)(on_gpu(q), on_gpu(k), on_gpu(v), c)
+    want = np.maximum(q.astype(np.float64) @ k.astype(np.float64).T, 0) @ v.astype(np.float64)
+    assert np.linalg.norm(back(c) - want) / np.linalg.norm(want) < 1e-3
+
+
+def test_a_transposed_in_registers() -> None:
+    rng = np.random.default_rng(4)
+    a, b = values(rng, (64, 200), "float16", ""), values(rng, (130, 64), "float16", "")
+    c = on_gpu(values(rng, (200, 130), "float32", ""))
+    tilec.kernel(transposed)(on_gpu(a), on_gpu(b), c)
+    want = a.astype(np.float64).T @ b.astype(np.float64).T
     assert np.linalg.norm(back(c) - want) / np.linalg.norm(want) < 1e-6

@@ -26,7 +26,13 @@ from tilec.ir.ops import (
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.distribution import covering
 from tilec.passes.lower_exchanges import exchange_registers, rename_registers
-from tilec.passes.lower_matrices import is_matrix_store, store_matrices
+from tilec.passes.lower_matrices import (
+    is_matrix_load,
+    is_matrix_store,
+    load_matrices,
+    matrix_inputs,
+    store_matrices,
+)
 from tilec.target import Target
 
 
@@ -37,6 +43,8 @@ def lower_copies(func: Func, target: Target) -> Func:
         o.result: int(o.value) for o in walk(func.body) if isinstance(o, Const) and o.dtype.is_int
     }
 
+    inputs = matrix_inputs(func)
+
     def visit(o: Op) -> None | list[Op]:
         match o:
             case Copy(agent="registers"):
@@ -45,6 +53,8 @@ def lower_copies(func: Func, target: Target) -> Func:
                 return exchange_registers(o)
             case Copy() if is_matrix_store(o, target):
                 return store_matrices(o)
+            case Copy() if is_matrix_load(o, inputs, target):
+                return load_matrices(o)
             case Copy() if o.agent != "tma_store":
                 return [*_copy(o, warps, target)]
             case Fill():
