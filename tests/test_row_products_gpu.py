@@ -85,7 +85,7 @@ def test_float8(a: str, b: str, fast: bool, size: tuple[int, int, int]) -> None:
     """About 14 bits of a fast sum are right."""
     tile = (128, 256, 128) if fast else (128, 128, 128)
     p = Product(a, b, "float32", "float32", tile, threads=256, fast=fast)
-    run(p, size, 1e-3 if fast else 3e-4)
+    run(p, size, 4e-3 if fast else 1e-3)
 
 
 @pytest.mark.parametrize("out", ["float16", "bfloat16", E4, E5])
@@ -116,7 +116,7 @@ ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 def test_orders(a: str, b: str, acc: str, out: str, ta: bool, tb: bool) -> None:
     tf32 = a == "float32"
     p = Product(a, b, acc, out, (64, 64, 32), ta, tb, tf32=tf32)
-    run(p, (208, 272, 192), 1e-2 if acc == "float16" else 1e-3 if a == E4 else 0.0)
+    run(p, (208, 272, 192), 1e-2 if acc == "float16" else 2e-3 if a == E4 else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_in_registers(a: str, tile: str, b: str, sums: str) -> None:
         doubled = doubled.float().to(kinds[tile]).double()
     want = (doubled @ on_gpu(right).double().T).cpu().numpy()
     error = np.linalg.norm(back(c) - want) / np.linalg.norm(want)
-    assert error <= (1e-2 if sums == "float16" else 1e-3 if a != "int8" else 1e-5), error
+    assert error <= (1e-2 if sums == "float16" else 2e-3 if a != "int8" else 1e-5), error
 
 
 @pytest.mark.parametrize("changes", [False, True])
