@@ -30,7 +30,6 @@ from tilec.ir.ops import (
     Compare,
     Const,
     Extract,
-    For,
     Lane,
     MbarrierArrive,
     MbarrierInit,
@@ -44,12 +43,13 @@ from tilec.ir.ops import (
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT32, INT64, BufferType, ScalarType
+from tilec.ir.types import INT64, BufferType
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import const, elected, only_if
 from tilec.target import Target
 
 VECTOR_BITS = 128
+BATCH = 8  # vectors on their way at once: the way to another block takes about a thousand clocks
 
 
 def gather_sums(func: Func, target: Target) -> Func:
@@ -88,14 +88,20 @@ class _Parts:
         """Vectors of a thread; the last one may hold fewer elements."""
         return self.full + bool(self.left)
 
-    def each(self, b: Builder, do: Callable[[Builder, Value, int], None]) -> None:
-        """`do(builder, vector, elements)` for every vector, with numbers for its registers."""
-        if self.full:
-            vector, inner = unrolled(b, self.full, "vector")
-            do(inner, vector, self.lanes)
-            close(b, "unroll", vector, self.full, inner)
+    def each(self, b: Builder, do: Callable[[Builder, list[Value], int], None]) -> None:
+        """`do(builder, vectors, elements of each)` for all vectors, with numbers for their
+        registers: a batch at a time, so that what it loads is on its way all at once."""
+        batches, rest = divmod(self.full, BATCH)
+        if batches:
+            batch, inner = unrolled(b, batches, "batch")
+            first = inner.value(Binary, "mul", batch, const(inner, BATCH))
+            vectors = [inner.value(Binary, "add", first, const(inner, i)) for i in range(BATCH)]
+            do(inner, vectors, self.lanes)
+            close(b, "unroll", batch, batches, inner)
+        if rest:
+            do(b, [const(b, batches * BATCH + i) for i in range(rest)], self.lanes)
         if self.left:
-            do(b, const(b, self.full), self.left)
+            do(b, [const(b, self.full)], self.left)
 
     def offset(self, b: Builder, vector: Value) -> Value:
         """Where this thread's vector stands."""
@@ -107,13 +113,14 @@ class _Parts:
         first = b.value(Binary, "mul", vector, const(b, self.lanes))
         return b.value(Binary, "add", first, const(b, element))
 
-    def write(self, b: Builder, vector: Value, elements: int) -> None:
-        """One vector of registers to this block's shared memory."""
+    def write(self, b: Builder, vectors: list[Value], elements: int) -> None:
+        """Vectors of registers to this block's shared memory."""
         v = self.fragment
-        values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
         empty = b.value(Const, 0 if v.dtype.is_int else 0.0, v.dtype)
-        values += [empty] * (self.lanes - elements)
-        self.store(b, vector, values)
+        for vector in vectors:
+            values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
+            values += [empty] * (self.lanes - elements)
+            self.store(b, vector, values)
 
     def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
         packed = b.value(Pack, tuple(values))
@@ -203,32 +210,47 @@ class _Gather:
         """Add up this block's share of the vectors, in the order of the blocks."""
         share = self.share(p)
         start = b.value(Binary, "mul", number, const(b, share))
-        end = b.value(Binary, "add", start, const(b, share))
-        end = b.value(Binary, "min", end, const(b, p.count))
-        vector = Value(ScalarType(INT32), "vector")
-        inner = Builder(self.loc)
-        loaded = [p.load(inner, vector, const(inner, n)) for n in range(self.blocks)]
-        total = loaded[0]
-        for values in loaded[1:]:
-            total = [inner.value(Binary, "add", x, y) for x, y in zip(total, values)]
-        p.store(inner, vector, total)
-        inner.emit(Yield)
-        b.emit(For, "serial", start, end, const(b, 1), (), inner.block([vector]))
+        last = const(b, p.count - 1)
+        batch = max(1, BATCH // self.blocks)
+        for i in range(0, share, batch):
+            vectors = [
+                b.value(Binary, "add", start, const(b, n)) for n in range(i, min(i + batch, share))
+            ]
+            loaded = [
+                [
+                    p.load(b, b.value(Binary, "min", v, last), const(b, n))
+                    for n in range(self.blocks)
+                ]
+                for v in vectors
+            ]
+            for vector, parts in zip(vectors, loaded):
+                total = parts[0]
+                for values in parts[1:]:
+                    total = [b.value(Binary, "add", x, y) for x, y in zip(total, values)]
+                store = Builder(self.loc)
+                p.store(store, vector, total)
+                # Beyond the last vector stands a part that its own block has yet to read.
+                only_if(b, b.value(Compare, "le", vector, last), store.ops)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
         where that is another block's part, in their place where it is the total."""
         for p in self.parts:
 
-            def one(into: Builder, vector: Value, elements: int, p: _Parts = p) -> None:
-                block = const(into, 1)
-                if not self.direct:
-                    block = into.value(Binary, "floordiv", vector, const(into, self.share(p)))
-                for e, value in enumerate(p.load(into, vector, block)[:elements]):
-                    register = p.register(into, vector, e)
-                    if self.direct:
-                        own = into.value(RegRead, p.fragment, register)
-                        value = into.value(Binary, "add", own, value)
-                    into.emit(RegWrite, p.fragment, register, value)
+            def some(into: Builder, vectors: list[Value], elements: int, p: _Parts = p) -> None:
+                loaded = [p.load(into, v, self.holder(into, p, v)) for v in vectors]
+                for vector, values in zip(vectors, loaded):
+                    for e, value in enumerate(values[:elements]):
+                        register = p.register(into, vector, e)
+                        if self.direct:
+                            own = into.value(RegRead, p.fragment, register)
+                            value = into.value(Binary, "add", own, value)
+                        into.emit(RegWrite, p.fragment, register, value)
 
-            p.each(b, one)
+            p.each(b, some)
+
+    def holder(self, b: Builder, p: _Parts, vector: Value) -> Value:
+        """The block whose vector the first one takes."""
+        if self.direct:
+            return const(b, 1)
+        return b.value(Binary, "floordiv", vector, const(b, self.share(p)))
