@@ -342,3 +342,25 @@ def test_dlpack_capsule_facts() -> None:
     assert (t.dtype, t.itemsize, t.device) == ("bfloat16", 2, "cpu")
     first = ctypes.c_uint16.from_address(t.pointer).value
     assert first == int(view.view(torch.int16)[0, 0]) & 0xFFFF
+
+
+@tilec.kernel
+def copy_float8(A: T.Tensor((M,), "float8_e4m3"), B: T.Tensor((M,), "float8_e4m3")):
+    with T.Kernel(T.ceildiv(M, 64), threads=64) as b:
+        for i in T.Parallel(64):
+            B[b * 64 + i] = A[b * 64 + i]
+
+
+def test_float8_of_another_kind_is_named():
+    """gfx942 computes with the FNUZ kind; a spec says the dtype and means the target's."""
+    good = tilec.spec((64,), "float8_e4m3")
+    assert copy_float8.compile(good, good, target="hip:gfx942").binary
+    other = np.zeros(64, ml_dtypes.float8_e4m3fn)
+    with pytest.raises(
+        tilec.LaunchError, match="A: expected float8_e4m3fnuz, got float8_e4m3"
+    ) as e:
+        copy_float8.compile(other, other, target="hip:gfx942")
+    assert "A.to(torch.float8_e4m3fnuz)" in str(e.value)
+    with pytest.raises(tilec.LaunchError, match="A: expected float8_e4m3, got float32") as e:
+        copy_float8.compile(np.zeros(64, np.float32), other, target="cuda:sm_80")
+    assert "A.to(torch.float8_e4m3fn)" in str(e.value)

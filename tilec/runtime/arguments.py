@@ -15,7 +15,7 @@ from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.types import DTYPES
 from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name
-from tilec.runtime.tensors import Tensor, accepts, contiguous_strides, read_tensor
+from tilec.runtime.tensors import Tensor, accepts, array_dtype, contiguous_strides, read_tensor
 
 REQUIRED = object()
 FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
@@ -125,9 +125,11 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
     # A spec names tilec's dtype, of which each target has its own form.
     is_spec = t.device == "meta" and t.dtype == p.dtype
     if p.dtype is not None and not is_spec and not accepts(p.dtype, t.dtype, target):
-        hint = f"pass {p.name}.to(torch.{p.dtype}) or {p.name}.astype({p.dtype!r})"
+        spelled = array_dtype(p.dtype, target)
+        hint = f"pass {p.name}.to(torch.{spelled}) or {p.name}.astype({spelled!r})"
+        expected = spelled if t.dtype == p.dtype else p.dtype
         raise LaunchError(
-            f"{p.name}: expected {p.dtype}, got {t.dtype} ({p.describe()})", hint=hint
+            f"{p.name}: expected {expected}, got {t.dtype} ({p.describe()})", hint=hint
         )
     if p.dtype is None and t.dtype not in DTYPES:
         raise LaunchError(f"{p.name}: tilec has no dtype {t.dtype}")

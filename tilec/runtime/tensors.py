@@ -86,8 +86,19 @@ class Tensor:
 def accepts(wanted: str, given: str, target: str) -> bool:
     """Whether a parameter of dtype `wanted`, compiled for `target`, reads an array of dtype
     `given`."""
-    storage = _STORAGE.get(wanted, wanted)
-    return given == (_FNUZ.get(storage, storage) if target == "hip:gfx942" else storage)
+    return given == _stored(wanted, target)
+
+
+def _stored(dtype: str, target: str) -> str:
+    """What an array for a parameter of `dtype` holds on `target`."""
+    storage = _STORAGE.get(dtype, dtype)
+    return _FNUZ.get(storage, storage) if target == "hip:gfx942" else storage
+
+
+def array_dtype(dtype: str, target: str) -> str:
+    """What torch and ml_dtypes call the dtype of arrays that `target` reads as `dtype`."""
+    stored = _stored(dtype, target)
+    return _TORCH_DTYPES.get(stored, stored)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
