@@ -36,6 +36,11 @@ USUAL_BYTES = 11.7  # per kiloflop
 ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
+FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
+OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
+# Of the latency, until a slot is full again: what is on its way is close behind. Neighbours of a
+# cluster wait until all of them have read a slot.
+REFILL, REFILL_CLUSTER = 1.0, 1.4
 WAIT = 16  # clocks of an iteration that the matrix unit stands still
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
@@ -110,13 +115,20 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     )
     compute = max(matrix / efficiency + WAIT * n.iterations, steps)  # clocks
     vector = n.vector / s.vector
+    asked = max(from_l2 / s.l2, n.loaded / FILL)
+    if plan.specialise:
+        asked += n.outside / OUTSIDE
+        # A slot is free one iteration after it was read, and full again a latency later.
+        refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
+        turn = 2 * compute + asked + refill * s.latency * s.clock * n.iterations
+        compute = max(compute, turn / (layout.stages * resident))
     # What is in flight arrives after the latency, so that bounds the rate too.
     flight = max(
         layout.ring_bytes * max(layout.stages - 1, 1) / max(layout.stages, 1), threads * 64
     )
     into_block = min(s.l2, flight * resident / (s.latency * s.clock))
     into_block *= 1.0 if helped else UNSPECIALISED
-    from_cache = n.loaded / into_block
+    from_cache = asked * s.l2 / into_block
     work = max(compute + vector, from_cache) / plan.split
     if plan.teams > 1:
         work = max(compute, vector, from_cache)
@@ -136,7 +148,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         total = start + waves * (busy + stores)
     else:
         rounds = math.ceil(blocks / (multiprocessors * resident))
-        between = (rounds - 1) * (start + stores + BLOCK_START) / resident
+        between = (rounds - 1) * (start + stores + ends + BLOCK_START) / resident
         total = start + stores + waves * busy + between
     active = min(blocks, multiprocessors)
     dram = s.dram if helped else OWN_LOADS * s.dram
@@ -183,7 +195,8 @@ def _efficiency(
     if plan.teams > 1:
         found *= PING_PONG if waves > 1 else ONE_TEAM
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
-    found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
+    if not plan.specialise:
+        found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
     wide = [row.n for row in layout.rows if row is not None and row.warps > 1]
     return found * (NARROW if wide and max(wide) <= 128 else 1.0)
 
@@ -206,5 +219,5 @@ def _least(row: MatrixRow | None, depth: int) -> float:
     """Clocks of a product over `depth` however small its tile is."""
     if row is None:
         return 0.0
-    fixed, step = ITERATION.get(row.feature, (100, 40))
+    fixed, step = ITERATION.get(row.feature.partition("_")[0], (100, 40))
     return fixed + step * depth / row.k

@@ -33,6 +33,8 @@ from tilec.ir.ops import (
 from tilec.ir.types import BufferType
 
 UNKNOWN_TRIPS = 8
+LINE = 128  # bytes of a cache line
+STRADDLING = 1.3  # how much longer the second line of a row takes than another row's
 LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
@@ -79,11 +81,16 @@ class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
     `stored`, `vector` element-wise operations, `iterations` of pipelined loops. `blocks` is the
-    grid; `dram` the bytes that must cross the memory bus at least once."""
+    grid; `dram` the bytes that must cross the memory bus at least once.
+
+    Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
+    touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
+    their tensors and are filled instead."""
 
     blocks: int
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
+    outside: float
     stored: float
     vector: float
     iterations: float
@@ -140,13 +147,15 @@ class Work:
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
-        stored = 0.0
+        stored = outside = 0.0
         for t in self.transfers:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
             if t.is_store:
                 stored += amount
             else:
-                loads[t.along] = loads.get(t.along, 0.0) + amount
+                lines = amount * _lines(t, sizes)
+                loads[t.along] = loads.get(t.along, 0.0) + lines
+                outside += math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
             both = moved.setdefault(t.tensor, [0.0, 0.0])
             both[t.is_store] += amount
             rows[t.tensor] = min(rows.get(t.tensor, LONG_ROW), t.row * t.bits / 8)
@@ -163,6 +172,7 @@ class Work:
             blocks,
             tuple((p, times(p.loops)) for p in self.products),
             loads,
+            outside,
             stored,
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
@@ -318,6 +328,23 @@ def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
     found = [env.get(v) for v in yielded(Block((), tuple(ops)))]
     numbers = [int(v) for v in found if v is not None]
     return numbers if numbers and len(numbers) == len(found) else None
+
+
+def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
+    """Bytes of the cache lines that a tile's rows touch, for each byte of the tile. Rows come one
+    request for each line; where the tensor's rows do not begin at lines, most of them straddle
+    two."""
+    buffer = t.tensor.buffer
+    if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
+        return 1.0
+    row = math.gcd(LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
+    between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
+    packed = buffer.shape[-1]  # a stride known at run time: as if the rows were packed
+    known = packed if isinstance(packed, int) else sizes.get(packed)
+    pitch = between if isinstance(between, int) else known
+    aligned = pitch is None or int(pitch) * t.bits // 8 % LINE == 0
+    touched = 1.0 if aligned else STRADDLING * (1 + (row - LINE / 8) / LINE)
+    return max(1.0, touched * LINE / row)
 
 
 def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
