@@ -4,11 +4,13 @@ A plan's budgets are computed before there is code. Whether the registers really
 there is known to the assembler only, and it reports the worst quietly: values that spill, wgmma
 that is serialised, a split of the registers that is ignored. Such a plan is given up for the next
 one. Where every plan has a fault, the one with the smallest is kept, and its advisories stay
-readable."""
+readable. A few spilled bytes cost less than a plan that is predicted to be slower: they settle the
+matter once no plan is left that is about as fast."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from tilec import codegen
 from tilec.codegen.assemble import Assembled, assemble
@@ -17,6 +19,12 @@ from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
 from tilec.ir.plan import Plan
 from tilec.target import Target
+
+FEW_SPILLED = 64  # bytes of a thread
+
+
+class Settled(Exception):
+    """The plans that are left are slower than the few spilled bytes of `Attempts.least`."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,12 @@ class Attempt:
 
 class Attempts:
     """The plans of one function that have been taken as far as machine code. `kept`: the one
-    without fault; `least`: of those with one, the best."""
+    without fault; `least`: of those with one, the best. `fast` are plans that are predicted to take
+    about the same time, less than the others; none if nothing is predicted."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, fast: Iterable[Plan] = ()) -> None:
         self.target = target
+        self.fast = {replace(plan, stages=0) for plan in fast}
         self.kept: Attempt | None = None
         self.least: Attempt | None = None
 
@@ -50,7 +60,11 @@ class Attempts:
 
     def check(self, plan: Plan, func: Func) -> None:
         """Make the code of a plan and keep it. Raises ResourceError if the assembler finds fault
-        with it, or cannot fit it in."""
+        with it, or cannot fit it in, and Settled if the plan is not worth an attempt."""
+        if self.fast and replace(plan, stages=0) not in self.fast and self.least is not None:
+            spilled, advisories = self.least.faults
+            if 0 < spilled <= FEW_SPILLED and advisories <= 1:
+                raise Settled
         made = self.make(plan, func)
         fault = trouble(made.assembled.advisories)
         if not fault:

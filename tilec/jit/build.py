@@ -23,7 +23,7 @@ from tilec.ir.ops import Alloc, Copy, Fill, Store
 from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
-from tilec.jit.attempts import Attempts
+from tilec.jit.attempts import Attempts, Settled
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.specialise import Facts
@@ -110,7 +110,7 @@ def build(
 
     keep("tile", lambda: print_func(func))
     tried: list[tuple[Plan, ResourceError | None]] = []
-    attempts = Attempts(target)
+    attempts = Attempts(target, ranked)
     if plan is None:
         final = _first_good(func, target, keep_pass, ranked, tried, attempts)
     else:
@@ -148,7 +148,7 @@ def _first_good(
 
     try:
         return passes.run(func, target, keep_pass, ranked, on_plan, attempts.check)
-    except ResourceError:
+    except (ResourceError, Settled):
         least = attempts.least
         if least is None or least.plan is None:
             raise

@@ -21,6 +21,7 @@ from tilec.tune.work import Values
 MOST_TRACED = 40  # combinations that are all tried
 _MIDDLE = 128  # where the search through more of them starts
 _ROUNDS = 4
+NEAR = 1.1  # times the best: about as fast
 KEPT = 12  # configurations that a choice remembers
 
 Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
@@ -37,9 +38,11 @@ class Choice:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Plans for the chosen constants, best first."""
-        same = (r for r in self.ranked if r.constants == self.constants)
-        return tuple(r.plan for r in same if r.plan is not None)
+        """Plans for the chosen constants that take about as long as the best, which is first."""
+        same = [r for r in self.ranked if r.constants == self.constants and r.plan and r.estimate]
+        least = min((r.estimate.seconds for r in same if r.estimate), default=0.0)
+        near = (r for r in same if r.estimate and r.estimate.seconds <= NEAR * least)
+        return tuple(r.plan for r in near if r.plan is not None)
 
     def text(self) -> str:
         """For people: one line per configuration."""

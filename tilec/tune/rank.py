@@ -13,7 +13,7 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
-from tilec.ir.ops import For, Gemm
+from tilec.ir.ops import Gemm
 from tilec.ir.plan import (
     Plan,
     Wanted,
@@ -21,6 +21,7 @@ from tilec.ir.plan import (
     plans,
     take_wanted,
 )
+from tilec.passes.block_order import can_persist
 from tilec.passes.registers import budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
@@ -28,6 +29,9 @@ from tilec.target import Target
 from tilec.tune.cost import Estimate, Layout, estimate
 from tilec.tune.work import Numbers, Values, Work, read_work
 
+# Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
+# cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
+EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
@@ -87,16 +91,17 @@ class Candidate:
         return ""
 
     @cached_property
-    def _static(self) -> tuple[list[tuple[Plan, Layout, int]], list[Ranked]]:
-        """The plans that may fit, with what they make of the kernel and the threads of a team; and
-        the others."""
+    def _static(self) -> tuple[list[tuple[Plan, Plan, Layout, int]], list[Ranked]]:
+        """The plans that may fit, each as it will run (a kernel that walks over blocks by itself is
+        launched as it is), with what it makes of the kernel and the threads of a team; and the
+        others."""
         func, wanted = take_wanted(self.func)[0], self._wanted
-        kept: list[tuple[Plan, Layout, int]] = []
+        kept: list[tuple[Plan, Plan, Layout, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[tuple[int, int], tuple[MatrixRow | None, ...]] = {}
         space = footprint(func)
         bits = self.work.fragment_bits()
-        walks = any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body))
+        walks = can_persist(func)
         for plan in plans(func, self.target, wanted):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
             key = threads, plan.teams
@@ -106,8 +111,6 @@ class Candidate:
             except CompileError as error:
                 rejected.append(Ranked(self.constants, plan, reason=error.message))
                 continue
-            if not walks:
-                plan = replace(plan, persistent=False)
             if plan.split > 1 and self._unshared:
                 rejected.append(Ranked(self.constants, plan, reason=self._unshared))
                 continue
@@ -118,7 +121,8 @@ class Candidate:
             if reason:
                 rejected.append(Ranked(self.constants, plan, reason=reason))
             else:
-                kept.append((plan, layout, threads))
+                runs = plan if walks else replace(plan, persistent=False)
+                kept.append((plan, runs, layout, threads))
         return kept, rejected
 
     def _reason(self, plan: Plan, layout: Layout, largest: int, threads: int) -> str:
@@ -130,6 +134,15 @@ class Candidate:
             return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"
         if largest > limit:
             return f"a fragment takes {largest} registers of each thread, {limit} are left for it"
+        sums = {p.op.c: p.op.c.buffer.size // threads for p in self.work.products}
+        clustered = plan.cluster != (1, 1, 1)
+        beside = EPILOGUE + CLUSTERED * clustered if self.work.elements else 0
+        beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
+        if sum(sums.values()) + beside > limit and self.target.has("setmaxnreg"):
+            return (
+                f"accumulators take {sum(sums.values())} registers of each thread, what is done "
+                f"with them about {beside}; {limit} are left for both"
+            )
         if layout.shared_bytes > self.target.shared_bytes:
             return (
                 f"{layout.shared_bytes} bytes of shared memory, {self.target} has "
@@ -148,9 +161,9 @@ class Candidate:
             Ranked(
                 self.constants,
                 self._panelled(plan, numbers),
-                estimate(numbers, plan, layout, threads, self.target),
+                estimate(numbers, runs, layout, threads, self.target),
             )
-            for plan, layout, threads in self._static[0]
+            for plan, runs, layout, threads in self._static[0]
         ]
         if not has_pipelined_product(self.func):
             # Nothing here tells its plans apart: the safe order holds.
