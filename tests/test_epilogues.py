@@ -401,7 +401,7 @@ def shuffled(layout: Layout, seed: int, owners: tuple[str, ...]) -> Layout:
     return Layout(layout.shape, tuple(dealt))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 1 << 20),
     st.sampled_from([FLOAT32, FLOAT16, BFLOAT16, INT8]),
@@ -424,7 +424,7 @@ def test_conversions_inside_a_warp(
         assert not of(done, Barrier)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 1 << 20), st.sampled_from([SM80, GFX942]))
 def test_conversions_across_warps(seed: int, target: Target) -> None:
     start = blocked((32, 64), target.warp_size, 4, 2)
