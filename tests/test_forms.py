@@ -1,5 +1,5 @@
 """Forms of matrix products: transposed, batched, grouped, ragged, empty, far apart in memory. Each
-is run for the CPU and, thread by thread, under every plan of three GPU targets."""
+is run for the CPU and, thread by thread, under plans of three GPU targets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_products_on_the_cpu(size: str, ta: bool, tb: bool, rng: Rng) -> None:
 
 
 @TARGETS
-@pytest.mark.parametrize("size", ["ragged", "K=0", "K=1", "odd rows"])
+@pytest.mark.parametrize("size", ["ragged", "K=0"])
 @FORMS
 def test_products(size: str, ta: bool, tb: bool, target: Target, rng: Rng) -> None:
     arrays, want = two_matrices(rng, size, ta, tb)
@@ -104,7 +104,7 @@ def test_products(size: str, ta: bool, tb: bool, target: Target, rng: Rng) -> No
 
 
 @TARGETS
-@pytest.mark.parametrize("size", sorted(set(SIZES) - {"ragged", "K=0", "K=1", "odd rows"}))
+@pytest.mark.parametrize("size", sorted(set(SIZES) - {"ragged", "K=0"}))
 def test_other_sizes(size: str, target: Target, rng: Rng) -> None:
     arrays, want = two_matrices(rng, size, False, True)
     made = check(product(False, True), target, arrays, want)
