@@ -33,13 +33,13 @@ from tilec.passes.lower_stores import lower_stores
 from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
+from tilec.passes.promote_sums import promote_sums
 from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
 from tilec.passes.split_guards import split_guards
-from tilec.passes.split_sums import split_sums
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
@@ -54,7 +54,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (simplify, "TILE"),  # folds what stood in variables
     (split_guards, "TILE"),  # what is left without a condition may be a copy
     (raise_tiles, "TILE"),
-    (split_sums, "TILE"),
+    (promote_sums, "TILE"),  # before plans are listed: its fragments count towards their registers
 )
 
 DECIDE: tuple[tuple[Pass, str], ...] = (

@@ -1,8 +1,8 @@
 """plan_shared: the byte offset of every shared buffer and barrier.
 
 Before: shared and barrier buffers have no address. After: all do, and `func.attrs["shared_bytes"]`
-is what a block needs. Buffers that are never in use at the same time share bytes: what comes after a
-ring's last loop may lie where the ring was; barriers keep theirs for the whole kernel. Raises
+is what a block needs. Buffers that are never in use at the same time share bytes: what comes after
+a ring's last loop may lie where the ring was; barriers keep theirs for the whole kernel. Raises
 ResourceError, with every buffer listed, if the target has less."""
 
 from __future__ import annotations
