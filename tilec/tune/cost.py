@@ -36,6 +36,7 @@ USUAL_BYTES = 11.7  # per kiloflop
 ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
+HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
 FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
 OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
 # Of the latency, until a slot is full again: what is on its way is close behind. Neighbours of a
@@ -48,8 +49,13 @@ SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
 SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
+# Clusters up to a size, and the part of the multiprocessors that they can fill: those of a cluster
+# are neighbours, and some neighbourhoods are smaller than others.
+CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
 LOCKSTEP = 0.992  # neighbours that load for one another wait for one another
+BESIDE = 1.005  # stores of one team take issue slots from the other's products
+FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 
 
@@ -81,20 +87,24 @@ class Estimate:
 class Layout:
     """What one plan makes of a kernel before its sizes are known: the row of each product,
     registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
-    many stages the ring has."""
+    many stages the ring has; bytes of operands that each iteration brings from there to registers
+    while no other warpgroup of the team has something to do."""
 
     rows: tuple[MatrixRow | None, ...]
     registers: int
     shared_bytes: int
     ring_bytes: int
     stages: int
+    held_bytes: int = 0
 
 
 def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Target) -> Estimate:
     """The prediction for one launch of `plan` with `threads` threads per team."""
     s = target.speeds
     tiles = n.blocks
-    multiprocessors = target.multiprocessors
+    together = plan.split * math.prod(plan.cluster)
+    fit = next(part for size, part in CLUSTERS_FIT if together <= size)
+    multiprocessors = int(target.multiprocessors * fit)
     blocks = tiles * plan.split
     resident = blocks_per_multiprocessor(plan, layout, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
@@ -114,6 +124,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, layout.rows)
     )
     compute = max(matrix / efficiency + WAIT * n.iterations, steps)  # clocks
+    compute += layout.held_bytes / HELD * n.iterations
     vector = n.vector / s.vector
     asked = max(from_l2 / s.l2, n.loaded / FILL)
     if plan.specialise:
@@ -134,8 +145,9 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         work = max(compute, vector, from_cache)
     busy = work / s.clock
 
-    stores = STORE_LATENCY + n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
-    stores += STAGED_LATENCY * plan.staged_store
+    stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
+    stores += n.results * (STORE_LATENCY + STAGED_LATENCY * plan.staged_store)
+    stores += FETCH * n.fetched / (s.l2 * s.clock)
     ends = CLUSTER * (plan.cluster != (1, 1, 1))
     if plan.split > 1:
         sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
@@ -143,6 +155,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     first = layout.ring_bytes / max(layout.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
+        busy *= 1.0 if plan.staged_store else BESIDE
         total = start + waves * max(busy, stores / 2) + stores
     elif plan.persistent:
         total = start + waves * (busy + stores)

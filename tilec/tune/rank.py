@@ -4,16 +4,17 @@ for each problem size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
-from tilec.ir.ops import Gemm
+from tilec.ir.ops import Alloc, Gemm
 from tilec.ir.plan import (
     Plan,
     Wanted,
@@ -98,7 +99,7 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Plan, Layout, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, int], tuple[MatrixRow | None, ...]] = {}
+        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int]] = {}
         space = footprint(func)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -116,7 +117,8 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
-            layout = Layout(rows_of[key], registers, total, ring, stages)
+            rows, held = rows_of[key]
+            layout = Layout(rows, registers, total, ring, stages, held)
             reason = self._reason(plan, layout, max(bits, default=0) // threads // 32, threads)
             if reason:
                 rejected.append(Ranked(self.constants, plan, reason=reason))
@@ -182,12 +184,28 @@ class Candidate:
             return plan
         return replace(plan, panel=panel)
 
-    def _rows(self, func: Func, plan: Plan, threads: int) -> tuple[MatrixRow | None, ...]:
-        """The row of each product under `plan`, in the order of `walk`; None: multiply-adds."""
+    def _rows(
+        self, func: Func, plan: Plan, threads: int
+    ) -> tuple[tuple[MatrixRow | None, ...], int]:
+        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); and
+        the bytes of operands that a single warpgroup brings to registers for one of each."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products)
+            return (None,) * len(self.work.products), 0
         # A block without producer warps may have wider rows; that is for the passes to find.
         attrs = {"threads": threads, "specialise": self.target.has("tma"), "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
-        rows = (MATRIX_ROWS.get(o.row) for o in walk(chosen.body) if isinstance(o, Gemm))
-        return tuple(row if row is not None and row.feature else None for row in rows)
+        mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
+        rows: list[MatrixRow | None] = []
+        held = 0
+        for o in walk(chosen.body):
+            if not isinstance(o, Gemm):
+                continue
+            row = MATRIX_ROWS.get(o.row)
+            rows.append(row if row is not None and row.feature else None)
+            if row is not None and math.prod(o.warps) == row.warps:
+                held += sum(_bytes(v) for v in {o.a, o.b} - mine)
+        return tuple(rows), held
+
+
+def _bytes(v: Value) -> int:
+    return v.buffer.size * v.dtype.bits // 8

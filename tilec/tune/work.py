@@ -85,13 +85,16 @@ class Numbers:
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
-    their tensors and are filled instead."""
+    their tensors and are filled instead; `fetched` those loaded outside of the pipelined loops, if
+    there are any. `results` is how often a result is stored."""
 
     blocks: int
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
     outside: float
+    fetched: float
     stored: float
+    results: float
     vector: float
     iterations: float
     dram: float
@@ -147,14 +150,20 @@ class Work:
         moved: dict[Value, list[float]] = {}
         rows: dict[Value, float] = {}
         loads: dict[frozenset[int], float] = {}
-        stored = outside = 0.0
+        stored = outside = fetched = 0.0
+        results = 1.0
+        pipelined = {
+            i for i, o in enumerate(self.loops) if isinstance(o, For) and o.kind == "pipelined"
+        }
         for t in self.transfers:
             amount = _clipped(t, sizes) * t.bits / 8 * times(t.loops)
             if t.is_store:
                 stored += amount
+                results = max(results, times(t.loops))
             else:
                 lines = amount * _lines(t, sizes)
                 loads[t.along] = loads.get(t.along, 0.0) + lines
+                fetched += 0.0 if not pipelined or pipelined & {*t.loops} else amount
                 outside += math.prod(t.extents) * t.bits / 8 * times(t.loops) - amount
             both = moved.setdefault(t.tensor, [0.0, 0.0])
             both[t.is_store] += amount
@@ -164,16 +173,15 @@ class Work:
             whole = _tensor_bytes(tensor.buffer, sizes)
             least = sum(min(amount * blocks, whole) for amount in both)
             dram += least * (1 + ROW_START / max(rows[tensor], 1.0))
-        pipelined = [
-            i for i, o in enumerate(self.loops) if isinstance(o, For) and o.kind == "pipelined"
-        ]
         inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in pipelined}
         return Numbers(
             blocks,
             tuple((p, times(p.loops)) for p in self.products),
             loads,
             outside,
+            fetched,
             stored,
+            results,
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
