@@ -237,7 +237,6 @@ class Writer:
         outer.emit(Parallel, (rows, cols), made.block((i, j)))
 
 
-PASSES = (simplify, raise_tiles, place_buffers, dce)
 ORDERS = [
     (simplify,), (raise_tiles,), (place_buffers,), (dce,), (place_buffers, simplify, raise_tiles),
     (simplify, raise_tiles, place_buffers, simplify), (raise_tiles, simplify), (dce, place_buffers),

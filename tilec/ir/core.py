@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import BufferType, DType, ScalarType, Type
+from tilec.ir.types import BufferType, DType, Type
 
 
 class Value:
@@ -300,7 +300,3 @@ def clone_block(block: Block, subst: Substitution) -> Block:
         subst[a] = fresh
         args.append(fresh)
     return Block(tuple(args), tuple(clone(o, subst) for o in block.ops))
-
-
-def scalar_of(dtype: DType) -> ScalarType:
-    return ScalarType(dtype)

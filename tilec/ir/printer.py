@@ -140,11 +140,6 @@ def print_op(o: Op) -> str:
     return "\n".join(printer.lines)
 
 
-def print_type(t: Type) -> str:
-    """One type, as it stands in the text form."""
-    return str(t)
-
-
 def print_attribute(value: Any) -> str:
     """A compile-time value: number, string, None, dtype, type, layout, tuple, list or dict of
     these.

@@ -11,9 +11,6 @@ import functools
 from tilec.ir.errors import InternalError
 from tilec.ir.instr.row import Asm, Operands, Row
 
-NAMED_BARRIERS = 16
-"""Barriers 0 to 15 of a block; 0 is the one of `bar.sync` without a number."""
-
 
 @functools.cache
 def mbarrier_init(count: int) -> Row:

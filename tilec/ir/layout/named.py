@@ -197,7 +197,6 @@ def _bits(owner: str, *steps: tuple[int, int]) -> tuple[Digit, ...]:
 
 
 _QUAD = _bits("lane", (0, 2), (0, 4), (1, 0), (2, 0), (4, 0))
-_QUAD_COLUMN = _bits("lane", (2, 0), (4, 0), (0, 1), (0, 2), (0, 4))
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from tilec.ir.core import Op, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BufferType, ScalarType, Type
 
-POLICIES = ("square", "full_row", "full_col")
 _TURNED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
