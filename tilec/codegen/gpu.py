@@ -400,7 +400,6 @@ class Emitter(Buffers):
             f.br(join)
         f.start(join)
 
-
     def _enter_team(self, o: ops.Scope) -> None:
         """Count warps and threads from the first of this thread's team."""
         binary, size = self.scalars.binary, self.target.warp_size

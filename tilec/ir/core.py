@@ -6,7 +6,7 @@ region, every other field is an attribute. Printing, parsing, cloning and walkin
 these fields.
 
 Values have identity (two values are equal only if they are the same object) and carry their type;
-blocks and ops are immutable, so a pass shares what it does not change and rebuilds the rest. """
+blocks and ops are immutable, so a pass shares what it does not change and rebuilds the rest."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Param:
 
     `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent
     `dim` of tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a
-    descriptor made from tensor argument `arg`). """
+    descriptor made from tensor argument `arg`)."""
 
     value: Value
     role: str

@@ -4,7 +4,7 @@ A record (`Inst`) keeps its opcode, operands, types, hardware row, source locati
 branch, the label where its sides meet again, so that another reader than LLVM can execute exactly
 the code that is shipped. `Function` appends records and folds integer constants as it goes,
 because most index arithmetic of an unrolled tile is known when it is printed. LLVM language
-reference: https://llvm.org/docs/LangRef.html """
+reference: https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
 

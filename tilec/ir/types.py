@@ -122,7 +122,7 @@ class BufferType:
     tensors `strides` (in elements), are ints or names of size/stride parameters. `align` is the
     fact known of a global tensor: the largest power of two up to 16 that divides its base address
     and, in bytes, each of its dynamic strides. `layout` is None until `infer_layouts`. `versions`
-    > 1: a ring of that many copies. """
+    > 1: a ring of that many copies."""
 
     shape: tuple[Extent, ...]
     dtype: DType
