@@ -48,7 +48,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         _check_cluster(func)
     if not tiles and count == 1:
         return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
-    teams = Teams(func, count) if count > 1 else None
+    teams = Teams(func) if count > 1 else None
     try:
         part = Slice(func.body, tiles)
     except NotClonable:
@@ -234,8 +234,8 @@ def _consumers(
     for o in func.body.ops:
         if o is teams.loop:
             b = Builder(o.loc)
-            shared_out = teams.share_out(b, teams.loop, made, ring_of, positions)
-            ops += [*b.ops, *shared_out]
+            shared_out = teams.share_out(b, made, ring_of, positions)
+            ops += [*b.ops, shared_out]
         else:
             ops.append(o)
     rest = rewrite(Block((), tuple(ops)), visit)

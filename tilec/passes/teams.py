@@ -1,15 +1,18 @@
 """Teams: several sets of the user's threads in one launched block, each with blocks of its own.
 
-One consumer scope runs its body once per team. The team number picks which blocks of the
-persistent loop are its own (team w takes every so-many-th, from the w-th on), and which version of
-the scratch buffers. The teams take turns: from a block's first ring loop to its last only one team
-starts products, so that the tensor cores work on one team's block while the other team stores its
-last one (CUTLASS calls the schedule ping-pong). A team's ring positions jump over the iterations
-that the other teams take."""
+One consumer scope runs its body once per team. The iterations of the persistent loop are dealt to
+the teams in turn, and each team has its version of the scratch buffers. The teams take turns: from
+a block's first ring loop to its last only one team starts products, so that the tensor cores work
+on one team's block while the other team stores its last one (CUTLASS calls the schedule ping-pong).
+A team's ring positions jump over the iterations that the other teams take: over as many slots as
+a slice of the body says, the conditions and the lengths of its ring loops.
+
+Where an iteration hands no value to the next, a team visits its own iterations only. Otherwise it
+goes through all of them, computes what is handed on, and does the rest in its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
@@ -21,66 +24,93 @@ from tilec.ir.ops import (
     Compare,
     Copy,
     For,
+    If,
+    Select,
     Team,
     TurnPass,
     TurnWait,
     Version,
+    While,
     Yield,
+    yielded,
 )
 from tilec.ir.types import INT32
 from tilec.passes.addressing import Numbers, narrow
 from tilec.passes.rings import Position, Ring, const, only_if
-from tilec.passes.slicing import NotClonable, Slice
+from tilec.passes.slicing import NotClonable, Slice, is_clonable
 
 FIRST_TURN = 1  # named barriers below it: 0 the block's, 1 … `teams` each team's own
+
+Made = Mapping[Op, list[Op]]  # what each ring loop becomes, its own op first
+
+
+def refusal(func: Func, why: str) -> ResourceError:
+    """The error for a program that cannot be shared out among teams."""
+    return ResourceError(
+        f"{func.name} cannot run as {func.attrs['teams']} teams that take turns: {why}",
+        func.loc,
+        "leave the schedule open, or ask for cooperative consumers",
+    )
+
+
+def loop_over_blocks(func: Func) -> For:
+    """The persistent loop whose iterations the teams share. Raises ResourceError if there is
+    none."""
+    for o in func.body.ops:
+        if isinstance(o, For) and o.kind == "persistent":
+            return o
+    raise refusal(func, "it has no persistent loop over blocks")
 
 
 class Teams:
     """What `teams` teams change in a consumer scope. Raises ResourceError where the program cannot
     be shared out so."""
 
-    def __init__(self, func: Func, count: int) -> None:
+    def __init__(self, func: Func) -> None:
         self.func = func
-        self.count = count
-        self.turn = FIRST_TURN + count
-        self.loop = self._persistent(func)
-        self.rings = [o for o in self.loop.body.ops if isinstance(o, For) and _brings(o)]
+        self.count = int(func.attrs["teams"])
+        self.turn = FIRST_TURN + self.count
+        self.loop = loop_over_blocks(func)
+        body = self.loop.body
+        self.rings = [o for o in walk(body) if isinstance(o, For) and _brings(o)]
         if len(self.rings) != sum(isinstance(o, For) and _brings(o) for o in walk(func.body)):
-            raise self._refuse("its pipelined loops do not all stand at the top of a block")
+            raise refusal(func, "a pipelined loop stands outside of its loop over blocks")
+        if any(x in self.rings for o in self.rings for x in walk(o.body)):
+            raise refusal(func, "a pipelined loop stands in another one")
         if any(isinstance(o, Copy) and o.ahead and o.agent != "tma" for o in walk(func.body)):
-            raise self._refuse("not all of its pipelined copies can go by TMA")
+            raise refusal(func, "not all of its pipelined copies can go by TMA")
+        self.carried = Slice(body, ())
         try:
-            self.bounds = {o: self._slice(o) for o in self.rings}
+            for v in yielded(body):
+                self.carried.need(v)
         except NotClonable:
-            raise self._refuse("a loop's length cannot be computed ahead of time") from None
+            why = "what its blocks hand on to one another is more than scalars made of scalars"
+            raise refusal(func, why) from None
+        self.rest = Block(body.args, tuple(o for o in body.ops if not self._is_shared(o)))
+        try:
+            self.passing = Slice(self.rest, self.rings)
+        except NotClonable:
+            raise refusal(func, "a loop's length cannot be computed ahead of time") from None
+        if any(r in self.passing.needed for o in self.rings for r in o.results):
+            raise refusal(func, "a loop's length depends on what another pipelined loop carries")
 
-    def _refuse(self, why: str) -> ResourceError:
-        return ResourceError(
-            f"{self.func.name} cannot run as {self.count} teams that take turns: {why}",
-            self.func.loc,
-            "leave the schedule open, or ask for cooperative consumers",
+    def _is_shared(self, o: Op) -> bool:
+        """Whether each team does an op of the body in every iteration: it makes nothing but what
+        the next iteration is handed."""
+        if not o.results or not all(r in self.carried.needed for r in o.results):
+            return False
+        inside = (x for region in o.regions for x in walk(region))
+        return all(
+            isinstance(x, (For, While, If, Yield)) or is_clonable(x, self.carried.written)
+            for x in (o, *inside)
         )
-
-    def _persistent(self, func: Func) -> For:
-        for o in func.body.ops:
-            if isinstance(o, For) and o.kind == "persistent":
-                if o.inits:
-                    raise self._refuse("its blocks hand values on to one another")
-                return o
-        raise self._refuse("it has no persistent loop over blocks")
-
-    def _slice(self, loop: For) -> Slice:
-        needed = Slice(self.loop.body, ())
-        for v in (loop.lo, loop.hi, loop.step):
-            needed.need(v)
-        return needed
 
     # --- scratch buffers ---
 
     def private(self, alloc: Alloc) -> Alloc:
         """The allocation with a version for each team."""
         if alloc.type.versions != 1:
-            raise self._refuse(f"{alloc.result.name} already has versions")
+            raise refusal(self.func, f"{alloc.result.name} already has versions")
         t = replace(alloc.type, versions=self.count)
         return replace(alloc, type=t, results=(Value(t, alloc.result.name),))
 
@@ -99,78 +129,158 @@ class Teams:
     def share_out(
         self,
         b: Builder,
-        loop: For,
-        made: dict[Op, list[Op]],
-        ring_of: dict[Value, Ring],
-        positions: dict[Ring, Position],
-    ) -> list[Op]:
-        """The consumers' form of the loop over blocks. `loop` is it with its ring loops as they
-        were; `made` is what each becomes, its own ops first."""
+        made: Made,
+        ring_of: Mapping[Value, Ring],
+        positions: Mapping[Ring, Position],
+    ) -> For:
+        """The consumers' form of the loop over blocks, and at `b` what stands before it. `made` is
+        what its ring loops become."""
         team = b.value(Team)
         last = b.value(Compare, "eq", team, const(b, self.count - 1))
-        pass_on = Builder(loop.loc)
+        pass_on = Builder(b.loc)
         pass_on.emit(TurnPass, self.turn)
         only_if(b, last, pass_on.ops)
-        number = team if loop.step.dtype == INT32 else b.value(Cast, team, loop.step.dtype)
-        own = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
-        for other in range(self.count - 1):
-            tile = b.value(Binary, "add", loop.lo, self._times(b, loop.step, other))
-            later = b.value(Compare, "gt", team, const(b, other))
-            self._jump(b, tile, later, ring_of, positions)
-        stride = self._times(b, loop.step, self.count)
-        body = Builder(loop.loc)
-        for o in loop.body.ops[:-1]:
-            body.loc = o.loc
-            if self.rings and o is self.rings[0]:
-                body.emit(TurnWait, self.turn)
-            if o not in made:
-                body.ops.append(o)
-                continue
-            body.ops += made[o][:1]
-            if o is self.rings[-1]:
-                body.emit(TurnPass, self.turn)
-            body.ops += made[o][1:]
-        body.loc = loop.loc
-        for ahead in range(1, self.count):
-            index = loop.body.args[0]
-            tile = body.value(Binary, "add", index, self._times(body, loop.step, ahead))
-            self._jump(body, tile, None, ring_of, positions)
-        body.emit(Yield)
-        return [replace(loop, lo=own, step=stride, body=Block(loop.body.args, tuple(body.ops)))]
+        own = self._with_turns(self.rest, made, bool(self.rings), bool(self.rings))
+        if self.loop.inits:
+            return self._through_all(team, own, ring_of, positions)
+        return self._own_only(b, team, own, ring_of, positions)
 
-    def _times(self, b: Builder, v: Value, factor: int) -> Value:
-        n = Numbers(b, v.dtype)
-        return n.op("mul", v, n.const(factor))
-
-    def _jump(
+    def _own_only(
         self,
         b: Builder,
-        tile: Value,
-        where: Value | None,
-        ring_of: dict[Value, Ring],
-        positions: dict[Ring, Position],
-    ) -> None:
-        """Move the positions past another team's block, if there is one and `where` holds."""
-        exists = b.value(Compare, "lt", tile, self.loop.hi)
-        if where is not None:
-            exists = b.value(Binary, "and", exists, where)
-        inner = Builder(b.loc)
-        for loop in self.rings:
-            subst: Substitution = {self.loop.body.args[0]: tile}
-            inner.ops += self.bounds[loop].copy(self.loop.body, subst)
-            trips = _trips(inner, *(subst.get(v, v) for v in (loop.lo, loop.hi, loop.step)))
-            for r in _rings(loop, ring_of):
-                positions[r].skip(inner, trips)
-        only_if(b, exists, inner.ops)
+        team: Value,
+        own: Block,
+        ring_of: Mapping[Value, Ring],
+        positions: Mapping[Ring, Position],
+    ) -> For:
+        """The loop over every so-many-th iteration, from the team's first one on."""
+        loop = self.loop
+        number = team if loop.step.dtype == INT32 else b.value(Cast, team, loop.step.dtype)
+        first = b.value(Binary, "add", loop.lo, b.value(Binary, "mul", number, loop.step))
+        for other in range(self.count - 1):
+            tile = b.value(Binary, "add", loop.lo, _times(b, loop.step, other))
+            exists = b.value(Compare, "lt", tile, loop.hi)
+            later = b.value(Compare, "gt", team, const(b, other))
+            exists = b.value(Binary, "and", exists, later)
+            only_if(b, exists, self._skipped(tile, ring_of, positions))
+        stride = _times(b, loop.step, self.count)
+        body = Builder(loop.loc)
+        body.ops += own.ops[:-1]
+        for ahead in range(1, self.count):
+            index = loop.body.args[0]
+            tile = body.value(Binary, "add", index, _times(body, loop.step, ahead))
+            exists = body.value(Compare, "lt", tile, loop.hi)
+            only_if(body, exists, self._skipped(tile, ring_of, positions))
+        body.ops.append(own.ops[-1])
+        return replace(loop, lo=first, step=stride, body=body.block(loop.body.args))
+
+    def _through_all(
+        self,
+        team: Value,
+        own: Block,
+        ring_of: Mapping[Value, Ring],
+        positions: Mapping[Ring, Position],
+    ) -> For:
+        """The loop over all iterations; it carries in how many the team's next one comes."""
+        loop = self.loop
+        b = Builder(loop.loc)
+        handed: Substitution = {}
+        for o in loop.body.ops[:-1]:
+            if self._is_shared(o):
+                b.ops += rewrite(Block((), (o,)), lambda _: None, handed).ops
+            else:
+                b.ops += self.carried.copy(Block((), (o,)), handed)
+        until = Value(team.type, "until")
+        mine = b.value(Compare, "eq", until, const(b, 0))
+        others = self._skipped(loop.body.args[0], ring_of, positions)
+        then = Block((), (*own.ops[:-1], Yield(loc=b.loc)))
+        b.emit(If, mine, then, Block((), (*others, Yield(loc=b.loc))))
+        sooner = b.value(Binary, "sub", until, const(b, 1))
+        after = b.value(Select, mine, const(b, self.count - 1), sooner)
+        b.emit(Yield, (*(handed.get(v, v) for v in yielded(loop.body)), after))
+        return replace(
+            loop,
+            inits=(*loop.inits, team),
+            body=b.block((*loop.body.args, until)),
+            results=(*loop.results, Value(team.type, "until")),
+        )
+
+    def _skipped(
+        self, tile: Value, ring_of: Mapping[Value, Ring], positions: Mapping[Ring, Position]
+    ) -> Sequence[Op]:
+        """Ops that move the positions past iteration `tile`, which another team does."""
+
+        def skip(o: Op) -> None | list[Op]:
+            if not isinstance(o, For) or not _brings(o):
+                return None
+            b = Builder(o.loc)
+            trips = _trips(b, o.lo, o.hi, o.step)
+            for r in dict.fromkeys(ring_of[x.dest] for x in _loads(o)):
+                positions[r].skip(b, trips)
+            return b.ops
+
+        index = self.loop.body.args[0]
+        copied = self.passing.copy(self.rest, {} if tile is index else {index: tile})
+        return rewrite(Block((), tuple(copied)), skip).ops
+
+    # --- turns ---
+
+    def _with_turns(self, block: Block, made: Made, wait: bool, give: bool) -> Block:
+        """`block` with its ring loops as they are `made`. On every way through it the team waits
+        for its turn before the first of them (`wait`) and gives it on when it has started the last
+        one's products (`give`); on a way without any, both at once."""
+        b = Builder(self.loop.loc)
+        at = [i for i, o in enumerate(block.ops) if self._holds(o)]
+        if not at:
+            self._take(b, wait)
+            self._give(b, give)
+        for i, o in enumerate(block.ops):
+            b.loc = o.loc
+            if i not in at:
+                b.ops.append(o)
+                continue
+            first, last = wait and i == at[0], give and i == at[-1]
+            if o in made:
+                self._take(b, first)
+                b.ops += made[o][:1]
+                self._give(b, last)
+                b.ops += made[o][1:]
+            elif isinstance(o, If):
+                b.ops.append(self._inside(o, made, first, last))
+            else:
+                self._take(b, first)
+                b.ops.append(self._inside(o, made, False, False))
+                self._give(b, last)
+        return b.block(block.args)
+
+    def _holds(self, o: Op) -> bool:
+        return o in self.rings or any(self._holds(x) for region in o.regions for x in region.ops)
+
+    def _inside(self, o: Op, made: Made, wait: bool, give: bool) -> Op:
+        regions = {n: self._with_turns(getattr(o, n), made, wait, give) for n in o.region_fields}
+        return replace(o, **regions)  # type: ignore[arg-type]
+
+    def _take(self, b: Builder, wanted: bool) -> None:
+        if wanted:
+            b.emit(TurnWait, self.turn)
+
+    def _give(self, b: Builder, wanted: bool) -> None:
+        if wanted:
+            b.emit(TurnPass, self.turn)
+
+
+def _loads(loop: For) -> list[Copy]:
+    """The copies of a loop's body that producer warps bring."""
+    return [o for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"]
 
 
 def _brings(loop: For) -> bool:
-    return any(isinstance(o, Copy) and o.agent == "tma" for o in loop.body.ops)
+    return bool(_loads(loop))
 
 
-def _rings(loop: For, ring_of: dict[Value, Ring]) -> Sequence[Ring]:
-    found = (ring_of[o.dest] for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma")
-    return list(dict.fromkeys(found))
+def _times(b: Builder, v: Value, factor: int) -> Value:
+    n = Numbers(b, v.dtype)
+    return n.op("mul", v, n.const(factor))
 
 
 def _trips(b: Builder, lo: Value, hi: Value, step: Value) -> Value:
