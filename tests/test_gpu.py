@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import tilec  # noqa: E402
 import tilec.language as T  # noqa: E402
+from tilec.ir.plan import Plan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -432,5 +433,6 @@ def test_tma_stores_of_every_rank(rank):
         assert float((c.double() - want).norm() / want.norm()) < 5e-4
     half = "float16"
     specs = [tilec.spec(s, half) for s in ((128, 64), (64, 128), (*lead, 128, 128))]
-    asm = kernel.compile(*specs, target="cuda:sm_90a").asm
+    staged = Plan("staged", specialise=True, persistent=True, staged_store=True)
+    asm = kernel.compile_with_plan(staged, *specs, target="cuda:sm_90a").asm
     assert f"tensor.{rank}d.global.shared" in asm

@@ -33,7 +33,7 @@ NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
-ITERATION = {"wgmma": (60, 16), "mma": (100, 40), "mfma": (100, 40)}
+ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself

@@ -34,7 +34,7 @@ from tilec.ir.types import BufferType
 
 UNKNOWN_TRIPS = 8
 LINE = 128  # bytes of a cache line
-STRADDLING = 1.3  # how much longer the second line of a row takes than another row's
+STRADDLING = 1.5  # how much longer the second line of a row takes than another row's
 LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
