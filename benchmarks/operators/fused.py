@@ -1,5 +1,5 @@
-"""fp16 linear layers with what follows them (NT) against cuBLAS and torch's element-wise operators
-in a CUDA graph."""
+"""fp16 linear layers with what follows them (NT) against cuBLAS and torch's element-wise operators,
+each in place, in a CUDA graph; and against torch.addmm, where cuBLAS adds the bias or residual."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from benchmarks.case import Candidate, Case, Config, Tensors
 from benchmarks.peers import CUBLAS, version
 from benchmarks.products import random, tilec_candidate
 
+ADDMM = "addmm"
+
 SHAPES = ((4096, 4096, 4096), (4096, 14336, 4096), (1024, 14336, 4096), (8192, 8192, 8192))
 
 
@@ -23,7 +25,7 @@ SHAPES = ((4096, 4096, 4096), (4096, 14336, 4096), (1024, 14336, 4096), (8192, 8
 class Epilogue:
     """`extra`: the tensors besides A and B with their shapes, from M, N and K. `exact(x, t, rows)`:
     rows of the result in float64 from those of the product. `peer(t)` writes "out" in `launches`
-    kernels."""
+    kernels; `addmm(t)`, if there is one, in fewer."""
 
     name: str
     kernel: Callable[[str], Any]
@@ -32,25 +34,23 @@ class Epilogue:
     peer: Callable[[Tensors], object]
     launches: int = 2
     products: int = 1
+    addmm: Callable[[Tensors], object] | None = None
 
 
 def _bias(m: int, n: int, k: int) -> dict[str, tuple[int, ...]]:
     return {"bias": (n,)}
 
 
-def _relu(t: Tensors) -> None:
-    torch.addmm(t["bias"], t["a"], t["b"].t(), out=t["out"])
-    t["out"].relu_()
+def _product(t: Tensors) -> torch.Tensor:
+    return torch.matmul(t["a"], t["b"].t(), out=t["out"])
 
 
-def _gelu(t: Tensors) -> None:
-    torch.addmm(t["bias"], t["a"], t["b"].t(), out=t["out"])
-    t["out"].copy_(F.gelu(t["out"], approximate="tanh"))
+def _added(t: Tensors, what: str) -> torch.Tensor:
+    return torch.addmm(t[what], t["a"], t["b"].t(), out=t["out"])
 
 
-def _residual(t: Tensors) -> None:
-    torch.matmul(t["a"], t["b"].t(), out=t["out"])
-    t["out"].add_(t["residual"])
+def _gelu(x: torch.Tensor) -> None:
+    torch.ops.aten.gelu.out(x, approximate="tanh", out=x)
 
 
 def _swiglu(t: Tensors) -> None:
@@ -65,22 +65,26 @@ EPILOGUES = (
         lambda dtype: kernels.linear(dtype, "relu"),
         _bias,
         lambda x, t, rows: (x + t["bias"].double()).relu(),
-        _relu,
+        lambda t: _product(t).add_(t["bias"]).relu_(),
+        launches=3,
+        addmm=lambda t: _added(t, "bias").relu_(),
     ),
     Epilogue(
         "bias + gelu",
         lambda dtype: kernels.linear(dtype, "gelu"),
         _bias,
         lambda x, t, rows: F.gelu(x + t["bias"].double(), approximate="tanh"),
-        _gelu,
+        lambda t: _gelu(_product(t).add_(t["bias"])),
         launches=3,
+        addmm=lambda t: _gelu(_added(t, "bias")),
     ),
     Epilogue(
         "residual",
         kernels.residual,
         lambda m, n, k: {"residual": (m, n)},
         lambda x, t, rows: x + t["residual"][rows].double(),
-        _residual,
+        lambda t: _product(t).add_(t["residual"]),
+        addmm=lambda t: _added(t, "residual"),
     ),
     Epilogue(
         "SwiGLU",
@@ -114,12 +118,15 @@ def case(e: Epilogue, m: int, n: int, k: int, priority: int) -> Case:
     def reference(t: Tensors, rows: torch.Tensor) -> torch.Tensor:
         return e.exact(t["a"][rows].double() @ t["b"].double().t(), t, rows)
 
-    def bind(t: Tensors, config: Config) -> Callable[[], torch.Tensor]:
-        def call() -> torch.Tensor:
-            e.peer(t)
-            return t["out"]
+    def peer(name: str, run: Callable[[Tensors], object], launches: int) -> Candidate:
+        def bind(t: Tensors, config: Config) -> Callable[[], torch.Tensor]:
+            def call() -> torch.Tensor:
+                run(t)
+                return t["out"]
 
-        return call
+            return call
+
+        return Candidate(name, lambda _: f"{version(CUBLAS)}, {name}", bind, launches=launches)
 
     def candidates() -> list[Candidate]:
         ours = tilec_candidate(
@@ -127,8 +134,8 @@ def case(e: Epilogue, m: int, n: int, k: int, priority: int) -> Case:
             [tilec.spec(s, "float16") for s in (*shapes.values(), (m, n))],
             lambda t: tuple(t[name] for name in (*shapes, "out")),
         )
-        peer = Candidate(CUBLAS, lambda _: version(CUBLAS), bind, launches=e.launches)
-        return [ours, peer]
+        found = [ours, peer(CUBLAS, e.peer, e.launches)]
+        return found if e.addmm is None else [*found, peer(ADDMM, e.addmm, 2)]
 
     elements = sum(torch.Size(s).numel() for s in shapes.values()) + m * n
     return Case(
