@@ -118,7 +118,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     from_l2 = n.loaded_in(plan.cluster)
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
     helped = plan.specialise or not target.has("tma")  # else threads do what others could
-    efficiency = _efficiency(plan, layout, resident, waves, per_kiloflop)
+    efficiency = _efficiency(plan, layout, resident, waves * n.results, per_kiloflop)
     efficiency *= 1.0 if helped else UNSPECIALISED
     steps = sum(
         times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, layout.rows)
@@ -156,7 +156,7 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
         busy *= 1.0 if plan.staged_store else BESIDE
-        total = start + waves * max(busy, stores / 2) + stores
+        total = start + waves * max(busy, stores / 2) + stores / n.results
     elif plan.persistent:
         total = start + waves * (busy + stores)
     else:
@@ -202,11 +202,11 @@ def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: 
 
 
 def _efficiency(
-    plan: Plan, layout: Layout, resident: int, waves: int, per_kiloflop: float
+    plan: Plan, layout: Layout, resident: int, results: float, per_kiloflop: float
 ) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     if plan.teams > 1:
-        found *= PING_PONG if waves > 1 else ONE_TEAM
+        found *= PING_PONG if results > 1 else ONE_TEAM
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     if not plan.specialise:
         found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
