@@ -12,13 +12,15 @@ import hashlib
 import importlib.util
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tilec.lazy import Lazy
 from tilec.runtime.image import Image, ImageError
+
+tempfile = Lazy("tempfile")  # needed by the first write only
 
 _SUFFIX = ".tilec"
 _NOTE = ".json"
