@@ -255,7 +255,7 @@ def test_tensor_map_arguments(fake: FakeCuda) -> None:
         "type.CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2, A.pointer,
         [776, 1000], [784 * 2], [64, 96], [1, 1],
         "interleave.CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle.CU_TENSOR_MAP_SWIZZLE_128B",
-        "l2.CU_TENSOR_MAP_L2_PROMOTION_L2_256B", "oob.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+        "l2.CU_TENSOR_MAP_L2_PROMOTION_NONE", "oob.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     )  # fmt: skip
     other = tensor(A.pointer + 4096, A.shape, A.strides)
     assert kernel.tensor_map(1, other) == b"\x02" * 128
