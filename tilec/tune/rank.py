@@ -33,6 +33,7 @@ from tilec.tune.work import Numbers, Values, Work, read_work
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
+BESIDE = 6  # how much less loads to registers cost where another warpgroup's products go on
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
@@ -188,7 +189,7 @@ class Candidate:
         self, func: Func, plan: Plan, threads: int
     ) -> tuple[tuple[MatrixRow | None, ...], int]:
         """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); and
-        the bytes of operands that a single warpgroup brings to registers for one of each."""
+        the bytes of operands that a warpgroup brings to registers for one of each, alone."""
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products), 0
         # A block without producer warps may have wider rows; that is for the passes to find.
@@ -202,8 +203,9 @@ class Candidate:
                 continue
             row = MATRIX_ROWS.get(o.row)
             rows.append(row if row is not None and row.feature else None)
-            if row is not None and math.prod(o.warps) == row.warps:
-                held += sum(_bytes(v) for v in {o.a, o.b} - mine)
+            if row is not None:
+                alone = math.prod(o.warps) == row.warps
+                held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else BESIDE)
         return tuple(rows), held
 
 
