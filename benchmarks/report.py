@@ -52,7 +52,8 @@ def _line(
     mine = row["candidates"].get(OURS, {})
     line = [row["case"]]
     for mode in modes:
-        line.append(f"{mine[f'{mode}_tera']:.0f}" if f"{mode}_tera" in mine else ("failed" if "failed" in mine else ""))
+        speed = mine.get(f"{mode}_tera")
+        line.append(f"{speed:.0f}" if speed else "failed" if "failed" in mine else "")
     for peer, mode in columns:
         theirs = row["candidates"].get(peer)
         found = (theirs or {}).get(f"{mode}_ratio")
