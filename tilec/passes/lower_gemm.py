@@ -218,7 +218,11 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     cols.emit(Mma, o.row, o.c, c_index, a, a_index, bb, b_index)
     close(rows, "unroll", j, n_atoms, cols)
     close(inner, "unroll", i, m_atoms, rows)
-    close(b, "unroll", step, k // row.k, inner)
+    # Conversions need registers of their own: written out, they would all be under way at once.
+    # What lies in registers for all of K is numbered, which takes a loop that is written out.
+    converted = a.dtype != o.a.dtype or bb.dtype != o.b.dtype
+    kind = "serial" if converted and a_steps == b_steps == 1 else "unroll"
+    close(b, kind, step, k // row.k, inner)
 
 
 def _operand(
