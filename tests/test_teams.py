@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import team_programs
+from form_help import Arrays, aligned, close, tile_func
+from form_programs import Kernel, grouped
 from test_lowering import SM90, matmul_text, strided
 from thread_interp import run_threads
 
@@ -14,6 +17,7 @@ from tilec.ir.parser import parse_func
 from tilec.ir.plan import Plan
 from tilec.passes import run_plan
 
+Rng = np.random.Generator
 PING_PONG = Plan("ping-pong", specialise=True, persistent=True, staged_store=True, teams=2)
 DIRECT = Plan("ping-pong", specialise=True, persistent=True, teams=2)
 
@@ -59,3 +63,101 @@ def test_no_loop_over_blocks_no_teams():
     with pytest.raises(ResourceError, match="no persistent loop"):
         plan = Plan("ping-pong", specialise=True, teams=2)
         run_plan(parse_func(matmul_text(64, 64, 32, 3, 128, 0, 1)), SM90, plan)
+
+
+# --- loops over blocks that a user wrote ----------------------------------------------------------
+
+STORES = pytest.mark.parametrize("plan", [PING_PONG, DIRECT], ids=["staged", "direct"])
+
+
+def half(rng: Rng, *shape: int) -> np.ndarray:
+    return aligned(rng.standard_normal(shape).astype(np.float16))
+
+
+def blank(*shape: int, dtype: type = np.float16) -> np.ndarray:
+    return aligned(np.full(shape, np.nan, dtype))
+
+
+def by_teams(kernel: Kernel, plan: Plan, arrays: Arrays, **options: int) -> Func:
+    func = run_plan(tile_func(kernel, arrays, **options), SM90, plan)
+    (consumer,) = [o for o in walk(func.body) if isinstance(o, Scope) and o.name == "consumer"]
+    assert (consumer.warps, consumer.teams) == (8, 2)
+    run_threads(func, SM90, arrays)
+    return func
+
+
+GROUPS = {"uneven": [70, 0, 130, 1, 0, 17], "empty ends": [0, 0, 64, 65, 0], "one": [100]}
+
+
+@STORES
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("k", [16, 72, 200])
+@pytest.mark.parametrize("sizes", GROUPS)
+def test_groups_by_two_teams(plan: Plan, blocks: int, k: int, sizes: str, rng: Rng) -> None:
+    """1 to 7 slots of the ring for each tile, tiles of no group at the end."""
+    offsets = np.concatenate([[0], np.cumsum(GROUPS[sizes])]).astype(np.int32)
+    a, b = half(rng, int(offsets[-1]), k), half(rng, len(GROUPS[sizes]), 72, k)
+    spans = zip(offsets, offsets[1:])
+    parts = [a[s:e].astype(float) @ b[g].T.astype(float) for g, (s, e) in enumerate(spans)]
+    arrays = {"A": a, "B": b, "offsets": offsets, "C": blank(len(a), 72)}
+    by_teams(grouped(True), plan, arrays, blocks=blocks)
+    close(arrays["C"], np.concatenate(parts))
+
+
+@STORES
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_jobs_that_begin_where_the_last_one_ended(
+    plan: Plan, blocks: int, stages: int, rng: Rng
+) -> None:
+    lengths = np.array([3, 1, 0, 2, 5, 0, 0, 1, 4], np.int32)
+    a, b = half(rng, 64, 32 * 17), half(rng, 64, 32 * 17)
+    want = np.zeros((len(lengths), 64, 64))
+    for block in range(blocks):
+        start = 0
+        for job in range(block, len(lengths), blocks):
+            part = slice(32 * start, 32 * (start + lengths[job]))
+            want[job] = a[:, part].astype(float) @ b[:, part].T.astype(float) + start
+            start += int(lengths[job])
+    arrays = {"A": a, "B": b, "lengths": lengths, "C": blank(len(lengths), 64, 64)}
+    by_teams(team_programs.ragged_lengths, plan, arrays, blocks=blocks, step=stages)
+    close(arrays["C"], want)
+
+
+@STORES
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("every", [2, 3, 9])
+def test_products_for_some_tiles(plan: Plan, blocks: int, every: int, rng: Rng) -> None:
+    """Tiles without a product, with one and with two; rings of different lengths."""
+    m, n, k = 200, 136, 104
+    a, b = half(rng, m, k), half(rng, n, k)
+    want = a.astype(float) @ b.T.astype(float)
+    for y, x in np.ndindex(-(-m // 64), -(-n // 64)):
+        tile = want[64 * y : 64 * y + 64, 64 * x : 64 * x + 64]
+        tile[...] = 1.0 if (x + y) % every == 0 else tile * (2 - x % 2)
+    arrays = {"A": a, "B": b, "C": blank(m, n)}
+    func = by_teams(team_programs.some_tiles, plan, arrays, blocks=blocks, every=every)
+    close(arrays["C"], want)
+    kinds = [type(o) for o in walk(func.body)]
+    assert kinds.count(TurnWait) >= 2 <= kinds.count(TurnPass) - 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        ("carried_fragment", "acc hands on what one block leaves in it to the next"),
+        ("last_wins", r"line \d+ writes the same place for every block"),
+        ("after_the_loop", r"line \d+ acts outside of its loop over blocks"),
+        ("reads_its_output", r"line \d+ reads C, which its blocks write"),
+    ],
+)
+def test_what_teams_cannot_share(kernel: str, why: str, rng: Rng) -> None:
+    arrays = {
+        "A": half(rng, 128, 64),
+        "B": half(rng, 64, 64),
+        "C": blank(128, 64, dtype=np.float32),
+    }
+    func = tile_func(getattr(team_programs, kernel), arrays)
+    with pytest.raises(ResourceError, match=why):
+        run_plan(func, SM90, DIRECT)
+    run_plan(func, SM90, Plan("alone", specialise=True))

@@ -80,6 +80,7 @@ class _Machine:
         self.agents = 0
         self.barriers: dict[tuple[Value, int], _Barrier] = {}
         self.turns: Counter[int] = Counter()  # passes less waits of each named barrier
+        self.passes = 0  # of all of them: two teams may hand a turn to and fro
         self.address: dict[Value, Any] = {}
         self.base = env
         self.cluster = launched_cluster(func)
@@ -321,6 +322,7 @@ class _Agent:
             case ops.Barrier() if not self.mask.all():
                 raise BadAccess(f"a barrier that not all threads reach, at {o.loc}")
             case ops.TurnPass():
+                self.m.passes += 1
                 self.m.turns[o.id + (self.team + 1) % self.teams] += 1
             case ops.Team():
                 put(o, np.int32(self.team))
@@ -728,4 +730,4 @@ def _block(m: _Machine) -> Iterator[None]:
 
 def _progress(m: _Machine) -> tuple[Any, ...]:
     states = tuple((b.phase, b.pending, b.tx) for b in m.barriers.values())
-    return (*states, *m.turns.values(), *m.meeting)
+    return (*states, *m.turns.values(), m.passes, *m.meeting)

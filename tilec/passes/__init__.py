@@ -17,6 +17,7 @@ from tilec.ir.plan import Plan, Wanted, check_kept, plans, take_wanted
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
+from tilec.passes.check_teams import check_teams
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
@@ -60,6 +61,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
 DECIDE: tuple[tuple[Pass, str], ...] = (
     (lower_prints, "TILE"),
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
+    (check_teams, "TILE"),
     (share_sums, "TILE"),  # the grid is settled; each block's loop has its own length from here on
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction
