@@ -4,6 +4,7 @@ and compared with NumPy, then compiled, without spills and without local memory.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,27 @@ PLANS = {
     SM80: ("plain",),
     GFX942: ("plain", "plain, one buffer"),
 }  # fmt: skip
-# Plans differ in what they make of pipelined loops; casts need no second NVIDIA target.
-RUNS = [
-    pytest.param(name, target, plan, id=f"{name}-{target.arch}-{plan}")
-    for name, case in sorted(CASES.items())
-    for target in TARGETS
-    for plan in PLANS[target][: None if "Pipelined" in case.function.__code__.co_names else 1]
-]
-COMPILATIONS = [
-    pytest.param(name, target, id=f"{name}-{target.arch}")
-    for name in sorted(CASES)
-    for target in TARGETS
-    if not (name.startswith("cast_") and target is SM80)
-]
+
+
+def runs() -> Iterator[Any]:
+    """Every program on every target. Plans differ in what they make of pipelined loops: programs
+    that have one run by the first plan of a target with several and by two of the others, in turn.
+    """
+    for number, (name, case) in enumerate(sorted(CASES.items())):
+        for target in TARGETS:
+            first, *others = PLANS[target]
+            chosen = [first]
+            if others and "Pipelined" in case.function.__code__.co_names:
+                chosen += [others[(2 * number + i) % len(others)] for i in (0, 1)]
+            for plan in dict.fromkeys(chosen):
+                yield pytest.param(name, target, plan, id=f"{name}-{target.arch}-{plan}")
+
+
+def compilations() -> Iterator[Any]:
+    """Every program for every target; casts, which differ by dtype, for one after the other."""
+    for number, name in enumerate(sorted(CASES)):
+        for target in (TARGETS[number % 3],) if name.startswith("cast_") else TARGETS:
+            yield pytest.param(name, target, id=f"{name}-{target.arch}")
 
 
 def alignment(a: np.ndarray) -> int:
@@ -81,7 +90,7 @@ def compare(case: Case, got: Arrays, want: Arrays) -> None:
         assert error <= case.tolerance, f"{key}: {error}"
 
 
-@pytest.mark.parametrize(("name", "target", "plan"), RUNS)
+@pytest.mark.parametrize(("name", "target", "plan"), list(runs()))
 def test_numbers(name: str, target: Target, plan: str) -> None:
     case, arrays = CASES[name], arrays_of(name)
     want = case.want({k: v.copy() for k, v in arrays.items()})
@@ -98,7 +107,7 @@ def test_numbers(name: str, target: Target, plan: str) -> None:
     compare(case, arrays, want)
 
 
-@pytest.mark.parametrize(("name", "target"), COMPILATIONS)
+@pytest.mark.parametrize(("name", "target"), list(compilations()))
 def test_compiles_cleanly(name: str, target: Target) -> None:
     case = CASES[name]
     made: Any = assemble(emit(run(tile_func(case, arrays_of(name)), target), target), target)
@@ -106,4 +115,5 @@ def test_compiles_cleanly(name: str, target: Target) -> None:
     if made.binary is not None:
         assert made.spilled_bytes == 0
     if not case.local:
-        assert ".local" not in made.asm and not made.stack_bytes
+        assert not made.stack_bytes
+        assert target.kind != "cuda" or ".local" not in made.asm
