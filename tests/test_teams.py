@@ -10,6 +10,9 @@ from form_programs import Kernel, grouped
 from test_lowering import SM90, matmul_text, strided
 from thread_interp import run_threads
 
+import benchmarks.kernels
+import tilec
+from tilec.codegen.ptxas import find_ptxas, run_ptxas
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Scope, TurnPass, TurnWait, Wgmma
@@ -161,3 +164,32 @@ def test_what_teams_cannot_share(kernel: str, why: str, rng: Rng) -> None:
     with pytest.raises(ResourceError, match=why):
         run_plan(func, SM90, DIRECT)
     run_plan(func, SM90, Plan("alone", specialise=True))
+
+
+def grouped_specs(m: int, n: int, k: int, g: int) -> list[object]:
+    shapes = (m, k), (g, n, k), (g + 1,), (m, n)
+    return [tilec.spec(s, "int32" if len(s) == 1 else "float16") for s in shapes]
+
+
+@pytest.mark.parametrize("tile", [(128, 128), (64, 256)])
+@STORES
+def test_groups_compile_cleanly(plan: Plan, tile: tuple[int, int]) -> None:
+    made = tilec.kernel(grouped(True)).compile_with_plan(
+        plan,
+        *grouped_specs(4096, 4096, 4096, 8),
+        target=str(SM90),
+        BM=tile[0],
+        BN=tile[1],
+        BK=64,
+    )
+    ptxas = find_ptxas()
+    if ptxas is not None:
+        assert made.resources.spilled_bytes == 0
+        assert run_ptxas(ptxas, made.asm, SM90.arch).advisories == ()
+
+
+def test_teams_are_recommended_for_groups() -> None:
+    kernel, specs = benchmarks.kernels.grouped("float16"), grouped_specs(8192, 4096, 4096, 8)
+    found = tilec.recommend(kernel, *specs, target=str(SM90), BM=128, BN=128, BK=64)
+    able = [r.plan for r in found if r.estimate is not None and r.plan is not None]
+    assert able[0].teams == 2 and {plan.teams for plan in able} == {1, 2}
