@@ -142,3 +142,35 @@ def reads_its_output(
                 T.gemm(A_s, B_s, acc, transpose_B=True)
             for i, j in T.Parallel(64, 64):
                 C[by * 64 + 64 + i, j] = acc[i, j] + C[by * 64 + i, j]
+
+
+def compacted(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((G, N, K), "float16"),
+    bias: T.Tensor((64,), "float32"),
+    lengths: T.Tensor((J,), "int32"),
+    C: T.Tensor((J, 64, N), "float32"),
+    Ends: T.Tensor((J,), "int32"),
+    blocks: T.constexpr = 1,
+):
+    """The jobs that have work, one after the other from the block's first place: sums over all B,
+    plus a bias that is fetched once. Each job tells how many had work before it."""
+    with T.Kernel(blocks, threads=128) as block:
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((64, 32), "float16")
+        bias_s = T.alloc_shared((64,), "float32")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.copy(bias, bias_s)
+        count = block
+        for job in T.Persistent([J], blocks, block):
+            Ends[job] = count
+            if lengths[job] > 0:
+                T.clear(acc)
+                for g in T.serial(G):
+                    for k in T.Pipelined(lengths[job], num_stages=3):
+                        T.copy(A[0, k * 32], A_s)
+                        T.copy(B[g, 0, k * 32], B_s)
+                        T.gemm(A_s, B_s, acc, transpose_B=True)
+                for i, j in T.Parallel(64, 64):
+                    C[count, i, j] = acc[i, j] + bias_s[j]
+                count += blocks

@@ -145,6 +145,29 @@ def test_products_for_some_tiles(plan: Plan, blocks: int, every: int, rng: Rng) 
     assert kinds.count(TurnWait) >= 2 <= kinds.count(TurnPass) - 1
 
 
+@STORES
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_count_of_the_jobs_that_have_work(plan: Plan, blocks: int, rng: Rng) -> None:
+    """What is handed on is made beside a product, under its condition; a ring in a loop."""
+    lengths = np.array([2, 0, 1, 0, 0, 4, 3, 0, 1, 1], np.int32)
+    a, b = half(rng, 64, 128), half(rng, 3, 64, 128)
+    bias = rng.standard_normal(64).astype(np.float32)
+    want, ends = np.zeros((len(lengths), 64, 64)), np.zeros(len(lengths), np.int32)
+    places = list(range(blocks))
+    for job, length in enumerate(lengths):
+        ends[job] = at = places[job % blocks]
+        if length:
+            part = b[:, :, : 32 * length].astype(float).sum(0)
+            want[at] = a[:, : 32 * length].astype(float) @ part.T + bias
+            places[job % blocks] += blocks
+    c = aligned(np.zeros(want.shape, np.float32))
+    arrays = {"A": a, "B": b, "bias": bias, "lengths": lengths, "C": c}
+    arrays["Ends"] = np.full(len(lengths), -1, np.int32)
+    by_teams(team_programs.compacted, plan, arrays, blocks=blocks)
+    close(arrays["C"], want)
+    assert (arrays["Ends"] == ends).all()
+
+
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
