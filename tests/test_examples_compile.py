@@ -18,13 +18,18 @@ TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
 def kernels() -> Iterator[Any]:
+    """Each kernel for all targets with one set of arguments, with further ones for one target after
+    the other."""
+    seen = set()
     for name in EXAMPLES:
         for number, (kernel, specs, meta) in enumerate(importlib.import_module(name).SPECS):
-            yield pytest.param(kernel, specs, meta, id=f"{name}-{number}")
+            targets = (TARGETS[number % 3],) if kernel in seen else TARGETS
+            seen.add(kernel)
+            for target in targets:
+                yield pytest.param(kernel, specs, meta, target, id=f"{name}-{number}-{target}")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("kernel", "specs", "meta"), list(kernels()))
+@pytest.mark.parametrize(("kernel", "specs", "meta", "target"), list(kernels()))
 def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], target: str) -> None:
     compiled: tilec.CompiledKernel = kernel.compile(*specs, target=target, **meta)
     resources, ptxas = compiled.resources, find_ptxas()
