@@ -38,7 +38,7 @@ def check_teams(func: Func, target: Target) -> Func:
         if o is not loop:
             for x in (o, *(y for r in o.regions for y in walk(r))):
                 if _acts(x):
-                    raise refusal(func, f"line {x.loc.line} acts outside of its loop over blocks")
+                    raise refusal(func, "this acts outside of its loop over blocks", x.loc)
     found = _Exposed(func, loop).first
     if found is not None:
         why = f"{found.name} hands on what one block leaves in it to the next"
@@ -64,12 +64,12 @@ def _check_order(func: Func, loop: For) -> None:
         if varies & used:
             varies.update(o.results, *(r.args for r in o.regions))
         if isinstance(o, (Load, Copy)) and o.source in written:
-            raise refusal(func, f"line {o.loc.line} reads {o.source.name}, which its blocks write")
+            raise refusal(func, f"this reads {o.source.name}, which its blocks write", o.loc)
         if not isinstance(o, (Copy, Fill, Store)) or o.dest not in written:
             continue
         where = _places(o)
         if not varies.intersection(where):
-            raise refusal(func, f"line {o.loc.line} writes the same place for every block")
+            raise refusal(func, "this writes the same place for every block", o.loc)
 
 
 def _places(o: Copy | Fill | Store) -> tuple[Value, ...]:

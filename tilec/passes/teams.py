@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
+from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -44,11 +45,12 @@ FIRST_TURN = 1  # named barriers below it: 0 the block's, 1 … `teams` each tea
 Made = Mapping[Op, list[Op]]  # what each ring loop becomes, its own op first
 
 
-def refusal(func: Func, why: str) -> ResourceError:
-    """The error for a program that cannot be shared out among teams."""
+def refusal(func: Func, why: str, loc: Loc | None = None) -> ResourceError:
+    """The error for a program that cannot be shared out among teams, because of what is at
+    `loc`."""
     return ResourceError(
         f"{func.name} cannot run as {func.attrs['teams']} teams that take turns: {why}",
-        func.loc,
+        loc or func.loc,
         "leave the schedule open, or ask for cooperative consumers",
     )
 
