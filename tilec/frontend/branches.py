@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable
 
 from tilec.frontend.calls import Calls
@@ -16,12 +17,14 @@ _MISSING = Undefined("")
 
 def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
     """Names that `statements` give a value to, nested blocks included."""
-    found: set[str] = set()
-    for s in statements:
-        for node in ast.walk(s):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-    return found
+    return set().union(*map(_assigned_in, statements))
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned_in(statement: ast.stmt) -> frozenset[str]:
+    """Of one statement: a kernel with open arguments is traced dozens of times."""
+    named = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return frozenset(node.id for node in named if isinstance(node.ctx, ast.Store))
 
 
 def same_value(a: object, b: object) -> bool:

@@ -9,7 +9,7 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import CompileError
@@ -20,7 +20,8 @@ from tilec.ir.loc import Loc
 class Source:
     """A function's syntax tree, and the values its free names had when it was read.
 
-    `namespace` maps closure names to cells and is asked before `globals`.
+    `cells` are the closure's names, `enclosing` what else the enclosing function had, both asked
+    before `globals`. `places` are the lines and columns that were asked for before.
     """
 
     function: Callable[..., Any]
@@ -31,6 +32,7 @@ class Source:
     cells: Mapping[str, types.CellType]
     globals: Mapping[str, Any]
     enclosing: Mapping[str, Any]
+    places: dict[ast.AST, tuple[int, int, int]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -38,13 +40,20 @@ class Source:
 
     def loc(self, node: ast.AST, caller: Loc | None = None) -> Loc:
         """Where `node` stands; a node of several lines is shown up to the end of its first."""
+        place = self.places.get(node)
+        if place is None:
+            place = self.places[node] = self._place(node)
+        return Loc(self.file, *place, caller)
+
+    def _place(self, node: ast.AST) -> tuple[int, int, int]:
+        """Line, first column, end of a node."""
         line = getattr(node, "lineno", self.node.lineno)
         text = self.line(line)
         start = _characters(text, getattr(node, "col_offset", 0))
         end = len(text)
         if getattr(node, "end_lineno", line) == line:
             end = _characters(text, getattr(node, "end_col_offset", 0))
-        return Loc(self.file, line, start, end, caller)
+        return line, start, end
 
     def header_loc(self) -> Loc:
         """The `def` line."""
