@@ -1,9 +1,9 @@
 """Programs of `user_programs`: branches, loops and threads around tiles."""
 
 import numpy as np
-import tilec.language as T
-
 from user_case import blank, case, single
+
+import tilec.language as T
 
 M, N, K, B = T.dynamic("M, N, K, B")
 

@@ -2,9 +2,9 @@
 loop."""
 
 import numpy as np
-import tilec.language as T
-
 from user_case import Arrays, blank, case, half, product_case, single, wide
+
+import tilec.language as T
 
 M, N, K, B = T.dynamic("M, N, K, B")
 

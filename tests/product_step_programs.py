@@ -2,9 +2,9 @@
 steps."""
 
 import numpy as np
-import tilec.language as T
-
 from user_case import Arrays, blank, case, half, softmax, wide
+
+import tilec.language as T
 
 M, N, K, B = T.dynamic("M, N, K, B")
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from user_case import Arrays, Rng, blank, case, half, single, softmax, wide
+
 import tilec.language as T
 from tilec.layout import make_swizzled_layout
-
-from user_case import Arrays, Rng, blank, case, half, single, softmax, wide
 
 M, N, K, B = T.dynamic("M, N, K, B")
 
