@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
-from tilec.ir.ops import For, If, Load, Parallel, Store, While, Yield, yielded
+from tilec.ir.ops import For, If, Load, Parallel, While, Yield, yielded
 
 
 class NotClonable(Exception):
@@ -199,8 +199,3 @@ class Slice:
 
     def _carried_needed(self, o: For, i: int) -> bool:
         return o.results[i] in self.needed or o.body.args[i + 1] in self.needed
-
-
-def store_targets(block: Block) -> set[Value]:
-    """Buffers that element stores write."""
-    return {o.dest for o in walk(block) if isinstance(o, Store)}
