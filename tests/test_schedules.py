@@ -553,6 +553,15 @@ def test_targets_without_the_feature(target: str) -> None:
     refused(scheduled(cluster=2), "has no clusters", target=target)
 
 
+@pytest.mark.parametrize("tile", [{}, {"BM": T.auto(32, 64), "BN": T.auto(32)}], ids=["", "auto"])
+def test_the_cpu_runs_what_was_scheduled_for_a_gpu(tile: dict[str, Any]) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((70, 40), (40, 50)))
+    c = np.full((70, 50), np.nan, np.float16)
+    scheduled(consumers="pingpong", store="tma", cluster=2)(a, b, c, **tile)
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64), atol=2e-2, rtol=2e-3)
+
+
 def test_a_schedule_that_the_program_cannot_have() -> None:
     @tilec.kernel
     def kernel(

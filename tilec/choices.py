@@ -67,6 +67,7 @@ def annotate_schedule(
     before dimension 0 advances. `store`: "tma" (through shared memory) or "direct". `stages`:
     versions of the buffers of each T.Pipelined that has no num_stages.
 
-    Raises ResourceError where the target cannot hold such a schedule, and says what would fit.
+    The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
+    hold such a schedule, and says what would fit.
     """
     only_inside("annotate_schedule")

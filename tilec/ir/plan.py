@@ -106,8 +106,10 @@ def take_wanted(func: Func) -> tuple[Func, Wanted]:
 
 def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Plan, ...]:
     """The plans worth trying for `func` on `target`, the safest first; every one of them has the
-    `wanted` fields. Raises ResourceError if the target can run none such."""
-    wanted = wanted or Wanted()
+    `wanted` fields, but for the CPU, which has no schedules to choose from. Raises ResourceError if
+    the target can run none such."""
+    if wanted is None or target.kind == "cpu":
+        wanted = Wanted()
     made: dict[Plan, None] = {}
     first: ResourceError | None = None
     space = footprint(func)
