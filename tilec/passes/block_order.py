@@ -4,8 +4,8 @@ Before: `block_index` and `grid_size` mean the user's grid; at most one `use_swi
 walk over it. After: no `use_swizzle` is left. In a persistent kernel the body stands in a loop
 over the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so
 that `group` neighbours in dimension 1 follow each other (they share columns of one operand in the
-L2 cache while the rows of the other stay there); otherwise the two leading indices are renumbered
-in place.
+L2 cache while the rows of the other stay there). Otherwise the two leading indices are renumbered
+in place, where the user asks for it or the plan has panels and the blocks load tiles in a loop.
 
 In a kernel launched in clusters (attribute `cluster`) it is whole clusters that are numbered so:
 the blocks of one have neighbouring indices along the cluster's dimensions, and the others the same.

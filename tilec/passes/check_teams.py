@@ -19,12 +19,11 @@ from tilec.ir.ops import (
     If,
     Load,
     Parallel,
-    Print,
     Store,
     While,
 )
 from tilec.passes.accesses import parallel_accesses
-from tilec.passes.slicing import written_tensors
+from tilec.passes.slicing import acts, written_tensors
 from tilec.passes.teams import loop_over_blocks, refusal
 from tilec.target import Target
 
@@ -37,7 +36,7 @@ def check_teams(func: Func, target: Target) -> Func:
     for o in func.body.ops:
         if o is not loop:
             for x in (o, *(y for r in o.regions for y in walk(r))):
-                if _acts(x):
+                if acts(x):
                     raise refusal(func, "this acts outside of its loop over blocks", x.loc)
     found = _Exposed(func, loop).first
     if found is not None:
@@ -46,12 +45,6 @@ def check_teams(func: Func, target: Target) -> Func:
     if not func.attrs.get("persistent"):
         _check_order(func, loop)
     return func
-
-
-def _acts(o: Op) -> bool:
-    if isinstance(o, (Copy, Fill, Store)):
-        return o.dest.buffer.space == "global"
-    return isinstance(o, Print)
 
 
 def _check_order(func: Func, loop: For) -> None:

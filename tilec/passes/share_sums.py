@@ -36,13 +36,11 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Load,
-    Print,
-    Store,
     Yield,
     yielded,
 )
 from tilec.ir.types import INT32
-from tilec.passes.slicing import written_tensors
+from tilec.passes.slicing import acts, written_tensors
 from tilec.target import Target
 
 
@@ -120,7 +118,7 @@ class _Sharer:
             if why:
                 return f"line {o.loc.line} {why}"
         for o in self.func.body.ops[: self.func.body.ops.index(loop)]:
-            if any(self.acts(x) for x in (o, *(y for r in o.regions for y in walk(r)))):
+            if any(acts(x) for x in (o, *(y for r in o.regions for y in walk(r)))):
                 return f"line {o.loc.line} writes global memory before the sum"
         return ""
 
@@ -172,11 +170,6 @@ class _Sharer:
         outside = [x for x in self.func.body.ops if x is not loop and _touches(x, o.dest)]
         whole = o.dest_extents == o.dest.buffer.static_shape
         return not outside and whole and bool(inside) and inside[0] is o
-
-    def acts(self, o: Op) -> bool:
-        if isinstance(o, (Copy, Fill, Store)):
-            return o.dest.buffer.space == "global"
-        return isinstance(o, Print)
 
     # --- what it becomes ---
 

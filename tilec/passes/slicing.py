@@ -7,7 +7,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
-from tilec.ir.ops import For, If, Load, Parallel, While, Yield, yielded
+from tilec.ir.ops import (
+    Copy,
+    Fill,
+    For,
+    If,
+    Load,
+    Parallel,
+    Print,
+    Store,
+    While,
+    Yield,
+    yielded,
+)
 
 
 class NotClonable(Exception):
@@ -26,6 +38,13 @@ def written_tensors(block: Block) -> set[Value]:
         if isinstance(dest, Value) and dest.buffer.space == "global":
             found.add(dest)
     return found
+
+
+def acts(o: Op) -> bool:
+    """Whether an op does something that is seen outside of the kernel's block."""
+    if isinstance(o, (Copy, Fill, Store)):
+        return o.dest.buffer.space == "global"
+    return isinstance(o, Print)
 
 
 def is_clonable(o: Op, written: set[Value]) -> bool:

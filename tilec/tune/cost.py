@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tilec.ir.instr import MatrixRow
 from tilec.ir.plan import Plan
 from tilec.passes.registers import producer_warps
-from tilec.target import Target
+from tilec.target import Speeds, Target
 from tilec.tune.work import Numbers
 
 MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait for nothing
@@ -84,7 +84,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Realised:
     """What one plan makes of a kernel before its sizes are known: the row of each product,
     registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
     many stages the ring has; bytes of operands that each iteration brings from there to registers
@@ -98,61 +98,23 @@ class Layout:
     held_bytes: int = 0
 
 
-def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Target) -> Estimate:
+def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
     """The prediction for one launch of `plan` with `threads` threads per team."""
     s = target.speeds
-    tiles = n.blocks
     together = plan.split * math.prod(plan.cluster)
     fit = next(part for size, part in CLUSTERS_FIT if together <= size)
     multiprocessors = int(target.multiprocessors * fit)
-    blocks = tiles * plan.split
-    resident = blocks_per_multiprocessor(plan, layout, threads, target)
+    blocks = n.blocks * plan.split
+    resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
-    filled = blocks / (waves * multiprocessors)
-
-    flops = sum(p.flops * times for p, times in n.products)
-    matrix = sum(
-        p.flops * times / _rate(row, threads, target)
-        for (p, times), row in zip(n.products, layout.rows)
-    )
-    from_l2 = n.loaded_in(plan.cluster)
-    per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
-    helped = plan.specialise or not target.has("tma")  # else threads do what others could
-    efficiency = _efficiency(plan, layout, resident, waves * n.results, per_kiloflop)
-    efficiency *= 1.0 if helped else UNSPECIALISED
-    steps = sum(
-        times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, layout.rows)
-    )
-    compute = max(matrix / efficiency + WAIT * n.iterations, steps)  # clocks
-    compute += layout.held_bytes / HELD * n.iterations
-    vector = n.vector / s.vector
-    asked = max(from_l2 / s.l2, n.loaded / FILL)
-    if plan.specialise:
-        asked += n.outside / OUTSIDE
-        # A slot is free one iteration after it was read, and full again a latency later.
-        refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
-        turn = 2 * compute + asked + refill * s.latency * s.clock * n.iterations
-        compute = max(compute, turn / (layout.stages * resident))
-    # What is in flight arrives after the latency, so that bounds the rate too.
-    flight = max(
-        layout.ring_bytes * max(layout.stages - 1, 1) / max(layout.stages, 1), threads * 64
-    )
-    into_block = min(s.l2, flight * resident / (s.latency * s.clock))
-    into_block *= 1.0 if helped else UNSPECIALISED
-    from_cache = asked * s.l2 / into_block
-    work = max(compute + vector, from_cache) / plan.split
+    loop = _loop(n, plan, made, threads, resident, waves, target)
+    work = max(loop.compute + loop.vector, loop.from_cache) / plan.split
     if plan.teams > 1:
-        work = max(compute, vector, from_cache)
+        work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
 
-    stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
-    stores += n.results * (STORE_LATENCY + STAGED_LATENCY * plan.staged_store)
-    stores += FETCH * n.fetched / (s.l2 * s.clock)
-    ends = CLUSTER * (plan.cluster != (1, 1, 1))
-    if plan.split > 1:
-        sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
-        ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
-    first = layout.ring_bytes / max(layout.stages, 1) / (s.l2 * s.clock)
+    stores, ends = _stores(n, plan, s), _ends(n, plan, s)
+    first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
         busy *= 1.0 if plan.staged_store else BESIDE
@@ -163,13 +125,11 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
         rounds = math.ceil(blocks / (multiprocessors * resident))
         between = (rounds - 1) * (start + stores + ends + BLOCK_START) / resident
         total = start + stores + waves * busy + between
-    active = min(blocks, multiprocessors)
-    dram = s.dram if helped else OWN_LOADS * s.dram
-    bus = min(dram, active * s.clock * into_block * MISSES)
+    dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
+    bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
     gaps = STAGE_START * n.iterations * blocks / bus
     memory = start + n.dram / bus + gaps + STORE_LATENCY
-    limits = {"matrix unit": compute, "vector unit": vector, "L2 cache": from_cache}
-    limit = max(limits, key=lambda k: limits[k])
+    limit = loop.limit
     if memory > total:
         limit = "DRAM"
     elif waves * busy < 0.5 * total:
@@ -177,40 +137,121 @@ def estimate(n: Numbers, plan: Plan, layout: Layout, threads: int, target: Targe
     return Estimate(
         s.launch + ends + math.hypot(total**2, memory**2) ** 0.5,  # near the longer of the two
         limit,
-        flops * tiles,
-        tiles,
+        _flops(n) * n.blocks,
+        n.blocks,
         waves,
-        filled,
+        blocks / (waves * multiprocessors),
         n.dram,
-        from_l2 * tiles,
-        layout.shared_bytes,
-        layout.registers,
+        n.loaded_in(plan.cluster) * n.blocks,
+        made.shared_bytes,
+        made.registers,
     )
 
 
-def blocks_per_multiprocessor(plan: Plan, layout: Layout, threads: int, target: Target) -> int:
+@dataclass(frozen=True)
+class _Loop:
+    """Clocks that the loops of one block keep the matrix unit, the vector unit and the L2 cache
+    busy; bytes a clock that come into the block."""
+
+    compute: float
+    vector: float
+    from_cache: float
+    into_block: float
+
+    @property
+    def limit(self) -> str:
+        clocks = {
+            "matrix unit": self.compute,
+            "vector unit": self.vector,
+            "L2 cache": self.from_cache,
+        }
+        return max(clocks, key=lambda k: clocks[k])
+
+
+def _loop(
+    n: Numbers,
+    plan: Plan,
+    made: Realised,
+    threads: int,
+    resident: int,
+    waves: int,
+    target: Target,
+) -> _Loop:
+    s = target.speeds
+    flops, from_l2 = _flops(n), n.loaded_in(plan.cluster)
+    matrix = sum(
+        p.flops * times / _rate(row, threads, target)
+        for (p, times), row in zip(n.products, made.rows)
+    )
+    per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
+    unhelped = 1.0 if _helped(plan, target) else UNSPECIALISED
+    efficiency = _efficiency(plan, made, resident, waves * n.results, per_kiloflop) * unhelped
+    steps = sum(
+        times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, made.rows)
+    )
+    compute = max(matrix / efficiency + WAIT * n.iterations, steps)
+    compute += made.held_bytes / HELD * n.iterations
+    asked = max(from_l2 / s.l2, n.loaded / FILL)
+    if plan.specialise:
+        asked += n.outside / OUTSIDE
+        # A slot is free one iteration after it was read, and full again a latency later.
+        refill = REFILL_CLUSTER if plan.cluster != (1, 1, 1) else REFILL
+        turn = 2 * compute + asked + refill * s.latency * s.clock * n.iterations
+        compute = max(compute, turn / (made.stages * resident))
+    # What is in flight arrives after the latency, so that bounds the rate too.
+    flight = max(made.ring_bytes * max(made.stages - 1, 1) / max(made.stages, 1), threads * 64)
+    into_block = min(s.l2, flight * resident / (s.latency * s.clock)) * unhelped
+    return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
+
+
+def _stores(n: Numbers, plan: Plan, s: Speeds) -> float:
+    """Seconds from a block's last product to the end of its results."""
+    stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
+    stores += n.results * (STORE_LATENCY + STAGED_LATENCY * plan.staged_store)
+    return stores + FETCH * n.fetched / (s.l2 * s.clock)
+
+
+def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
+    """Seconds that the blocks of a cluster wait for one another."""
+    ends = CLUSTER * (plan.cluster != (1, 1, 1))
+    if plan.split > 1:
+        sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
+        ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
+    return ends
+
+
+def _flops(n: Numbers) -> float:
+    return sum(p.flops * times for p, times in n.products)
+
+
+def _helped(plan: Plan, target: Target) -> bool:
+    """Whether threads are spared what others can do: bringing tiles."""
+    return plan.specialise or not target.has("tma")
+
+
+def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: Target) -> int:
     """Launched blocks that one multiprocessor holds at once, at least 1."""
     if plan.persistent:
         return 1
     launched = threads * plan.teams
     if plan.specialise:
         launched += producer_warps(launched // target.warp_size) * target.warp_size
-    registers = min(layout.registers + 56, target.max_registers_per_thread)
+    registers = min(made.registers + 56, target.max_registers_per_thread)
     by_registers = target.registers // max(1, launched * registers)
-    by_shared = (target.shared_bytes + 1024) // max(layout.shared_bytes + 1024, 1)
+    by_shared = (target.shared_bytes + 1024) // max(made.shared_bytes + 1024, 1)
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))
 
 
 def _efficiency(
-    plan: Plan, layout: Layout, resident: int, results: float, per_kiloflop: float
+    plan: Plan, made: Realised, resident: int, results: float, per_kiloflop: float
 ) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
     if plan.teams > 1:
         found *= PING_PONG if results > 1 else ONE_TEAM
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     if not plan.specialise:
-        found *= FEW_STAGES.get(layout.stages + resident - 1, 1.0)  # blocks hide each other's waits
-    wide = [row.n for row in layout.rows if row is not None and row.warps > 1]
+        found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits
+    wide = [row.n for row in made.rows if row is not None and row.warps > 1]
     return found * (NARROW if wide and max(wide) <= 128 else 1.0)
 
 

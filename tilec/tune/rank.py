@@ -27,13 +27,13 @@ from tilec.passes.registers import budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
-from tilec.tune.cost import Estimate, Layout, estimate
+from tilec.tune.cost import Estimate, Realised, estimate
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
-BESIDE = 6  # how much less loads to registers cost where another warpgroup's products go on
+OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
@@ -93,12 +93,12 @@ class Candidate:
         return ""
 
     @cached_property
-    def _static(self) -> tuple[list[tuple[Plan, Plan, Layout, int]], list[Ranked]]:
+    def _static(self) -> tuple[list[tuple[Plan, Plan, Realised, int]], list[Ranked]]:
         """The plans that may fit, each as it will run (a kernel that walks over blocks by itself is
         launched as it is), with what it makes of the kernel and the threads of a team; and the
         others."""
         func, wanted = take_wanted(self.func)[0], self._wanted
-        kept: list[tuple[Plan, Plan, Layout, int]] = []
+        kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int]] = {}
         space = footprint(func)
@@ -119,16 +119,16 @@ class Candidate:
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
             rows, held = rows_of[key]
-            layout = Layout(rows, registers, total, ring, stages, held)
-            reason = self._reason(plan, layout, max(bits, default=0) // threads // 32, threads)
+            made = Realised(rows, registers, total, ring, stages, held)
+            reason = self._reason(plan, made, max(bits, default=0) // threads // 32, threads)
             if reason:
                 rejected.append(Ranked(self.constants, plan, reason=reason))
             else:
                 runs = plan if walks else replace(plan, persistent=False)
-                kept.append((plan, runs, layout, threads))
+                kept.append((plan, runs, made, threads))
         return kept, rejected
 
-    def _reason(self, plan: Plan, layout: Layout, largest: int, threads: int) -> str:
+    def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
         if self.target.max_threads == 1:
             return ""
         limit = budget(threads * plan.teams, plan.specialise, self.target)
@@ -146,12 +146,12 @@ class Candidate:
                 f"accumulators take {sum(sums.values())} registers of each thread, what is done "
                 f"with them about {beside}; {limit} are left for both"
             )
-        if layout.shared_bytes > self.target.shared_bytes:
+        if made.shared_bytes > self.target.shared_bytes:
             return (
-                f"{layout.shared_bytes} bytes of shared memory, {self.target} has "
+                f"{made.shared_bytes} bytes of shared memory, {self.target} has "
                 f"{self.target.shared_bytes}"
             )
-        if plan.teams > 1 and any(row is None or row.warps == 1 for row in layout.rows):
+        if plan.teams > 1 and any(row is None or row.warps == 1 for row in made.rows):
             return "ping-pong takes turns at instructions of a warpgroup, and a product has none"
         return ""
 
@@ -160,18 +160,18 @@ class Candidate:
         numbers = self.work.at(values, grid)
         if numbers is None or numbers.blocks < 1:
             return None
-        made = [
+        found = [
             Ranked(
                 self.constants,
                 self._panelled(plan, numbers),
-                estimate(numbers, runs, layout, threads, self.target),
+                estimate(numbers, runs, made, threads, self.target),
             )
-            for plan, runs, layout, threads in self._static[0]
+            for plan, runs, made, threads in self._static[0]
         ]
         if not has_pipelined_product(self.func):
             # Nothing here tells its plans apart: the safe order holds.
-            return [replace(r, plan=None) for r in made[:1]]
-        return sorted(made, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+            return [replace(r, plan=None) for r in found[:1]]
+        return sorted(found, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
 
     def _panelled(self, plan: Plan, numbers: Numbers) -> Plan:
         """`plan` with panels so narrow that what their blocks share stays in the L2 cache."""
@@ -205,7 +205,7 @@ class Candidate:
             rows.append(row if row is not None and row.feature else None)
             if row is not None:
                 alone = math.prod(o.warps) == row.warps
-                held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else BESIDE)
+                held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else OVERLAPPED)
         return tuple(rows), held
 
 
