@@ -100,6 +100,10 @@ class Casts:
         """float8 bits to float, exactly."""
         return self.numerics.widen(x, dtype)
 
+    def round_tf32(self, x: Val) -> Val:
+        """float rounded to the bits of TF32, nearest even; inf and nan stay."""
+        return self.numerics.round_tf32(x)
+
     # --- spelling ---
 
     def call(self, name: str, *args: Val) -> Val:
@@ -151,7 +155,7 @@ class Casts:
         if dest.is_int:
             return self._to_int(x, source, dest)
         if dest == TFLOAT32:
-            return self.numerics.round_tf32(self.cast(x, source, FLOAT32))
+            return self.round_tf32(self.cast(x, source, FLOAT32))
         if source == TFLOAT32:
             return self.cast(x, FLOAT32, dest)
         if dest == FLOAT64:

@@ -153,8 +153,8 @@ class Numerics:
         bits = self._bits(v)
         last = self._int("and", self._int("lshr", bits, 13), 1)
         up = self._int("add", self.fn.binary("add", bits, last), 0xFFF)
-        special = self._cmp("uge", self._int("and", bits, 0x7FFF_FFFF), 0x7F80_0000)
-        return self._float(self.fn.select(special, bits, self._int("and", up, ~0x1FFF)))
+        nan = self.fn.fcmp("uno", v, v)  # whose bits might overflow
+        return self._float(self.fn.select(nan, bits, self._int("and", up, ~0x1FFF)))
 
     def round_to_odd(self, v: Val) -> Val:
         """A float64 as a float32 whose last bit is set where it is inexact, so that rounding it

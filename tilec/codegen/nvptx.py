@@ -29,11 +29,17 @@ FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 class NvptxScalars(GpuScalars):
     """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, and from Hopper on the
-    conversions of float8 (two at a time)."""
+    conversions of float8 (two at a time) and the rounding to TF32."""
 
-    def __init__(self, f: Function, ranges: Ranges, has_float8: bool) -> None:
+    def __init__(self, f: Function, ranges: Ranges, hopper: bool) -> None:
         super().__init__(f, ranges)
-        self.has_float8 = has_float8
+        self.hopper = hopper
+
+    def round_tf32(self, x: Val) -> Val:
+        if not self.hopper:
+            return super().round_tf32(x)
+        bits = self.f.intrinsic("i32", "llvm.nvvm.f2tf32.rn", [x])
+        return self.f.cast("bitcast", bits, "float")
 
     def exp2_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.ex2.approx.ftz.f", [x])
@@ -45,14 +51,14 @@ class NvptxScalars(GpuScalars):
         return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
-        if not self.has_float8:
+        if not self.hopper:
             return super().to_float8(x, dtype)
         name = f"llvm.nvvm.ff.to.{FLOAT8[dtype]}x2.rn"
         pair = self.f.intrinsic("i16", name, [float_val(0.0), x])
         return self.f.cast("trunc", pair, "i8")
 
     def from_float8(self, x: Val, dtype: DType) -> Val:
-        if not self.has_float8:
+        if not self.hopper:
             return super().from_float8(x, dtype)
         name = f"llvm.nvvm.{FLOAT8[dtype]}x2.to.f16x2.rn"
         pair = self.f.intrinsic("<2 x half>", name, [self.f.cast("zext", x, "i16")])

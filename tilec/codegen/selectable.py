@@ -67,7 +67,7 @@ _NVPTX = (
     ),
     *_each(
         "llvm.nvvm.ff.to.e4m3x2 llvm.nvvm.ff.to.e5m2x2 llvm.nvvm.e4m3x2 llvm.nvvm.e5m2x2 "
-        "llvm.nvvm.f16x2.to.e4m3x2 llvm.nvvm.f16x2.to.e5m2x2",
+        "llvm.nvvm.f16x2.to.e4m3x2 llvm.nvvm.f16x2.to.e5m2x2 llvm.nvvm.f2tf32.rn",
         unless_feature="wgmma",
         instead="integer arithmetic",
     ),
