@@ -482,6 +482,8 @@ class _Agent:
             if load:
                 values = np.zeros(index.shape[1], a.dtype)
                 values[ok] = view[tuple(source[:, ok])]
+                if kind.dtype == t.TFLOAT32:  # such a descriptor makes the load round
+                    values = num.round_tf32(values)
                 slot = int(self.get(o.slot)[thread])
                 mask = None if o.blocks is None else int(self.get(o.blocks)[thread])
                 for n, m in enumerate(self.m.peers):

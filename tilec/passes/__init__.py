@@ -36,6 +36,7 @@ from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
 from tilec.passes.promote_sums import promote_sums
 from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
@@ -66,6 +67,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known
+    (round_operands, "TILE"),  # knows who may bring each tile; layouts follow the dtypes
     (infer_layouts, "LAID_OUT"),
     (check_registers, "LAID_OUT"),
     (lift_accesses, "LAID_OUT"),

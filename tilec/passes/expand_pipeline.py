@@ -33,6 +33,7 @@ from tilec.ir.ops import (
     Version,
     squeeze,
 )
+from tilec.ir.types import BufferType
 from tilec.passes.distribution import idle
 from tilec.passes.rings import Position, const, only_if
 from tilec.passes.slicing import Slice
@@ -164,9 +165,11 @@ class _Expander:
         staged = {}
         for o in copies:
             layout = self._staging(o)
-            t = replace(
-                o.dest.buffer, shape=layout.shape, space="fragment", versions=1, layout=layout
-            )
+            # A conversion that changes no width happens where the tile is stored: here it would
+            # wait for the loads.
+            same = o.source.dtype.bits == o.dest.dtype.bits
+            dtype = (o.source if same else o.dest).dtype
+            t = BufferType(layout.shape, dtype, "fragment", layout=layout)
             staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
         zero = const(b, 0)
 

@@ -105,8 +105,8 @@ def _check_cluster(func: Func) -> None:
 def _without_tma(func: Func) -> Func:
     def visit(o: Op) -> Op | None:
         if isinstance(o, Copy) and o.agent == "tma":
-            wide = o.vector * o.source.dtype.bits // 8 >= 4
-            return replace(o, agent="cp_async" if wide else "threads")
+            as_stored = o.source.dtype == o.dest.dtype and o.vector * o.source.dtype.bits // 8 >= 4
+            return replace(o, agent="cp_async" if as_stored else "threads")
         return None
 
     return func.with_body(rewrite(func.body, visit))

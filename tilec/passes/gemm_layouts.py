@@ -7,7 +7,7 @@ from dataclasses import replace
 from tilec.ir.instr import find_row
 from tilec.ir.layout import Digit, Layout, padded, swizzled
 from tilec.ir.ops import Gemm
-from tilec.ir.types import FLOAT32, TFLOAT32, BufferType, DType
+from tilec.ir.types import BufferType
 from tilec.passes.distribution import fewest_registers
 
 PAD_BYTES = 16  # skipped after each row of an unswizzled operand: rows start in other banks
@@ -36,12 +36,6 @@ def spread(
     return Layout(shape, tuple(d for d in digits if d.radix > 1), (1, 1))
 
 
-def held_as(stored: DType, wanted: DType) -> DType:
-    """The dtype of the registers in which an instruction that takes `wanted` finds a buffer of
-    `stored`: TF32 is float32 whose low bits are ignored."""
-    return stored if stored == FLOAT32 and wanted == TFLOAT32 else wanted
-
-
 def accumulator_type(o: Gemm, total_warps: int, warp_size: int) -> BufferType:
     """The fragment in which the row of a gemm sums C."""
     layout = accumulator_layout(o, total_warps, warp_size)
@@ -52,7 +46,7 @@ def operand_type(o: Gemm, which: str, total_warps: int) -> BufferType:
     """The fragment in which the row of a gemm takes an A or B from registers."""
     row, t = find_row(o.row), (o.a if which == "a" else o.b).buffer
     first = (which == "a") != o.turned
-    dtype = held_as(t.dtype, row.a_dtype if first else row.b_dtype)
+    dtype = row.a_dtype if first else row.b_dtype
     return replace(t, dtype=dtype, layout=operand_fragment_layout(o, which, total_warps))
 
 

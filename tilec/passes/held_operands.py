@@ -14,7 +14,7 @@ from dataclasses import replace
 from tilec.ir.core import Builder, Op
 from tilec.ir.instr import MatrixRow
 from tilec.ir.ops import Alloc, Const, Copy, Gemm
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.operands import part_of_sum
 
 MAX_HELD = 64  # elements of the operand per thread that are loaded at once
@@ -34,7 +34,8 @@ def through_registers(
         v = o.a if which == "a" else o.b
         if not mn_major or v.buffer.space != "shared":
             continue
-        found = choose(_held(Builder(o.loc), o, which).turn())
+        dtype = rows[0].a_dtype if which == "a" else rows[0].b_dtype
+        found = choose(_held(Builder(o.loc), o, which, dtype).turn())
         if found is None:
             continue
         m, n, k = o.shape
@@ -47,18 +48,18 @@ def through_registers(
         for start in range(0, k, size):
             part = part_of_sum(b, o, start, size) if size < k else o
             part = replace(part, clear=o.clear and start == 0)
-            b.ops.append(replace(_held(b, part, which), row=found[0], warps=found[1]))
+            b.ops.append(replace(_held(b, part, which, dtype), row=found[0], warps=found[1]))
         return b.ops
     return None
 
 
-def _held(b: Builder, o: Gemm, which: str) -> Gemm:
-    """The product with its operand `which` in a fragment; what fills the fragment."""
+def _held(b: Builder, o: Gemm, which: str, dtype: DType) -> Gemm:
+    """The product with its operand `which` in a fragment of `dtype`; what fills the fragment."""
     source, offsets, extents = (
         (o.a, o.a_offsets, o.a_extents) if which == "a" else (o.b, o.b_offsets, o.b_extents)
     )
     shape = extents[-2:]
-    t = BufferType(shape, source.dtype, "fragment")
+    t = BufferType(shape, dtype, "fragment")
     held = b.value(Alloc, t, name=f"{source.name}_held")
     zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
     b.emit(Copy, source, offsets, extents, held, zeros, shape)

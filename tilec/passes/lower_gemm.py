@@ -6,8 +6,8 @@ left.
 - wgmma: descriptors of the shared operands, one op for the whole tile, and a wait unless the
   product is `asynchronous`;
 - mma, mfma: for each k step the operands come to registers (8x8 matrices at once where the layout
-  allows it, element runs otherwise, converted if the instruction takes another dtype), then one
-  instruction per atom of C;
+  allows it, element runs otherwise, converted if the instruction takes another dtype: float32 is
+  rounded to TF32), then one instruction per atom of C;
 - SIMT: for each k, each register of C gets one fused multiply-add.
 """
 
@@ -41,7 +41,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, INT32, BufferType, DType
 from tilec.passes.addressing import Numbers, Place, coordinates, shared_offset
-from tilec.passes.gemm_layouts import held_as
 from tilec.passes.operands import Operand, operand, plane, wgmma_reads
 from tilec.target import Target
 
@@ -102,6 +101,8 @@ def _clear(b: Builder, c: Value) -> None:
 
 def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     row = find_row(o.row)
+    if (o.a.dtype, o.b.dtype) != (row.a_dtype, row.b_dtype):
+        raise InternalError(f"{row.name} of {o.a.type} and {o.b.type}", o.loc)
     packs[o.c] = row.packs[2]
     m, n, k = o.shape
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
@@ -218,9 +219,10 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     cols.emit(Mma, o.row, o.c, c_index, a, a_index, bb, b_index)
     close(rows, "unroll", j, n_atoms, cols)
     close(inner, "unroll", i, m_atoms, rows)
-    # Conversions need registers of their own: written out, they would all be under way at once.
-    # What lies in registers for all of K is numbered, which takes a loop that is written out.
-    converted = a.dtype != o.a.dtype or bb.dtype != o.b.dtype
+    # Conversions to another width need registers of their own: written out, they would all be under
+    # way at once. What lies in registers for all of K is numbered, which takes a loop that is
+    # written out.
+    converted = a.dtype.bits != o.a.dtype.bits or bb.dtype.bits != o.b.dtype.bits
     kind = "serial" if converted and a_steps == b_steps == 1 else "unroll"
     close(b, kind, step, k // row.k, inner)
 
@@ -261,27 +263,32 @@ def _operand(
     spare = Digit("warp", o.c.buffer.layout.size("warp") // (wm * wn), (0, 0))
     digits = tuple(d for d in (*atom.digits, *outer, spare) if d.radix > 1)
     layout = Layout(shape, digits, (1, 1))
-    dtype = held_as(v.dtype, row.a_dtype if which == "a" else row.b_dtype)
+    dtype = row.a_dtype if which == "a" else row.b_dtype
     t = BufferType(shape, dtype, "fragment", layout=layout)
     fragment = b.value(Alloc, t, packed=pack, name=f"{v.name}_{which}")
     memory = v.buffer.layout
     assert memory is not None
     k0 = Numbers(inner).op("mul", step, inner.value(Const, row.k, INT32))
     if _by_matrices(row, region, dtype):
-        _load_matrices(inner, fragment, region, which, atoms, k0, share, o, place)
+        loaded = fragment
+        if dtype != v.dtype:
+            loaded = b.value(Alloc, replace(t, dtype=v.dtype), packed=pack, name=f"{v.name}_raw")
+        _load_matrices(inner, loaded, region, which, atoms, k0, share, o, place)
+        if loaded is not fragment:
+            _convert(inner, loaded, fragment, layout.size("reg"))
     else:
         _load_elements(inner, fragment, layout, region, which, k0, place, pack)
     return fragment
 
 
 def _by_matrices(row: MatrixRow, region: Operand, dtype: DType) -> bool:
-    """Whether ldmatrix brings the operand: in its own dtype, two 16-byte chunks of K at a time. An
-    8x8 matrix of 16 bits is a matrix of 8 rows and 16 bytes for it; only 16-bit elements can be
-    transposed on the way."""
+    """Whether ldmatrix brings the operand: its elements as wide as the instruction takes them, two
+    16-byte chunks of K at a time. An 8x8 matrix of 16 bits is a matrix of 8 rows and 16 bytes for
+    it; only 16-bit elements can be transposed on the way."""
     bits = region.buffer.dtype.bits
     return (
         row.feature in LDMATRIX_FEEDS
-        and dtype == region.buffer.dtype
+        and (dtype == region.buffer.dtype or dtype.bits == bits == 32)
         and row.packs[0] * bits == 32  # what a lane gets of a matrix
         and row.k * bits == 2 * CHUNK_BITS
         and (bits == 16 or not region.mn_major)
@@ -354,6 +361,14 @@ def _load_matrices(
     register = y.op("mul", i, y.const(count))
     inner.emit(Ldmatrix, fragment, register, region.buffer, offset, count, not k_last)
     close(b, "unroll", i, atoms // per, inner)
+
+
+def _convert(b: Builder, source: Value, dest: Value, count: int) -> None:
+    """The registers of one fragment as those of another of the same layout."""
+    r, inner = unrolled(b, count, "r")
+    value = inner.value(Cast, inner.value(RegRead, source, r), dest.dtype)
+    inner.emit(RegWrite, dest, r, value)
+    close(b, "unroll", r, count, inner)
 
 
 def _load_elements(

@@ -91,7 +91,7 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
     tile_of = dict(zip(dest_dims, tile_dims))
     dims = list(reversed(range(o.dest.buffer.rank)))
     full = tuple(box[tile_of[d]] if d in tile_of else 1 for d in dims)
-    descriptor = maps.get(o.dest, full, swizzle)
+    descriptor = maps.get(o.dest, full, swizzle, o.dest.dtype)
     offsets = s.layout.offsets()
     n = Numbers(send)
     for corner in itertools.product(*(range(0, e, x) for e, x in zip(s.static_shape, box))):
@@ -117,7 +117,7 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     bits = o.dest.dtype.bits
     rank = o.dest.buffer.rank
     box = (found.columns, CHUNK_ROWS, *(1 for _ in range(rank - 2)))
-    descriptor = maps.get(o.dest, box, found.columns * bits // 8)
+    descriptor = maps.get(o.dest, box, found.columns * bits // 8, o.dest.dtype)
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)

@@ -30,7 +30,7 @@ from tilec.ir.ops import (
     Warp,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, INT64, BufferType, TensorMapType
+from tilec.ir.types import BOOL, INT32, INT64, BufferType, DType, TensorMapType
 from tilec.passes.multicast import Multicast
 
 
@@ -184,10 +184,10 @@ class TensorMaps:
     def __init__(self) -> None:
         self.params: dict[TensorMapType, Param] = {}
 
-    def get(self, tensor: Value, box: tuple[int, ...], swizzle: int) -> Value:
-        """The descriptor's value; `box` is innermost first."""
+    def get(self, tensor: Value, box: tuple[int, ...], swizzle: int, dtype: DType) -> Value:
+        """The descriptor's value; `box` is innermost first, `dtype` that of shared memory."""
         dims = tuple(reversed(range(tensor.buffer.rank)))
-        t = TensorMapType(tensor.name, dims, box, swizzle, tensor.dtype)
+        t = TensorMapType(tensor.name, dims, box, swizzle, dtype)
         if t not in self.params:
             n = sum(p.arg == tensor.name for p in self.params.values())
             name = f"{tensor.name}_map{n or ''}"
@@ -227,7 +227,7 @@ def tma_boxes(
     full_box = tuple(
         box[tile_of[d]] if d in tile_of else 1 for d in reversed(range(o.source.buffer.rank))
     )
-    descriptor = maps.get(o.source, full_box, swizzle)
+    descriptor = maps.get(o.source, full_box, swizzle, o.dest.dtype)
     for origin in itertools.product(*(range(0, e, x) for e, x in zip(shape, box))):
         coords = []
         for d in reversed(range(o.source.buffer.rank)):

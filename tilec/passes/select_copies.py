@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, leading_run, tma_box
 from tilec.ir.ops import (
     AnnotateSafeValue,
@@ -27,7 +28,7 @@ from tilec.ir.ops import (
     While,
     squeeze,
 )
-from tilec.ir.types import BOOL, BufferType
+from tilec.ir.types import BOOL, BufferType, DType
 from tilec.passes.addressing import depends
 from tilec.passes.stage_stores import staged_form
 from tilec.target import Target
@@ -51,22 +52,16 @@ class _Chooser:
         self.target = target
         self.func = func
         self.facts = Facts(func)
-        constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
-        self.safe = {
-            o.dest: constants.get(o.value)
-            for o in walk(func.body)
-            if isinstance(o, AnnotateSafeValue)
-        }
-
+        self.safe = SafeValues(func)
         self.unseen = _never_seen_again(func)
 
     def choose(self, o: Copy) -> Op:
         vector = self.vector(o)
         if o.ahead:
-            if self.func.attrs.get("specialise") and self._tma_load(o):
+            if self._tma_load(o):
                 return replace(o, agent="tma", vector=vector)
             width = vector * o.source.dtype.bits // 8
-            same = o.source.dtype == o.dest.dtype and not self.safe.get(o.source)
+            same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source)
             if self.target.has("cp_async") and same and width in (4, 8, 16):
                 return replace(o, agent="cp_async", vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):
@@ -104,16 +99,11 @@ class _Chooser:
         return max(1, gcd2(elements, self.facts.divisor(offsets[-1])))
 
     def _tma_load(self, o: Copy) -> bool:
-        t, s = o.source.buffer, o.dest.buffer
+        s = o.dest.buffer
         return (
-            self.target.has("tma")
-            and not o.disable_tma
-            and t.dtype == s.dtype
-            and not self.safe.get(o.source)
-            and tensor_map_fits(t)
+            tma_may_load(o, s.dtype, self.func, self.target, self.safe)
             and s.layout is not None
             and box_fits(s.layout, s.dtype.bits)
-            and _same_order(o)
         )
 
     def _tma_store(self, o: Copy) -> bool:
@@ -148,6 +138,37 @@ class _Chooser:
             and box_fits(s.layout, s.dtype.bits)
             and _same_order(o)
         )
+
+
+class SafeValues:
+    """What reads out of the bounds of a function's tensors give."""
+
+    def __init__(self, func: Func) -> None:
+        constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+        self.found = {
+            o.dest: constants.get(o.value)
+            for o in walk(func.body)
+            if isinstance(o, AnnotateSafeValue)
+        }
+
+    def zero(self, tensor: Value) -> bool:
+        """Whether that is 0, which is what copies past the registers give."""
+        return not self.found.get(tensor)
+
+
+def tma_may_load(o: Copy, dtype: DType, func: Func, target: Target, safe: SafeValues) -> bool:
+    """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
+    tile's layout is one that boxes can write."""
+    t = o.source.buffer
+    return (
+        bool(func.attrs.get("specialise"))
+        and target.has("tma")
+        and not o.disable_tma
+        and tma_gives(t.dtype, dtype)
+        and safe.zero(o.source)
+        and tensor_map_fits(t)
+        and _same_order(o)
+    )
 
 
 def _never_seen_again(func: Func) -> set[Op]:

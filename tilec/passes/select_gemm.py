@@ -12,7 +12,7 @@ tile or dtypes that no matrix instruction takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import Facts
@@ -29,10 +29,11 @@ from tilec.ir.types import (
     TFLOAT32,
     DType,
 )
-from tilec.passes.gemm_layouts import held_as, operand_shared_layout
+from tilec.passes.gemm_layouts import operand_shared_layout
 from tilec.passes.held_operands import through_registers
 from tilec.passes.operands import Operand, operand, wgmma_reads
 from tilec.passes.registers import widest_wgmma
+from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.target import Target
 
 Dtypes = tuple[DType, DType, DType]
@@ -63,6 +64,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     teams = int(func.attrs.get("teams", 1))
     widest = widest_wgmma(threads * teams, bool(func.attrs.get("specialise")), target)
     facts = Facts(func)
+    rounded = roundable(func)
     annotated = {
         o.dest: o.layout
         for o in walk(func.body)
@@ -72,7 +74,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
         sides = (operand(o, "a", facts), operand(o, "b", facts))
         rows = _rows(*(dtypes or _dtypes(o)[0]), target)
-        return _warpgroups(o, rows, warps, sides, annotated, widest)
+        return _warpgroups(o, rows, warps, sides, annotated, rounded, widest)
 
     def visit(o: Op) -> Op | Sequence[Op] | None:
         if not isinstance(o, Gemm):
@@ -101,7 +103,7 @@ def _dtypes(o: Gemm) -> list[Dtypes]:
     own; those to which its inputs convert exactly; a wider sum."""
     a, b, c = o.a.dtype, o.b.dtype, o.c.dtype
     inputs = [(a, b)]
-    if o.allow_tf32 and a == b == FLOAT32:
+    if takes_tf32(o):
         inputs = [(TFLOAT32, TFLOAT32), (a, b)]
     elif a in FLOAT8 and b in FLOAT8:
         inputs = [(a, b), (FLOAT16, FLOAT16)]
@@ -156,6 +158,7 @@ def _warpgroups(
     warps: int,
     sides: tuple[Operand, Operand],
     annotated: Mapping[Value, Layout],
+    rounded: Collection[Value],
     widest: int,
 ) -> tuple[str, tuple[int, int]] | None:
     """A row that several warps execute together, with B (and A, unless it is a fragment) read from
@@ -166,7 +169,7 @@ def _warpgroups(
     if not by_n or o.b.buffer.space != "shared":
         return None
     first = next(iter(by_n.values()))
-    if warps % first.warps or not _as_stored(o, first):
+    if warps % first.warps or not _as_stored(o, first, rounded):
         return None
     layouts = []
     for x in sides:
@@ -193,14 +196,19 @@ def _warpgroups(
     return by_n[n // gn].name, (first.warps * gm, gn)
 
 
-def _as_stored(o: Gemm, row: MatrixRow) -> bool:
-    """Whether A and B are where the row reads them, in its own dtypes, without a conversion."""
+def _as_stored(o: Gemm, row: MatrixRow, rounded: Collection[Value]) -> bool:
+    """Whether A and B are where the row reads them and in its own dtypes, or will be: a shared tile
+    that may be `rounded` where it lies (`round_operands`), a fragment that is rounded in
+    registers."""
     for x, extents, places, dtype in (
         (o.a, o.a_extents, row.a_places, row.a_dtype),
         (o.b, o.b_extents, row.b_places, row.b_dtype),
     ):
         t = x.buffer
-        if t.space not in places or held_as(t.dtype, dtype) != t.dtype:
+        rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
+        if t.space not in places or not (t.dtype == dtype or rounds):
+            return False
+        if rounds and t.space == "shared" and x not in rounded:
             return False
         if t.space == "fragment" and extents != t.static_shape:
             return False

@@ -18,7 +18,7 @@ DATA_TYPES = {
     "bool": "UINT8", "int8": "UINT8", "uint8": "UINT8",
     "float8_e4m3": "UINT8", "float8_e5m2": "UINT8",
     "int16": "UINT16", "uint16": "UINT16", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
-    "int32": "INT32", "uint32": "UINT32", "float32": "FLOAT32", "tfloat32": "FLOAT32",
+    "int32": "INT32", "uint32": "UINT32", "float32": "FLOAT32", "tfloat32": "TFLOAT32",
     "int64": "INT64", "uint64": "UINT64", "float64": "FLOAT64",
 }  # fmt: skip
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}

@@ -15,6 +15,7 @@ import numpy as np
 from tilec.ir.errors import InternalError
 from tilec.ir.instr.row import Array, Operands, Row
 from tilec.ir.layout import Digit, Layout
+from tilec.ir.types import FLOAT32, TFLOAT32, DType
 
 MATRIX_COUNTS = (1, 2, 4)
 
@@ -148,6 +149,18 @@ def tma_store(dims: int, guarded: bool = False) -> Row:
     if guarded:
         store = f"{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}"
     return Row(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store))
+
+
+TMA_CONVERSIONS = frozenset({(FLOAT32, TFLOAT32)})
+"""Dtypes (of the tensor, of shared memory) between which a load converts. Found by trial on an
+H200, with a descriptor whose data type is TFLOAT32: nearest even, subnormals exactly, the largest
+values to infinity, every nan to 0x7fffe000."""
+
+
+def tma_gives(tensor: DType, shared: DType) -> bool:
+    """Whether a load brings a tensor's elements to shared memory as another dtype, or as they
+    are."""
+    return tensor == shared or (tensor, shared) in TMA_CONVERSIONS
 
 
 def _tma_dims(dims: int) -> int:

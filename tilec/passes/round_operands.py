@@ -1,0 +1,123 @@
+"""round_operands: who rounds the float32 operands of TF32 products, nearest even.
+
+A matrix instruction ignores the low 13 bits of a TF32 operand, so what it reads must have been
+rounded before. Before: products have rows; the buffers of those with `allow_tf32` may be float32.
+After: a buffer that nothing but such products reads is tfloat32 wherever that costs nothing, and
+whatever writes to it rounds:
+
+- a fragment, by whoever fills it;
+- a shared tile that TMA brings, which rounds on the way;
+- a shared tile that its instruction reads in place (`select_gemm` chose none such for others), by
+  the threads that bring it.
+
+A float32 operand that is left comes to its instruction through registers and is rounded there
+(`convert_operands`, `lower_gemm`): tiles that cp.async brings, and those with other readers, who
+see them unrounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.instr import find_row
+from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
+from tilec.ir.types import FLOAT32, TFLOAT32
+from tilec.passes.select_copies import SafeValues, tma_may_load
+from tilec.target import Target
+
+
+def round_operands(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    chosen = _chosen(func, target)
+    if not chosen:
+        return func
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | Op | list[Op]:
+        match o:
+            case Alloc(type=t) if o.result in chosen:
+                typed = replace(t, dtype=TFLOAT32)
+                subst[o.result] = Value(typed, o.result.name)
+                return replace(o, type=typed, results=(subst[o.result],))
+            case Store() | Fill() if o.dest.dtype == TFLOAT32 and o.value.dtype != TFLOAT32:
+                b = Builder(o.loc)
+                rounded = b.value(Cast, o.value, TFLOAT32)
+                return [*b.ops, replace(o, value=rounded)]
+        return None
+
+    return func.with_body(rewrite(func.body, visit, subst))
+
+
+def takes_tf32(o: Gemm) -> bool:
+    """Whether the product may round its operands to TF32 (one of them may be tfloat32 already)."""
+    return o.allow_tf32 and {o.a.dtype, o.b.dtype} <= {FLOAT32, TFLOAT32}
+
+
+def roundable(func: Func) -> frozenset[Value]:
+    """The float32 buffers whose elements may be rounded where they lie: nothing but TF32 products
+    reads them, or copies to buffers of which the same holds."""
+    found = {
+        o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.dtype == FLOAT32
+    } & {v for o in walk(func.body) for v in _read(o)}
+    while True:
+        kept = found - {
+            v for o in walk(func.body) for v in found & {*o.operands} if not _allows(o, v, found)
+        }
+        if kept == found:
+            return frozenset(v for v in found if v.buffer.space in ("shared", "fragment"))
+        found = kept
+
+
+def _read(o: Op) -> tuple[Value, ...]:
+    match o:
+        case Gemm():
+            return o.a, o.b
+        case Copy():
+            return (o.source,)
+    return ()
+
+
+def _allows(o: Op, v: Value, found: set[Value]) -> bool:
+    """Whether `o` computes what it should if the elements of `v` are rounded."""
+    match o:
+        case Gemm():
+            return o.c is not v and takes_tf32(o)
+        case Copy() if o.source is v:
+            return o.dest is not v and (o.dest in found or o.dest.dtype == TFLOAT32)
+        case Copy() | Store() | Fill() | AnnotateLayout():
+            return True
+    return False
+
+
+def _chosen(func: Func, target: Target) -> set[Value]:
+    candidates = roundable(func)
+    if not candidates:
+        return set()
+    safe = SafeValues(func)
+    used: set[Value] = set()  # by a product that computes in TF32
+    in_place: set[Value] = set()
+    by_threads: set[Value] = set()  # filled by others than TMA
+    for o in reversed(list(walk(func.body))):
+        match o:
+            case Gemm() if find_row(o.row).a_dtype == TFLOAT32:
+                used |= {o.a, o.b}
+                in_place |= _read_in_place(o)
+            case Copy():
+                if o.dest in used:
+                    used.add(o.source)
+                if not (o.ahead and tma_may_load(o, TFLOAT32, func, target, safe)):
+                    by_threads.add(o.dest)
+            case Store() | Fill():
+                by_threads.add(o.dest)
+    return {
+        v
+        for v in candidates & used
+        if v.buffer.space == "fragment" or v in in_place or v not in by_threads
+    }
+
+
+def _read_in_place(o: Gemm) -> set[Value]:
+    """The operands that the product's instruction reads in shared memory."""
+    seen, row = o.turn(), find_row(o.row)
+    sides = ((seen.a, row.a_places), (seen.b, row.b_places))
+    return {v for v, places in sides if v.buffer.space == "shared" and "shared" in places}
