@@ -1,6 +1,7 @@
 """Products of every dtype on an NVIDIA GPU against float64 (int64): all orders, ragged sizes, A in
 registers, sums in two levels, outputs of every dtype. Outputs are poisoned before."""
 
+import interp_scalar as num
 import numpy as np
 import pytest
 from test_row_products import (
@@ -15,6 +16,7 @@ from test_row_products import (
     transposed,
     values,
 )
+from test_tf32 import declared, with_ties
 
 torch = pytest.importorskip("torch")
 
@@ -49,6 +51,9 @@ def run(p: Product, size: tuple[int, int, int], tolerance: float = 0.0) -> None:
     if tolerance:
         error = np.linalg.norm(first - want) / np.linalg.norm(want)
         assert np.isfinite(first).all() and error <= tolerance, error
+    elif p.tf32:
+        error = np.linalg.norm(first - want) / np.linalg.norm(want)
+        assert error <= 2e-5, error  # of the sum; an operand that is not rounded would give 7e-4
     else:
         check(first, want, p)
     tilec.kernel(p.kernel())(a, b, c)
@@ -117,6 +122,45 @@ def test_orders(a: str, b: str, acc: str, out: str, ta: bool, tb: bool) -> None:
     tf32 = a == "float32"
     p = Product(a, b, acc, out, (64, 64, 32), ta, tb, tf32=tf32)
     run(p, (208, 272, 192), 1e-2 if acc == "float16" else 2e-3 if a == E4 else 0.0)
+
+
+@pytest.mark.parametrize("size", [(512, 768, 1024), (509, 771, 1022), (67, 35, 50)])
+@pytest.mark.parametrize(("ta", "tb"), ORDERS, ids=["NN", "NT", "TN", "TT"])
+def test_tf32_is_as_precise_as_the_library(ta: bool, tb: bool, size: tuple[int, int, int]) -> None:
+    """The library rounds to nearest even; against float64 products of what was given."""
+    p = Product(*F32, (128, 128, 32), ta, tb, threads=256, tf32=True)
+    arrays = p.arrays(*size)
+    a, b, c = (on_gpu(arrays[k]) for k in "ABC")
+    tilec.kernel(p.kernel())(a, b, c)
+    left, right = (a.T if ta else a), (b.T if tb else b)
+    want = left.double() @ right.double()
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        theirs = (left @ right).double()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    # Where the library does not use TF32: what rounding gives for random normals.
+    mine, library = (float((x.double() - want).norm() / want.norm()) for x in (c, theirs))
+    assert mine <= 1.05 * max(library, 2.94e-4), (mine, library)
+
+
+@pytest.mark.parametrize("k", [64, 50], ids=["TMA", "threads"])
+def test_rounding_to_tf32(k: int) -> None:
+    """Bit by bit: ties, subnormals, the largest values, infinities; a nan stays one."""
+    a = with_ties(np.random.default_rng(k), 4096, k)
+    bits = a.view(np.uint32)
+    bits[1000:2000] &= np.uint32(0x807FFFFF)  # subnormals
+    bits[2000:3000] |= np.uint32(0x7F000000)
+    bits[2000:3000] &= np.uint32(0xFF7FFFFF)  # the largest exponent
+    a[0, :4] = [np.inf, -np.inf, 3.4028234663852886e38, np.nan]
+    d = on_gpu(np.zeros_like(a))
+    c = on_gpu(np.zeros((4096, 56), np.float32))
+    tilec.kernel(declared)(on_gpu(a), on_gpu(np.zeros((56, k), np.float32)), c, d)
+    got, want = d.cpu().numpy(), num.round_tf32(a)
+    assert np.isnan(got[0, 3]) and np.isnan(want).sum() == 1
+    got[0, 3] = want[0, 3] = 0
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
 @pytest.mark.parametrize(
