@@ -1,0 +1,114 @@
+"""What the simulator has found wrong: one `Finding` per fault, however often it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from tilec.ir.loc import UNKNOWN, Loc
+
+Kind = Literal[
+    "data race",
+    "read before wait",
+    "missing proxy fence",
+    "overwritten before read",
+    "out of bounds",
+    "uninitialised read",
+    "deadlock",
+    "barrier divergence",
+    "transaction bytes",
+    "operand in flight",
+    "register pool",
+    "misaligned access",
+    "never written",
+    "step limit",
+    "parity can alias",
+    "unknown asm",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MOST_FINDINGS = 100  # different ones that are kept; all are counted
+MOST_NAMED = 8  # elements, threads and warps that one finding names
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of the kernel, as it showed first.
+
+    `locations`: the lines that are at fault, the one that was being executed first. `buffer` is the
+    user's name of what was touched, `indices` some of its elements. `threads` are numbers in the
+    block, `roles` what these threads do ("producer", ...). `block` is the block's coordinates, x
+    first. `details` are further lines of text, such as who waits for what. `times` counts how often
+    the same fault showed.
+    """
+
+    kind: Kind
+    message: str
+    locations: tuple[Loc, ...] = ()
+    buffer: str = ""
+    indices: tuple[Index, ...] = ()
+    threads: tuple[int, ...] = ()
+    warps: tuple[int, ...] = ()
+    roles: tuple[str, ...] = ()
+    block: Index = ()
+    details: tuple[str, ...] = ()
+    times: int = 1
+
+
+class Findings:
+    """The findings of a run, in the order in which they showed. Equal ones (kind, locations and
+    buffer) are one; after the first `MOST_FINDINGS` others are only counted, in `dropped`."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Kind, tuple[Loc, ...], str], Finding] = {}
+        self.dropped = 0
+
+    def add(
+        self,
+        kind: Kind,
+        message: str,
+        locations: Sequence[Loc] = (),
+        *,
+        buffer: str = "",
+        indices: Sequence[Index] = (),
+        threads: Sequence[int] = (),
+        warps: Sequence[int] = (),
+        roles: Sequence[str] = (),
+        block: Index = (),
+        details: Sequence[str] = (),
+    ) -> None:
+        """Report a fault; see `Finding` for what the arguments say. Of indices, threads and warps
+        the first `MOST_NAMED` are kept."""
+        places = tuple(loc for loc in locations if loc is not UNKNOWN)
+        key = (kind, places, buffer)
+        known = self._found.get(key)
+        if known is not None:
+            self._found[key] = replace(known, times=known.times + 1)
+            return
+        if len(self._found) >= MOST_FINDINGS:
+            self.dropped += 1
+            return
+        self._found[key] = Finding(
+            kind,
+            message,
+            places,
+            buffer,
+            tuple(tuple(int(i) for i in index) for index in indices[:MOST_NAMED]),
+            tuple(int(t) for t in threads[:MOST_NAMED]),
+            tuple(int(w) for w in warps[:MOST_NAMED]),
+            tuple(roles),
+            tuple(int(i) for i in block),
+            tuple(details),
+        )
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(tuple(self._found.values()))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, kind: object) -> bool:
+        """Whether there is a finding of this kind."""
+        return any(f.kind == kind for f in self._found.values())
