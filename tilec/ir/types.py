@@ -175,7 +175,8 @@ class TensorMapType:
     cuTensorMapEncodeTiled).
 
     `tensor` is the parameter's name, `dims` its dimensions innermost first, `box` the elements one
-    instruction moves in each of them, `swizzle` the bytes of the shared-memory pattern (0: none).
+    instruction moves in each of them, `swizzle` the bytes of the shared-memory pattern (0: none),
+    `dtype` what the elements are in shared memory (of a float32 tensor perhaps tfloat32).
     """
 
     tensor: str
