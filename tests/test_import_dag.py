@@ -15,9 +15,10 @@ MODULES = sorted((ROOT / "tilec").rglob("*.py"))
 # A module of the package `tilec` itself (tilec/kernel.py, …) may import all of them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lazy": (),
+    "foreign": (),
     "target": (),
     "ir": ("target",),
-    "frontend": ("target", "ir", "language"),
+    "frontend": ("target", "ir", "language", "foreign"),
     "passes": ("target", "ir"),
     "codegen": ("target", "ir"),
     "sim": ("target", "ir"),

@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "copy of unlike tiles": (
         "T.copy(A_s, B_s)  #!",
         "source is A_s (shared (16, 32) float16), the destination B_s (shared (32, 48) float16)",
-        "extents",
+        'allocate B_s as T.alloc_shared((16, 32), "float16")',
     ),
     "copy without extents": (
         "T.copy(A[0, 0], C[0, 0])  #!",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from tilec import foreign
 from tilec import language as T
 from tilec.frontend import words_scalar
 from tilec.frontend.context import Frame
@@ -25,7 +26,7 @@ from tilec.frontend.values import (
     is_literal,
 )
 from tilec.frontend.words import WORDS, Word, bind_call, parameters_of
-from tilec.ir.errors import CompileError
+from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DType, find_dtype
 
 macro_source: Callable[[Callable[..., Any]], Source] = lru_cache(maxsize=256)(read_source)
@@ -46,7 +47,10 @@ class Calls(Expressions):
             case DType():
                 return self._cast(function, node)
             case T.NotYet():
-                raise self.error(f"T.{function.name} is not supported yet")
+                raise self.error(
+                    f"T.{function.name} is not supported yet",
+                    foreign.MEANWHILE.get(function.name, ""),
+                )
             case T.Elementwise():
                 return self._elementwise(function, node)
             case T.Macro():
@@ -71,7 +75,11 @@ class Calls(Expressions):
             )
         if type(function).__module__.startswith("tilec."):
             raise self.error(f"{shown} ({describe(function)}) cannot be called inside a kernel")
-        raise self.error(f"{shown} is {describe(function)}; it cannot be called in a kernel")
+        hint = "put what both do in a function under @tilec.macro, and call that"
+        raise self.error(
+            f"{shown} is {describe(function)}; it cannot be called in a kernel",
+            hint if hasattr(function, "compile") else "kernels call words and macros",
+        )
 
     def _word(self, known: Word, function: Callable[..., Any], node: ast.Call) -> object:
         shown = f"T.{known.name}"
@@ -80,7 +88,7 @@ class Calls(Expressions):
 
     def _plain_arguments(self, shown: str, node: ast.Call, count: int) -> list[object]:
         if node.keywords:
-            raise self.error(f"{shown} takes no keywords", at=node.keywords[0].value)
+            raise self.error(f"{shown} takes no keywords", "leave the name out", node.keywords[0])
         if len(node.args) != count:
             raise self.error(
                 f"{shown} takes {count} argument{'s' * (count != 1)}, {len(node.args)} were given"
@@ -115,7 +123,9 @@ class Calls(Expressions):
         except CompileError as e:
             raise type(e)(e.message, self.loc, e.hint) from None
         except TypeError as e:
-            raise self.error(str(e)) from None
+            taken = ", ".join(inspect.signature(function).parameters)
+            near = next((did_you_mean(k, taken.split(", ")) for k in kwargs if k not in taken), "")
+            raise self.error(f"{e}{near}", f"write {function.__name__}({taken})") from None
 
     # --- macros -----------------------------------------------------------------------------------
 
@@ -153,7 +163,7 @@ class Calls(Expressions):
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
         if node.keywords:
-            raise self.error(f"{name} takes no keywords in a kernel", at=node.keywords[0].value)
+            raise self.error(f"{name} takes no keywords in a kernel", at=node.keywords[0])
         args = list(self.elements(node.args))
         if name == "range":
             return self._range(args, node)
@@ -167,6 +177,8 @@ class Calls(Expressions):
             return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if any(isinstance(a, Scalar | Region | Buffer) for a in args):
             hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a word of T"
+            if name == "len" and isinstance(args[0], Buffer):
+                hint = f"use {args[0].name}.shape[0]"
             shown = ", ".join(describe(a) for a in args)
             raise self.error(f"{name}({shown}) is only known at run time", hint)
         try:

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from tilec import foreign
 from tilec import language as T
 from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
@@ -106,7 +107,12 @@ class Expressions(Operators):
                     f"{name} cannot call itself", "write a loop: kernels do not recurse"
                 )
             near = did_you_mean(name, self.visible_names() | BUILTINS)
-            raise self.error(f"the name {name!r} is not defined{near}")
+            hint = foreign.advice(name) or (
+                "" if near else "assign it above, or take it as a parameter"
+            )
+            raise self.error(
+                f"the name {name!r} is not defined{'' if foreign.advice(name) else near}", hint
+            )
         return self.captured(name, value)
 
     def captured(self, name: str, value: object) -> object:
@@ -156,7 +162,8 @@ class Expressions(Operators):
             case DType() if name in ("name", "bits", "bytes"):
                 return getattr(owner, name)
         raise self.error(
-            f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}"
+            f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
+            foreign.advice(name) or (f"it has: {', '.join(known)}" if known else ""),
         )
 
     def _module_attribute(self, module: types.ModuleType, name: str) -> object:
@@ -165,18 +172,29 @@ class Expressions(Operators):
             known = [n for n in dir(module) if not n.startswith("_")]
             if module is T:
                 known += T.PLANNED
-            near = did_you_mean(name, known)
-            raise self.error(f"{module.__name__} has no attribute {name!r}{near}")
+            hint = foreign.advice(name)
+            near = "" if hint else did_you_mean(name, known)
+            if not hint and not near:
+                hint = "the words are listed in the documentation of tilec.language"
+            raise self.error(f"{module.__name__} has no attribute {name!r}{near}", hint)
         value = getattr(module, name)
         if inside:
             return self.captured(name, value)
         dtype = foreign_dtype(value)
         if dtype is None:
             raise self.error(
-                f"{module.__name__}.{name} cannot be used in a kernel, only its dtypes",
-                f"name a number outside the kernel: {name} = {module.__name__}.{name}",
+                f"{module.__name__}.{name} cannot be used in a kernel",
+                self._instead(module, name, value),
             )
         return dtype
+
+    def _instead(self, module: types.ModuleType, name: str, value: object) -> str:
+        """What to write for a function or number of another module."""
+        if isinstance(getattr(T, name, None), T.Elementwise):
+            return f"use T.{name}"
+        if is_literal(value):
+            return f"name the number outside the kernel: {name} = {module.__name__}.{name}"
+        return foreign.advice(name) or "compute it outside the kernel and name the result there"
 
     def _buffer_attribute(self, buffer: Buffer, name: str) -> object:
         match name:
@@ -188,8 +206,13 @@ class Expressions(Operators):
                 return buffer.strides
             case "astype" if buffer.variable:
                 return Method(buffer, name)
-        near = did_you_mean(name, ("shape", "dtype", "strides"))
-        raise self.error(f"{describe(buffer)} has no attribute {name!r}{near}")
+        known = ("shape", "dtype", "strides") if buffer.is_global else ("shape", "dtype")
+        hint = foreign.advice(name)
+        near = "" if hint else did_you_mean(name, known)
+        raise self.error(
+            f"{describe(buffer)} has no attribute {name!r}{near}",
+            hint.replace("A.", f"{buffer.name}.") or f"it has: {', '.join(known)}",
+        )
 
     def _tuple(self, node: ast.Tuple) -> tuple[object, ...]:
         return tuple(self.elements(node.elts))
@@ -268,7 +291,12 @@ class Expressions(Operators):
                 if not isinstance(value, tuple | list):
                     raise self.error(f"{describe(value)} cannot be unpacked", at=target)
                 if len(value) != len(target.elts):
-                    raise self.error(f"{len(value)} values for {len(target.elts)} names", at=target)
+                    hint = "name each of them: " + ", ".join("xyzijklmn"[: len(value)])
+                    raise self.error(
+                        f"{len(value)} value{'s' * (len(value) != 1)} for {len(target.elts)} names",
+                        hint if len(value) > 1 else "write one name, without parentheses",
+                        at=target,
+                    )
                 for t, v in zip(target.elts, value):
                     self.bind(t, v)
             case _:
@@ -327,7 +355,12 @@ class Expressions(Operators):
         try:
             return owner[key]
         except (IndexError, KeyError, TypeError) as e:
-            raise self.error(f"{describe(owner)} has no item {key!r} ({e})") from None
+            if isinstance(owner, dict):
+                hint = f"its keys are {', '.join(map(str, list(owner)[:8]))}"
+            else:
+                hint = f"its items are 0 to {len(owner) - 1}"
+            shown = f": {e}" if isinstance(e, TypeError) else ""
+            raise self.error(f"{describe(owner)} has no item {key!r}{shown}", hint) from None
 
     def annotation(self, cls: type[T.Tensor], args: Sequence[Any], **kwargs: Any) -> T.Tensor:
         """A tensor annotation written in a kernel's body."""

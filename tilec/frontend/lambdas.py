@@ -7,6 +7,7 @@ each element. Names in it are compile-time values; its parameters are the elemen
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,8 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
         hint = f"write lambda {', '.join('ijklmn'[:rank])}: …"
         raise t.error(f"this lambda must take {rank} coordinates", hint, at=node)
     namespace: dict[str, Any] = {"__builtins__": {}}
-    body = _Lifter(t, names, namespace).visit(node.body)
+    # A copy: the syntax tree is kept for the next trace of the same source.
+    body = _Lifter(t, names, namespace).visit(copy.deepcopy(node.body))
     lifted = ast.Lambda(args=args, body=body)
     tree = ast.fix_missing_locations(ast.Expression(ast.copy_location(lifted, node)))
     function: Callable[..., Any] = eval(compile(tree, t.frame.source.file, "eval"), namespace)

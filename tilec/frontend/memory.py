@@ -69,13 +69,22 @@ class Memory(Arithmetic):
                 return size
             case Buffer():
                 dims = ", ".join("ijklmn"[: value.type.rank])
-                hint = f"name an element: {value.name}[{dims}] in T.Parallel"
+                loop = ", ".join(map(str, value.shape)) if not value.is_global else "…"
+                hint = (
+                    f"name an element: for {dims} in T.Parallel({loop}): … {value.name}[{dims}] …"
+                )
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case Region():
                 hint = "index every dimension: a slice names a tile, for T.copy and the like"
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case Method():
                 hint = f"call it: .{value.name}(…)"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case tuple():
+                hint = "take it apart: x, y = …, or with T.Kernel(…) as (bx, by)"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case str():
+                hint = f"write {value} without quotes" if value.isdigit() else ""
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case _:
                 raise self.error(f"{what} is {describe(value)}, not a number")
@@ -262,9 +271,21 @@ class Memory(Arithmetic):
             raise self.error(
                 f"the source is {self._tile_text(a)}, the destination {self._tile_text(b)}: "
                 "their extents differ",
-                "the extents without ones must be the same on both sides",
+                self._agreeing(a, b),
             )
         return a, b
+
+    def _agreeing(self, source: Tile, dest: Tile) -> str:
+        """How the two sides of a copy could be given the same extents."""
+        other, wanted = (source, dest) if source.buffer.is_global else (dest, source)
+        extents = ", ".join(map(str, wanted.extents))
+        if not other.buffer.is_global:
+            t = other.buffer.type
+            return (
+                f'allocate {other.buffer.name} as T.alloc_{t.space}(({extents}), "{t.dtype.name}")'
+            )
+        starts = ", ".join("ijklmn"[: other.buffer.type.rank])
+        return f"name where the tile starts only: {other.buffer.name}[{starts}]"
 
     def _started(self, start: Region, other: Tile, what: str) -> Tile:
         rank = start.buffer.type.rank
@@ -275,6 +296,8 @@ class Memory(Arithmetic):
             raise self.error(
                 f"{what} is {describe(start.buffer)}, the other side {self._tile_text(other)}: "
                 "it has too few dimensions for that tile",
+                f"copy a tile of {_count(rank, 'dimension', 'dimensions')}, or give "
+                f"{start.buffer.name} {len(extents)} of them",
             )
         return self._sized(start, (1,) * (rank - len(extents)) + extents, what)
 

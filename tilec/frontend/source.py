@@ -56,9 +56,9 @@ class Source:
         return line, start, end
 
     def header_loc(self) -> Loc:
-        """The `def` line."""
-        line = self.node.lineno
-        return Loc(self.file, line, self.node.col_offset, len(self.line(line)))
+        """The `def` and the name."""
+        line, col = self.node.lineno, self.node.col_offset
+        return Loc(self.file, line, col, col + len(f"def {self.name}"))
 
     def line(self, number: int) -> str:
         index = number - self.first_line

@@ -130,8 +130,10 @@ class Statements(ForLoops):
             self.names[name] = self.declare_output(name, value)
             return
         if isinstance(value, LoopHeader | KernelHeader):
+            loop = isinstance(value, LoopHeader)
             raise self.error(
-                f"{describe(value)} cannot be given a name", "write it in the for itself"
+                f"{describe(value)} cannot be given a name",
+                "write it in the for itself" if loop else f"write with T.Kernel(…) as {name}:",
             )
         fresh = isinstance(value, Buffer) and not value.value.name
         if isinstance(old, Buffer) and old.variable and not fresh:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tilec import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, describe
@@ -111,14 +112,13 @@ def bind_call(
         name = keyword.arg or "**"
         if name not in names:
             if name in LATER_KEYWORDS.get(word, ()):
-                raise t.error(f"{shown}({name}=…) is not supported yet", at=keyword.value)
-            near = did_you_mean(name, names)
-            listed = ", ".join(names)
-            raise t.error(
-                f"{shown} has no keyword {name!r}{near}", f"it has: {listed}", keyword.value
-            )
+                raise t.error(f"{shown}({name}=…) is not supported yet", "leave it out", keyword)
+            meant, hint = foreign.meant_keyword(word, name)
+            near = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
+            hint = hint or f"it has: {', '.join(names)}"
+            raise t.error(f"{shown} has no keyword {name!r}{near}", hint, keyword)
         if name in nodes:
-            raise t.error(f"{shown}: {name} is given twice", at=keyword.value)
+            raise t.error(f"{shown}: {name} is given twice", "leave one out", keyword)
         nodes[name] = keyword.value
     for p in parameters:
         if p.name in nodes:
@@ -126,8 +126,8 @@ def bind_call(
         elif p.default is not p.empty:
             values[p.name] = p.default
         elif p.name != rest:
-            listed = ", ".join(names)
-            raise t.error(f"{shown} needs the argument {p.name!r} ({shown}({listed}))")
+            listed = ", ".join(q.name for q in parameters if q.default is q.empty)
+            raise t.error(f"{shown} needs the argument {p.name!r}", f"write {shown}({listed})")
     return Call(word, node, values, nodes)
 
 
@@ -164,7 +164,8 @@ def dtype_argument(t: Expressions, c: Call, name: str) -> DType:
     found = find_dtype(value) if isinstance(value, str | DType) else None
     if found is not None:
         return found
-    near = did_you_mean(value, DTYPES) if isinstance(value, str) else ""
+    meant = foreign.meant_dtype(value)
+    near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(value), DTYPES)
     raise t.error(
         f"{describe(value)} is not a dtype{near}", f"known: {', '.join(DTYPES)}", c.place(name)
     )

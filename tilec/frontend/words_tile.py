@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 from tilec import language as T
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lambdas import index_function
 from tilec.frontend.memory import Tile
@@ -68,9 +71,25 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
     space, scopes = _SCOPES[c.word]
     if space != "local":
         tile_level(t, c)
+    if static_int(c["dtype"]) is not None:
+        extents = ", ".join(ast.unparse(a) for a in c.node.args if not _is_text(a))
+        raise t.error(
+            f"dtype of T.{c.word} is {describe(c['dtype'])}: the shape is one tuple",
+            f'write T.{c.word}(({extents}), "{_text_in(c) or "float16"}")',
+            c.place("dtype"),
+        )
     choice_argument(t, c, "scope", scopes)
     made = BufferType(shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype"), space)
     return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _text_in(c: Call) -> str:
+    """The string among the arguments of a call, "" if there is none."""
+    return next((a.value for a in c.node.args if _is_text(a)), "")  # type: ignore[attr-defined]
 
 
 word(T.alloc_shared)(_alloc)

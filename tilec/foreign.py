@@ -1,0 +1,149 @@
+"""What to write for the words that users bring along from Triton, TileLang, CUDA, torch and math.
+
+Only names that tilec does not have itself; the advice stands in the hint of the message that says
+so. Names are looked up without their module: `tl.load`, `T.load` and a bare `load` are one.
+"""
+
+from __future__ import annotations
+
+_LOOP = "write an element-wise loop: for i, j in T.Parallel(m, n): y[i, j] = …"
+_INDEX = "index the tensor: x = A[i, j] reads an element, T.copy(A[i, j], tile) a tile"
+_REDUCE = "add up in a loop: for i in T.Parallel(m): then for j in T.serial(n): s[i] += x[i, j]"
+_NO_ATOMICS = "let one block own the element: add up in a loop in that block"
+
+ADVICE: dict[str, str] = {
+    # Triton
+    "arange": "loop over the tile instead: for i in T.Parallel(BN): … A[bx * BN + i] …",
+    "load": f"{_INDEX}; what is out of bounds reads as 0",
+    "store": "assign: A[i, j] = x, or T.copy(tile, A[i, j]); what is out of bounds is not written",
+    "dot": "use T.gemm(A, B, C), which adds to C",
+    "zeros": 'allocate and clear: acc = T.alloc_fragment((m, n), "float32"), then T.clear(acc)',
+    "full": 'allocate and fill: acc = T.alloc_fragment((m, n), "float32"), then T.fill(acc, x)',
+    "where": "use T.if_then_else(cond, x, y)",
+    "make_block_ptr": "no pointer is needed: T.copy(A[i, j], tile) takes the tile at A[i, j]",
+    "make_tensor_descriptor": "no descriptor is needed: T.copy(A[i, j], tile) takes TMA itself",
+    "static_range": "use T.unroll(n), or range(n) with a compile-time n",
+    "static_assert": "check it outside the kernel",
+    "device_print": "use T.print",
+    "constexpr_function": "put @tilec.macro above it",
+    # TileLang
+    "prim_func": "use @tilec.kernel",
+    "jit": "use @tilec.kernel",
+    "make_swizzled_layout": "from tilec.layout import make_swizzled_layout",
+    "make_mma_swizzle_layout": "from tilec.intrinsics import make_mma_swizzle_layout",
+    # CUDA
+    "threadIdx": "tile words need no thread index; T.get_thread_binding(0) is it",
+    "blockIdx": "name the block: with T.Kernel(gx, gy) as (bx, by), or bx = T.program_id(0)",
+    "blockDim": "the number of threads is what T.Kernel(threads=…) says",
+    "gridDim": "the grid is what stands in T.Kernel; compute it again",
+    "__syncthreads": "leave it out: tile words need no barriers",
+    "syncthreads": "leave it out: tile words need no barriers",
+    "__shared__": 'use T.alloc_shared((m, n), "float16")',
+    "expf": "use T.exp",
+    "sqrtf": "use T.sqrt",
+    "fmaxf": "use T.max",
+    "fminf": "use T.min",
+    "make_float4": "write an element-wise loop; wide accesses are chosen by tilec",
+    # torch, NumPy, methods of tensors
+    "zeros_like": "allocate and clear: T.alloc_fragment(shape, dtype), then T.clear",
+    "empty_like": "use T.alloc_fragment or T.alloc_shared with the shape and dtype",
+    "matmul": "use T.gemm(A, B, C), which adds to C",
+    "mm": "use T.gemm(A, B, C), which adds to C",
+    "relu": "use T.max(x, 0) in an element-wise loop",
+    "softmax": "write it with T.exp in element-wise loops",
+    "sum": _REDUCE,
+    "mean": _REDUCE,
+    "amax": "take T.max of the elements in a loop",
+    "maximum": "use T.max(x, y)",
+    "minimum": "use T.min(x, y)",
+    "multiply": _LOOP,
+    "add": _LOOP,
+    # methods and attributes of buffers and numbers
+    "to": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
+    "cast": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
+    "half": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
+    "float": 'convert with x.astype("float32") on a number; on tiles T.copy converts',
+    "item": "an element is a number already: A[i]",
+    "t": "no transposed view is needed: T.gemm(…, transpose_A=True) or transpose_B=True",
+    "T": "no transposed view is needed: T.gemm(…, transpose_A=True) or transpose_B=True",
+    "transpose": "no transposed view is needed: T.gemm(…, transpose_A=True) or transpose_B=True",
+    "permute": "index in the other order: y[j, i] = x[i, j] in T.Parallel",
+    "view": "index with // and % in an element-wise loop",
+    "reshape": "index with // and % in an element-wise loop",
+    "size": "use A.shape[0]",
+    "dim": "use len(A.shape)",
+    "ndim": "use len(A.shape)",
+    "numel": "multiply the extents in A.shape",
+    "stride": "use A.strides[0]",
+    "fill_": "use T.fill(tile, x)",
+    "zero_": "use T.clear(tile)",
+    "copy_": "use T.copy(src, dst)",
+    "max": "take T.max of the elements in a loop",
+    "min": "take T.min of the elements in a loop",
+}
+
+# Words that tilec will get: what does the same today.
+MEANWHILE: dict[str, str] = {
+    **dict.fromkeys(("reduce_sum", "reduce", "warp_reduce_sum", "cumsum"), _REDUCE),
+    **dict.fromkeys(
+        ("reduce_max", "reduce_min", "reduce_absmax", "warp_reduce_max", "warp_reduce_min"),
+        "take T.max or T.min of the elements in a loop: m[i] = T.max(m[i], x[i, j])",
+    ),
+    **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_or"), _NO_ATOMICS),
+    **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile words need no barriers"),
+    **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
+    "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
+    "clamp": "use T.min(T.max(x, low), high)",
+    "Fragment": "leave the layout of fragments to tilec",
+    "async_copy": "use T.copy in T.Pipelined, which is asynchronous where the target can",
+    "tma_copy": "use T.copy, which takes TMA where the target has it",
+    "reinterpret": "convert values with T.float32(x)",
+    "ptr": "write T.Tensor((n,), dtype)",
+    "ws": "use T.Pipelined, whose loads get warps of their own where that pays",
+    "assume": "leave it out",
+    "device_assert": "check on the host",
+}
+
+# Keywords of other systems, by word: the keyword to use, or what to write instead.
+_KEYWORDS: dict[tuple[str, str], str] = {
+    ("Pipelined", "stages"): "num_stages",
+    ("Pipelined", "n_stages"): "num_stages",
+    ("Kernel", "num_threads"): "threads",
+    ("Kernel", "block"): "threads",
+    ("Kernel", "block_dim"): "threads",
+    ("gemm", "trans_A"): "transpose_A",
+    ("gemm", "trans_B"): "transpose_B",
+    ("gemm", "trans_a"): "transpose_A",
+    ("gemm", "trans_b"): "transpose_B",
+    ("gemm", "b_transpose"): "transpose_B",
+    ("gemm", "acc"): "C",
+    ("gemm", "out"): "C",
+}
+_KEYWORD_ADVICE: dict[tuple[str, str], str] = {
+    ("Kernel", "num_warps"): "write threads=32 * num_warps",
+    ("copy", "mask"): "leave it out: what is out of bounds is guarded",
+    ("gemm", "input_precision"): "write allow_tf32=True for float32 by TF32",
+}
+
+# What other systems call our dtypes.
+_DTYPES = {
+    "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32",
+    "fp64": "float64", "f64": "float64", "i8": "int8", "i32": "int32", "i64": "int64",
+    "long": "int64", "int": "int32", "u8": "uint8", "tf32": "tfloat32", "fp8": "float8_e4m3",
+    "e4m3": "float8_e4m3", "e5m2": "float8_e5m2", "float8": "float8_e4m3", "i4": "int4",
+}  # fmt: skip
+
+
+def advice(name: str) -> str:
+    """What to write instead of a foreign word; "" where nothing is known."""
+    return ADVICE.get(name, "")
+
+
+def meant_keyword(word: str, name: str) -> tuple[str, str]:
+    """(our keyword for a foreign one, advice where there is none): "" where nothing is known."""
+    return _KEYWORDS.get((word, name), ""), _KEYWORD_ADVICE.get((word, name), "")
+
+
+def meant_dtype(name: object) -> str:
+    """The dtype that another system calls `name`; "" where nothing is known."""
+    return _DTYPES.get(str(name).lower(), "")
