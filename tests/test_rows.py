@@ -27,6 +27,7 @@ from tilec.ir.instr import (
     tile_of,
     wgmma_wait,
 )
+from tilec.ir.instr.machine import nothing
 from tilec.ir.layout import Layout
 from tilec.target import TARGETS
 
@@ -313,9 +314,13 @@ def test_operands_are_numbered_outputs_inputs_ties():
     a = x.input("l")
     x.tie_all()
     assert (d, a) == (["$0", "$1"], "$2")
-    asm = x.asm(f"foo {d[0]}, {d[1]}, {a};")
+    asm = x.asm(f"foo {d[0]}, {d[1]}, {a};", nothing)
     assert asm == Asm(
-        "foo $0, $1, $2;", "=f,=f,l,0,1,~{memory}", ("i64", "float", "float"), ("float", "float")
+        "foo $0, $1, $2;",
+        "=f,=f,l,0,1,~{memory}",
+        ("i64", "float", "float"),
+        ("float", "float"),
+        meaning=nothing,
     )
 
 
@@ -325,7 +330,7 @@ def test_a_template_that_disagrees_with_its_operands_is_refused(template):
     x.outputs("r", 1)
     x.input("r")
     with pytest.raises(InternalError, match="asm operands"):
-        x.asm(template)
+        x.asm(template, nothing)
 
 
 def test_outputs_after_inputs_are_refused():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.ir.instr.machine import Machine, Outcome, Word
 from tilec.ir.instr.row import Intrinsic, MatrixRow, row_name
 from tilec.ir.layout import mfma_a, mfma_c
 from tilec.ir.types import (
@@ -51,7 +52,11 @@ class MfmaRow(MatrixRow):
         word, kind = _SUMS[self.c_dtype]
         c = f"<{self.packs[2]} x {kind}>"
         name = f"llvm.amdgcn.mfma.{word}.{self.m}x{self.n}x{self.k}{ending}"
-        return Intrinsic(name, (ab, ab, c), c, (0, 0, 0))
+
+        def multiply(m: Machine, a: Word, b: Word, c: Word, *constants: Word) -> Outcome:
+            return (m.mma(self, (a,), (b,), (c,)),)
+
+        return Intrinsic(name, (ab, ab, c), c, (0, 0, 0), meaning=multiply)
 
 
 def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType) -> MfmaRow:

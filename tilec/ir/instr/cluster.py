@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.machine import Machine, Outcome, Word, acting
 from tilec.ir.instr.row import Asm, Operands, Row
 
 MAX_BLOCKS = 8
@@ -18,7 +19,9 @@ Clusters")."""
 
 
 def _barrier() -> Asm:
-    return Operands().asm("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;")
+    return Operands().asm(
+        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", lambda m: m.cluster_sync()
+    )
 
 
 CLUSTER_BARRIER = Row("barrier.cluster", "cluster", _barrier())
@@ -28,10 +31,16 @@ CLUSTER_BARRIER = Row("barrier.cluster", "cluster", _barrier())
 def _arrive(order: str) -> Asm:
     x = Operands()
     address, block, guard = x.inputs("r", 3)
+
+    def arrive(m: Machine, address: Word, block: Word, guard: Word) -> None:
+        everywhere = order == ".release.cluster"
+        m.mbarrier_arrive(address, block=block, cluster_scope=everywhere, where=acting(guard))
+
     return x.asm(
         f"{{ .reg .pred p; .reg .b32 there; setp.ne.u32 p, {guard}, 0; "
         f"@p mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"@p mbarrier.arrive{order}.shared::cluster.b64 _, [there]; }}"
+        f"@p mbarrier.arrive{order}.shared::cluster.b64 _, [there]; }}",
+        arrive,
     )
 
 
@@ -48,10 +57,15 @@ MBARRIER_PUBLISH_AT = Row("mbarrier.publish_at", "cluster", _arrive(".release.cl
 def _wait() -> Asm:
     x = Operands()
     address, parity = x.inputs("r", 2)
+
+    def wait(m: Machine, address: Word, parity: Word) -> Outcome:
+        return m.mbarrier_wait(address, parity, cluster_scope=True)
+
     return x.asm(
         "{ .reg .pred p; L${:uid}_W: "
         f"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [{address}], {parity}; "
-        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }"
+        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }",
+        wait,
     )
 
 
@@ -69,10 +83,15 @@ def cluster_load(words: int) -> Row:
     x = Operands()
     values = ", ".join(x.outputs("r", words))
     address, block = x.inputs("r", 2)
+
+    def load(m: Machine, address: Word, block: Word) -> Outcome:
+        return m.cluster_load(address, block, words)
+
     form = f".v{words}.b32 {{{values}}}" if words > 1 else f".b32 {values}"
     asm = x.asm(
         f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {block}; "
-        f"ld.shared::cluster{form}, [there]; }}"
+        f"ld.shared::cluster{form}, [there]; }}",
+        load,
     )
     return Row(f"ld.cluster.{words}", "cluster", asm, 32)
 

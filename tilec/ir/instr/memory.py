@@ -13,11 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.machine import Machine, Word, acting, nothing
 from tilec.ir.instr.row import Array, Operands, Row
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.types import FLOAT32, TFLOAT32, DType
 
 MATRIX_COUNTS = (1, 2, 4)
+
+
+@functools.cache
+def _fragment(count: int, transposed: bool) -> Layout:
+    pair, quad, group = (0, 1), ((0, 2), (0, 4)), ((1, 0), (2, 0), (4, 0))
+    flip = (lambda s: (s[1], s[0])) if transposed else (lambda s: s)
+    digits = [Digit("reg", 2, flip(pair))]
+    digits += [Digit("reg", count, (8, 0))]
+    digits += [Digit("lane", 2, flip(s)) for s in (*quad, *group)]
+    return Layout((8 * count, 8), tuple(digits))
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,7 @@ class MatrixMoveRow(Row):
     @property
     def fragment(self) -> Layout:
         """Who holds which element: element (8 * i + r, c) of matrix i."""
-        pair, quad, group = (0, 1), ((0, 2), (0, 4)), ((1, 0), (2, 0), (4, 0))
-        flip = (lambda s: (s[1], s[0])) if self.transposed else (lambda s: s)
-        digits = [Digit("reg", 2, flip(pair))]
-        digits += [Digit("reg", self.count, (8, 0))]
-        digits += [Digit("lane", 2, flip(s)) for s in (*quad, *group)]
-        return Layout((8 * self.count, 8), tuple(digits))
+        return _fragment(self.count, self.transposed)
 
     def meaning(self, rows: Array) -> Array:
         """What ldmatrix gives: from rows (8 * count, 8) as addressed by the lanes, to registers (2
@@ -56,14 +62,21 @@ class MatrixMoveRow(Row):
 
 def _matrix_move(word: str, count: int, transposed: bool) -> MatrixMoveRow:
     x = Operands()
+    fragment = _fragment(count, transposed)
     mode = f"sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
     if word == "ldmatrix":
         values = ", ".join(x.outputs("r", count))
-        asm = x.asm(f"ldmatrix.{mode} {{{values}}}, [{x.input('r')}];")
+        asm = x.asm(
+            f"ldmatrix.{mode} {{{values}}}, [{x.input('r')}];",
+            lambda m, address: m.ldmatrix(fragment, address),
+        )
     else:
         address = x.input("r")
         values = ", ".join(x.inputs("r", count))
-        asm = x.asm(f"stmatrix.{mode} [{address}], {{{values}}};")
+        asm = x.asm(
+            f"stmatrix.{mode} [{address}], {{{values}}};",
+            lambda m, address, *words: m.stmatrix(fragment, address, words),
+        )
     name = f"{word}.x{count}{'.trans' if transposed else ''}"
     return MatrixMoveRow(name, word, asm, 16, count, transposed)
 
@@ -95,17 +108,29 @@ def cp_async(bytes: int, partial: bool = False) -> Row:
     cache = "cg" if bytes == 16 else "ca"
     dest, source = x.input("r"), x.input("l")
     size = f", {x.input('r')}" if partial else ""
-    asm = x.asm(f"cp.async.{cache}.shared.global [{dest}], [{source}], {bytes}{size};")
+
+    def copy(m: Machine, dest: Word, source: Word, valid: Word | None = None) -> None:
+        m.cp_async(dest, source, bytes, valid)
+
+    asm = x.asm(f"cp.async.{cache}.shared.global [{dest}], [{source}], {bytes}{size};", copy)
     return Row(f"cp.async.{bytes}{'.partial' if partial else ''}", "cp_async", asm, 8 * bytes)
 
 
-CP_ASYNC_COMMIT = Row("cp.async.commit", "cp_async", Operands().asm("cp.async.commit_group;"))
+CP_ASYNC_COMMIT = Row(
+    "cp.async.commit",
+    "cp_async",
+    Operands().asm("cp.async.commit_group;", lambda m: m.cp_async_commit()),
+)
 
 
 @functools.cache
 def cp_async_wait(pending: int) -> Row:
     """Wait until at most `pending` of this thread's groups are unfinished."""
-    asm = Operands().asm(f"cp.async.wait_group {pending};")
+
+    def wait(m: Machine) -> None:
+        m.cp_async_wait(pending)
+
+    asm = Operands().asm(f"cp.async.wait_group {pending};", wait)
     return Row(f"cp.async.wait.{pending}", "cp_async", asm)
 
 
@@ -123,13 +148,18 @@ def tma_load(dims: int, multicast: bool = False) -> Row:
     dest, source = x.input("r"), x.input("p")
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
     barrier = x.input("r")
+
+    def fetch(m: Machine, dest: Word, map: Word, *words: Word) -> None:
+        m.tma_load(dest, map, words[:dims], words[dims], words[dims + 1] if multicast else None)
+
     load = f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes"
     place = f"[{dest}], [{source}, {{{at}}}], [{barrier}]"
     if not multicast:
-        return Row(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};"))
+        return Row(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};", fetch))
     asm = x.asm(
         f"{{ .reg .b16 mask; cvt.u16.u32 mask, {x.input('r')}; "
-        f"{load}.multicast::cluster {place}, mask; }}"
+        f"{load}.multicast::cluster {place}, mask; }}",
+        fetch,
     )
     return Row(f"tma.load.{dims}d.multicast", "cluster", asm)
 
@@ -141,6 +171,12 @@ def tma_store(dims: int, guarded: bool = False) -> Row:
     those who do not store (no branch)."""
     x = Operands()
     dest = x.input("p")
+
+    def write(m: Machine, map: Word, *words: Word) -> None:
+        m.tma_store(
+            map, words[:dims], words[dims], where=acting(words[dims + 1]) if guarded else None
+        )
+
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
     store = (
         f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group "
@@ -148,7 +184,7 @@ def tma_store(dims: int, guarded: bool = False) -> Row:
     )
     if guarded:
         store = f"{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}"
-    return Row(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store))
+    return Row(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store, write))
 
 
 TMA_CONVERSIONS = frozenset({(FLOAT32, TFLOAT32)})
@@ -169,7 +205,11 @@ def _tma_dims(dims: int) -> int:
     return dims
 
 
-TMA_STORE_COMMIT = Row("tma.store.commit", "tma", Operands().asm("cp.async.bulk.commit_group;"))
+TMA_STORE_COMMIT = Row(
+    "tma.store.commit",
+    "tma",
+    Operands().asm("cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()),
+)
 
 
 @functools.cache
@@ -177,13 +217,17 @@ def tma_store_wait(pending: int, read: bool) -> Row:
     """Wait until at most `pending` of this thread's groups of stores are unfinished (`read`: have
     not read)."""
     word = ".read" if read else ""
-    asm = Operands().asm(f"cp.async.bulk.wait_group{word} {pending};")
+
+    def wait(m: Machine) -> None:
+        m.tma_store_wait(pending, read)
+
+    asm = Operands().asm(f"cp.async.bulk.wait_group{word} {pending};", wait)
     return Row(f"tma.store.wait{word}.{pending}", "tma", asm)
 
 
 def _prefetch() -> Row:
     x = Operands()
-    return Row("tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];"))
+    return Row("tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];", nothing))
 
 
 TMA_PREFETCH = _prefetch()

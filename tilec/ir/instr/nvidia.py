@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.ir.instr.machine import Machine, Outcome, Word
 from tilec.ir.instr.row import (
     PTX_TYPES,
     Asm,
@@ -51,7 +52,12 @@ class MmaRow(MatrixRow):
         shape = f"m{self.m}n{self.n}k{self.k}"
         operands = ", ".join(register_list(r) for r in (d, a, b, c))
         template = f"mma.sync.aligned.{shape}.row.col.{'.'.join(types)} {operands};"
-        return x.asm(template, memory=False, effects=False)
+
+        def multiply(m: Machine, *words: Word) -> Outcome:
+            both = a_count + b_count
+            return m.mma(self, words[:a_count], words[a_count:both], words[both:])
+
+        return x.asm(template, multiply, memory=False, effects=False)
 
 
 def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaRow:

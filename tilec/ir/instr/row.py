@@ -2,20 +2,21 @@
 tests alike.
 
 A row names the instruction, the feature a target needs for it, where its operands' elements live
-(layouts), how it is spelled for LLVM (`Asm` or `Intrinsic`) and what it computes (`meaning`, in
-NumPy).
+(layouts), how it is spelled for LLVM (`Asm` or `Intrinsic`) and what it does (`meaning`: in NumPy,
+and through the primitives of `tilec.ir.instr.machine`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.machine import Meaning
 from tilec.ir.layout import Layout
 from tilec.ir.types import (
     BFLOAT16,
@@ -40,7 +41,7 @@ class Asm:
 
     `inputs` and `outputs` are the LLVM types of the arguments and of the results, in order; an
     accumulator that is updated in place is in both. `effects`: must not be removed, repeated or
-    moved over another.
+    moved over another. `meaning` takes the machine and the arguments.
     """
 
     template: str
@@ -48,17 +49,19 @@ class Asm:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     effects: bool = True
+    meaning: Meaning = field(kw_only=True, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic:
     """An LLVM intrinsic: its name, the types of its arguments and result, and the constant
-    arguments after them."""
+    arguments after them. `meaning` takes the machine and the arguments, constants included."""
 
     name: str
     inputs: tuple[str, ...]
     output: str
     constants: tuple[int, ...] = ()
+    meaning: Meaning = field(kw_only=True, compare=False, repr=False)
 
 
 PTX_TYPES = {
@@ -117,8 +120,11 @@ class Operands:
         """Every output begins with the value of an argument."""
         self._ties = list(range(len(self._outputs)))
 
-    def asm(self, template: str, *, memory: bool = True, effects: bool = True) -> Asm:
-        """The finished piece. `memory`: it reads or writes memory, or orders those who do."""
+    def asm(
+        self, template: str, meaning: Meaning, *, memory: bool = True, effects: bool = True
+    ) -> Asm:
+        """The finished piece, which does what `meaning` does. `memory`: it reads or writes memory,
+        or orders those who do."""
         mark = "=&" if self._early else "="
         words = [mark + k for k in self._outputs]
         words += ["l" if k == "p" else k for k in self._inputs]
@@ -138,6 +144,7 @@ class Operands:
             tuple(LLVM_TYPES[k] for k in kinds),
             tuple(LLVM_TYPES[k] for k in self._outputs),
             effects,
+            meaning=meaning,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.machine import Machine, Meaning, Outcome, Word, acting
 from tilec.ir.instr.row import Asm, Operands, Row
 
 
@@ -16,7 +17,11 @@ from tilec.ir.instr.row import Asm, Operands, Row
 def mbarrier_init(count: int) -> Row:
     """Argument: address. The phase completes after `count` arrivals."""
     x = Operands()
-    asm = x.asm(f"mbarrier.init.shared::cta.b64 [{x.input('r')}], {count};")
+
+    def init(m: Machine, address: Word) -> None:
+        m.mbarrier_init(address, count)
+
+    asm = x.asm(f"mbarrier.init.shared::cta.b64 [{x.input('r')}], {count};", init)
     return Row(f"mbarrier.init.{count}", "mbarrier", asm)
 
 
@@ -24,38 +29,57 @@ def mbarrier_init(count: int) -> Row:
 def mbarrier_expect(bytes: int) -> Row:
     """Arrive once and announce `bytes` of asynchronous copies. Argument: address."""
     x = Operands()
-    asm = x.asm(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{x.input('r')}], {bytes};")
+
+    def expect(m: Machine, address: Word) -> None:
+        m.mbarrier_arrive(address, expect=bytes)
+
+    text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{x.input('r')}], {bytes};"
+    asm = x.asm(text, expect)
     return Row(f"mbarrier.expect.{bytes}", "mbarrier", asm)
 
 
 def _arrive() -> Asm:
     x = Operands()
-    return x.asm(f"mbarrier.arrive.shared::cta.b64 _, [{x.input('r')}];")
+
+    def arrive(m: Machine, address: Word) -> None:
+        m.mbarrier_arrive(address)
+
+    return x.asm(f"mbarrier.arrive.shared::cta.b64 _, [{x.input('r')}];", arrive)
 
 
 def _arrive_if() -> Asm:
     x = Operands()
     address, guard = x.inputs("r", 2)
+
+    def arrive(m: Machine, address: Word, guard: Word) -> None:
+        m.mbarrier_arrive(address, where=acting(guard))
+
     return x.asm(
         f"{{ .reg .pred p; setp.ne.u32 p, {guard}, 0; "
-        f"@p mbarrier.arrive.shared::cta.b64 _, [{address}]; }}"
+        f"@p mbarrier.arrive.shared::cta.b64 _, [{address}]; }}",
+        arrive,
     )
 
 
 def _wait() -> Asm:
     x = Operands()
     address, parity = x.inputs("r", 2)
+
+    def wait(m: Machine, address: Word, parity: Word) -> Outcome:
+        return m.mbarrier_wait(address, parity)
+
     return x.asm(
         "{ .reg .pred p; L${:uid}_W: "
         f"mbarrier.try_wait.parity.shared::cta.b64 p, [{address}], {parity}; "
-        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }"
+        "@p bra L${:uid}_D; bra L${:uid}_W; L${:uid}_D: }",
+        wait,
     )
 
 
-def _named(word: str) -> Asm:
+def _named(word: str, meaning: Meaning) -> Asm:
     x = Operands()
     number, threads = x.inputs("r", 2)
-    return x.asm(f"bar.{word} {number}, {threads};")
+    return x.asm(f"bar.{word} {number}, {threads};", meaning)
 
 
 MBARRIER_ARRIVE = Row("mbarrier.arrive", "mbarrier", _arrive())
@@ -68,15 +92,25 @@ MBARRIER_WAIT = Row("mbarrier.wait", "mbarrier", _wait())
 """Arguments: address, parity (i32) of the phase whose completion is waited for."""
 
 MBARRIER_INIT_FENCE = Row(
-    "mbarrier.init_fence", "mbarrier", Operands().asm("fence.mbarrier_init.release.cluster;")
+    "mbarrier.init_fence",
+    "mbarrier",
+    Operands().asm("fence.mbarrier_init.release.cluster;", lambda m: m.mbarrier_init_fence()),
 )
-PROXY_FENCE = Row("fence.proxy", "tma", Operands().asm("fence.proxy.async.shared::cta;"))
-WARP_SYNC = Row("bar.warp.sync", "mma", Operands().asm("bar.warp.sync 0xffffffff;"))
+PROXY_FENCE = Row(
+    "fence.proxy",
+    "tma",
+    Operands().asm("fence.proxy.async.shared::cta;", lambda m: m.proxy_fence()),
+)
+WARP_SYNC = Row(
+    "bar.warp.sync", "mma", Operands().asm("bar.warp.sync 0xffffffff;", lambda m: m.warp_sync())
+)
 
-BARRIER_SYNC = Row("bar.sync", "mma", _named("sync"))
+BARRIER_SYNC = Row("bar.sync", "mma", _named("sync", lambda m, n, of: m.barrier_sync(n, of)))
 """Arguments: number of the barrier, number of threads (a multiple of 32) that it waits for."""
 
-BARRIER_ARRIVE = Row("bar.arrive", "mma", _named("arrive"))
+BARRIER_ARRIVE = Row(
+    "bar.arrive", "mma", _named("arrive", lambda m, n, of: m.barrier_arrive(n, of))
+)
 """As BARRIER_SYNC, without waiting."""
 
 
@@ -86,7 +120,11 @@ def setmaxnreg(registers: int, increase: bool) -> Row:
     if registers % 8 or not 24 <= registers <= 256:
         raise InternalError(f"setmaxnreg {registers}: it takes multiples of 8 from 24 to 256")
     word = "inc" if increase else "dec"
-    asm = Operands().asm(f"setmaxnreg.{word}.sync.aligned.u32 {registers};", memory=False)
+
+    def split(m: Machine) -> Outcome:
+        return m.setmaxnreg(registers, increase)
+
+    asm = Operands().asm(f"setmaxnreg.{word}.sync.aligned.u32 {registers};", split, memory=False)
     return Row(f"setmaxnreg.{word}.{registers}", "setmaxnreg", asm)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.machine import Machine, Outcome, Word
 from tilec.ir.instr.row import (
     PTX_TYPES,
     Asm,
@@ -106,7 +107,25 @@ class WgmmaRow(MatrixRow):
                 scale = first if step == 0 else "1"
                 text.append(f"{self._instruction} {d}, {a_text}, db, {scale}{tail};")
         text.append("wgmma.commit_group.sync.aligned;")
-        return x.asm(f"{{ {' '.join(text)} }}")
+
+        def multiply(m: Machine, *words: Word) -> Outcome:
+            a_words, rest = words[: len(a)], words[len(a) :]
+            if in_registers:
+                fragments = [a_words[i : i + per_step] for i in range(0, len(a_words), per_step)]
+            else:
+                fragments = [(a_words[0] + at,) for at in a_steps]
+            keep = rest[1] if accumulate == "if" else int(accumulate == "always")
+            return m.wgmma(
+                self,
+                fragments,
+                [rest[0] + at for at in b_steps],
+                None if accumulate == "never" else rest[1 + (accumulate == "if") :],
+                a_transposed=a_transposed,
+                b_transposed=b_transposed,
+                keep=keep,
+            )
+
+        return x.asm(f"{{ {' '.join(text)} }}", multiply)
 
     def _modifiers(self, a_transposed: bool | None, b_transposed: bool) -> str:
         """Signs of a and b (not of integers), then which of the shared operands are MN-major (of
@@ -129,7 +148,12 @@ def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
     for kind in kinds:
         x.outputs(kind, 1)
     x.tie_all()
-    return x.asm(f"wgmma.wait_group.sync.aligned {pending};")
+
+    def wait(m: Machine, *registers: Word) -> Outcome:
+        m.wgmma_wait(pending)
+        return registers
+
+    return x.asm(f"wgmma.wait_group.sync.aligned {pending};", wait)
 
 
 @functools.cache

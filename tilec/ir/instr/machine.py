@@ -1,0 +1,214 @@
+"""What the meanings of rows act through: the primitives of a block, as its threads reach them.
+
+A meaning is a function `(m, *arguments) -> results`. It is called once for a set of threads that
+go the same way; `m` is their view of the machine. An argument is what a register holds in them: a
+NumPy scalar where it is the same in all, else an array, one entry per thread; a vector is a tuple
+of such. A meaning of something that may wait returns a `Waits`; one without results may return
+None. `where` is which threads act, None for all of them. Where a primitive may not be called, its
+docstring says "must"; whoever implements it reports what must not be.
+
+Words and sections are those of the PTX ISA and, where AMD is named, of the CDNA3 ISA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tilec.ir.instr.row import MatrixRow
+    from tilec.ir.layout import Layout
+
+Word = Any
+"""A register in a set of threads: a NumPy scalar, or an array with one entry per thread."""
+
+Where = NDArray[np.bool_] | np.bool_ | None
+
+
+class Waits(Protocol):
+    """Threads that have come to something they may have to wait for."""
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Which of them may go on now."""
+
+    def finish(self, mask: NDArray[np.bool_]) -> None:
+        """Those in `mask` go on: what happened before what they waited for is behind them."""
+
+    def only(self, mask: NDArray[np.bool_]) -> Waits:
+        """The same for those in `mask` only."""
+
+    def describe(self) -> str:
+        """What they wait for and what is missing, for people."""
+
+
+Outcome = tuple[Word, ...] | Waits | None
+Meaning = Callable[..., Outcome]
+
+
+class Machine(Protocol):
+    """A block as a set of its threads sees it."""
+
+    # --- threads ---
+
+    @property
+    def lanes(self) -> NDArray[np.intp]:
+        """The threads, by number in the block, rising."""
+
+    def full(self, word: Word) -> NDArray[Any]:
+        """A register as an array with one entry per thread."""
+
+    def warp_sync(self) -> None:
+        """`bar.warp.sync` of a whole warp: its threads wait for each other, and what each did
+        before is behind all of them. Every thread of the warp must be in it."""
+
+    # --- mbarriers: section "mbarrier" ---
+
+    def mbarrier_init(self, address: Word, count: int) -> None:
+        """`mbarrier.init`: phase 0 begins; it completes after `count` arrivals."""
+
+    def mbarrier_init_fence(self) -> None:
+        """`fence.mbarrier_init.release.cluster`: makes initialisations visible to asynchronous
+        copies and to the blocks of the cluster."""
+
+    def mbarrier_arrive(
+        self,
+        address: Word,
+        *,
+        expect: int = 0,
+        block: Word | None = None,
+        cluster_scope: bool = False,
+        where: Where = None,
+    ) -> None:
+        """`mbarrier.arrive`, of every thread, with release semantics: at the scope of the block, or
+        of the cluster. `expect`: bytes that the phase waits for before it completes (`expect_tx`).
+        `block`: rank in the cluster of the block whose barrier it is, None for one's own."""
+
+    def mbarrier_wait(self, address: Word, parity: Word, *, cluster_scope: bool = False) -> Waits:
+        """`mbarrier.try_wait.parity` until it is true: the phase of this parity has completed.
+        Acquire semantics at the scope of the block, or of the cluster."""
+
+    # --- barriers of threads: sections "bar", "barrier.cluster" ---
+
+    def barrier_sync(self, number: Word, threads: Word) -> Waits:
+        """`bar.sync`: arrive at barrier `number` (0 to 15) and wait until `threads` threads have
+        come to it; all threads of a warp must come together."""
+
+    def barrier_arrive(self, number: Word, threads: Word) -> None:
+        """`bar.arrive`: as `barrier_sync`, without waiting."""
+
+    def cluster_sync(self) -> Waits:
+        """`barrier.cluster.arrive.release`, then `.wait.acquire`: all threads of all blocks of the
+        cluster meet."""
+
+    def block_barrier(self) -> Waits:
+        """AMD's `s_barrier`: all waves of the block meet. It orders only what a fence has released
+        before it, and only for those who acquire after it."""
+
+    def proxy_fence(self) -> None:
+        """`fence.proxy.async.shared::cta`: what is behind these threads is also before the
+        asynchronous copies and products that they start, or others start after them."""
+
+    # --- registers: section "setmaxnreg" ---
+
+    def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:
+        """Each thread of the warpgroup has `registers` from here on. An increase waits until the
+        pool of the block has them. All warps of the warpgroup must execute it."""
+
+    # --- cp.async: section "Data Movement and Conversion Instructions: Asynchronous copy" ---
+
+    def cp_async(self, dest: Word, source: Word, bytes: int, valid: Word | None = None) -> None:
+        """`cp.async`: `bytes` from global memory to shared memory, each address a multiple of
+        `bytes`; of them `valid` are read and zeros take the place of the rest."""
+
+    def cp_async_commit(self) -> None:
+        """`cp.async.commit_group`: the thread's copies since the last one are one group."""
+
+    def cp_async_wait(self, pending: int) -> None:
+        """`cp.async.wait_group`: at most `pending` of the thread's youngest groups are unfinished;
+        what the others wrote is visible to this thread."""
+
+    # --- TMA: section "… Tensor copy" ---
+
+    def tma_load(
+        self,
+        dest: Word,
+        map: Word,
+        corner: Sequence[Word],
+        barrier: Word,
+        blocks: Word | None = None,
+    ) -> None:
+        """`cp.async.bulk.tensor`, global to shared: the map's box at `corner` (elements, innermost
+        first), zeros for what lies outside of the tensor, swizzled as the map says. The box's bytes
+        complete transactions on the mbarrier at `barrier`. `blocks`: a mask of ranks of the
+        cluster: the box and the completion go to the same addresses in each (`.multicast`)."""
+
+    def tma_store(
+        self, map: Word, corner: Sequence[Word], source: Word, where: Where = None
+    ) -> None:
+        """`cp.async.bulk.tensor`, shared to global, as part of the thread's bulk group; what lies
+        outside of the tensor is dropped."""
+
+    def tma_store_commit(self) -> None:
+        """`cp.async.bulk.commit_group`."""
+
+    def tma_store_wait(self, pending: int, read: bool) -> None:
+        """`cp.async.bulk.wait_group`: at most `pending` of the thread's youngest bulk groups have
+        not finished (`read`: have not read their sources)."""
+
+    # --- matrices ---
+
+    def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
+        """`ldmatrix` of 8x8 matrices of 16 bits: registers of two elements each. `fragment` says
+        who holds which element of the matrices, one below the other. Lane l gives the address of
+        row l, a multiple of 16 bytes; all lanes of a warp must be there."""
+
+    def stmatrix(self, fragment: Layout, address: Word, values: Sequence[Word]) -> None:
+        """`stmatrix`: writes what `ldmatrix` would read as `values`."""
+
+    def mma(
+        self, row: MatrixRow, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
+    ) -> tuple[Word, ...]:
+        """`row.meaning` in each warp; operands and result in registers of `row.packs` elements, as
+        the row's layouts say. All lanes of a warp must be there."""
+
+    def wgmma(
+        self,
+        row: MatrixRow,
+        a: Sequence[Sequence[Word]],
+        b: Sequence[Word],
+        c: Sequence[Word] | None,
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        keep: Word = 1,
+    ) -> tuple[Word, ...]:
+        """A warpgroup's `wgmma.fence`, a `wgmma.mma_async` for each m block and k step, and
+        `wgmma.commit_group`: the accumulators, one m block after the other, m blocks being as many
+        as `a` has steps for each of `b`. `a`: for each m block and k step, m major, one matrix
+        descriptor, or the registers of a's fragment; `b`: a descriptor for each k step; `c`: the
+        accumulators to add to where `keep` is not 0 (None: it is 0). `*_transposed`: the operand
+        is MN-major. Shared memory is read until the group has been waited for. The four warps must
+        come together, with the same descriptors."""
+
+    def wgmma_wait(self, pending: int) -> None:
+        """`wgmma.wait_group`: at most `pending` of the warpgroup's youngest groups are in
+        flight."""
+
+    # --- other blocks: section "mapa", "ld.shared::cluster" ---
+
+    def cluster_load(self, address: Word, block: Word, words: int) -> tuple[Word, ...]:
+        """`words` adjacent words of 32 bits at `address` in the shared memory of the cluster's
+        block of rank `block`; the address is a multiple of their bytes."""
+
+
+def nothing(m: Machine, *arguments: Word) -> None:
+    """The meaning of what changes nothing that a program can see."""
+
+
+def acting(guard: Word) -> Where:
+    """The threads whose predicate, an integer, is not 0."""
+    mask: NDArray[np.bool_] = np.not_equal(guard, 0)
+    return mask
