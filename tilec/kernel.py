@@ -93,6 +93,18 @@ class LaunchPath:
     on_grid: Callable[..., Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A launch that is resolved and not made: the checked arguments, the variant and the facts it
+    was compiled under, the arrays that the call allocated, the grid as its author wrote it."""
+
+    call: Call
+    facts: Facts
+    variant: CompiledKernel
+    outputs: Mapping[str, Any]
+    grid: tuple[int, int, int]
+
+
 class Kernel:
     """A kernel: call it, `kernel[grid](…)`, or `kernel.compile(…)` for a variant to look at.
 
@@ -265,6 +277,35 @@ class Kernel:
         return {} if self._path is None else self._path.prepared.memo
 
     # --- compiling ----------------------------------------------------------------------------
+
+    def plan_launch(
+        self, target: str, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Planned:
+        """What a launch with these arguments would run if they were on a device of `target`: for
+        the simulator, which takes arrays of the CPU. Raises LaunchError and CompileError."""
+        keywords = tuple(k for k in self._keywords if k == "threads")
+        bound = bind_call(self.name, self.parameters, args, kwargs, keywords)
+        threads = bound.pop("threads", None) if keywords else None
+        signature, parameters = self._resolve(bound)
+        call = read_arguments(self.name, parameters, bound, target)
+        for name, t in call.tensors.items():
+            if t.device != "cpu":
+                where = "has a shape but no memory" if t.device == "meta" else f"is on {t.place}"
+                hint = "pass an array" if t.device == "meta" else f"pass {name}.cpu()"
+                message = f"{name} {where}; the simulator takes arrays of the CPU"
+                raise LaunchError(message, hint=hint)
+        facts = self._choices.facts(
+            call, signature, parameters, target, threads, grid, grid is not None
+        )
+        variant = self.variant(facts)
+        outputs = {name: make() for name, make in variant.output_makers(call).items()}
+        add_outputs(call, outputs)
+        variant.check_writable(call)
+        if variant.aliases(call):
+            facts = dataclasses.replace(facts, may_alias=True)
+            variant = self.variant(facts)
+        given = None if grid is None else spread_grid(grid, call.constants)
+        return Planned(call, facts, variant, outputs, variant.grid(call, given))
 
     def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
         """The variant for these arguments, without launching it; no GPU is needed.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tilec.codegen.amdgpu import AmdgpuEmitter
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.cpu import emit_cpu
-from tilec.codegen.gpu import print_function
+from tilec.codegen.gpu import Emitter, print_records
 from tilec.codegen.nvptx import NvptxEmitter
 from tilec.ir.core import Func
 from tilec.ir.errors import InternalError
@@ -25,9 +25,15 @@ def emit(func: Func, target: Target) -> str:
     cannot do something the function asks for."""
     if target.kind == "cpu":
         return emit_cpu(func, target)
+    return emit_records(func, target)[1]
+
+
+def emit_records(func: Func, target: Target) -> tuple[Emitter, str]:
+    """The emitter of a LOWERED function for a GPU, which keeps its records, and their LLVM text.
+    Raises CompileError where the target cannot do something the function asks for."""
     if target.kind not in _GPU:
         raise InternalError(f"no code generator for {target}")
-    return print_function(_GPU[target.kind], func, target)
+    return print_records(_GPU[target.kind], func, target)
 
 
-__all__ = ["Assembled", "assemble", "emit"]
+__all__ = ["Assembled", "Emitter", "assemble", "emit", "emit_records"]

@@ -149,7 +149,7 @@ class Emitter(Buffers):
         for i, o in enumerate(block.ops):
             if o in done:
                 continue
-            self.f.loc = o.loc
+            self.f.loc, self.f.buffer = o.loc, self.touched(o)
             if isinstance(o, ops.Scope):
                 chain = _exclusive(block.ops[i:])
                 done.update(chain)
@@ -430,11 +430,12 @@ def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:
     return found
 
 
-def print_function(cls: type[Emitter], func: Func, target: Target) -> str:
-    """LLVM text of a LOWERED function; raises CompileError where the target cannot do something."""
+def print_records(cls: type[Emitter], func: Func, target: Target) -> tuple[Emitter, str]:
+    """The emitter of a LOWERED function, which keeps the records, and their LLVM text. Raises
+    CompileError where the target cannot do something."""
     emitter = cls(func, target)
     try:
-        return emitter.print_module()
+        return emitter, emitter.print_module()
     except CompileError as e:
         e.loc = e.loc or emitter.f.loc
         raise

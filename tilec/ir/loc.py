@@ -26,9 +26,10 @@ class Loc:
         """The text of the line, "" where the file cannot be read."""
         return linecache.getline(self.file, self.line).rstrip("\n")
 
-    def excerpt(self) -> str:
-        """The line and, below it, a caret range; "" where the source cannot be read."""
-        text = self.source_line()
+    def excerpt(self, known: str | None = None) -> str:
+        """The line and, below it, a caret range; "" where the source cannot be read. `known` is
+        the line's text where it was kept from an earlier reading."""
+        text = self.source_line() if known is None else known
         if not text:
             return ""
         shown = text.lstrip()

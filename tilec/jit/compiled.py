@@ -21,7 +21,7 @@ from tilec.runtime.arguments import (
     overlapping,
     read_arguments,
 )
-from tilec.runtime.devices import driver
+from tilec.runtime.devices import driver, grid_limits
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, Resources
@@ -124,9 +124,8 @@ class CompiledKernel:
             }
             given = evaluate(self.image.grid, values, f"the grid of {self.name}")
         assert given is not None
-        device = driver(self.target.split(":")[0])
         none = any(t.is_empty for t in call.tensors.values())
-        check_grid(self.image, given, device.grid_limits, device.total_limit, none)
+        check_grid(self.image, given, *grid_limits(self.target.split(":")[0]), none)
         return given
 
     def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:
