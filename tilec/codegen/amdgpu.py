@@ -144,7 +144,8 @@ class AmdgpuEmitter(Emitter):
             slots = self.pack_slots(v, register, 1, pack)
             args += self.read_packs(v, slots, [kind])
         constants = [int_val(c) for c in form.constants]
-        made = self.f.intrinsic(form.output, form.name, [*args, *constants], o.row)
+        given = [*args, *constants]
+        made = self.f.intrinsic(form.output, form.name, given, o.row, form.meaning)
         self.write_packs(o.c, slots, [made])
 
     # --- lanes ---

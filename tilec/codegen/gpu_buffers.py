@@ -18,11 +18,11 @@ from tilec.codegen.ranges import Ranges
 from tilec.codegen.registers import RegisterPlan
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
-from tilec.ir.core import Func, Value, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import Function, Val, int_val
 from tilec.ir.memory import version_bytes
-from tilec.ir.types import BOOL, INT32, DType, TensorMapType
+from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType
 from tilec.target import Target
 
 INVARIANT = ", !invariant.load !2"
@@ -65,6 +65,7 @@ class Buffers:
         self.env: dict[Value, Val] = {}
         self.registers: dict[Value, Registers] = {}
         self.shared: dict[Value, tuple[Val, int]] = {}
+        self.roots: dict[Value, Value] = {}  # the buffer of which a value is one version
 
     def get(self, v: Value) -> Val:
         return self.env[v]
@@ -93,6 +94,7 @@ class Buffers:
 
     def emit_version(self, o: ops.Version) -> None:
         moved, fixed = self.shared[o.root]
+        self.roots[o.result] = o.root
         slot = self.get(o.slot)
         step = int_val(version_bytes(o.root.buffer))
         more = self.scalars.binary("mul", slot, step, INT32)
@@ -100,6 +102,16 @@ class Buffers:
             self.shared[o.result] = (moved, fixed + more.literal)
         else:
             self.shared[o.result] = (self.scalars.binary("add", moved, more, INT32), fixed)
+
+    def touched(self, o: Op) -> str:
+        """The names of what an op touches in shared memory, or else of the tensor."""
+        values = [getattr(o, word, None) for word in ("dest", "source", "a", "b", "barrier")]
+        buffers = [v for v in values if isinstance(v, Value) and isinstance(v.type, BufferType)]
+        for spaces in (("shared",), ("barrier",), ("global",)):
+            names = [self.roots.get(v, v).name for v in buffers if v.buffer.space in spaces]
+            if names:
+                return ", ".join(dict.fromkeys(names))
+        return ""
 
     # --- registers ---
 

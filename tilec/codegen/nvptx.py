@@ -106,7 +106,15 @@ class NvptxEmitter(Emitter):
         given = tuple(x.type for x in args)
         if given != a.inputs:
             raise InternalError(f"{row}: arguments {given}, the row takes {a.inputs}", self.f.loc)
-        return self.f.asm(a.template, a.constraints, args, a.outputs, row=row, effects=a.effects)
+        return self.f.asm(
+            a.template,
+            a.constraints,
+            args,
+            a.outputs,
+            row=row,
+            effects=a.effects,
+            meaning=a.meaning,
+        )
 
     # --- ids ---
 

@@ -1,10 +1,10 @@
 """LLVM records: what code generators write and what the text given to LLVM is printed from.
 
-A record (`Inst`) keeps its opcode, operands, types, hardware row, source location and, for a
-branch, the label where its sides meet again, so that another reader than LLVM can execute exactly
-the code that is shipped. `Function` appends records and folds integer constants as it goes,
-because most index arithmetic of an unrolled tile is known when it is printed. LLVM language
-reference: https://llvm.org/docs/LangRef.html"""
+A record (`Inst`) keeps its opcode, operands, types, hardware row and what the row does, source
+location, the user's buffer that it touches and, for a branch, the label where its sides meet again,
+so that another reader than LLVM can execute exactly the code that is shipped. `Function` appends
+records and folds integer constants as it goes, because most index arithmetic of an unrolled tile is
+known when it is printed. LLVM language reference: https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilec.ir.instr.machine import Meaning
 from tilec.ir.loc import UNKNOWN, Loc
 
 _MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_FFFF_FFFF_FFFF}
@@ -67,7 +68,9 @@ UNDEF = "poison"
 
 @dataclass(slots=True)
 class Inst:
-    """One instruction. `text` is its LLVM spelling without result name and debug location."""
+    """One instruction. `text` is its LLVM spelling without result name and debug location;
+    `meaning` what its row does (`tilec.ir.instr.machine`), None where that is LLVM's; `buffer` the
+    name of the shared buffer or tensor that it touches."""
 
     opcode: str
     result: Val | None
@@ -76,6 +79,8 @@ class Inst:
     row: str = ""
     loc: Loc = UNKNOWN
     merge: str = ""
+    meaning: Meaning | None = None
+    buffer: str = ""
 
 
 @dataclass(slots=True)
@@ -111,6 +116,7 @@ class Function:
         self.allocas: list[Inst] = []
         self.declarations: dict[str, str] = {}
         self.loc: Loc = UNKNOWN
+        self.buffer = ""  # what the records that are appended now touch
         self.stack_space = 0
         self.known: dict[str, Val] | None = None
         self._log: list[str] = []
@@ -146,11 +152,19 @@ class Function:
     # --- records ---
 
     def inst(
-        self, opcode: str, type: str, operands: tuple[Val, ...], text: str, row: str = ""
+        self,
+        opcode: str,
+        type: str,
+        operands: tuple[Val, ...],
+        text: str,
+        row: str = "",
+        meaning: Meaning | None = None,
     ) -> Val:
         """Append an instruction with a result and return the result."""
         result = self.fresh(type)
-        self.block.insts.append(Inst(opcode, result, operands, text, row, self.loc))
+        self.block.insts.append(
+            Inst(opcode, result, operands, text, row, self.loc, "", meaning, self.buffer)
+        )
         return result
 
     def pure(self, opcode: str, type: str, operands: tuple[Val, ...], text: str) -> Val:
@@ -177,10 +191,18 @@ class Function:
             del self._log[mark:]
 
     def act(
-        self, opcode: str, operands: tuple[Val, ...], text: str, row: str = "", merge: str = ""
+        self,
+        opcode: str,
+        operands: tuple[Val, ...],
+        text: str,
+        row: str = "",
+        merge: str = "",
+        meaning: Meaning | None = None,
     ) -> None:
         """Append an instruction without a result."""
-        self.block.insts.append(Inst(opcode, None, operands, text, row, self.loc, merge))
+        self.block.insts.append(
+            Inst(opcode, None, operands, text, row, self.loc, merge, meaning, self.buffer)
+        )
 
     def binary(self, opcode: str, a: Val, b: Val, flags: str = "") -> Val:
         """`opcode` is LLVM's: add sub mul and or xor shl lshr ashr udiv urem sdiv srem fadd fsub
@@ -260,19 +282,27 @@ class Function:
         row: str = "",
         tail: str = "",
         immarg: bool = False,
+        meaning: Meaning | None = None,
     ) -> Val | None:
         """Call the intrinsic or function `name`, declaring it; returns None for "void"."""
         if name not in self.declarations:
             self.declarations[name] = f"declare {type} @{name}({', '.join(a.type for a in args)})"
         text = f"call {type} @{name}({', '.join(map(str, args))}){tail}"
         if type == "void":
-            self.act("call", tuple(args), text, row or name)
+            self.act("call", tuple(args), text, row or name, meaning=meaning)
             return None
-        return self.inst("call", type, tuple(args), text, row or name)
+        return self.inst("call", type, tuple(args), text, row or name, meaning)
 
-    def intrinsic(self, type: str, name: str, args: Sequence[Val] = (), row: str = "") -> Val:
+    def intrinsic(
+        self,
+        type: str,
+        name: str,
+        args: Sequence[Val] = (),
+        row: str = "",
+        meaning: Meaning | None = None,
+    ) -> Val:
         """`call` of a function that returns a value."""
-        result = self.call(type, name, args, row=row)
+        result = self.call(type, name, args, row=row, meaning=meaning)
         assert result is not None
         return result
 
@@ -285,6 +315,7 @@ class Function:
         *,
         row: str = "",
         effects: bool = True,
+        meaning: Meaning | None = None,
     ) -> list[Val]:
         """Inline assembly; returns one value per entry of `outputs` (their LLVM types)."""
         if len(outputs) == 0:
@@ -297,9 +328,9 @@ class Function:
         given = ", ".join(map(str, args))
         text = f'call {type} {words} "{template}", "{constraints}"({given}) #1'
         if type == "void":
-            self.act("asm", tuple(args), text, row)
+            self.act("asm", tuple(args), text, row, meaning=meaning)
             return []
-        result = self.inst("asm", type, tuple(args), text, row)
+        result = self.inst("asm", type, tuple(args), text, row, meaning)
         if len(outputs) == 1:
             return [result]
         return [self.extract_value(result, i, t) for i, t in enumerate(outputs)]
