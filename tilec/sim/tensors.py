@@ -1,0 +1,75 @@
+"""What a launch gives the simulator: arrays as global memory, and descriptors of tensor copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.types import DType
+
+TENSOR_SPACING = 40
+"""Tensor number i has its first element at ((i + 1) << 40) + (1 << 39), so that offsets of either
+sign show which tensor is meant."""
+
+
+@dataclass(frozen=True)
+class GlobalTensor:
+    """A tensor parameter's array.
+
+    `memory`: the bytes from the lowest to the highest that an element occupies, those of the
+    caller's array itself; element 0 is at byte `first` of it. `shape`, `strides` in elements,
+    `dtype` by tilec's name, `itemsize` in bytes. `written`: whether the kernel stores to it;
+    `output`: whether the call has allocated it, so that nothing in it counts as written yet.
+    `number`: among the pointer parameters. `skew`: the address modulo 16. `owner` keeps the memory
+    alive.
+    """
+
+    name: str
+    memory: NDArray[np.uint8]
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    written: bool
+    output: bool
+    number: int
+    skew: int = 0
+    owner: Any = None
+
+    @property
+    def address(self) -> int:
+        """Where its first element is in the simulator's address space."""
+        return (self.number + 1 << TENSOR_SPACING) + (1 << TENSOR_SPACING - 1) + self.skew
+
+    def index_of(self, address: int) -> tuple[int, ...] | None:
+        """The element that `address` is in, for messages; None where it is in none."""
+        left, rest = divmod(address - self.address, self.itemsize)
+        del rest
+        found = [0] * len(self.shape)
+        order = sorted(range(len(self.shape)), key=lambda d: -abs(self.strides[d]))
+        for d in order:
+            if self.strides[d] == 0 or self.shape[d] <= 1:
+                continue
+            found[d], left = divmod(left, self.strides[d])
+        if left or any(not 0 <= i < n for i, n in zip(found, self.shape)):
+            return None
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor. `address`: of the element at the origin. `sizes` in elements and `strides`
+    in bytes, innermost dimension first, strides without the innermost one; `box` in elements;
+    `swizzle`: bytes of the pattern in shared memory, 0 for none."""
+
+    tensor: GlobalTensor
+    address: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    dtype: DType

@@ -1,0 +1,377 @@
+"""Following the values of some elements of a buffer through time.
+
+A trace is asked for as a buffer's element is written in a kernel: "acc[0, :4]". Each line of the
+kernel that writes one of the elements makes one row of the table: what they hold from there on."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.core import Block, Func, Value, walk
+from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.ir.loc import Loc
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import Alloc, Scope
+from tilec.ir.types import BufferType, DType
+
+MOST_ELEMENTS = 64
+MOST_CHANGES = 500
+
+Index = tuple[int, ...]
+Number = float | int | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line that has written some of the elements: what all of them hold from there on (None: not
+    written yet). `step` counts what the block has done."""
+
+    step: int
+    block: Index
+    loc: Loc
+    values: tuple[Number, ...]
+
+
+@dataclass
+class Trace:
+    """The followed elements of one buffer. `asked`: as the caller wrote it. `missed`: changes after
+    the first `MOST_CHANGES`."""
+
+    asked: str
+    buffer: str
+    elements: tuple[Index, ...]
+    changes: list[Change] = field(default_factory=list)
+    missed: int = 0
+
+    def text(self, sources: Mapping[tuple[str, int], str]) -> str:
+        """A table for people; `sources` has the lines' texts where they were kept."""
+        heads = [f"[{', '.join(map(str, e))}]" for e in self.elements]
+        rows = [["step", "block", "line", *heads, ""]]
+        for c in self.changes:
+            known = sources.get((c.loc.file, c.loc.line))
+            line = (c.loc.source_line() if known is None else known).strip()
+            where = f"{c.loc.file.rpartition('/')[2]}:{c.loc.line}"
+            block = ", ".join(map(str, c.block))
+            rows.append([str(c.step), block, where, *map(_shown, c.values), line])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+        lines = [f"values of {self.asked}:"]
+        for row in rows:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths)]
+            cells[2] = row[2].ljust(widths[2])
+            lines.append(("  " + "  ".join([*cells, row[-1]])).rstrip())
+        if not self.changes:
+            lines[1:] = ["  nothing has written it"]
+        if self.missed:
+            lines.append(f"  and {self.missed} changes more")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Trace:
+        """What `to_json` has made, after a round trip through a file."""
+        changes = [
+            Change(c["step"], tuple(c["block"]), Loc.from_json(c["loc"]), tuple(c["values"]))
+            for c in content["changes"]
+        ]
+        elements = tuple(tuple(e) for e in content["elements"])
+        return Trace(content["asked"], content["buffer"], elements, changes, content["missed"])
+
+
+def _shown(value: Number) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# --- what to follow ---
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBuffer:
+    """A fragment or local buffer and its stack slots, which hold `pack` elements each (one slot
+    holds all of an array)."""
+
+    value: Value
+    slots: tuple[str, ...]
+    pack: int
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A buffer in memory: `at(index)` are the addresses that an element may have (of every version
+    of a ring), in `space` "shared" (from the start of the block's shared memory) or "global"."""
+
+    space: str
+    shape: tuple[int, ...]
+    dtype: DType
+    at: Callable[[Index], Sequence[int]]
+
+
+def shared_buffers(func: Func) -> dict[str, Memory]:
+    """The buffers of a LOWERED function in shared memory, by name."""
+    return {
+        o.result.name: _shared(o)
+        for o in walk(func.body)
+        if isinstance(o, Alloc) and o.type.space == "shared"
+    }
+
+
+def _shared(o: Alloc) -> Memory:
+    t, size = o.type, o.type.dtype.bits // 8
+
+    def at(index: Index) -> list[int]:
+        if t.layout is None:
+            offset = int(np.ravel_multi_index(index, t.static_shape))
+        else:
+            offset = t.layout.offset(index)
+        step = version_bytes(t)
+        return [o.address + v * step + offset * size for v in range(t.versions)]
+
+    return Memory("shared", t.static_shape, t.dtype, at)
+
+
+def parse_trace(asked: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[Index, ...]]:
+    """Name and elements of "acc[0, :4]"; `shapes` are those of the buffers that exist. Raises
+    LaunchError."""
+    example = "write it as in the kernel, e.g. trace='acc[0, :4]'"
+    try:
+        node = ast.parse(asked.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise LaunchError(f"trace {asked!r} is not a buffer's element", hint=example) from None
+    name, parts = "", list[ast.expr]()
+    match node:
+        case ast.Name(id=name):
+            pass
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=parts)):
+            pass
+        case ast.Subscript(value=ast.Name(id=name), slice=one):
+            parts = [one]
+        case _:
+            raise LaunchError(f"trace {asked!r} is not a buffer's element", hint=example)
+    if name not in shapes:
+        near = did_you_mean(name, shapes)
+        known = ", ".join(sorted(shapes))
+        raise LaunchError(f"trace {asked!r}: there is no buffer {name!r}{near}", hint=f"of {known}")
+    shape = shapes[name]
+    if len(parts) > len(shape):
+        raise LaunchError(
+            f"trace {asked!r}: {name} has {len(shape)} dimensions, {len(parts)} are indexed"
+        )
+    ranges = [_range(asked, part, dim, n) for dim, (part, n) in enumerate(zip(parts, shape))]
+    ranges += [range(n) for n in shape[len(parts) :]]
+    count = prod(map(len, ranges))
+    if not 0 < count <= MOST_ELEMENTS:
+        raise LaunchError(
+            f"trace {asked!r} selects {count} elements; 1 to {MOST_ELEMENTS} can be followed",
+            hint=f"name fewer, e.g. trace='{name}[{', '.join(['0'] * len(shape))}]'",
+        )
+    return name, tuple(itertools.product(*ranges))
+
+
+def _range(asked: str, part: ast.expr, dim: int, extent: int) -> range:
+    """The positions that an index or slice selects."""
+    try:
+        if isinstance(part, ast.Slice):
+            ends = [None if e is None else int(ast.literal_eval(e))
+                    for e in (part.lower, part.upper, part.step)]  # fmt: skip
+            return range(extent)[slice(*ends)]
+        at = int(ast.literal_eval(part))
+        return range(extent)[at : at + 1 or None] if at < 0 else range(at, range(extent)[at] + 1)
+    except IndexError:
+        raise LaunchError(
+            f"trace {asked!r}: index {ast.unparse(part)} is outside of dimension {dim}, "
+            f"which has {extent} elements"
+        ) from None
+    except (ValueError, TypeError):
+        raise LaunchError(
+            f"trace {asked!r}: {ast.unparse(part)} is not a number",
+            hint="indices are ints and slices of ints",
+        ) from None
+
+
+# --- following ---
+
+
+@dataclass(frozen=True, slots=True)
+class _InSlot:
+    """Where an element is held: position `part` of a stack slot of `thread` (-1: of whichever
+    thread writes it)."""
+
+    trace: int
+    element: int
+    thread: int
+    part: int
+
+
+class Tracer:
+    """Follows the elements that `asked` names, in a run of one LOWERED function.
+
+    `registers` are its fragments and local buffers, `tensors` the global ones by name. Raises
+    LaunchError for what cannot be followed."""
+
+    def __init__(
+        self,
+        asked: Sequence[str],
+        func: Func,
+        warp_size: int,
+        registers: Sequence[RegisterBuffer],
+        tensors: Mapping[str, Memory],
+    ) -> None:
+        self.traces: list[Trace] = []
+        self.watched: dict[str, list[_InSlot]] = {}
+        self._dtypes: list[DType] = []
+        self._memory: dict[str, list[tuple[int, int, int]]] = {"shared": [], "global": []}
+        self._held: dict[tuple[int, Index], list[Number]] = {}
+        self._open: dict[tuple[int, Index], tuple[Loc, set[int]]] = {}
+        memory = {**tensors, **shared_buffers(func)}
+        shapes = {name: m.shape for name, m in memory.items()}
+        shapes |= {r.value.name: r.value.buffer.static_shape for r in registers}
+        first_warps = _first_warps(func.body)
+        for number, text in enumerate(asked):
+            name, elements = parse_trace(text, shapes)
+            self.traces.append(Trace(text, name, elements))
+            if name in memory:
+                self._dtypes.append(memory[name].dtype)
+                places = self._memory[memory[name].space]
+                places += [
+                    (at, number, e)
+                    for e, index in enumerate(elements)
+                    for at in memory[name].at(index)
+                ]
+                continue
+            found = [r for r in registers if r.value.name == name]
+            self._dtypes.append(found[0].value.dtype)
+            for r in found:
+                warp = first_warps.get(r.value, 0)
+                self._watch_slots(number, elements, r, warp * warp_size, warp_size)
+
+    def _watch_slots(
+        self, number: int, elements: Sequence[Index], r: RegisterBuffer, first: int, warp_size: int
+    ) -> None:
+        t: BufferType = r.value.buffer
+        for e, index in enumerate(elements):
+            if t.layout is not None and t.space == "fragment":
+                reg, lane, warp = (int(owner[index]) for owner in t.layout.owners_of())
+                thread = first + warp * warp_size + lane
+            else:
+                reg, thread = int(np.ravel_multi_index(index, t.static_shape)), -1
+            slot = r.slots[0] if r.is_array else r.slots[reg // r.pack]
+            part = reg if r.is_array else reg % r.pack
+            self.watched.setdefault(slot, []).append(_InSlot(number, e, thread, part))
+
+    def register_written(
+        self, slot: str, value: Any, lanes: NDArray[Any], block: Index, loc: Loc, step: int
+    ) -> None:
+        """The threads `lanes` have put `value` into a stack slot."""
+        for place in self.watched.get(slot, ()):
+            at = 0
+            if place.thread >= 0:
+                at = int(np.searchsorted(lanes, place.thread))
+                if at == len(lanes) or lanes[at] != place.thread:
+                    continue
+            one = value[place.part] if type(value) is tuple else value
+            if np.ndim(one):
+                one = one[at]
+            dtype = self._dtypes[place.trace]
+            number = number_of(one, dtype)
+            whole = type(value) is not tuple
+            self._set(place.trace, place.element, number, block, loc, step, always=whole)
+
+    def memory_written(
+        self,
+        space: str,
+        addresses: NDArray[Any],
+        width: int,
+        peek: Callable[[int, int], bytes],
+        block: Index,
+        loc: Loc,
+        step: int,
+    ) -> None:
+        """`width` bytes from each of `addresses` on have been written; `peek(address, bytes)` reads
+        them. Addresses of shared memory count from the start of the block's."""
+        for at, trace, element in self._memory[space]:
+            if ((addresses <= at) & (at < addresses + width)).any():
+                dtype = self._dtypes[trace]
+                number = number_of(_decoded(peek(at, dtype.bits // 8), dtype), dtype)
+                self._set(trace, element, number, block, loc, step, always=True)
+
+    def _set(
+        self,
+        trace: int,
+        element: int,
+        value: Number,
+        block: Index,
+        loc: Loc,
+        step: int,
+        always: bool,
+    ) -> None:
+        """An element holds `value`. What one line writes is one row, until it writes an element
+        again."""
+        key = trace, block
+        found = self.traces[trace]
+        held = self._held.setdefault(key, [None] * len(found.elements))
+        if not always and held[element] == value:
+            return
+        held[element] = value
+        line, written = self._open.get(key, (None, set[int]()))
+        if line == loc and element not in written and found.changes:
+            last = found.changes[-1]
+            if last.block == block and last.loc == loc:
+                written.add(element)
+                found.changes[-1] = Change(last.step, block, loc, tuple(held))
+                return
+        self._open[key] = loc, {element}
+        if len(found.changes) < MOST_CHANGES:
+            found.changes.append(Change(step, block, loc, tuple(held)))
+        else:
+            found.missed += 1
+
+
+def _first_warps(body: Block) -> dict[Value, int]:
+    """The first warp of the scope that each buffer is allocated in."""
+    found: dict[Value, int] = {}
+
+    def visit(block: Block, first: int) -> None:
+        for o in block.ops:
+            if isinstance(o, Alloc):
+                found[o.result] = first
+            inner = o.first_warp if isinstance(o, Scope) else first
+            for region in o.regions:
+                visit(region, inner)
+
+    visit(body, 0)
+    return found
+
+
+_FLOAT8 = {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+_OTHER = {"bfloat16": ml_dtypes.bfloat16, "tfloat32": np.float32, **_FLOAT8}
+
+
+def _decoded(raw: bytes, dtype: DType) -> Any:
+    return np.frombuffer(raw, _OTHER.get(dtype.name, dtype.name))[0]
+
+
+def number_of(value: Any, dtype: DType) -> Number:
+    """A NumPy scalar as records hold it, as a number of the user's dtype; None where it is
+    undefined."""
+    if not isinstance(value, (np.generic, np.ndarray)):
+        return None
+    if dtype.kind == "bool":
+        return bool(value)
+    if dtype.is_float:
+        if value.dtype.kind in "iu" and dtype.name in _FLOAT8:
+            value = value.view(_FLOAT8[dtype.name])
+        return float(value)
+    return int(value) & ((1 << dtype.bits) - 1) if dtype.kind == "uint" else int(value)
