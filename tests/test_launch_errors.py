@@ -128,14 +128,14 @@ CASES: list[tuple[str, Callable[[], Any], str]] = [
     (
         "list",
         lambda: scale([[1.0]], b, 1, 2.0),
-        r"A is a list; expected an array for A: .*\n.*numpy.asarray",
+        r"A is a list; expected an array for A: (.*\n)+.*numpy.asarray",
     ),
     ("number", lambda: scale(a, 3.0, 1, 2.0), r"B is a float; expected an array"),
     ("array for scalar", lambda: scale(a, b, a, 2.0), r"n: expected a number \(n: int32\), got a"),
     (
         "0-d for scalar",
         lambda: scale(a, b, torch.tensor(3), 2.0),
-        r"n: expected a number .*\n.*n\.item\(\)",
+        r"n: expected a number (.*\n)+.*n\.item\(\)",
     ),
     (
         "string for scalar",
@@ -250,7 +250,10 @@ def frozen(array: np.ndarray) -> np.ndarray:
 def test_message(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(tilec.LaunchError, match=message) as error:
         call()
-    assert len(str(error.value).split("\n")) <= 12
+    lines = str(error.value).split("\n")
+    assert len(lines) <= 12 and "  help: " in str(error.value)
+    assert lines[0].startswith(f"{__file__}:"), "the message shows the call"
+    assert "^^^" in lines[2]
 
 
 @pytest.mark.parametrize(("call", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])

@@ -7,6 +7,7 @@ torch nor a driver nor LLVM.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tilec import foreign
 from tilec.ir.errors import (
     CompileError,
     InternalError,
@@ -14,6 +15,7 @@ from tilec.ir.errors import (
     LayoutError,
     ResourceError,
     TilecError,
+    did_you_mean,
 )
 from tilec.jit.compiled import CompiledKernel, load
 from tilec.jit.specialise import spec
@@ -53,6 +55,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'tilec' has no attribute {name!r}")
+        instead = foreign.advice(name)
+        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, "language", "layout"])
+        raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value

@@ -5,10 +5,13 @@ These names are used as `T.dynamic`, `T.Tensor`, … : `tilec.language` has them
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tilec import foreign
+from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
 
@@ -17,7 +20,10 @@ def dtype_of(name: object) -> DType:
     """The dtype that `name` means. Raises CompileError."""
     found = find_dtype(name)
     if found is None:
-        raise CompileError(f"unknown dtype {name!r}{did_you_mean(str(name), DTYPES)}")
+        meant = foreign.meant_dtype(name)
+        near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(name), DTYPES)
+        hint = f"known: {', '.join(DTYPES)}"
+        raise CompileError(f"unknown dtype {name!r}{near}", caller_loc(), hint)
     return found
 
 
@@ -25,7 +31,8 @@ def only_inside(word: str) -> NoReturn:
     """Raise the CompileError of a word that is called outside a kernel."""
     raise CompileError(
         f"T.{word} means something only inside a kernel",
-        hint="call it in the body of a function under @tilec.kernel or @tilec.macro",
+        caller_loc(),
+        "call it in the body of a function under @tilec.kernel or @tilec.macro",
     )
 
 
@@ -87,10 +94,11 @@ class Size:
 
 
 def _sizes(names: str, fixed: bool) -> Size | tuple[Size, ...]:
-    parts = [n.strip() for n in names.split(",")]
+    parts = [n.strip() for n in names.split(",")] if isinstance(names, str) else [names]
     for part in parts:
-        if not part.isidentifier():
-            raise CompileError(f"{part!r} is no name for a size", hint='write T.dynamic("M, N")')
+        if not isinstance(part, str) or not part.isidentifier():
+            hint = f'write T.{"const" if fixed else "dynamic"}("M, N")'
+            raise CompileError(f"{part!r} is no name for a size", caller_loc(), hint)
     made = tuple(Size(p, fixed=fixed) for p in parts)
     return made[0] if len(made) == 1 else made
 
@@ -115,6 +123,23 @@ def const(names: str) -> Any:
 
 
 class Subscripted(type):
+    """Classes of annotations: subscripted as called, their errors placed at the call."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        hint = f'write T.{cls.__name__}((M, N), "float16")'
+        if issubclass(cls, StridedTensor):
+            hint = f'write T.{cls.__name__}((M, N), (N, 1), "float16")'
+        taken = [*inspect.signature(vars(cls)["__init__"]).parameters][1:]
+        for name in kwargs:
+            if name not in taken:
+                near = did_you_mean(name, taken)
+                message = f"T.{cls.__name__} has no keyword {name!r}{near}"
+                raise CompileError(message, caller_loc(), f"it has: {', '.join(taken)}")
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as e:
+            raise CompileError(f"T.{cls.__name__}: {e}", caller_loc(), hint) from None
+
     def __getitem__(cls, args: Any) -> Any:
         return cls(*args) if isinstance(args, tuple) else cls(args)
 
@@ -129,10 +154,20 @@ class Tensor(metaclass=Subscripted):
 
     def __init__(self, shape: Any, dtype: object = "float32", strides: Any = None) -> None:
         self.shape = _extents("extent", shape)
+        if isinstance(dtype, Size | int):
+            raise CompileError(
+                f"the dtype of T.Tensor is {str(dtype)}: the shape is one tuple",
+                caller_loc(),
+                f'write T.Tensor(({", ".join(map(str, (*self.shape, dtype)))}), "float16")',
+            )
         self.dtype = dtype_of(dtype)
         self.strides = None if strides is None else _extents("stride", strides)
         if self.strides is not None and len(self.strides) != len(self.shape):
-            raise CompileError(f"{len(self.shape)} extents but {len(self.strides)} strides")
+            raise CompileError(
+                f"{len(self.shape)} extents but {len(self.strides)} strides",
+                caller_loc(),
+                "write one stride for each extent",
+            )
 
 
 class StridedTensor(Tensor):
@@ -157,7 +192,8 @@ def _extents(what: str, shape: Any) -> tuple[int | Size, ...]:
         if not whole and not isinstance(e, Size):
             raise CompileError(
                 f"the {what} {e!r} of a tensor is neither an int nor a size",
-                hint='sizes are made by T.dynamic("M") or T.const("M")',
+                caller_loc(),
+                'sizes are made by T.dynamic("M") or T.const("M")',
             )
     return entries
 

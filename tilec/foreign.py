@@ -29,6 +29,7 @@ ADVICE: dict[str, str] = {
     # TileLang
     "prim_func": "use @tilec.kernel",
     "jit": "use @tilec.kernel",
+    "autotune": "write BM: T.constexpr = T.auto, and tilec chooses",
     "make_swizzled_layout": "from tilec.layout import make_swizzled_layout",
     "make_mma_swizzle_layout": "from tilec.intrinsics import make_mma_swizzle_layout",
     # CUDA

@@ -21,7 +21,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tilec.ir.errors import LaunchError
+from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean
 from tilec.jit.choose import Choices, open_constants
 from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.jit.disk import load_variant, store_variant
@@ -57,13 +58,15 @@ def kernel(
     *,
     out: Sequence[str] = (),
     threads: int | None = None,
+    **unknown: object,
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Make a function a kernel.
 
     `out` names tensor parameters that a call allocates (same kind and device as its first tensor
     argument) and returns. `threads` is how many threads of a block compute, where the body's
-    T.Kernel does not say.
+    T.Kernel does not say. Raises CompileError for other arguments.
     """
+    _check_decorator(function, out, threads, unknown)
     if function is not None:
         remember_locals(function, sys._getframe(1))
         return _make_kernel(function, (), None)
@@ -73,6 +76,31 @@ def kernel(
         return _make_kernel(function, tuple(out), threads)
 
     return decorate
+
+
+def _check_decorator(function: object, out: object, threads: object, unknown: Any) -> None:
+    """Raise CompileError, placed at the decorator, for what `kernel` does not take."""
+    for name in unknown:
+        near = did_you_mean(name, ("out", "threads"))
+        instead = {"outs": "", "num_warps": "write threads=32 * num_warps"}.get(name, "")
+        hint = instead or 'it has: out=["C"], threads=128'
+        raise CompileError(f"tilec.kernel has no keyword {name!r}{near}", caller_loc(), hint)
+    if function is not None and not callable(function):
+        hint = "write @tilec.kernel above a def, or @tilec.kernel(threads=128)"
+        raise CompileError(f"tilec.kernel was given {function!r}, no function", caller_loc(), hint)
+    names = isinstance(out, Sequence) and all(isinstance(name, str) for name in out)
+    if not names or isinstance(out, str):
+        shown = [out] if isinstance(out, str) else ["C"]
+        hint = f"write the parameters' names: out={shown!r}"
+        raise CompileError(f"out of tilec.kernel is {out!r}", caller_loc(), hint)
+    check_threads(threads, "threads of tilec.kernel", CompileError)
+
+
+def check_threads(threads: object, what: str, error: type[TilecError]) -> None:
+    """Raise `error`, placed at the call, unless `threads` is None or a positive int."""
+    whole = isinstance(threads, int) and not isinstance(threads, bool) and threads > 0
+    if threads is not None and not whole:
+        raise error(f"{what} is {threads!r}, not a positive int", caller_loc(), "write threads=128")
 
 
 def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
@@ -179,6 +207,7 @@ class Kernel:
         chosen = {name: value for name, value in keywords.items() if value is not None}
         return self._launch(grid, (), {**named, **chosen}, keys)
 
+    @for_users
     def _launch(
         self,
         grid: Any,
@@ -188,12 +217,14 @@ class Kernel:
     ) -> Any:
         bound = bind_call(self.name, self.parameters, args, kwargs, self._keywords)
         options = {k: bound.pop(k, None) for k in self._keywords}
+        check_threads(options.get("threads"), "threads", LaunchError)
         signature, parameters = self._resolve(bound)
         call = read_arguments(self.name, parameters, bound, _target_of)
         for name, t in call.tensors.items():
             if t.device == "meta":
                 raise LaunchError(
-                    f"{name} has a shape but no memory; kernel.compile takes such arrays"
+                    f"{name} has a shape but no memory",
+                    hint="pass an array; kernel.compile takes those without memory",
                 )
         target = _target_of(call.device, call.index)
         threads = options.get("threads")
@@ -307,6 +338,7 @@ class Kernel:
         given = None if grid is None else spread_grid(grid, call.constants)
         return Planned(call, facts, variant, outputs, variant.grid(call, given))
 
+    @for_users
     def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
         """The variant for these arguments, without launching it; no GPU is needed.
 
@@ -325,6 +357,7 @@ class Kernel:
         )
         return made
 
+    @for_users
     def recommend(
         self, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
     ) -> tuple[Ranked, ...]:
@@ -355,6 +388,7 @@ class Kernel:
         extra = [k for k in self._keywords if k == "threads"]
         bound = bind_call(self.name, optional, args, kwargs, extra)
         threads = bound.pop("threads", None) if extra else None
+        check_threads(threads, "threads", LaunchError)
         signature, parameters = self._resolve(bound)
         chosen = None if target is None else resolve_target(target)
         call = read_arguments(
@@ -391,6 +425,9 @@ def recommend(
 ) -> tuple[Ranked, ...]:
     """Configurations of `kernel` for these arguments of `compile`, by predicted time: see
     `Kernel.recommend`. `print` of an entry is for people."""
+    if not isinstance(kernel, Kernel):
+        hint = "put @tilec.kernel above it"
+        raise CompileError(f"tilec.recommend takes a kernel, not {kernel!r}", caller_loc(), hint)
     return kernel.recommend(*args, target=target, topk=topk, **kwargs)
 
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tilec import foreign as _foreign
 from tilec.annotations import (
     Buffer as Buffer,
 )
@@ -70,6 +71,7 @@ from tilec.choices import (
 from tilec.choices import (
     auto as auto,
 )
+from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.layout import Layout as _Layout
 from tilec.ir.types import (
@@ -490,7 +492,11 @@ class NotYet:
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise CompileError(f"T.{self.name} is not supported yet")
+        raise CompileError(
+            f"T.{self.name} is not supported yet",
+            _caller_loc(),
+            _foreign.MEANWHILE.get(self.name, ""),
+        )
 
 
 PLANNED = frozenset(
@@ -518,5 +524,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python itself asks for these, often
         raise AttributeError(name)
     known = [n for n in globals() if not n.startswith("_")]
-    near = did_you_mean(name, [*known, *PLANNED])
+    instead = _foreign.advice(name)
+    near = f"; {instead}" if instead else did_you_mean(name, [*known, *PLANNED])
     raise AttributeError(f"tilec.language has no word {name!r}{near}", name=name)

@@ -156,6 +156,15 @@ TARGETS: dict[str, Target] = {
     )
 }
 
+# What other systems call a vendor or a machine.
+_OTHER_NAMES = {
+    **dict.fromkeys(("gpu", "nvidia", "nvptx"), "cuda"),
+    **dict.fromkeys(("rocm", "amd", "amdgpu"), "hip"),
+    **dict.fromkeys(("h100", "h200", "hopper", "cuda:sm_90", "sm_90"), "cuda:sm_90a"),
+    **dict.fromkeys(("a100", "ampere", "sm_80"), "cuda:sm_80"),
+    **dict.fromkeys(("mi300", "mi300x", "gfx942"), "hip:gfx942"),
+    **dict.fromkeys(("x86", "host", "llvm", "c"), "cpu"),
+}
 NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
 
 
@@ -170,6 +179,7 @@ def find_target(name: str) -> Target:
         raise TargetError(
             f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}"
         )
-    near = difflib.get_close_matches(name, TARGETS, 1)
+    meant = _OTHER_NAMES.get(str(name).lower())
+    near = [meant] if meant else difflib.get_close_matches(str(name), TARGETS, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TargetError(f"unknown target {name!r}{hint} (targets: {', '.join(TARGETS)})")

@@ -165,6 +165,8 @@ def describe(value: object) -> str:
             return f"the word T.{value.name}"
         case T.Macro():
             return f"the macro {value.__name__}"
+        case type():
+            return f"the class {value.__module__}.{value.__qualname__}"
         case types.ModuleType():
             return f"the module {value.__name__}"
         case types.FunctionType():

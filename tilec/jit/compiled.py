@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.errors import LaunchError
+from tilec.ir.caller import for_users
+from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.jit.export import export_c
 from tilec.jit.stages import Stages
 from tilec.lazy import Lazy
@@ -155,10 +156,12 @@ class CompiledKernel:
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
 
+    @for_users
     def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs, stream)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        @for_users
         def launch(*args: Any, stream: Any = None, **kwargs: Any) -> Any:
             return self._launch(spread_grid(grid, {}), args, kwargs, stream)
 
@@ -186,7 +189,10 @@ class CompiledKernel:
         kind = self.target.split(":")[0]
         if call.device != kind:
             raise LaunchError(
-                f"{self.name} was compiled for {self.target}, the arguments are on {call.device}"
+                f"{self.name} was compiled for {self.target}, the arguments are on {call.device}",
+                hint="pass .cpu() of each array"
+                if kind == "cpu"
+                else f"pass .cuda() of each array, or compile with target={call.device!r}",
             )
         for a in self.image.arguments:
             if a.kind != "tensor" or a.output:
@@ -201,12 +207,14 @@ class CompiledKernel:
                 )
             if is_wide(t) and not self.image.wide:
                 raise LaunchError(
-                    f"{a.name}: this variant was compiled for tensors below 2**31 elements"
+                    f"{a.name}: this variant was compiled for tensors below 2**31 elements",
+                    hint="compile it for a specification of that size",
                 )
         if not self.image.may_alias and (pair := self.aliases(call)):
             raise LaunchError(
                 f"{pair[0]} and {pair[1]} share memory and one is written; "
-                "this variant takes them to be apart"
+                "this variant takes them to be apart",
+                hint="pass a copy of one, or call the kernel itself, which compiles for that",
             )
 
     def check_writable(self, call: Call) -> None:
@@ -240,10 +248,26 @@ def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
     """`grid` of `kernel[grid]` as three ints: an int, a sequence, or a function of the
     meta-parameters."""
     if callable(grid):
-        grid = grid(meta)
+        try:
+            grid = grid(meta)
+        except KeyError as e:
+            known = ", ".join(map(str, meta)) or "none"
+            near = did_you_mean(str(e.args[0]), meta) if e.args else ""
+            raise LaunchError(
+                f"the grid function asks for {e}, which is no compile-time parameter{near}",
+                hint=f"it is given these: {known}",
+            ) from e
+        except Exception as e:
+            raise LaunchError(
+                f"the grid function failed: {type(e).__name__}: {e}",
+                hint='write kernel[lambda meta: (T.cdiv(n, meta["BN"]), 1)](…)',
+            ) from e
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     if not 1 <= len(extents) <= 3 or not all(hasattr(e, "__index__") for e in extents):
-        raise LaunchError(f"a grid is one to three ints, got {grid!r}")
+        raise LaunchError(
+            f"a grid is one to three ints, got {grid!r}",
+            hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
+        )
     x, y, z = (*(e.__index__() for e in extents), 1, 1)[:3]
     return x, y, z
 
@@ -260,7 +284,10 @@ def stream_handle(stream: Any, call: Call) -> int:
     try:
         return int(stream)
     except (TypeError, ValueError):
-        raise LaunchError(f"stream: expected a stream or its handle, got {stream!r}") from None
+        raise LaunchError(
+            f"stream: expected a stream or its handle, got {stream!r}",
+            hint="leave it out, or pass torch.cuda.Stream()",
+        ) from None
 
 
 def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:

@@ -181,6 +181,7 @@ def make_launcher(
     file = f"<tilec launch of {kernel}{' with grid' if with_grid else ''} {id(names):x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     space: dict[str, Any] = {
+        "__name__": "tilec.launch",  # a frame of tilec, not of the caller
         "REQUIRED": REQUIRED,
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tilec import foreign
+from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
@@ -44,12 +46,35 @@ def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = No
     """
     found = find_dtype(dtype)
     if found is None:
-        raise CompileError(f"unknown dtype {dtype!r}{did_you_mean(str(dtype), DTYPES)}")
-    extents = tuple(int(e) for e in shape)
-    steps = contiguous_strides(extents) if strides is None else tuple(int(s) for s in strides)
+        meant = foreign.meant_dtype(dtype)
+        near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(dtype), DTYPES)
+        hint = 'write tilec.spec((4096, 512), "float16")'
+        raise CompileError(f"unknown dtype {dtype!r}{near}", caller_loc(), hint)
+    extents = _whole(shape, "extent", 0)
+    steps = contiguous_strides(extents) if strides is None else _whole(strides, "stride", None)
     if len(steps) != len(extents):
-        raise CompileError(f"a spec has {len(extents)} extents but {len(steps)} strides")
+        raise CompileError(
+            f"a spec has {len(extents)} extents but {len(steps)} strides",
+            caller_loc(),
+            "give one stride for each extent, or none at all",
+        )
     return Tensor(0, extents, steps, found.name, max(found.bits // 8, 1), "meta", 0, None)
+
+
+def _whole(given: object, what: str, least: int | None) -> tuple[int, ...]:
+    """The entries of a spec's shape or strides. Raises CompileError for what are no ints."""
+    entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
+    if entries is None:
+        hint = f"write a tuple: tilec.spec(({given},), …)"
+        raise CompileError(f"the {what}s of a spec are {given!r}, not a tuple", caller_loc(), hint)
+    for e in entries:
+        if not hasattr(e, "__index__") or (least is not None and e < least):
+            raise CompileError(
+                f"the {what} {e} of a spec is not an int" + (" from 0" if least == 0 else ""),
+                caller_loc(),
+                "write a number: a spec is one array, with the sizes it has",
+            )
+    return tuple(e.__index__() for e in entries)
 
 
 def parameters_of(signature: Signature) -> tuple[Parameter, ...]:

@@ -25,6 +25,8 @@ class Stages(Mapping[str, str]):
         self._texts[name] = text
 
     def _text(self, name: str) -> str | None:
+        if name not in self._texts:
+            raise KeyError(f"there is no stage {name!r}; the stages are {', '.join(self._texts)}")
         text = self._texts[name]
         if callable(text):
             text = self._texts[name] = text()

@@ -59,6 +59,17 @@ class Sizes:
     origins: dict[str, str] = field(default_factory=dict)
 
 
+# Keywords that launches of other systems have: where that stands here. "$" is the kernel's name.
+_ELSEWHERE = {
+    "grid": "the grid is not an argument: $[grid](…)",
+    "num_warps": "write threads=32 * num_warps",
+    "num_stages": "num_stages belongs to T.Pipelined in the kernel; give $ a parameter for it",
+    "block": "write threads=…",
+    "device": "a kernel runs where its arguments are; move them with .cuda() or .cpu()",
+    "out": 'name outputs in the decorator: @tilec.kernel(out=["C"])',
+}
+
+
 def bind_call(
     kernel: str,
     parameters: Sequence[Parameter],
@@ -74,24 +85,33 @@ def bind_call(
     names = [p.name for p in parameters]
     if len(args) > len(parameters):
         raise LaunchError(
-            f"{kernel} takes {len(parameters)} arguments ({', '.join(names)}), "
-            f"{len(args)} were given"
+            f"{kernel} takes {len(parameters)} argument{'s' * (len(parameters) != 1)} "
+            f"({', '.join(names)}), {len(args)} were given",
+            hint=f"call {kernel}({', '.join(names)})",
         )
     bound = dict(zip(names, args))
     for name, value in kwargs.items():
         if name in bound:
-            raise LaunchError(f"{kernel}: {name} was given twice, by position and by keyword")
+            raise LaunchError(
+                f"{kernel}: {name} was given twice, by position and by keyword",
+                hint=f"leave {name}= out",
+            )
         if name not in names and name not in keywords:
             near = did_you_mean(name, [*names, *keywords])
+            hint = f"write {near.split(chr(39))[1]}=…" if near else f"leave {name}= out"
+            hint = _ELSEWHERE.get(name, hint).replace("$", kernel)
             raise LaunchError(
-                f"{kernel} has no parameter {name!r}{near} (it has {', '.join(names)})"
+                f"{kernel} has no parameter {name!r}{near} (it has {', '.join(names)})", hint=hint
             )
         bound[name] = value
     missing = [p for p in parameters if p.name not in bound and p.default is REQUIRED]
     if missing:
         wanted = ", ".join(p.describe() for p in missing)
         count = sum(name in bound for name in names)
-        raise LaunchError(f"{kernel}: missing {wanted}; {count} arguments were given")
+        raise LaunchError(
+            f"{kernel}: missing {wanted}; {count} argument{'s' * (count != 1)} were given",
+            hint=f"call {kernel}({', '.join(p.name for p in parameters if p.default is REQUIRED)})",
+        )
     for p in parameters:
         bound.setdefault(p.name, p.default)
     return bound
@@ -100,16 +120,22 @@ def bind_call(
 def require_tensor(p: Parameter, value: object) -> Tensor:
     """`value` read as an array. Raises LaunchError, with advice, if it is none."""
     if value is None:
-        raise LaunchError(f"{p.name} is None; expected {p.describe()}")
+        raise LaunchError(
+            f"{p.name} is None; expected {p.describe()}",
+            hint=f"pass an array; what a call is to allocate stands in out=[{p.name!r}]",
+        )
     tensor = read_tensor(value, p.name)
     if tensor is None:
         kind = type(value).__name__
-        nested = isinstance(value, (list, tuple))
+        hint = "pass a torch tensor or a NumPy array"
+        if isinstance(value, (list, tuple)):
+            hint = f"convert it with numpy.asarray({p.name}, {array_dtype(p.dtype or '', '')!r})"
+        elif isinstance(value, numbers.Number):
+            hint = f"annotate {p.name}: T.{'float32' if isinstance(value, float) else 'int32'} " + (
+                "in the kernel to take a number"
+            )
         raise LaunchError(
-            f"{p.name} is a {kind}; expected an array for {p.describe()}",
-            hint="convert it with numpy.asarray"
-            if nested
-            else "pass a torch tensor or a NumPy array",
+            f"{p.name} is {_article(kind)}; expected an array for {p.describe()}", hint=hint
         )
     if tensor.index < 0:
         tensor = dataclasses.replace(tensor, index=cuda_device_of(tensor.pointer))
@@ -132,24 +158,39 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
             f"{p.name}: expected {expected}, got {t.dtype} ({p.describe()})", hint=hint
         )
     if p.dtype is None and t.dtype not in DTYPES:
-        raise LaunchError(f"{p.name}: tilec has no dtype {t.dtype}")
+        hint = f"pass {p.name}.to(torch.float32)"
+        raise LaunchError(f"{p.name}: tilec has no dtype {t.dtype}", hint=hint)
     if p.shape is not None:
         if len(t.shape) != len(p.shape):
             raise LaunchError(
                 f"{p.name}: expected {len(p.shape)} dimensions, got {len(t.shape)} "
-                f"(shape {t.shape}; {p.describe()})"
+                f"(shape {t.shape}; {p.describe()})",
+                hint=_other_rank(p, t),
             )
         for dim, (wanted, got) in enumerate(zip(p.shape, t.shape)):
             _check_extent(
-                f"{p.name}: dimension {dim}", f"{p.name}.shape[{dim}]", wanted, got, sizes
+                f"{p.name}: dimension {dim}",
+                f"{p.name}.shape[{dim}]",
+                wanted,
+                got,
+                sizes,
+                lambda: _shaped(p, t, sizes),
             )
     if p.strides is not None:
         if len(t.strides) != len(p.strides):
-            raise LaunchError(f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}")
+            raise LaunchError(
+                f"{p.name}: expected {len(p.strides)} strides, got {len(t.strides)}",
+                hint=f"pass an array of {len(p.strides)} dimensions",
+            )
         for dim, (wanted, got) in enumerate(zip(p.strides, t.strides)):
             if t.shape[dim] > 1 and not t.is_empty:
                 _check_extent(
-                    f"{p.name}: stride {dim}", f"{p.name}.stride({dim})", wanted, got, sizes
+                    f"{p.name}: stride {dim}",
+                    f"{p.name}.stride({dim})",
+                    wanted,
+                    got,
+                    sizes,
+                    lambda: _strided(p, t),
                 )
     if t.pointer % t.itemsize:
         raise LaunchError(
@@ -159,18 +200,66 @@ def check_tensor(p: Parameter, t: Tensor, sizes: Sizes, target: str) -> None:
         )
 
 
-def _check_extent(what: str, origin: str, wanted: int | str | None, got: int, sizes: Sizes) -> None:
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _other_rank(p: Parameter, t: Tensor) -> str:
+    """How an array of another rank could be passed."""
+    assert p.shape is not None
+    more = len(t.shape) - len(p.shape)
+    if more < 0:
+        return f"pass {p.name}[{', '.join(['None'] * -more + [':'] * len(t.shape))}]"
+    if t.shape.count(1) == more:
+        return f"pass {p.name}.squeeze()"
+    if len(p.shape) == 1:
+        return f"pass {p.name}.reshape(-1)"
+    return f"pass one {len(p.shape)}-dimensional part of it: {p.name}[{', '.join('0' * more)}]"
+
+
+def _shaped(p: Parameter, t: Tensor, sizes: Sizes) -> str:
+    """The shape that would have fitted."""
+    known = [e if e is None else sizes.values.get(str(e), e) for e in p.shape or ()]
+    turned = [*reversed(t.shape)]
+    if len(turned) == 2 and all(
+        e in (k, None) or isinstance(k, str) for e, k in zip(turned, known)
+    ):
+        return f"pass {p.name}.T"
+    shape = ", ".join("?" if e is None else str(e) for e in known)
+    return f"pass an array of shape ({shape}{',' * (len(known) == 1)})"
+
+
+def _strided(p: Parameter, t: Tensor) -> str:
+    """How to get the strides that were written."""
+    wanted = tuple(s for s in p.strides or () if isinstance(s, int))
+    if wanted == contiguous_strides(t.shape):
+        return f"pass {p.name}.contiguous(), or numpy.ascontiguousarray({p.name})"
+    if t.strides == contiguous_strides(t.shape):
+        return f"annotate {p.name}: T.Tensor(…), which takes any strides, or pass a padded view"
+    return f"annotate {p.name}: T.Tensor(…), which takes any strides"
+
+
+def _check_extent(
+    what: str,
+    origin: str,
+    wanted: int | str | None,
+    got: int,
+    sizes: Sizes,
+    hint: Callable[[], str],
+) -> None:
     match wanted:
         case None:
             return
         case int():
             if got != wanted:
-                raise LaunchError(f"{what}: expected {wanted}, got {got}")
+                raise LaunchError(f"{what}: expected {wanted}, got {got}", hint=hint())
         case str() if is_name(wanted):
             known = sizes.values.setdefault(wanted, got)
             first = sizes.origins.setdefault(wanted, origin)
             if known != got:
-                raise LaunchError(f"{what}: expected {wanted} = {known} (from {first}), got {got}")
+                raise LaunchError(
+                    f"{what}: expected {wanted} = {known} (from {first}), got {got}", hint=hint()
+                )
 
 
 def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
@@ -180,7 +269,10 @@ def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
             if isinstance(w, str) and not is_name(w):
                 value = evaluate(w, sizes.values, f"{p.name}: {what} {dim}")
                 if value != g:
-                    raise LaunchError(f"{p.name}: {what} {dim}: expected {w} = {value}, got {g}")
+                    raise LaunchError(
+                        f"{p.name}: {what} {dim}: expected {w} = {value}, got {g}",
+                        hint=f"pass an array with {what} {dim} of {value}",
+                    )
 
 
 def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
@@ -194,27 +286,41 @@ def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
         elif t.place != first[1].place:
             raise LaunchError(
                 f"{kernel}: {name} is on {t.place}, {first[0]} is on {first[1].place}",
-                hint=f"move {name} with {name}.to({first[1].place!r})",
+                hint=f"pass {name}.cpu()"
+                if first[1].device == "cpu"
+                else f"pass {name}.cuda({first[1].index or ''}), or "
+                f"torch.from_numpy({name}).cuda({first[1].index or ''}) of a NumPy array",
             )
     if first is None:
-        raise LaunchError(f"{kernel} has no tensor argument, so no device is known")
+        raise LaunchError(
+            f"{kernel} has no tensor argument, so no device is known",
+            hint="take the array that is written as a parameter",
+        )
     if first[1].device not in ("cpu", "cuda", "hip", "meta"):
-        raise LaunchError(f"{first[0]} is on {first[1].place}, which tilec has no target for")
+        raise LaunchError(
+            f"{first[0]} is on {first[1].place}, which tilec has no target for",
+            hint=f"pass {first[0]}.cuda() or {first[0]}.cpu()",
+        )
     return first[1].device, first[1].index
 
 
 def check_scalar(p: Parameter, value: object) -> int | float | bool:
     """`value` as a number of the parameter's dtype. Raises LaunchError."""
     if value is None:
-        raise LaunchError(f"{p.name} is None; expected {p.describe()}")
+        raise LaunchError(f"{p.name} is None; expected {p.describe()}", hint="pass a Python number")
+    array = read_tensor(value, p.name)
+    if array is not None:
+        single = all(e == 1 for e in array.shape)
+        raise LaunchError(
+            f"{p.name}: expected a number ({p.describe()}), got an array of shape {array.shape}",
+            hint=f"pass {p.name}.item()"
+            if single
+            else f"annotate {p.name}: T.Tensor((…), {array.dtype!r}) to take an array",
+        )
     if not isinstance(value, (numbers.Number, bool)) and not hasattr(value, "__index__"):
         raise LaunchError(
-            f"{p.name}: expected a number ({p.describe()}), got a {type(value).__name__}"
-        )
-    if read_tensor(value, p.name) is not None:
-        raise LaunchError(
-            f"{p.name}: expected a number ({p.describe()}), got an array",
-            hint=f"pass {p.name}.item()",
+            f"{p.name}: expected a number ({p.describe()}), got {_article(type(value).__name__)}",
+            hint="pass a Python number",
         )
     kind = "float" if p.dtype is None else DTYPES[p.dtype].kind
     if kind == "float":
@@ -226,13 +332,17 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     number = int(_converted(p, value, int))
     if kind == "bool":
         if number not in (0, 1):
-            raise LaunchError(f"{p.name}: expected a bool, got {number}")
+            raise LaunchError(f"{p.name}: expected a bool, got {number}", hint="pass True or False")
         return bool(number)
     assert p.dtype is not None
     bits = DTYPES[p.dtype].bits
     low, high = (0, 2**bits) if kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1))
     if not low <= number < high:
-        raise LaunchError(f"{p.name}: {number} does not fit in {p.dtype} ({low} to {high - 1})")
+        wider = "int64" if number < 0 or number < 2**63 else "uint64"
+        raise LaunchError(
+            f"{p.name}: {number} does not fit in {p.dtype} ({low} to {high - 1})",
+            hint=f"annotate {p.name}: T.{wider}",
+        )
     return number
 
 
@@ -240,7 +350,8 @@ def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) ->
     try:
         return to(value)
     except (TypeError, ValueError) as e:
-        raise LaunchError(f"{p.name}: expected {p.describe()}, got {value!r}") from e
+        message = f"{p.name}: expected {p.describe()}, got {value!r}"
+        raise LaunchError(message, hint="pass a Python number") from e
 
 
 def alignment(address: int) -> int:
@@ -304,22 +415,30 @@ def read_arguments(
     LaunchError.
     """
     tensors, scalars, constants = {}, {}, {}
-    for p in parameters:
-        match p.kind:
-            case "tensor":
-                tensors[p.name] = require_tensor(p, bound[p.name])
-            case "scalar":
-                scalars[p.name] = check_scalar(p, bound[p.name])
-            case "constexpr":
-                constants[p.name] = bound[p.name]
-    device, index = check_places(kernel, tensors)
-    name = target if isinstance(target, str) else target(device, index)
-    sizes = Sizes()
     by_name = {p.name: p for p in parameters}
-    for n, t in tensors.items():
-        check_tensor(by_name[n], t, sizes, name)
-    for n, t in tensors.items():
-        check_expressions(by_name[n], t, sizes)
+    sizes = Sizes()
+    about: Parameter | None = None
+    try:
+        for about in parameters:
+            match about.kind:
+                case "tensor":
+                    tensors[about.name] = require_tensor(about, bound[about.name])
+                case "scalar":
+                    scalars[about.name] = check_scalar(about, bound[about.name])
+                case "constexpr":
+                    constants[about.name] = bound[about.name]
+        about = None
+        device, index = check_places(kernel, tensors)
+        name = target if isinstance(target, str) else target(device, index)
+        for n, t in tensors.items():
+            check_tensor(about := by_name[n], t, sizes, name)
+        for n, t in tensors.items():
+            check_expressions(about := by_name[n], t, sizes)
+    except LaunchError as e:
+        if about is not None:
+            passed = [p.name for p in parameters if p.kind != "output"]
+            e.message = f"{kernel}, argument {passed.index(about.name) + 1}: {e.message}"
+        raise
     plain = {n: dataclasses.replace(t, strides=normal_strides(t)) for n, t in tensors.items()}
     return Call(plain, scalars, constants, sizes, device, index, bound[next(iter(tensors))])
 

@@ -90,7 +90,9 @@ class BlockLayout:
             try:
                 pack_value(value, p.type)
             except (OverflowError, struct.error):
-                return LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}")
+                wider = "float64" if p.type.startswith(("float", "bfloat")) else "int64"
+                hint = f"annotate {p.arg}: T.{wider}"
+                return LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}", hint=hint)
         return LaunchError(f"{len(values)} values for {len(self.params)} parameters")
 
     def pointers(self, start: int) -> ctypes.Array[ctypes.c_void_p]:

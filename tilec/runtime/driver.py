@@ -71,7 +71,8 @@ def check_grid(
     for axis, blocks, limit in zip("xyz", grid, limits):
         if blocks < 0 or (blocks == 0 and not none):
             raise LaunchError(
-                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}: nothing to launch"
+                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}: nothing to launch",
+                hint="launch at least one block; T.cdiv(n, block) rounds up",
             )
         if blocks > limit:
             raise LaunchError(

@@ -1,0 +1,65 @@
+"""Where the user's code called into tilec, for messages about calls rather than kernels.
+
+A kernel's lines come from its syntax tree; a call such as `T.Tensor((N,), "flaot16")` or `add(a)`
+is only known by the frame that makes it. `for_users` wraps what users call: an error raised on
+purpose leaves it with that place, and without the forty frames of the compiler below.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from itertools import islice
+from types import FrameType
+from typing import ParamSpec, TypeVar
+
+from tilec.ir.errors import InternalError, TilecError
+from tilec.ir.loc import Loc
+from tilec.target import TargetError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def caller_loc() -> Loc | None:
+    """The innermost place outside tilec that is being executed; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_globals.get("__name__") or ""):
+        frame = frame.f_back
+    return None if frame is None else _place(frame)
+
+
+def _is_ours(module: str) -> bool:
+    return module == "tilec" or module.startswith("tilec.") or module in ("functools", "typing")
+
+
+def _place(frame: FrameType) -> Loc:
+    code = frame.f_code
+    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    line, last, start, end = positions
+    if line is None or start is None or end is None:
+        return Loc(code.co_filename, frame.f_lineno)
+    text = Loc(code.co_filename, line).source_line()
+    shown = text.encode()  # columns count bytes
+    start = len(shown[:start].decode(errors="ignore"))
+    stop = len(shown[:end].decode(errors="ignore")) if last == line else len(text)
+    return Loc(code.co_filename, line, start, stop)
+
+
+def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function` with its errors made for users: see the module's opening. Bugs of tilec
+    (InternalError) keep their whole traceback."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except InternalError:
+            raise
+        except (TilecError, TargetError) as e:
+            if isinstance(e, TilecError) and e.loc is None:
+                e.loc = caller_loc()
+            raise e.with_traceback(None) from e.__cause__
+
+    return call
