@@ -27,6 +27,13 @@ DIMS = "xyz"
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 
+def _directive(dtype: DType) -> str:
+    """C's word for printing a value so that nothing of it is lost, as on the CPU."""
+    if dtype.is_float:
+        return "%.17g" if dtype == FLOAT64 else "%.9g"
+    return "%llu" if dtype.kind == "uint" else "%lld"
+
+
 class NvptxScalars(GpuScalars):
     """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, and from Hopper on the
     conversions of float8 (two at a time) and the rounding to TF32."""
@@ -367,8 +374,7 @@ class NvptxEmitter(Emitter):
         text, values = o.format.replace("%", "%%"), []
         for v in o.values:
             dtype = v.dtype
-            word = "%f" if dtype.is_float else "%llu" if dtype.kind == "uint" else "%lld"
-            text = text.replace("{}", word, 1)
+            text = text.replace("{}", _directive(dtype), 1)
             wide = FLOAT64 if dtype.is_float else INT64
             values.append(self.scalars.cast(self.get(v), dtype, wide))
         if any(self.uniform.level(v) != Level.BLOCK for v in o.values):
