@@ -45,6 +45,10 @@ REFILL, REFILL_CLUSTER = 1.0, 1.4
 WAIT = 16  # clocks of an iteration that the matrix unit stands still
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
+# Seconds more for each chunk that is half as wide as it could be: a warp has one at a time, and
+# waits until TMA has read it.
+HALF_CHUNK = 0.05e-6
+CHUNK_COLUMNS = 64  # of 16 bits: what one swizzle covers
 SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
@@ -113,7 +117,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
 
-    stores, ends = _stores(n, plan, s), _ends(n, plan, s)
+    stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     if plan.teams > 1:
@@ -204,10 +208,15 @@ def _loop(
     return _Loop(compute, n.vector / s.vector, asked * s.l2 / into_block, into_block)
 
 
-def _stores(n: Numbers, plan: Plan, s: Speeds) -> float:
+def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Seconds from a block's last product to the end of its results."""
     stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
-    stores += n.results * (STORE_LATENCY + STAGED_LATENCY * plan.staged_store)
+    latency = STORE_LATENCY
+    if plan.staged_store:
+        wide = (row.n for row in made.rows if row is not None and row.warps > 1)
+        halves = (2 * n // CHUNK_COLUMNS for n in wide if n % CHUNK_COLUMNS)
+        latency += STAGED_LATENCY + HALF_CHUNK * max(halves, default=0)
+    stores += n.results * latency
     return stores + FETCH * n.fetched / (s.l2 * s.clock)
 
 
