@@ -317,6 +317,7 @@ class Kernel:
         keywords = tuple(k for k in self._keywords if k == "threads")
         bound = bind_call(self.name, self.parameters, args, kwargs, keywords)
         threads = bound.pop("threads", None) if keywords else None
+        check_threads(threads, "threads", LaunchError)
         signature, parameters = self._resolve(bound)
         call = read_arguments(self.name, parameters, bound, target)
         for name, t in call.tensors.items():
