@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self, name: str, total: int, stream: TextIO | None = None) -> None:
         self.done, self.total, self.name = 0, total, name
+        self.judged = False  # whether the time of the rest has been looked at
         self._stream = sys.stderr if stream is None else stream
         self._bar = self._stream.isatty()
         self._end = threading.Event()

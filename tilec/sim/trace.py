@@ -19,9 +19,22 @@ from numpy.typing import NDArray
 from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.loc import Loc
-from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Scope
 from tilec.ir.types import BufferType, DType
+from tilec.sim.places import SharedBuffer, shared_buffers
+from tilec.target import Target
+
+# How a target reads the bits of float8, and NumPy's names of dtypes in memory.
+_FLOAT8: dict[str, dict[str, Any]] = {
+    "cuda": {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2},
+    "hip": {"float8_e4m3": ml_dtypes.float8_e4m3fnuz, "float8_e5m2": ml_dtypes.float8_e5m2fnuz},
+}
+_KINDS: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "tfloat32": np.float32,
+    "float8_e4m3": np.uint8,
+    "float8_e5m2": np.uint8,
+}
 
 MOST_ELEMENTS = 64
 MOST_CHANGES = 500
@@ -119,27 +132,26 @@ class Memory:
     at: Callable[[Index], Sequence[int]]
 
 
-def shared_buffers(func: Func) -> dict[str, Memory]:
+def _shared(b: SharedBuffer, dtype: DType) -> Memory:
+    def at(index: Index) -> list[int]:
+        if b.layout is None:
+            offset = int(np.ravel_multi_index(index, b.shape))
+        else:
+            offset = b.layout.offset(index)
+        return [b.start + v * b.stride + offset * b.bits // 8 for v in range(b.versions)]
+
+    return Memory("shared", b.shape, dtype, at)
+
+
+def _shared_buffers(func: Func) -> dict[str, Memory]:
     """The buffers of a LOWERED function in shared memory, by name."""
-    return {
-        o.result.name: _shared(o)
+    dtypes = {
+        o.result.name: o.type.dtype
         for o in walk(func.body)
         if isinstance(o, Alloc) and o.type.space == "shared"
     }
-
-
-def _shared(o: Alloc) -> Memory:
-    t, size = o.type, o.type.dtype.bits // 8
-
-    def at(index: Index) -> list[int]:
-        if t.layout is None:
-            offset = int(np.ravel_multi_index(index, t.static_shape))
-        else:
-            offset = t.layout.offset(index)
-        step = version_bytes(t)
-        return [o.address + v * step + offset * size for v in range(t.versions)]
-
-    return Memory("shared", t.static_shape, t.dtype, at)
+    found = shared_buffers(func)
+    return {b.name: _shared(b, dtypes[b.name]) for b in found if b.name in dtypes}
 
 
 def parse_trace(asked: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, tuple[Index, ...]]:
@@ -225,7 +237,7 @@ class Tracer:
         self,
         asked: Sequence[str],
         func: Func,
-        warp_size: int,
+        target: Target,
         registers: Sequence[RegisterBuffer],
         tensors: Mapping[str, Memory],
     ) -> None:
@@ -235,10 +247,12 @@ class Tracer:
         self._memory: dict[str, list[tuple[int, int, int]]] = {"shared": [], "global": []}
         self._held: dict[tuple[int, Index], list[Number]] = {}
         self._open: dict[tuple[int, Index], tuple[Loc, set[int]]] = {}
-        memory = {**tensors, **shared_buffers(func)}
+        memory = {**tensors, **_shared_buffers(func)}
         shapes = {name: m.shape for name, m in memory.items()}
         shapes |= {r.value.name: r.value.buffer.static_shape for r in registers}
         first_warps = _first_warps(func.body)
+        warp_size = target.warp_size
+        self._float8 = _FLOAT8[target.kind]
         for number, text in enumerate(asked):
             name, elements = parse_trace(text, shapes)
             self.traces.append(Trace(text, name, elements))
@@ -285,7 +299,7 @@ class Tracer:
             if np.ndim(one):
                 one = one[at]
             dtype = self._dtypes[place.trace]
-            number = number_of(one, dtype)
+            number = self._number(one, dtype)
             whole = type(value) is not tuple
             self._set(place.trace, place.element, number, block, loc, step, always=whole)
 
@@ -304,8 +318,20 @@ class Tracer:
         for at, trace, element in self._memory[space]:
             if ((addresses <= at) & (at < addresses + width)).any():
                 dtype = self._dtypes[trace]
-                number = number_of(_decoded(peek(at, dtype.bits // 8), dtype), dtype)
+                kind = _KINDS.get(dtype.name, dtype.name)
+                raw = np.frombuffer(peek(at, dtype.bits // 8), kind)[0]
+                number = self._number(raw, dtype)
                 self._set(trace, element, number, block, loc, step, always=True)
+
+    def _number(self, value: Any, dtype: DType) -> Number:
+        """A NumPy scalar as records and memory hold it; None where it was never written."""
+        if not isinstance(value, (np.generic, np.ndarray)):
+            return None
+        if dtype.kind == "bool":
+            return bool(value)
+        if dtype.is_float:
+            return float(value.view(self._float8[dtype.name]) if dtype.bits == 8 else value)
+        return int(value) & ((1 << dtype.bits) - 1) if dtype.kind == "uint" else int(value)
 
     def _set(
         self,
@@ -353,25 +379,3 @@ def _first_warps(body: Block) -> dict[Value, int]:
 
     visit(body, 0)
     return found
-
-
-_FLOAT8 = {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
-_OTHER = {"bfloat16": ml_dtypes.bfloat16, "tfloat32": np.float32, **_FLOAT8}
-
-
-def _decoded(raw: bytes, dtype: DType) -> Any:
-    return np.frombuffer(raw, _OTHER.get(dtype.name, dtype.name))[0]
-
-
-def number_of(value: Any, dtype: DType) -> Number:
-    """A NumPy scalar as records hold it, as a number of the user's dtype; None where it is
-    undefined."""
-    if not isinstance(value, (np.generic, np.ndarray)):
-        return None
-    if dtype.kind == "bool":
-        return bool(value)
-    if dtype.is_float:
-        if value.dtype.kind in "iu" and dtype.name in _FLOAT8:
-            value = value.view(_FLOAT8[dtype.name])
-        return float(value)
-    return int(value) & ((1 << dtype.bits) - 1) if dtype.kind == "uint" else int(value)

@@ -1,0 +1,190 @@
+"""The report of a simulation: what was found, what was counted, and what was not run.
+
+`print(report)` is for people. A report holds the text of the lines it speaks of, so that
+`Report.load` prints what `save` has seen, whatever has become of the sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilec.ir.errors import TilecError
+from tilec.ir.loc import Loc
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Finding
+from tilec.sim.trace import Trace
+
+FORMAT = "tilec report 1"
+
+Line = tuple[str, int]
+
+
+class ReportError(TilecError):
+    """A file is not a report that `Report.save` wrote."""
+
+
+@dataclass
+class Report:
+    """What `tilec.simulate` gives.
+
+    `findings`: empty for a clean kernel. `counts`: per source line. `blocks` of the `launched` ones
+    were run, `seconds` in all. `complete` is False where the run was interrupted: the arrays and
+    the counts are then those of the blocks that were run. `trace`: the values that were asked for.
+    `printed`: lines of T.print. `outputs`: the arrays that the call allocated, by name; they are
+    not saved. `notes`: what the reader should know of how this was run.
+    """
+
+    kernel: str
+    target: str
+    plan: str
+    grid: tuple[int, int, int]
+    launched: int
+    blocks: int = 0
+    seconds: float = 0.0
+    complete: bool = True
+    schedules: int = 1
+    findings: tuple[Finding, ...] = ()
+    dropped: int = 0
+    counts: Counts = field(default_factory=Counts)
+    trace: tuple[Trace, ...] = ()
+    printed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    sources: dict[Line, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was run and nothing was found."""
+        return self.complete and not self.findings
+
+    def keep_sources(self) -> None:
+        """Read the lines that the report speaks of, so that it can be printed without their
+        files."""
+        for loc in self._places():
+            for place in loc.chain():
+                self.sources.setdefault((place.file, place.line), place.source_line())
+
+    def _places(self) -> Iterable[Loc]:
+        for finding in self.findings:
+            yield from finding.locations
+        yield from self.counts.places()
+        for trace in self.trace:
+            yield from (change.loc for change in trace.changes)
+
+    # --- for people ---
+
+    def __str__(self) -> str:
+        parts = [self._head()]
+        parts += [self._finding(i, f) for i, f in enumerate(self.findings, 1)]
+        if self.dropped:
+            parts.append(f"{self.dropped} further findings are not shown.")
+        parts += [trace.text(self.sources) for trace in self.trace]
+        table = self.counts.table(self.sources)
+        return "\n\n".join([*parts, *([table] if table else [])])
+
+    def _head(self) -> str:
+        plan = f", plan {self.plan}" if self.plan else ""
+        blocks = f"{self.blocks} of {self.launched} blocks"
+        again = f", {self.schedules} schedules" if self.schedules > 1 else ""
+        found = f"{len(self.findings)} findings" if len(self.findings) != 1 else "1 finding"
+        lines = [f"{self.kernel} for {self.target}{plan}"]
+        lines.append(f"{blocks}{again} in {self.seconds:.1f} s: {found}")
+        if not self.complete:
+            lines.append("interrupted: what follows is of the blocks that were run")
+        return "\n".join([*lines, *self.notes])
+
+    def _finding(self, number: int, f: Finding) -> str:
+        """The fault, its lines with carets, then who and where."""
+        times = f" ({f.times} times)" if f.times > 1 else ""
+        lines = [f"{number}. {f.kind}: {f.message}{times}"]
+        for i, loc in enumerate(f.locations):
+            lines.append(f"  {'and ' if i else ''}{loc}")
+            excerpt = loc.excerpt(self.sources.get((loc.file, loc.line)))
+            lines += excerpt.split("\n") if excerpt else []
+            lines += [f"    in a macro called at {c}" for c in loc.chain()[1:4]]
+        about = _about(f)
+        if about:
+            lines.append(f"  {about}")
+        return "\n".join([*lines, *(f"  {line}" for line in f.details)])
+
+    # --- files ---
+
+    def save(self, path: str | Path) -> None:
+        """Write everything but the arrays to a file that `load` reads."""
+        self.keep_sources()
+        content = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "findings": [asdict(f) for f in self.findings],
+            "counts": self.counts.to_json(),
+            "trace": [t.to_json() for t in self.trace],
+            "sources": [[file, line, text] for (file, line), text in self.sources.items()],
+        }
+        Path(path).write_text(json.dumps(content, indent=1))
+
+    @staticmethod
+    def load(path: str | Path) -> Report:
+        """The report that `save` wrote. Raises ReportError if the file is none, OSError if it
+        cannot be read."""
+        try:
+            content = json.loads(Path(path).read_text())
+            if content["format"] != FORMAT:
+                raise ReportError(f"{path} has the format {content['format']!r}, not {FORMAT!r}")
+            return _report_of(content)
+        except (ValueError, KeyError, TypeError) as e:
+            raise ReportError(
+                f"{path} is not a report of tilec.simulate: {e}",
+                hint="reports are written by report.save(path)",
+            ) from e
+
+
+_PLAIN = ("kernel", "target", "plan", "grid", "launched", "blocks", "seconds", "complete",
+          "schedules", "dropped", "printed", "notes")  # fmt: skip
+
+
+def _report_of(content: Mapping[str, Any]) -> Report:
+    plain = {name: content[name] for name in _PLAIN}
+    plain |= {name: tuple(plain[name]) for name in ("grid", "printed", "notes")}
+    return Report(
+        **plain,
+        findings=tuple(_finding_of(f) for f in content["findings"]),
+        counts=Counts.from_json(content["counts"]),
+        trace=tuple(Trace.from_json(t) for t in content["trace"]),
+        sources={(file, line): text for file, line, text in content["sources"]},
+    )
+
+
+def _finding_of(content: Mapping[str, Any]) -> Finding:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    fields["locations"] = tuple(map(Loc.from_json, content["locations"]))
+    fields["indices"] = tuple(tuple(i) for i in content["indices"])
+    return Finding(**fields)
+
+
+def _about(f: Finding) -> str:
+    """Who and where, in one line: "A_shared[0, 3]; threads 3, 4 of warp 0 (producer); block
+    (0, 1, 0)"."""
+    parts = []
+    if f.buffer:
+        shown = ", ".join(f"{f.buffer}[{', '.join(map(str, i))}]" for i in f.indices)
+        parts.append(shown or f.buffer)
+    if f.threads:
+        parts.append(f"thread{_plural(f.threads)}")
+    if f.warps:
+        roles = f" ({', '.join(f.roles)})" if f.roles else ""
+        parts.append(f"warp{_plural(f.warps)}{roles}")
+    elif f.roles:
+        parts.append(", ".join(f.roles))
+    if f.block:
+        parts.append(f"block ({', '.join(map(str, f.block))})")
+    return "; ".join(parts)
+
+
+def _plural(numbers: tuple[int, ...]) -> str:
+    """ " 3" or "s 3, 4, 5"."""
+    return f"{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
