@@ -1,0 +1,385 @@
+"""Everything at which the threads of a block wait for one another, and who waits for ever.
+
+`Barriers` belongs to one block. Its methods take the agent that acts; what may wait gives an object
+as `waiting.Waiting` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.sim.findings import Kind
+from tilec.sim.lanes import whole_warps
+from tilec.sim.mbarriers import Mbarrier, MbarrierWait, Pass
+from tilec.sim.meeting import Meeting, MeetingWait, Registers, RegisterWait
+from tilec.sim.order import Clock
+
+if TYPE_CHECKING:
+    from tilec.sim.agent import Agent
+    from tilec.sim.block import Block
+
+Ints = NDArray[np.int64]
+
+MBARRIER_BYTES = 8
+NAMED_BARRIERS = 16
+
+
+class Barriers:
+    """The barriers of one block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.mbarriers: dict[int, Mbarrier] = {}
+        self.named: dict[int, Meeting] = {}
+        self.cluster: Meeting | None = None  # of the whole cluster, kept by its first block
+        self.whole: Meeting | None = None  # AMD's
+        self.registers = Registers(block.threads, block.warp_size, block.target.registers)
+        self._published: dict[int, Clock] = {}  # thread -> what its last release fence made known
+        self._met: dict[int, Clock] = {}  # thread -> what an acquire fence will put behind it
+
+    # --- warps ---
+
+    def warp_sync(self, agent: Agent) -> None:
+        """All lanes of each warp have behind them what each of them has."""
+        whole_warps(agent)
+        for lanes in _by(agent.lanes // self.block.warp_size, agent.lanes):
+            self.block.order.acquire(lanes, self.block.order.release(lanes))
+
+    # --- mbarriers ---
+
+    def init(self, agent: Agent, address: Any, count: int) -> None:
+        order = self.block.order
+        for lane, at in zip(agent.lanes, agent.full(address)):
+            if at % MBARRIER_BYTES:
+                self._report(agent, "misaligned access", f"an mbarrier at address {at}")
+            name = agent.inst.buffer if agent.inst else ""
+            first = min([b.address for b in self.mbarriers.values() if b.name == name] + [int(at)])
+            self.mbarriers[int(at)] = Mbarrier(
+                int(at),
+                name,
+                (int(at) - first) // MBARRIER_BYTES,
+                count,
+                order.base + int(lane),
+                order.mark(),
+                agent.inst,
+            )
+
+    def init_fence(self, agent: Agent) -> None:
+        rows = set((agent.lanes + self.block.order.base).tolist())
+        for b in self.mbarriers.values():
+            b.fenced = b.fenced or b.made_by in rows
+
+    def find(self, agent: Agent, address: int, origin: Block | None = None) -> Mbarrier | None:
+        """The mbarrier at an address of this block for threads of the block `origin` (None: of this
+        one); reports it where there is none that they can know of."""
+        found = self.mbarriers.get(address)
+        if found is None:
+            name = agent.inst.buffer if agent.inst else ""
+            self._report(
+                agent,
+                "uninitialised read",
+                f"{name or 'an mbarrier'} at address {address} was never initialised",
+            )
+            return None
+        if found.made_at:
+            self._check_made(agent, found)
+        return found
+
+    def _check_made(self, agent: Agent, b: Mbarrier) -> None:
+        """That the initialisation is behind the threads that use it."""
+        order = agent.block.order
+        seen = order.clocks.seen[agent.lanes + order.base, b.made_by]
+        if (seen <= b.made_at).any():
+            self._report(
+                agent,
+                "data race",
+                f"the initialisation of {b} is not ordered before its use",
+                b.inst,
+                threads=agent.lanes[seen <= b.made_at].tolist(),
+            )
+            b.made_at = 0
+
+    def arrive(
+        self,
+        agent: Agent,
+        address: Any,
+        expect: int,
+        rank: Any,
+        cluster_scope: bool,
+        where: Any,
+    ) -> None:
+        """Threads arrive, each at its address, here or in the block of its rank."""
+        lanes, columns = agent.lanes, [agent.full(address)]
+        if rank is not None:
+            columns.append(agent.full(rank))
+        if where is not None:
+            mask = agent.full(where)
+            lanes, columns = lanes[mask], [c[mask] for c in columns]
+        for who, target in _grouped(lanes, columns):
+            block = self.block if rank is None else self._peer(agent, target[1])
+            if block is None:
+                continue
+            b = block.barriers.find(agent, target[0], self.block)
+            if b is None:
+                continue
+            order = self.block.order
+            clock = order.release(who)
+            rows = (who + order.base).tolist()
+            if expect:
+                b.tx += expect * len(who)
+                b.announced += expect * len(who)
+                b.expects = agent.inst
+            left = len(who)
+            while left:
+                if b.pending == 0:
+                    self._report(
+                        agent,
+                        "transaction bytes",
+                        f"{b} gets an arrival in phase {b.number} after all {b.count} of them, "
+                        f"and still waits for {b.missing()}",
+                        b.expects,
+                        b.copies,
+                    )
+                    break
+                part = min(left, b.pending)
+                left -= part
+                b.note(clock, {row: int(clock.seen[row]) for row in rows})
+                b.arrive(part)
+                block.barriers.settle(agent, b)
+
+    def complete(self, agent: Agent, b: Mbarrier, bytes: int, clock: Clock, column: int) -> None:
+        """An asynchronous copy has brought bytes."""
+        b.tx -= bytes
+        b.copies = agent.inst
+        b.note(clock, {column: int(clock.seen[column])})
+        self.settle(agent, b)
+
+    def settle(self, agent: Agent, b: Mbarrier) -> None:
+        """End the phase if it has all it waits for."""
+        if not b.full():
+            return
+        late: Pass | None = b.end()
+        if late is not None:
+            self._report(
+                agent,
+                "parity can alias",
+                f"phase {b.number - 1} of {b} may end before a thread that waits for phase "
+                f"{b.number - 2} has seen that end",
+                late.inst,
+                threads=late.threads,
+            )
+
+    def wait(self, agent: Agent, address: Any, parity: Any, cluster_scope: bool) -> MbarrierWait:
+        lanes = agent.lanes
+        if np.ndim(address) == 0 and np.ndim(parity) == 0:
+            of = [(self.find(agent, int(address)), int(parity) & 1)]
+            return MbarrierWait(agent, lanes, of, np.zeros(len(lanes), np.int64))
+        pairs = np.stack([agent.full(address), agent.full(parity) & 1], -1)
+        unique, which = np.unique(pairs, axis=0, return_inverse=True)
+        of = [(self.find(agent, int(at)), int(p)) for at, p in unique]
+        return MbarrierWait(agent, lanes, of, which.ravel())
+
+    # --- named barriers ---
+
+    def named_sync(self, agent: Agent, number: Any, threads: Any) -> MeetingWait:
+        meetings, which = self._come(agent, number, threads)
+        return MeetingWait(agent, agent.lanes, meetings, which)
+
+    def named_arrive(self, agent: Agent, number: Any, threads: Any) -> None:
+        self._come(agent, number, threads)
+
+    def _come(self, agent: Agent, number: Any, threads: Any) -> tuple[list[Meeting], Ints]:
+        """Come to a barrier; gives the meetings and which of them each thread came to."""
+        whole_warps(agent)
+        meetings, which = list[Meeting](), np.zeros(len(agent.lanes), np.int64)
+        columns = [agent.full(number), agent.full(threads)]
+        for who, (n, wanted) in _grouped(agent.lanes, columns):
+            if not 0 <= n < NAMED_BARRIERS or wanted % self.block.warp_size or wanted <= 0:
+                self._report(
+                    agent, "barrier divergence", f"there is no barrier {n} of {wanted} threads"
+                )
+            meeting = self.named.get(n)
+            if meeting is None:
+                meeting = self.named[n] = Meeting(f"barrier {n}", wanted)
+            if meeting.wanted != wanted:
+                self._report(
+                    agent,
+                    "barrier divergence",
+                    f"barrier {n} waits for {meeting.wanted} threads, and here for {wanted}",
+                )
+            meeting.add(self.block, who, self.block.order.release(who))
+            if meeting.full:
+                self._check_size(agent, meeting)
+                del self.named[n]
+            which[np.searchsorted(agent.lanes, who)] = len(meetings)
+            meetings.append(meeting)
+        return meetings, which
+
+    def _check_size(self, agent: Agent, meeting: Meeting) -> None:
+        if meeting.count > meeting.wanted:
+            self._report(
+                agent,
+                "barrier divergence",
+                f"{meeting.count} threads came to {meeting.name}, which waits for {meeting.wanted}",
+            )
+
+    # --- the whole block, the cluster ---
+
+    def block_barrier(self, agent: Agent) -> MeetingWait:
+        if self.whole is None:
+            self.whole = Meeting("the barrier of the block", self.block.threads)
+        meeting = self.whole
+        known: dict[int, Clock] = {}
+        for lane in agent.lanes.tolist():
+            clock = self._published.pop(lane, None)
+            if clock is not None:
+                known[id(clock)] = clock
+        joined: Clock | None = None
+        for clock in known.values():
+            joined = clock if joined is None else joined.join(clock)
+        meeting.add(self.block, agent.lanes, joined)
+        if meeting.full:
+            self.whole = None
+        return MeetingWait(
+            agent, agent.lanes, [meeting], np.zeros(len(agent.lanes), np.int64), acquires=False
+        )
+
+    def fence(self, agent: Agent, order: str) -> None:
+        """LLVM's `fence` of a workgroup for shared memory: "release" makes what was done before
+        part of the next barrier that these threads come to; "acquire" puts what others released
+        before the last one behind them."""
+        lanes = agent.lanes.tolist()
+        if order in ("release", "acq_rel", "seq_cst"):
+            self._published.update(dict.fromkeys(lanes, self.block.order.release(agent.lanes)))
+        if order in ("acquire", "acq_rel", "seq_cst"):
+            of: dict[int, tuple[Clock, list[int]]] = {}
+            for lane in lanes:
+                clock = self._met.pop(lane, None)
+                if clock is not None:
+                    of.setdefault(id(clock), (clock, []))[1].append(lane)
+            for clock, who in of.values():
+                threads = agent.lanes if len(who) == len(lanes) else np.array(who)
+                self.block.order.acquire(threads, clock)
+
+    def met(self, lanes: Ints, clock: Clock) -> None:
+        """These threads have passed AMD's barrier; an acquire fence will put `clock` behind
+        them."""
+        self._met.update(dict.fromkeys(lanes.tolist(), clock))
+
+    def cluster_sync(self, agent: Agent) -> MeetingWait:
+        first = self.block.cluster[0].barriers
+        if first.cluster is None:
+            total = self.block.threads * len(self.block.cluster)
+            first.cluster = Meeting("the barrier of the cluster", total)
+        meeting = first.cluster
+        meeting.add(self.block, agent.lanes, self.block.order.release(agent.lanes))
+        if meeting.full:
+            first.cluster = None
+        return MeetingWait(agent, agent.lanes, [meeting], np.zeros(len(agent.lanes), np.int64))
+
+    # --- registers ---
+
+    def setmaxnreg(self, agent: Agent, registers: int, increase: bool) -> RegisterWait | None:
+        whole_warps(agent)
+        warps = np.unique(agent.lanes // self.block.warp_size)
+        for group in np.unique(warps // 4):
+            if len(warps[warps // 4 == group]) != 4:
+                self._report(
+                    agent,
+                    "barrier divergence",
+                    f"all four warps of warpgroup {group} must come to setmaxnreg together",
+                )
+        if increase:
+            return RegisterWait(agent, agent.lanes, self.registers, registers)
+        if (self.registers.of[warps] < registers).any():
+            self._report(
+                agent,
+                "register pool",
+                f"setmaxnreg.dec to {registers} registers, more than the "
+                f"{int(self.registers.of[warps].min())} that the warps have",
+            )
+        self.registers.take(warps, registers)
+        return None
+
+    # --- the end ---
+
+    def deadlock(self, agent: Agent, blocked: Sequence[Agent]) -> None:
+        """Nobody can go on: say who waits for what."""
+        lines, insts = [], []
+        kind: Kind = "deadlock"
+        for other in blocked:
+            if other.waiting is None:
+                continue
+            warps = np.unique(other.lanes // self.block.warp_size)
+            where = f" of block {other.block.index}" if len(self.block.cluster) > 1 else ""
+            lines.append(f"{_range('warp', warps)}{where} wait {other.waiting.describe()}")
+            insts.append(other.inst)
+            if isinstance(other.waiting, RegisterWait):
+                kind = "register pool"
+        self._report(
+            agent, kind, "no thread can go on", *insts[1:], details=tuple(lines), first=insts[0]
+        )
+        for block in self.block.cluster:
+            block.barriers.finish(agent)
+
+    def finish(self, agent: Agent | None = None) -> None:
+        """The block has ended, or cannot go on: bytes that were announced must have come."""
+        for b in self.mbarriers.values():
+            if b.tx and (b.pending == 0 or agent is None):
+                self._report(
+                    agent,
+                    "transaction bytes",
+                    f"phase {b.number} of {b} announces {b.announced} bytes; "
+                    f"{b.announced - b.tx} have come",
+                    b.copies,
+                    first=b.expects or b.copies,
+                )
+
+    # --- inside ---
+
+    def _peer(self, agent: Agent, rank: int) -> Block | None:
+        if 0 <= rank < len(self.block.cluster):
+            peer: Block = self.block.cluster[rank]
+            return peer
+        self._report(agent, "out of bounds", f"block {rank} is not in the cluster")
+        return None
+
+    def _report(
+        self, agent: Agent | None, kind: Kind, message: str, *others: Any, **more: Any
+    ) -> None:
+        """`others`: records whose lines belong to the finding besides the one that is executed
+        (`first`, if given)."""
+        current = more.pop("first", agent.inst if agent else None)
+        places = [i.loc for i in (current, *others) if i is not None]
+        buffer = current.buffer if current is not None else ""
+        self.block.report(agent, kind, message, *places, buffer=buffer, **more)
+
+
+def _by(keys: Ints, lanes: Ints) -> Iterator[Ints]:
+    """The lanes in groups of equal, rising keys."""
+    starts = np.flatnonzero(np.diff(keys)) + 1
+    yield from np.split(lanes, starts)
+
+
+def _grouped(lanes: Ints, columns: Sequence[Any]) -> Iterator[tuple[Ints, tuple[int, ...]]]:
+    """The lanes in groups that agree in all columns."""
+    if not len(lanes):
+        return
+    if all(len(c) == 1 or (c == c[0]).all() for c in columns):
+        yield lanes, tuple(int(c[0]) for c in columns)
+        return
+    unique, which = np.unique(np.stack(columns, -1), axis=0, return_inverse=True)
+    for i, values in enumerate(unique):
+        yield lanes[which.ravel() == i], tuple(int(v) for v in values)
+
+
+def _range(word: str, numbers: Ints) -> str:
+    first, last = int(numbers[0]), int(numbers[-1])
+    if first == last:
+        return f"{word} {first}"
+    if len(numbers) == last - first + 1:
+        return f"{word}s {first} to {last}"
+    return f"{word}s {', '.join(map(str, numbers))}"

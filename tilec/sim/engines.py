@@ -1,0 +1,318 @@
+"""The asynchronous engines of a block: cp.async, TMA, and wgmma's reads of shared memory.
+
+What they do happens at once when it is issued; when it is visible is a matter of the clocks: an
+engine's accesses have its column (see `order`), and who waits for a group, or for the phase of an
+mbarrier that counts the bytes, has the column behind it from there on. Whoever looks earlier, or
+changes what is still being read, is reported by whoever checks that access."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.instr.row import MatrixRow
+from tilec.ir.llvm import Inst
+from tilec.ir.types import TFLOAT32
+from tilec.sim.findings import Kind
+from tilec.sim.memory import at_block
+from tilec.sim.order import Clock
+from tilec.sim.tensors import TensorMap
+from tilec.sim.tma import ALIGNMENT, PIECE, box_at
+from tilec.sim.warpgroups import WARPS, product
+
+if TYPE_CHECKING:
+    from tilec.sim.agent import Agent
+    from tilec.sim.block import Block
+
+Ints = NDArray[np.int64]
+
+_QUIET_NAN = np.uint32(0x7FFFE000)
+
+
+class Groups:
+    """The times at which a thread (or warpgroup) has committed its groups."""
+
+    def __init__(self, owners: int) -> None:
+        self.times = np.zeros((owners, 8), np.int64)
+        self.count = np.zeros(owners, np.int64)
+
+    def commit(self, owners: Ints, time: int) -> None:
+        if self.count[owners].max(initial=0) >= self.times.shape[1]:
+            self.times = np.pad(self.times, ((0, 0), (0, self.times.shape[1])))
+        self.times[owners, self.count[owners]] = time
+        self.count[owners] += 1
+
+    def done(self, owners: Ints, pending: int) -> Ints:
+        """Of each the time of the youngest group that is done when at most `pending` are not; 0
+        where there is none."""
+        last = self.count[owners] - pending - 1
+        found: Ints = np.where(last >= 0, self.times[owners, np.maximum(last, 0)], 0)
+        return found
+
+
+class Engines:
+    """The engines of one block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        warpgroups = -(-block.threads // (WARPS * block.warp_size))
+        self._copies = Groups(block.threads)
+        self._copy_columns = np.full(block.threads, -1, np.int64)
+        self._stores = Groups(block.threads)
+        self._unread: dict[int, tuple[int, Inst | None]] = {}  # thread -> its last store
+        self._products = Groups(warpgroups)
+        self._issued: dict[tuple[int, int], Clock] = {}  # (warpgroup, time) -> its threads
+
+    # --- cp.async ---
+
+    def _columns(self, lanes: Ints) -> Ints:
+        found = self._copy_columns[lanes]
+        for lane in lanes[found < 0].tolist():
+            self._copy_columns[lane] = self.block.order.engine(("cp.async", lane), generic=True)
+        columns: Ints = self._copy_columns[lanes]
+        return columns
+
+    def cp_async(self, agent: Agent, dest: Any, source: Any, bytes: int, valid: Any) -> None:
+        """See `Machine.cp_async`. Where fewer than `bytes` are read, threads are taken together
+        that read as many."""
+        memory, lanes = self.block.memory, agent.lanes
+        source, columns = agent.full(source), self._columns(lanes)
+        data = np.zeros((len(lanes), bytes), np.uint8)
+        sizes = agent.full(bytes if valid is None else valid)
+        if (source % bytes).any():
+            self._report(
+                agent,
+                "misaligned access",
+                f"cp.async of {bytes} bytes from an address that is not a multiple of them",
+            )
+        for size in np.unique(np.clip(sizes, 0, bytes)).tolist():
+            mine = np.clip(sizes, 0, bytes) == size
+            if size:
+                got = memory.engine_read(agent, source[mine], size, columns[mine], lanes[mine])
+                data[mine, :size] = got
+        memory.engine_write(agent, agent.full(dest), data, columns, lanes)
+
+    def cp_async_commit(self, agent: Agent) -> None:
+        self._copies.commit(agent.lanes, self.block.order.mark())
+
+    def cp_async_wait(self, agent: Agent, pending: int) -> None:
+        times = self._copies.done(agent.lanes, pending)
+        if times.any():
+            self.block.order.learn(agent.lanes, self._columns(agent.lanes), times)
+
+    # --- TMA ---
+
+    def _map(self, agent: Agent, number: Any) -> TensorMap:
+        found: TensorMap = self.block.maps[int(np.atleast_1d(number)[0])]
+        return found
+
+    def tma_load(
+        self,
+        agent: Agent,
+        dest: Any,
+        map: Any,
+        corner: Sequence[Any],
+        barrier: Any,
+        blocks: Any,
+    ) -> None:
+        """See `Machine.tma_load`."""
+        kind = self._map(agent, map)
+        columns = [agent.full(x) for x in (dest, barrier, *corner)]
+        masks = None if blocks is None else agent.full(blocks)
+        for i, lane in enumerate(agent.lanes.tolist()):
+            place, gate, *at = (int(c[i]) for c in columns)
+            mask = None if masks is None else int(masks[i])
+            self._load_box(agent, lane, kind, place, gate, at, mask)
+
+    def _load_box(
+        self,
+        agent: Agent,
+        lane: int,
+        kind: TensorMap,
+        place: int,
+        gate: int,
+        at: Sequence[int],
+        mask: int | None,
+    ) -> None:
+        block, memory, issuer = self.block, self.block.memory, np.array([lane])
+        box = box_at(kind, at)
+        if place % ALIGNMENT:
+            self._report(
+                agent, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
+            )
+        data = np.zeros((box.bytes // box.row_bytes, box.row_bytes), np.uint8)
+        ranks: list[int | None] = [None]
+        if mask is not None:
+            ranks = [r for r in range(mask.bit_length()) if mask >> r & 1]
+        for number, rank in enumerate(ranks):
+            if rank is not None and rank >= len(block.cluster):
+                self._report(
+                    agent, "out of bounds", f"multicast to block {rank}, not in the cluster"
+                )
+                continue
+            peer = block if rank is None else block.cluster[rank]
+            column = peer.order.engine(("mbarrier", gate))
+            if number == 0 and len(box.at):
+                size = box.inside.stop - box.inside.start
+                got = memory.engine_read(agent, box.at, size, column, issuer)
+                data[box.numbers, box.inside] = got
+                if kind.dtype == TFLOAT32:
+                    data = _rounded(data)
+            places = box.places(place)
+            if rank is not None:
+                places = at_block(places, rank)
+            memory.engine_write(agent, places, data.reshape(-1, PIECE), column, issuer)
+            b = peer.barriers.find(agent, gate, block)
+            if b is None:
+                continue
+            if not b.fenced:
+                self._report(
+                    agent,
+                    "missing proxy fence",
+                    f"a TMA load completes on {b}, whose initialisation no fence has made visible "
+                    "to it",
+                    b.inst,
+                )
+                b.fenced = True
+            clock = block.order.completion(column)
+            peer.barriers.complete(agent, b, box.bytes, clock, column)
+
+    def tma_store(
+        self, agent: Agent, map: Any, corner: Sequence[Any], source: Any, where: Any
+    ) -> None:
+        """See `Machine.tma_store`. The reads of shared memory and the writes of the tensor have a
+        column each, since `wait_group.read` waits for the former only."""
+        kind = self._map(agent, map)
+        columns = [agent.full(x) for x in (source, *corner)]
+        acts = np.ones(len(agent.lanes), np.bool_) if where is None else agent.full(where)
+        memory, order = self.block.memory, self.block.order
+        for i in np.flatnonzero(acts).tolist():
+            lane, issuer = int(agent.lanes[i]), agent.lanes[i : i + 1].copy()
+            place, *at = (int(c[i]) for c in columns)
+            box = box_at(kind, at)
+            if place % ALIGNMENT:
+                self._report(
+                    agent,
+                    "misaligned access",
+                    f"a box at {place:#x}, not a multiple of {ALIGNMENT}",
+                )
+            column = order.engine(("tma store", lane))
+            got = memory.engine_read(agent, box.places(place), PIECE, column, issuer)
+            rows = got.reshape(-1, box.row_bytes)[box.numbers, box.inside]
+            if rows.size:
+                out = order.engine(("tma store", lane, "out"))
+                memory.engine_write(agent, box.at, np.ascontiguousarray(rows), out, issuer)
+            self._unread[lane] = order.mark(), agent.inst
+
+    def tma_store_commit(self, agent: Agent) -> None:
+        self._stores.commit(agent.lanes, self.block.order.mark())
+
+    def tma_store_wait(self, agent: Agent, pending: int, read: bool) -> None:
+        order = self.block.order
+        times = self._stores.done(agent.lanes, pending)
+        for lane, time in zip(agent.lanes.tolist(), times.tolist()):
+            if not time or lane not in self._unread:
+                continue
+            one = np.array([lane])
+            order.learn(one, order.engine(("tma store", lane)), time)
+            if not read:
+                order.learn(one, order.engine(("tma store", lane, "out")), time)
+            if self._unread[lane][0] < time:
+                del self._unread[lane]
+
+    # --- wgmma ---
+
+    def wgmma(
+        self,
+        agent: Agent,
+        row: MatrixRow,
+        a: Sequence[Sequence[Any]],
+        b: Sequence[Any],
+        c: Sequence[Any] | None,
+        transposed: tuple[bool, bool],
+        keep: Any,
+    ) -> tuple[Any, ...]:
+        """See `Machine.wgmma`. A product begins when the last of the four warps has come to it, so
+        who has waited for it has behind it what all of them did before."""
+        order = self.block.order
+        teams = self._warpgroups(agent)
+        columns = [order.engine(("wgmma", g)) for g in teams]
+        made = product(agent, columns, row, a, b, c, transposed, keep)
+        for g, lanes in teams.items():
+            clock = order.release(lanes)
+            time = order.mark()
+            self._products.commit(np.array([g]), time)
+            self._issued[g, time] = clock
+        return made
+
+    def wgmma_wait(self, agent: Agent, pending: int) -> None:
+        order = self.block.order
+        for g, lanes in self._warpgroups(agent).items():
+            time = int(self._products.done(np.array([g]), pending)[0])
+            if not time:
+                continue
+            order.learn(lanes, order.engine(("wgmma", g)), time)
+            order.acquire(lanes, self._issued[g, time])
+            for key in [k for k in self._issued if k[0] == g and k[1] < time]:
+                del self._issued[key]
+
+    def _warpgroups(self, agent: Agent) -> dict[int, Ints]:
+        """The threads of each warpgroup, which must all be here."""
+        size = WARPS * self.block.warp_size
+        if len(agent.lanes) == size and agent.lanes[-1] - agent.lanes[0] == size - 1:
+            return {int(agent.lanes[0]) // size: agent.lanes}
+        of = agent.lanes // size
+        found = {int(g): agent.lanes[of == g] for g in np.unique(of)}
+        for g, lanes in found.items():
+            if len(lanes) != size:
+                self._report(
+                    agent,
+                    "barrier divergence",
+                    f"{len(lanes)} of the {size} threads of warpgroup {g} come to wgmma",
+                )
+        return found
+
+    # --- other blocks ---
+
+    def cluster_load(self, agent: Agent, address: Any, rank: Any, words: int) -> tuple[Any, ...]:
+        """See `Machine.cluster_load`."""
+        ranks = agent.full(rank)
+        if ((ranks < 0) | (ranks >= len(self.block.cluster))).any():
+            self._report(agent, "out of bounds", "a load from a block outside of the cluster")
+            ranks = np.clip(ranks, 0, len(self.block.cluster) - 1)
+        places = at_block(agent.full(address).astype(np.int64), ranks)
+        data = self.block.memory.peer_read(agent, places, 4 * words)
+        return tuple(np.ascontiguousarray(data.view(np.int32).T))
+
+    # --- the end ---
+
+    def finish(self) -> None:
+        """The block ends: its TMA stores must have read shared memory."""
+        for lane, (_, inst) in self._unread.items():
+            self.block.report(
+                None,
+                "read before wait",
+                "the block ends before its TMA store has been waited for",
+                *([inst.loc] if inst else []),
+                buffer=inst.buffer if inst else "",
+                threads=[lane],
+            )
+        self._unread.clear()
+
+    def _report(self, agent: Agent, kind: Kind, message: str, *others: Inst | None) -> None:
+        places = [i.loc for i in (agent.inst, *others) if i is not None]
+        buffer = agent.inst.buffer if agent.inst is not None else ""
+        self.block.report(agent, kind, message, *places, buffer=buffer)
+
+
+def _rounded(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """float32 as a map of TF32 brings it to shared memory (see
+    `tilec.ir.instr.memory.TMA_CONVERSIONS`)."""
+    bits = data.view(np.uint32)
+    even = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    nan = bits & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000)
+    made = np.where(nan, _QUIET_NAN, even & np.uint32(0xFFFFE000))
+    return made.view(np.uint8)
