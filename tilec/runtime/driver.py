@@ -21,10 +21,22 @@ class DriverError(TilecError):
     """No driver, no device, or a call of the driver that failed."""
 
 
-class Kernel(Protocol):
-    """A kernel loaded on one device."""
+class Launchable(Protocol):
+    """What the arguments and the grid of a launch are made with."""
 
     image: Image
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        """The descriptor for parameter number `param`."""
+
+    def resident_blocks(self) -> int:
+        """How many blocks, in whole clusters, the device runs at once (what a persistent kernel is
+        launched with)."""
+
+
+class Kernel(Launchable, Protocol):
+    """A kernel loaded on one device."""
+
     layout: BlockLayout
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
@@ -33,13 +45,6 @@ class Kernel(Protocol):
 
     def launch(self, ready: Ready) -> None:
         """Run `ready` with the device's context current; raise DriverError if it fails."""
-
-    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
-        """The descriptor for parameter number `param`."""
-
-    def resident_blocks(self) -> int:
-        """How many blocks, in whole clusters, the device runs at once (what a persistent kernel is
-        launched with)."""
 
 
 class Driver(Protocol):
@@ -96,7 +101,7 @@ def check_grid(
 
 
 def argument_values(
-    kernel: Kernel, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
+    kernel: Launchable, tensors: Mapping[str, Tensor], scalars: Mapping[str, Value], grid: Grid
 ) -> list[Value]:
     """The values of the kernel's parameters for one launch of `grid` (as the author wrote it)."""
     values: list[Value] = []
@@ -126,7 +131,7 @@ def argument_block(
     return kernel.layout.block(argument_values(kernel, tensors, scalars, grid))
 
 
-def launched_grid(kernel: Kernel, grid: Grid) -> Grid:
+def launched_grid(kernel: Launchable, grid: Grid) -> Grid:
     """The grid to launch: the author's, rounded up to whole clusters, or, for a persistent kernel,
     as many clusters as run at once."""
     x, y, z = kernel.image.cluster
