@@ -1,0 +1,172 @@
+"""A block of the simulator without a program: tests make its accesses by hand, one record each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tilec.ir.llvm import Inst, Val
+from tilec.ir.loc import Loc
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Findings
+from tilec.sim.global_memory import GlobalMemory
+from tilec.sim.memory import Memory
+from tilec.sim.numbers import BYTES
+from tilec.sim.order import Clocks, Order
+from tilec.sim.places import SHARED_BASE, SharedBuffer
+from tilec.sim.program import Access
+from tilec.sim.tensors import GlobalTensor
+
+SHARED = "ptr addrspace(3)"
+GLOBAL = "ptr addrspace(1)"
+
+
+class Agent:
+    """Threads that go the same way."""
+
+    def __init__(self, block: Block, lanes: Any) -> None:
+        self.block, self.lanes, self.inst = block, np.atleast_1d(np.asarray(lanes)), None
+
+    def full(self, x: Any) -> Any:
+        return np.broadcast_to(x, self.lanes.shape)
+
+
+class Block:
+    """`threads` threads with `size` bytes of shared memory. Every access takes the next source
+    line; `line` is the last one's."""
+
+    def __init__(
+        self,
+        threads: int = 64,
+        size: int = 4096,
+        buffers: Any = (),
+        tensors: Any = (),
+        *,
+        warp_size: int = 32,
+        granule: int = 4,
+        checks: bool = True,
+        clocks: Clocks | None = None,
+        rank: int = 0,
+        globals: GlobalMemory | None = None,
+        party: int = 1,
+        cluster: list[Memory] | None = None,
+        findings: Findings | None = None,
+    ) -> None:
+        self.threads, self.warp_size, self.index = threads, warp_size, (0, 0, 0)
+        clocks = clocks or Clocks(threads, warp_size)
+        self.order = Order(clocks, rank)
+        self.findings = Findings() if findings is None else findings
+        self.counts = Counts()
+        self.globals = globals or GlobalMemory(tensors, checks)
+        self.memory = Memory(
+            self.order,
+            self.globals,
+            size,
+            buffers,
+            granule=granule,
+            party=party,
+            counts=self.counts,
+            checks=checks,
+            cluster=cluster,
+        )
+        self.shadow = self.memory.shared.shadow
+        self.line = 0
+
+    def report(self, agent: Agent, kind: Any, message: str, *locations: Any, **about: Any) -> None:
+        self.findings.add(kind, message, locations, **about)
+
+    # --- accesses ---
+
+    def _inst(self, opcode: str, buffer: str) -> Inst:
+        self.line += 1
+        inst = Inst(opcode, None, (Val("i32", "0"),), opcode, "", Loc("kernel.py", self.line))
+        inst.buffer = buffer
+        return inst
+
+    def agent(self, lanes: Any, opcode: str = "call", buffer: str = "") -> Agent:
+        """An agent that executes a record of its own line."""
+        agent = Agent(self, lanes)
+        agent.inst = self._inst(opcode, buffer)
+        return agent
+
+    def all(self) -> Any:
+        return np.arange(self.threads)
+
+    def access(self, agent: Agent, space: str, kind: str, count: int, align: int) -> Access:
+        size = BYTES[kind]
+        return Access(agent.inst, space, kind, count, count > 1, align or size * count, size)
+
+    def load(
+        self, lanes: Any, at: Any, kind: str = "float", count: int = 1, *, align: int = 0,
+        buffer: str = "", space: str = "shared",
+    ) -> Any:  # fmt: skip
+        """Threads read at byte `at` of shared memory, or at an address of a tensor."""
+        agent = self.agent(lanes, "load", buffer)
+        base = SHARED_BASE if space == "shared" else 0
+        access = self.access(agent, space, kind, count, align)
+        return self.memory.load(agent, np.int64(base) + np.asarray(at, np.int64), access)
+
+    def store(
+        self, lanes: Any, at: Any, value: Any, kind: str = "float", count: int = 1, *,
+        align: int = 0, buffer: str = "", space: str = "shared",
+    ) -> None:  # fmt: skip
+        agent = self.agent(lanes, "store", buffer)
+        base = SHARED_BASE if space == "shared" else 0
+        access = self.access(agent, space, kind, count, align)
+        self.memory.store(agent, np.int64(base) + np.asarray(at, np.int64), value, access)
+
+    def engine_read(self, lanes: Any, at: Any, size: int, column: Any, issuers: Any = None) -> Any:
+        agent = self.agent(lanes)
+        return self.memory.engine_read(agent, SHARED_BASE + np.asarray(at), size, column, issuers)
+
+    def engine_write(
+        self, lanes: Any, at: Any, data: Any, column: Any, issuers: Any = None
+    ) -> None:
+        agent = self.agent(lanes)
+        self.memory.engine_write(agent, SHARED_BASE + np.asarray(at), data, column, issuers)
+
+    # --- order ---
+
+    def barrier(self, lanes: Any = None) -> None:
+        """All threads, or some, meet."""
+        lanes = self.all() if lanes is None else np.asarray(lanes)
+        self.order.acquire(lanes, self.order.release(lanes))
+
+    def kinds(self) -> list[str]:
+        return [f.kind for f in self.findings]
+
+
+def numbers(n: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+def tensor(
+    array: np.ndarray[Any, Any], number: int = 0, *, name: str = "x", written: bool = True,
+    output: bool = False,
+) -> GlobalTensor:  # fmt: skip
+    """A tensor over a NumPy array of any strides."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    start = array.__array_interface__["data"][0]
+
+    class Span:
+        __array_interface__ = {
+            "data": (low, False), "shape": (high - low,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+    return GlobalTensor(
+        name,
+        np.asarray(Span()),
+        start - low,
+        array.shape,
+        tuple(s // array.itemsize for s in array.strides),
+        str(array.dtype),
+        array.itemsize,
+        written,
+        output,
+        number,
+        owner=array,
+    )
+
+
+def buffer(name: str, start: int, shape: tuple[int, ...], bits: int = 32) -> SharedBuffer:
+    return SharedBuffer(name, start, start + int(np.prod(shape)) * bits // 8, bits, shape)

@@ -1,0 +1,354 @@
+"""Global memory: the caller's arrays, in which the kernel's loads and stores act in place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.sim.findings import Findings, Index
+from tilec.sim.global_shadow import GlobalShadow
+from tilec.sim.order import Numbers, Team
+from tilec.sim.places import here, tell, tell_several, threads_at
+from tilec.sim.shadow import Conflict
+from tilec.sim.storage import Bytes, Storage
+from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
+
+if TYPE_CHECKING:
+    from tilec.sim.agent import Agent
+    from tilec.sim.memory import Memory
+    from tilec.sim.program import Access
+
+
+class _Tensor:
+    """A tensor with its history. `holes`: by byte, where no element of it is; None: nowhere."""
+
+    def __init__(self, tensor: GlobalTensor, checks: bool) -> None:
+        self.tensor, self.storage = tensor, Storage(tensor.memory)
+        # What is at byte 0 of the memory.
+        self.start = tensor.address - tensor.first
+        self.granule = tensor.itemsize & -tensor.itemsize
+        self.holes = _holes(tensor) if checks else None
+        self.shadow: GlobalShadow | None = None
+        if checks and tensor.written:
+            self.shadow = GlobalShadow(-(-len(tensor.memory) // self.granule))
+
+    def find(self, offset: int) -> tuple[str, Index | None]:
+        return self.tensor.name, self.tensor.index_of(self.start + offset)
+
+    def granules(self, at: Numbers, size: int) -> Numbers:
+        """(n, k): the granules of the `size` bytes at each offset."""
+        first = (at // self.granule)[:, None]
+        count = max(size // self.granule, 1)
+        return first if count == 1 else first + np.arange(count)
+
+
+def _holes(tensor: GlobalTensor) -> NDArray[np.bool_] | None:
+    count = int(np.prod(tensor.shape, dtype=np.int64))
+    if count * tensor.itemsize >= len(tensor.memory) or not count:
+        return None
+    holes = np.ones(len(tensor.memory), np.bool_)
+    strides = [s * tensor.itemsize for s in tensor.strides]
+    inside = np.lib.stride_tricks.as_strided(
+        holes[tensor.first :], (*tensor.shape, tensor.itemsize), (*strides, 1)
+    )
+    inside[...] = False
+    return holes
+
+
+class GlobalMemory:
+    """The tensors of one launch. `checks` False: nothing but bounds is checked."""
+
+    def __init__(self, tensors: Sequence[GlobalTensor], checks: bool = True) -> None:
+        self.checks = checks
+        self._by_number = {t.number: _Tensor(t, checks) for t in tensors}
+        self._by_name = {t.tensor.name: t for t in self._by_number.values()}
+
+    # --- loads and stores of threads ---
+
+    def load(self, memory: Memory, agent: Agent, at: Numbers, total: int, access: Access) -> Bytes:
+        """The `total` bytes at each address (n, total): one for each of the agent's lanes, or one
+        for all."""
+        if memory.counts is not None:
+            memory.counts.globals(agent, access.inst, at, total, write=False)
+        data = np.zeros((len(at), total), np.uint8)
+        for t, pick in self._tensors(agent, at):
+            lanes = agent.lanes if pick is None or len(at) == 1 else agent.lanes[pick]
+            mine, good = self._reach(agent, t, _part(at, pick) - t.start, total, access.align)
+            if good is not None:
+                if not good.any():
+                    continue
+                lanes = lanes[good] if len(at) > 1 else lanes
+                pick = np.flatnonzero(good) if pick is None else pick[good]
+                mine = mine[good]
+            if t.shadow is not None:
+                places = t.granules(mine, total)
+                team = memory.order.team(lanes)
+                self._read(memory, agent, t, team, places)
+            got = t.storage.gather(mine, total)
+            if pick is None:
+                return got
+            data[pick] = got
+        return data
+
+    def store(self, memory: Memory, agent: Agent, at: Numbers, data: Bytes, access: Access) -> None:
+        """Write `data` (lanes, size) at the addresses."""
+        total = data.shape[1]
+        if memory.counts is not None:
+            memory.counts.globals(agent, access.inst, at, total, write=True)
+        for t, pick in self._tensors(agent, at):
+            lanes = _part(agent.lanes, pick)
+            part = _part(data, pick)
+            mine, good = self._reach(agent, t, _part(at, pick) - t.start, total, access.align)
+            if good is not None:
+                if not good.any():
+                    continue
+                lanes, part, mine = lanes[good], part[good], mine[good]
+            self._write(memory, agent, t, memory.order.team(lanes), mine, part)
+
+    # --- engines ---
+
+    def engine_read(
+        self, memory: Memory, agent: Agent, at: Numbers, size: int, column: Any, team: Team
+    ) -> Bytes:
+        """See `Memory.engine_read`."""
+        if memory.counts is not None:
+            memory.counts.engine(agent.inst, "global read", size * len(at))
+        data = np.zeros((len(at), size), np.uint8)
+        for t, pick in self._tensors(agent, at):
+            mine, good = self._reach(agent, t, _part(at, pick) - t.start, size, 1)
+            if good is not None:
+                pick = np.flatnonzero(good) if pick is None else pick[good]
+                mine = mine[good]
+            if not len(mine):
+                continue
+            if t.shadow is not None:
+                who, columns, places = _actors(memory, t, team, column, pick, mine, size)
+                self._read(memory, agent, t, who, places, columns)
+            got = t.storage.gather(mine, size)
+            if pick is None:
+                return got
+            data[pick] = got
+        return data
+
+    def engine_write(
+        self, memory: Memory, agent: Agent, at: Numbers, data: Bytes, column: Any, team: Team
+    ) -> None:
+        """See `Memory.engine_write`."""
+        size = data.shape[1]
+        if memory.counts is not None:
+            memory.counts.engine(agent.inst, "global write", data.size)
+        for t, pick in self._tensors(agent, at):
+            part = _part(data, pick)
+            mine, good = self._reach(agent, t, _part(at, pick) - t.start, size, 1)
+            if good is not None:
+                pick = np.flatnonzero(good) if pick is None else pick[good]
+                mine, part = mine[good], part[good]
+            if not len(mine):
+                continue
+            if t.shadow is not None:
+                who, columns, places = _actors(memory, t, team, column, pick, mine, size)
+                t.shadow.write(
+                    agent,
+                    memory.order.clocks,
+                    memory.party,
+                    who,
+                    places,
+                    agent.inst,
+                    functools.partial(_unchanged, t, mine, part, places),
+                    self._teller(memory, t),
+                    columns,
+                )
+            t.storage.scatter(mine, np.ascontiguousarray(part))
+
+    # --- at the end ---
+
+    def finish(self, findings: Findings, names: Sequence[str] | None = None) -> None:
+        """Report elements of the outputs (those the call has allocated, or `names`) that no block
+        has written."""
+        for t in self._by_number.values():
+            wanted = t.tensor.output if names is None else t.tensor.name in names
+            if not wanted or not t.tensor.memory.size:
+                continue
+            written = np.zeros(1, np.bool_) if t.shadow is None else t.shadow.written
+            missing = ~np.broadcast_to(written, -(-len(t.tensor.memory) // t.granule))
+            if t.holes is not None:
+                missing = missing & ~t.holes[:: t.granule]
+            if not missing.any():
+                continue
+            at = np.flatnonzero(missing)
+            found = [t.find(int(g) * t.granule)[1] for g in at[:8]]
+            each = t.tensor.itemsize // t.granule
+            findings.add(
+                "never written",
+                f"{len(at) // each} of {len(missing) // each} elements of {t.tensor.name} are "
+                "never written",
+                buffer=t.tensor.name,
+                indices=[i for i in found if i is not None],
+            )
+
+    # --- inside ---
+
+    def _tensors(self, agent: Agent, at: Numbers) -> list[tuple[_Tensor, NDArray[np.int64] | None]]:
+        """The tensors that the addresses are in, each with the places of its addresses in `at`
+        (None: all). What is in no tensor is reported."""
+        low, high = int(at.min()) >> TENSOR_SPACING, int(at.max()) >> TENSOR_SPACING
+        if low == high:
+            one = self._by_number.get(low - 1)
+            if one is not None:
+                return [(one, None)]
+        numbers = at >> TENSOR_SPACING
+        found: list[tuple[_Tensor, NDArray[np.int64] | None]] = []
+        lost = np.zeros(len(at), np.bool_)
+        for n in np.unique(numbers).tolist():
+            one, mine = self._by_number.get(n - 1), numbers == n
+            if one is None:
+                lost |= mine
+            else:
+                found.append((one, np.flatnonzero(mine)))
+        if lost.any():
+            agent.block.report(
+                agent,
+                "out of bounds",
+                f"the address {int(at[lost][0]):#x} is in none of the kernel's tensors",
+                *here(agent.inst),
+                threads=threads_at(agent, at, lost),
+            )
+        return found
+
+    def _reach(
+        self, agent: Agent, t: _Tensor, at: Numbers, size: int, align: int
+    ) -> tuple[Numbers, NDArray[np.bool_] | None]:
+        """The offsets into the tensor's memory, and which of them are inside (None: all)."""
+        if align > 1 and self.checks:
+            moved = at + t.start
+            if int(np.bitwise_or.reduce(moved)) & (align - 1):
+                self._misaligned(agent, t, at, moved & (align - 1) != 0, align)
+        if int(at.min()) >= 0 and int(at.max()) + size <= t.storage.size and t.holes is None:
+            return at, None
+        good = (at >= 0) & (at + size <= t.storage.size)
+        if t.holes is not None:
+            near = np.where(good, at, 0)
+            last = np.minimum(near + size - 1, t.storage.size - 1)
+            good &= ~(t.holes[near] | t.holes[last])
+        if good.all():
+            return at, None
+        offset = int(at[~good][0])
+        shape = "x".join(map(str, t.tensor.shape))
+        agent.block.report(
+            agent,
+            "out of bounds",
+            f"{size} bytes at byte {offset - t.tensor.first} of {t.tensor.name}, which has "
+            f"{shape or 1} elements of {t.tensor.itemsize} bytes",
+            *here(agent.inst),
+            buffer=t.tensor.name,
+            threads=threads_at(agent, at, ~good),
+        )
+        return at, good
+
+    def _misaligned(
+        self, agent: Agent, t: _Tensor, at: Numbers, bad: NDArray[np.bool_], align: int
+    ) -> None:
+        name, index = t.find(int(at[bad][0]))
+        agent.block.report(
+            agent,
+            "misaligned access",
+            f"byte {int(at[bad][0]) - t.tensor.first} of {name} is not at a multiple of {align}",
+            *here(agent.inst),
+            buffer=name,
+            indices=[index] if index is not None else [],
+            threads=threads_at(agent, at, bad),
+        )
+
+    def _teller(self, memory: Memory, t: _Tensor) -> Any:
+        def report(agent: Agent, conflicts: list[Conflict]) -> None:
+            tell(agent, memory.order.clocks, conflicts, lambda g: t.find(g * t.granule))
+
+        return report
+
+    def _read(
+        self,
+        memory: Memory,
+        agent: Agent,
+        t: _Tensor,
+        team: Team,
+        places: Numbers,
+        columns: Numbers | None = None,
+    ) -> None:
+        assert t.shadow is not None
+        t.shadow.read(
+            agent,
+            memory.order.clocks,
+            memory.party,
+            team,
+            np.broadcast_to(places, (team.size, places.shape[1])),
+            agent.inst,
+            self._teller(memory, t),
+            columns,
+        )
+        if t.tensor.output:
+            fresh = ~t.shadow.written[places]
+            if fresh.any():
+                name, index = t.find(int(places[fresh][0]) * t.granule)
+                agent.block.report(
+                    agent,
+                    "uninitialised read",
+                    f"{name}{list(index or ())} is read, and nobody has written it",
+                    *here(agent.inst),
+                    buffer=name,
+                    indices=[index] if index is not None else [],
+                )
+
+    def _write(
+        self, memory: Memory, agent: Agent, t: _Tensor, team: Team, at: Numbers, data: Bytes
+    ) -> None:
+        several = False
+        if t.shadow is not None:
+            places = t.granules(at, data.shape[1])
+            several = t.shadow.write(
+                agent,
+                memory.order.clocks,
+                memory.party,
+                team,
+                places,
+                agent.inst,
+                lambda: ~t.storage.differs(at, data),
+                self._teller(memory, t),
+            )
+        t.storage.scatter(at, data)
+        if several:
+            lost = t.storage.differs(at, data)
+            if lost.any():
+                name, index = t.find(int(at[lost][0]))
+                tell_several(agent, name, index, team.lanes[lost])
+
+
+def _actors(
+    memory: Memory,
+    t: _Tensor,
+    team: Team,
+    column: Any,
+    pick: NDArray[np.int64] | None,
+    at: Numbers,
+    size: int,
+) -> tuple[Team, Numbers, Numbers]:
+    """Threads, engines and granules, in step, of an engine's access."""
+    if np.ndim(column):
+        columns = np.asarray(column)
+        if pick is not None:
+            team, columns = memory.order.team(team.lanes[pick]), columns[pick]
+        return team, columns, t.granules(at, size)
+    one = memory.order.team(team.lanes[:1])
+    return one, np.array([column]), t.granules(at, size).reshape(1, -1)
+
+
+def _unchanged(t: _Tensor, at: Numbers, data: Bytes, places: Numbers) -> NDArray[np.bool_]:
+    same = ~t.storage.differs(at, data)
+    return same if len(same) == len(places) else np.array([bool(same.all())])
+
+
+def _part(x: NDArray[Any], pick: NDArray[np.int64] | None) -> NDArray[Any]:
+    return x if pick is None else x[pick]

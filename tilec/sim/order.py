@@ -1,0 +1,269 @@
+"""What is ordered behind what: vector clocks of a cluster's threads and asynchronous engines.
+
+Time is a counter that grows with every access to memory and every release. Every thread is a row
+and a column; every engine (the TMA loads that complete on one mbarrier, a thread's cp.async copies,
+a warpgroup's wgmma) is a column. `seen[u, c]` is the time up to which thread u has behind it what c
+did: an access that c made at time a happened before what u does now if and only if
+`seen[u, c] > a`. A thread has its own accesses behind it always. `fenced` says the same of what an
+asynchronous engine that u starts may rely on: writes through the generic proxy count for it only
+from a proxy fence on. Releases, acquires and barriers hand on both.
+
+The method is that of FastTrack (Flanagan and Freund, PLDI 2009) over arrays; the proxies are those
+of the PTX ISA, "Memory Consistency Model", section "Proxies".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+
+Times = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+Rows = slice | Numbers
+
+ALWAYS = 2**31 - 1  # what a thread knows of itself
+
+
+class Clock:
+    """Times by column: what somebody who acquires this has behind them."""
+
+    __slots__ = ("fenced", "seen")
+
+    def __init__(self, seen: Times, fenced: Times) -> None:
+        self.seen, self.fenced = seen, fenced
+
+    def join(self, other: Clock) -> Clock:
+        """What is behind either."""
+        return Clock(_latest(self.seen, other.seen), _latest(self.fenced, other.fenced))
+
+
+def _latest(a: Times, b: Times) -> Times:
+    if len(a) < len(b):
+        a, b = b, a
+    if len(a) == len(b):
+        return np.maximum(a, b)
+    out = a.copy()
+    np.maximum(out[: len(b)], b, out=out[: len(b)])
+    return out
+
+
+class Team:
+    """Threads of an agent as the clocks know them. `rows`: their rows; `pick`: the same as a slice
+    where it is one; `warps`: the warp of each; `bits`: its bit in a mask of the warp's lanes."""
+
+    __slots__ = ("bits", "lanes", "members", "pick", "rows", "size", "warps", "whole")
+
+    def __init__(self, clocks: Clocks, lanes: Any, base: int) -> None:
+        self.lanes = lanes  # keeps the array, and with it its id, alive
+        self.rows: Numbers = np.asarray(lanes, np.int64) + base
+        self.size = len(self.rows)
+        first, last = int(self.rows[0]), int(self.rows[-1])
+        self.pick: Rows = slice(first, last + 1) if last - first + 1 == self.size else self.rows
+        self.warps = clocks.warp_of[self.rows]
+        place = self.rows - clocks.warp_first[self.warps]
+        self.bits = np.left_shift(clocks.mask_type.type(1), place.astype(clocks.mask_type))
+        self.members = np.unique(self.warps)
+        self.whole = int(clocks.warp_size_of[self.members].sum()) == self.size
+
+
+class Clocks:
+    """The clocks of a cluster of `blocks` blocks of `threads` threads each.
+
+    Columns: a thread's row first; then `nobody`, who wrote what was never written; then engines.
+    `log[t]` is the record that made the access at time t (None: a release)."""
+
+    def __init__(self, threads: int, warp_size: int, blocks: int = 1) -> None:
+        self.threads, self.warp_size, self.blocks = threads, warp_size, blocks
+        self.mask_type = np.dtype(np.uint64 if warp_size > 32 else np.uint32)
+        rows = threads * blocks
+        self.rows = self.nobody = rows
+        self.keys: list[Hashable] = []
+        self._columns: dict[Hashable, int] = {}
+        self._capacity = rows + 32
+        self.seen: Times = np.zeros((rows, self._capacity), np.int32)
+        self.fenced: Times = np.zeros((rows, self._capacity), np.int32)
+        self.seen[np.arange(rows), np.arange(rows)] = ALWAYS
+        self.generic = np.zeros(self._capacity, np.bool_)
+        self.generic[: rows + 1] = True
+        self.now = 1
+        self.log: list[Inst | None] = [None]
+        # Warps do not cross blocks; the last one of a block may be short.
+        local = np.arange(threads) // warp_size
+        per_block = int(local[-1]) + 1
+        self.warps = per_block * blocks
+        self.warp_of: Numbers = np.concatenate([local + b * per_block for b in range(blocks)])
+        self.warp_first: Numbers = np.searchsorted(self.warp_of, np.arange(self.warps))
+        self.warp_size_of: Numbers = np.bincount(self.warp_of)
+        self._row_stale = np.ones(rows, np.bool_)
+        self._known_warps: Times = np.zeros((rows, self.warps), np.int32)
+        self._warp_stale = np.ones((2, self.warps), np.bool_)
+        self._warp_least: list[list[Times]] = [[np.zeros(0, np.int32)] * self.warps] * 2
+        self._warp_least = [list(x) for x in self._warp_least]
+
+    # --- time ---
+
+    def tick(self, inst: Inst | None) -> int:
+        """The time of an access by the record `inst`."""
+        time = self.now
+        self.now = time + 1
+        self.log.append(inst)
+        return time
+
+    # --- columns ---
+
+    def engine(self, key: Hashable, generic: bool) -> int:
+        found = self._columns.get(key)
+        if found is None:
+            found = self._columns[key] = self.nobody + 1 + len(self.keys)
+            self.keys.append(key)
+            if found >= self._capacity:
+                self._grow()
+            self.generic[found] = generic
+        return found
+
+    def _grow(self) -> None:
+        more = self._capacity
+        self._capacity += more
+        self.seen = np.ascontiguousarray(np.pad(self.seen, ((0, 0), (0, more))))
+        self.fenced = np.ascontiguousarray(np.pad(self.fenced, ((0, 0), (0, more))))
+        self.generic = np.pad(self.generic, (0, more))
+        self._warp_stale[:] = True
+
+    @property
+    def width(self) -> int:
+        """Columns that `seen` has room for: row u begins at u * width in its flat form."""
+        return self._capacity
+
+    def key(self, column: int) -> Hashable:
+        """The engine's key of a column behind `nobody`."""
+        return self.keys[column - self.nobody - 1]
+
+    # --- what is known ---
+
+    def changed(self, team: Team) -> None:
+        """Rows of the team have been written."""
+        self._row_stale[team.pick] = True
+        self._warp_stale[:, team.members] = True
+
+    def known_warps(self, team: Team) -> Times:
+        """(lanes, warps): up to when each lane has all threads of a warp behind it."""
+        stale = self._row_stale[team.pick]
+        if stale.any():
+            rows = team.rows[stale]
+            part = self.seen[rows, : self.rows]
+            self._known_warps[rows] = np.minimum.reduceat(part, self.warp_first, axis=1)
+            self._row_stale[rows] = False
+        found: Times = self._known_warps[team.pick]
+        return found
+
+    def warp_least(self, warp: int, fenced: bool) -> Times:
+        """By column: what every thread of a warp has behind it."""
+        if self._warp_stale[int(fenced), warp]:
+            first = int(self.warp_first[warp])
+            rows = slice(first, first + int(self.warp_size_of[warp]))
+            self._warp_least[int(fenced)][warp] = (self.fenced if fenced else self.seen)[rows].min(
+                axis=0
+            )
+            self._warp_stale[int(fenced), warp] = False
+        return self._warp_least[int(fenced)][warp]
+
+    def least(self, team: Team, fenced: bool = False) -> Times:
+        """By column: what every thread of the team has behind it."""
+        table = self.fenced if fenced else self.seen
+        if team.size == 1:
+            row: Times = table[team.rows[0]]
+            return row
+        if not team.whole:
+            found: Times = table[team.pick].min(axis=0)
+            return found
+        parts = [self.warp_least(int(w), fenced) for w in team.members]
+        return parts[0] if len(parts) == 1 else np.minimum.reduce(parts)
+
+
+class Order:
+    """The clocks as one block of the cluster (`rank`) uses them: threads are numbered in the
+    block."""
+
+    def __init__(self, clocks: Clocks, rank: int = 0) -> None:
+        self.clocks = clocks
+        self.base = rank * clocks.threads
+        self._teams: dict[tuple[int, int], Team] = {}
+
+    def team(self, lanes: Any) -> Team:
+        """Threads of the block (sorted numbers) as the clocks know them; kept for those that come
+        again."""
+        lanes = np.asarray(lanes)
+        first, size = int(lanes[0]), len(lanes)
+        key = (first, size) if int(lanes[-1]) - first + 1 == size else (-1, id(lanes))
+        found = self._teams.get(key)
+        if found is None:
+            if len(self._teams) > 1000:
+                self._teams.clear()
+            found = self._teams[key] = Team(self.clocks, lanes, self.base)
+        return found
+
+    # --- engines ---
+
+    def engine(self, key: Hashable, generic: bool = False) -> int:
+        """The column of an engine of this block. `generic`: it accesses memory through the generic
+        proxy (cp.async), not the asynchronous one. `key` begins with what it is: "mbarrier" (TMA
+        loads), "cp.async", "tma store", "wgmma", or words for a message."""
+        return self.clocks.engine((self.base, key), generic)
+
+    def mark(self) -> int:
+        """A time: what was done so far was done before it."""
+        return self.clocks.tick(None)
+
+    def completion(self, column: int, time: int | None = None) -> Clock:
+        """What an engine did until now (or `time`), for those who learn of its completion."""
+        clocks = self.clocks
+        seen = np.zeros(clocks.width, np.int32)
+        seen[column] = self.mark() if time is None else time
+        return Clock(seen, np.zeros(0, np.int32) if clocks.generic[column] else seen)
+
+    def learn(self, lanes: Any, columns: Any, times: Any) -> None:
+        """These threads have behind them what the columns (one, or one each) did before `times`."""
+        team = self.team(lanes)
+        columns = np.broadcast_to(columns, team.rows.shape)
+        clocks = self.clocks
+        at = team.rows, columns
+        clocks.seen[at] = np.maximum(clocks.seen[at], times)
+        done = np.where(clocks.generic[columns], 0, times)
+        clocks.fenced[at] = np.maximum(clocks.fenced[at], done)
+        clocks.changed(team)
+
+    # --- threads ---
+
+    def release(self, lanes: Any) -> Clock:
+        """What the threads have behind them, themselves included."""
+        team, clocks = self.team(lanes), self.clocks
+        seen = clocks.seen[team.pick].max(axis=0)
+        seen[team.pick] = clocks.tick(None)
+        return Clock(seen, clocks.fenced[team.pick].max(axis=0))
+
+    def acquire(self, lanes: Any, clock: Clock) -> None:
+        """The threads have behind them what the clock says."""
+        team, clocks = self.team(lanes), self.clocks
+        for table, times in ((clocks.seen, clock.seen), (clocks.fenced, clock.fenced)):
+            n = len(times)
+            if isinstance(team.pick, slice):
+                part = table[team.pick, :n]
+                np.maximum(part, times, out=part)
+            else:
+                table[team.pick, :n] = np.maximum(table[team.pick, :n], times)
+        clocks.changed(team)
+
+    def fence(self, lanes: Any) -> None:
+        """A proxy fence: what is behind each of the threads is now behind the asynchronous engines
+        they start."""
+        team, clocks = self.team(lanes), self.clocks
+        time = clocks.tick(None)
+        held = np.maximum(clocks.fenced[team.pick], clocks.seen[team.pick])
+        held[np.arange(team.size), team.rows] = time
+        clocks.fenced[team.pick] = held
+        clocks.changed(team)
