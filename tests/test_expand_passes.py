@@ -257,7 +257,7 @@ def test_too_much_shared_memory(target: Target, stages: int) -> None:
     message = str(caught.value)
     need = 12 * (256 * 64 + 64 * 128) * 2
     assert f"{target.shared_bytes:,}" in message and str(target) in message
-    assert "As (256, 64)xf16 x12 stages 393,216 B" in message
+    assert "393,216 B  As shared (256, 64) float16 x 12 stages" in message
     named = int(message.split(" needs ")[1].split()[0].replace(",", ""))
     assert need <= named < need + 20_000, "the rings, a staged store, barriers"
     assert f"num_stages={stages} fits" in message

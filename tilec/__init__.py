@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec import foreign
 from tilec.ir.errors import (
+    BoundsWarning,
     CompileError,
     InternalError,
     LaunchError,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _LATER = {"macro": "tilec.language"}
 
 __all__ = [
+    "BoundsWarning",
     "CompileError",
     "CompiledKernel",
     "DriverError",

@@ -93,30 +93,35 @@ class Size:
         return self.text
 
 
-def _sizes(names: str, fixed: bool) -> Size | tuple[Size, ...]:
+def _sizes(names: str, dtype: object, fixed: bool) -> Size | tuple[Size, ...]:
     parts = [n.strip() for n in names.split(",")] if isinstance(names, str) else [names]
+    word = "const" if fixed else "dynamic"
+    if dtype is not None and find_dtype(dtype) is None:  # "T.dynamic('M', 'N')"
+        hint = f'names stand in one string: T.{word}("{names}, {dtype}")'
+        raise CompileError(f"the dtype of a size is {dtype!r}", caller_loc(), hint)
     for part in parts:
         if not isinstance(part, str) or not part.isidentifier():
-            hint = f'write T.{"const" if fixed else "dynamic"}("M, N")'
+            hint = f'write T.{word}("M, N")'
             raise CompileError(f"{part!r} is no name for a size", caller_loc(), hint)
     made = tuple(Size(p, fixed=fixed) for p in parts)
     return made[0] if len(made) == 1 else made
 
 
-def dynamic(names: str) -> Any:
+def dynamic(names: str, dtype: object = None) -> Any:
     """Run-time sizes: `T.dynamic("M")` is one, `T.dynamic("M, N")` a tuple.
 
-    A size gets its value from the extents (or strides) of the tensor arguments that name it.
+    A size gets its value from the extents (or strides) of the tensor arguments that name it. An
+    integer `dtype`, which TileLang asks for, changes nothing.
     """
-    return _sizes(names, fixed=False)
+    return _sizes(names, dtype, fixed=False)
 
 
 symbolic = dynamic
 
 
-def const(names: str) -> Any:
+def const(names: str, dtype: object = None) -> Any:
     """Compile-time sizes bound from the arguments: `M, N = T.const("M, N")` in an eager kernel."""
-    return _sizes(names, fixed=True)
+    return _sizes(names, dtype, fixed=True)
 
 
 # --- annotations of parameters --------------------------------------------------------------------

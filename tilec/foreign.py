@@ -59,6 +59,7 @@ ADVICE: dict[str, str] = {
     "minimum": "use T.min(x, y)",
     "multiply": _LOOP,
     "add": _LOOP,
+    "ceil": "use T.ceildiv(a, b) for a quotient of ints, T.ceil(x) for a float",
     # methods and attributes of buffers and numbers
     "to": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
     "cast": 'convert with x.astype("float16") on a number; on tiles T.copy converts',

@@ -195,7 +195,9 @@ class Arithmetic(Context):
         divisor = static_int(b)
         if kind in _INTEGER_DIVISIONS:
             if divisor == 0:
-                raise self.error(f"{describe(a)} {what} 0: division by zero")
+                raise self.error(
+                    f"{describe(a)} {what} 0: division by zero", "give the divisor another value"
+                )
             self.hazards += divisor is None
         return self._emit_binary(kind, x, y)
 
@@ -210,7 +212,9 @@ class Arithmetic(Context):
         try:
             result: Literal = PYTHON[kind](a, b)
         except ZeroDivisionError:
-            raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: division by zero") from None
+            hint = "give the divisor another value"
+            message = f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: division by zero"
+            raise self.error(message, hint) from None
         except (TypeError, ValueError, OverflowError) as e:
             raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: {e}") from None
         if isinstance(result, complex):
@@ -221,7 +225,9 @@ class Arithmetic(Context):
         for x in (a, b):
             is_int = x.dtype.is_int if isinstance(x, Scalar) else isinstance(x, int)
             if not is_int:
-                raise self.error(f"T.ceildiv of {describe(a)} and {describe(b)} needs integers")
+                hint = "write int(x) around a compile-time float, T.int32(x) around a run-time one"
+                message = f"T.ceildiv of {describe(a)} and {describe(b)} needs integers"
+                raise self.error(message, hint)
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             return -self._fold("floordiv", -a, b)
         return self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1)), b)
@@ -242,7 +248,8 @@ class Arithmetic(Context):
             if (v.dtype.is_float if isinstance(v, Scalar) else isinstance(v, float))
         ]
         if floats:
-            raise self.error(f"{SYMBOLS[kind]} of {describe(a)} and {describe(b)} needs integers")
+            message = f"{SYMBOLS[kind]} of {describe(a)} and {describe(b)} needs integers"
+            raise self.error(message, "cast the float: T.int32(x)")
         return self._emit_binary(kind, x, self.convert(b, x.dtype))
 
     def _power(self, a: Number, b: Number) -> Number:

@@ -30,7 +30,10 @@ from tilec.ir.types import DType, find_dtype
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Lambda: ("a lambda", "a lambda is allowed as an argument of T.Layout only"),
+    ast.Lambda: (
+        "a lambda",
+        "a lambda is an argument of T.Layout only: T.Layout(buffer.shape, lambda i, j: …)",
+    ),
     ast.DictComp: ("a dict comprehension", "write the dict out"),
     ast.SetComp: ("a set comprehension", "use a list"),
     ast.GeneratorExp: ("a generator", "write a list: [… for …]"),
@@ -190,11 +193,13 @@ class Expressions(Operators):
 
     def _instead(self, module: types.ModuleType, name: str, value: object) -> str:
         """What to write for a function or number of another module."""
+        if foreign.advice(name):
+            return foreign.advice(name)
         if isinstance(getattr(T, name, None), T.Elementwise):
             return f"use T.{name}"
         if is_literal(value):
             return f"name the number outside the kernel: {name} = {module.__name__}.{name}"
-        return foreign.advice(name) or "compute it outside the kernel and name the result there"
+        return "compute it outside the kernel and name the result there"
 
     def _buffer_attribute(self, buffer: Buffer, name: str) -> object:
         match name:

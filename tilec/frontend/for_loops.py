@@ -24,6 +24,11 @@ from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
 
 
+def describe_each(values: tuple[object, ...] | list[object]) -> list[str]:
+    """Numbers as they are written, "…" for what is only known at run time."""
+    return ["…" if (n := static_int(v)) is None else str(n) for v in values]
+
+
 class ForLoops(Loops):
     """Traces `for` statements."""
 
@@ -209,9 +214,14 @@ class ForLoops(Loops):
             for e in given:
                 found = static_int(e)
                 if found is None:
+                    hint = "loop over a compile-time tile: what is out of a tensor is guarded"
+                    if isinstance(e, tuple | list):
+                        hint = f"write T.Parallel({', '.join(describe_each(e))})"
+                    elif isinstance(e, Scalar):
+                        hint += "; for an extent that a call gives, annotate it T.constexpr"
                     raise self.error(
                         f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
-                        "loop over a compile-time tile: what is out of a tensor is guarded",
+                        hint,
                     )
                 if found < 1:
                     raise self.error(f"an extent of T.Parallel is {found}, the least is 1")

@@ -16,6 +16,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.core import Value
+from tilec.ir.errors import warn_of_bounds
 from tilec.ir.ops import Binary, Load, Store, squeeze
 
 
@@ -185,13 +186,43 @@ class Memory(Arithmetic):
 
     def _check_indices(self, element: Region, does: str) -> bool:
         """Whether every index is known to be in bounds. Raises CompileError where one is not, in
-        an iteration that will run (on-chip buffers; global tensors are guarded)."""
+        an iteration that will run (on-chip buffers; global tensors are guarded, and no more than
+        a warning is given)."""
         if element.buffer.is_global:
+            self._warn_if_outside(
+                element.buffer, element.offsets, (1,) * len(element.offsets), does
+            )
             return True
         sure = True
         for dim, offset in enumerate(element.offsets):
             sure = self._check_extent(element.buffer, dim, offset, 1, does) and sure
         return sure
+
+    def _warn_if_outside(
+        self,
+        buffer: Buffer,
+        offsets: tuple[int | Scalar, ...],
+        extents: tuple[int, ...],
+        does: str,
+    ) -> None:
+        """Warn of an access of a global tensor that no iteration makes inside its bounds."""
+        for dim, (offset, extent) in enumerate(zip(offsets, extents)):
+            reach, size = affine_of(offset).interval(), static_int(buffer.shape[dim])
+            below = reach.hi is not None and reach.hi + extent <= 0
+            above = reach.lo is not None and size is not None and reach.lo >= size
+            if below or above:
+                what = "the safe value is read" if does == "reads" else "nothing is written"
+                last = f"{buffer.type.shape[dim]} - 1" if size is None else size - 1
+                hint = f"valid indices are 0 to {last}"
+                if below:
+                    hint += "; a negative index does not count from the end"
+                warn_of_bounds(
+                    f"this {does} index {reach.hi if below else reach.lo} in dimension {dim} of "
+                    f"{describe(buffer)}: always out of bounds, so {what}",
+                    self.loc,
+                    hint,
+                )
+                return
 
     def _check_extent(
         self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str
@@ -306,6 +337,9 @@ class Memory(Arithmetic):
             does = "reads" if what == "the source" else "touches"
             for dim, (offset, extent) in enumerate(zip(r.offsets, extents)):
                 self._check_extent(r.buffer, dim, offset, extent, does)
+        else:
+            does = "reads" if what == "the source" else "writes"
+            self._warn_if_outside(r.buffer, r.offsets, extents, does)
         return Tile(r.buffer, r.offsets, extents)
 
     def _tile_text(self, t: Tile) -> str:

@@ -120,7 +120,9 @@ class Operators(Memory):
                 if isinstance(left, Scalar | Region) or not isinstance(
                     right, list | tuple | dict | str
                 ):
-                    raise self.error(f"{describe(left)} in {describe(right)} is not known here")
+                    hint = "compare with each: x == 1 or x == 2"
+                    message = f"{describe(left)} in {describe(right)} is not known here"
+                    raise self.error(message, hint)
                 return (left in right) == isinstance(op, ast.In)
         kind = _COMPARE[type(op)]
         if not any(_at_run_time(v) for v in (left, right)) and not (

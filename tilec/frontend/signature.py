@@ -109,6 +109,7 @@ def _read(
             raise CompileError(
                 f"out names {name!r}, which is no parameter of {source.name}{near}",
                 source.header_loc(),
+                f"its tensors are {', '.join(p.name for p in parameters if p.kind == 'tensor')}",
             )
         if parameters[names.index(name)].kind != "tensor":
             raise CompileError(f"out names {name!r}, which is not a tensor", source.header_loc())

@@ -333,7 +333,8 @@ class _KernelTracer(Statements):
         threads = header.threads
         if threads is not None and self.threads is not None and threads != self.threads:
             raise self.error(
-                f"threads is {threads} in T.Kernel and {self.threads} in the decorator or launch"
+                f"threads is {threads} in T.Kernel and {self.threads} in the decorator or launch",
+                "leave it out of one of them",
             )
 
     def _standalone(self, ops: list[Op], header: KernelHeader) -> Block:

@@ -141,10 +141,12 @@ def int_argument(t: Expressions, c: Call, name: str, least: int) -> int:
     if found is None:
         raise t.error(
             f"{name} of T.{c.word} must be a compile-time int, it is {describe(value)}",
-            at=c.place(name),
+            "write an int, or a parameter annotated T.constexpr",
+            c.place(name),
         )
     if found < least:
-        raise t.error(f"{name} of T.{c.word} is {found}, the least is {least}", at=c.place(name))
+        message = f"{name} of T.{c.word} is {found}, the least is {least}"
+        raise t.error(message, f"write {name}={least} or more", c.place(name))
     return found
 
 
@@ -191,7 +193,8 @@ def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
                 c.place(name),
             )
         if found < 1:
-            raise t.error(f"an extent of T.{c.word} is {found}, the least is 1", at=c.place(name))
+            message = f"an extent of T.{c.word} is {found}, the least is 1"
+            raise t.error(message, "write at least 1", c.place(name))
         shape.append(found)
     if not shape:
         raise t.error(f"T.{c.word} needs at least one extent", at=c.place(name))

@@ -3,6 +3,7 @@ arguments."""
 
 from __future__ import annotations
 
+import ast
 import math
 
 from tilec import language as T
@@ -30,20 +31,36 @@ for _word in (T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persi
 def kernel(t: Expressions, c: Call) -> KernelHeader:
     extents: list[int | Scalar] = []
     for given in c["grid"]:
+        if isinstance(given, tuple | list):
+            message = f"a grid extent is {describe(given)}; extents are arguments of their own"
+            written = c.node.args[0]
+            hint = ast.unparse(written).strip("()[]") if len(c.node.args) == 1 else "gx, gy"
+            raise t.error(message, f"write T.Kernel({hint})", written)
         extent = t.number(given, "a grid extent")
         known = static_int(extent)
         if known is not None and known < (0 if t.has_empty_tensor else 1):
-            raise t.error(f"a grid extent is {known}, the least is 1")
+            raise t.error(f"a grid extent is {known}, the least is 1", "T.ceildiv(N, BN) rounds up")
         if isinstance(extent, float) or (isinstance(extent, Scalar) and extent.dtype.is_float):
             hint = "write T.ceildiv(N, BN) or N // BN"
             raise t.error(f"a grid extent is {describe(extent)}, not an integer", hint)
         extents.append(extent if known is None else known)
     if len(extents) > 3:
-        raise t.error(f"a grid has up to 3 extents, {len(extents)} were given")
+        raise t.error(
+            f"a grid has up to 3 extents, {len(extents)} were given",
+            "multiply two of them, and take their index apart with // and %",
+        )
+    if isinstance(c["threads"], tuple | list):
+        total = math.prod(static_int(v) or 1 for v in c["threads"])
+        message = (
+            f"threads of T.Kernel is {describe(c['threads'])}; threads are counted, not laid out"
+        )
+        raise t.error(message, f"write threads={total}", c.place("threads"))
     threads = None if c["threads"] is None else int_argument(t, c, "threads", 1)
     if threads is not None and threads > _MAX_THREADS:
         raise t.error(
-            f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}", at=c.place("threads")
+            f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}",
+            f"write threads={_MAX_THREADS} or less, and let each thread do more",
+            c.place("threads"),
         )
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
     return KernelHeader(tuple(extents), threads, t.loc, cluster)

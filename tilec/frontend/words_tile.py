@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
@@ -20,7 +21,7 @@ from tilec.frontend.words import (
     shape_argument,
     word,
 )
-from tilec.ir.errors import CompileError
+from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.ops import (
     Alloc,
@@ -222,7 +223,10 @@ def _factor(t: Expressions, c: Call, name: str) -> Tile:
                 hint,
             )
         if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
-            raise t.error(f"{name} of T.gemm is {_shown(tile)}; it must have two dimensions")
+            raise t.error(
+                f"{name} of T.gemm is {_shown(tile)}; it must have two dimensions",
+                "name a two-dimensional part: A_s[0, :, :]",
+            )
         return tile
 
 
@@ -230,7 +234,10 @@ def _accumulator(t: Expressions, c: Call) -> Buffer:
     value = c["C"]
     with t.at(c.place("C")):
         if not isinstance(value, Buffer):
-            raise t.error(f"C of T.gemm is {describe(value)}; it must be a whole fragment")
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; it must be a whole fragment",
+                'allocate one: C = T.alloc_fragment((m, n), "float32")',
+            )
         if value.type.space != "fragment":
             extents = ", ".join(map(str, value.type.shape))
             raise t.error(
@@ -238,7 +245,10 @@ def _accumulator(t: Expressions, c: Call) -> Buffer:
                 f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}',
             )
         if value.type.rank != 2:
-            raise t.error(f"C of T.gemm is {describe(value)}; it must have two dimensions")
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; it must have two dimensions",
+                'allocate one: C = T.alloc_fragment((m, n), "float32")',
+            )
         return value
 
 
@@ -284,6 +294,8 @@ def annotate_layout(t: Expressions, c: Call) -> None:
                 f"{describe(buffer)} is a tensor argument; its strides are the caller's",
                 "annotate shared buffers and fragments",
             )
+        if isinstance(layout, Layout | LayoutRequest):
+            _check_layout(t, c, buffer, layout)
         if not isinstance(layout, Layout | LayoutRequest):
             raise t.error(
                 f"the layout of {buffer.name} is {describe(layout)}",
@@ -292,11 +304,41 @@ def annotate_layout(t: Expressions, c: Call) -> None:
         t.emit(AnnotateLayout, buffer.value, layout)
 
 
+def _check_layout(t: Expressions, c: Call, buffer: Buffer, layout: Layout | LayoutRequest) -> None:
+    """Raise LayoutError for a layout of other extents, or one of offsets for registers."""
+    place = c.place("layouts")
+    if isinstance(place, ast.Dict):
+        place = next(
+            (v for k, v in zip(place.keys, place.values) if k is not None and _names(t, k, buffer)),
+            place,
+        )
+    loc = t.frame.loc(place)
+    if buffer.type.space == "fragment":
+        raise LayoutError(
+            f"a layout of offsets in memory for {describe(buffer)}, which is in registers",
+            loc,
+            f"leave {buffer.name} out: tilec lays fragments out; annotate shared buffers",
+        )
+    if isinstance(layout, Layout) and layout.shape != buffer.type.static_shape:
+        raise LayoutError(
+            f"the layout has shape {layout.shape}, the buffer is {describe(buffer)}",
+            loc,
+            f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
+        )
+
+
+def _names(t: Expressions, node: ast.expr, buffer: Buffer) -> bool:
+    return isinstance(node, ast.Name) and t.names.get(node.id) is buffer
+
+
 @word(T.annotate_safe_value)
 def annotate_safe_value(t: Expressions, c: Call) -> None:
     for buffer, value in _buffer_dict(t, c, "values"):
         if not buffer.is_global:
-            raise t.error(f"{describe(buffer)} has no safe value; only tensor arguments have one")
+            raise t.error(
+                f"{describe(buffer)} has no safe value; only tensor arguments have one",
+                "annotate the tensor it is copied from",
+            )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
             raise t.error(
@@ -337,4 +379,7 @@ def layout(t: Expressions, c: Call) -> Layout:
     except CompileError as e:
         if e.loc is not None:
             raise
-        raise type(e)(e.message, t.loc, e.hint) from None
+        strides = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip("ijklmn", strides))
+        hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
+        raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None

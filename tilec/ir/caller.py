@@ -57,9 +57,11 @@ def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return function(*args, **kwargs)
         except InternalError:
             raise
-        except (TilecError, TargetError) as e:
-            if isinstance(e, TilecError) and e.loc is None:
+        except TilecError as e:
+            if e.loc is None:
                 e.loc = caller_loc()
             raise e.with_traceback(None) from e.__cause__
+        except TargetError as e:  # below TilecError in the order of imports
+            raise TargetError(str(TilecError(str(e), caller_loc()))) from None
 
     return call

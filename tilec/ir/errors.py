@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 from tilec.ir.loc import Loc
@@ -12,8 +13,11 @@ class TilecError(Exception):
     """Base of every error tilec raises on purpose.
 
     `message` says what is wrong, with both operands named where there are two; `loc` is the user's
-    line; `hint` is one concrete thing to write instead. `str()` is at most 12 lines.
+    line; `hint` is one concrete thing to write instead; `table` are rows to be shown between the
+    two. `str()` is at most 12 lines.
     """
+
+    table: tuple[str, ...] = ()
 
     def __init__(self, message: str, loc: Loc | None = None, hint: str = "") -> None:
         super().__init__(message)
@@ -28,6 +32,7 @@ class TilecError(Exception):
             if excerpt:
                 lines += excerpt.split("\n")
             lines += [f"  in a macro called at {c}" for c in self.loc.chain()[1:4]]
+        lines += [f"    {row}" for row in self.table]
         if self.hint:
             lines += [f"  help: {line}" for line in self.hint.split("\n")]
         return "\n".join(lines[:12])
@@ -54,6 +59,20 @@ class LaunchError(TilecError):
     """A call's arguments do not match the kernel's parameters."""
 
 
+class BoundsWarning(UserWarning):
+    """An access of a global tensor is always out of its bounds: a read gives the safe value, a
+    write does nothing. Given once for each line."""
+
+
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}
+
+
+def warn_of_bounds(message: str, loc: Loc, hint: str) -> None:
+    """Give a BoundsWarning at the user's line, in the form of an error."""
+    text = str(CompileError(message, loc, hint))
+    warnings.warn_explicit(text, BoundsWarning, loc.file, loc.line, registry=_warned)
+
+
 class InternalError(TilecError):
     """A contract between tilec's own parts is broken: a bug in tilec, never in the user's
     program."""
@@ -61,5 +80,7 @@ class InternalError(TilecError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the nearest known name, "" if none is near."""
-    near = difflib.get_close_matches(name, list(known), 1, cutoff=0.6)
+    names = list(known)
+    near = [n for n in names if n.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, names, 1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

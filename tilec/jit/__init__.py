@@ -10,3 +10,20 @@ stages             the stages as text and files
 launch_grid        the grid as a function
 fastpath, recipe   launches that were made before
 """
+
+import sys
+import types
+from typing import NoReturn
+
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
+
+
+class _NoDecorator(types.ModuleType):
+    """This package, for those who know `@triton.jit` and `@tilelang.jit` and write `@tilec.jit`."""
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise CompileError("tilec.jit is no decorator", caller_loc(), "write @tilec.kernel")
+
+
+sys.modules[__name__].__class__ = _NoDecorator

@@ -38,12 +38,20 @@ else:  # whoever has a signature has loaded it
     frontend = Lazy("tilec.frontend")
 
 
-def spec(shape: Sequence[int], dtype: object, strides: Sequence[int] | None = None) -> Tensor:
+def spec(
+    shape: Sequence[int],
+    dtype: object = None,
+    strides: Sequence[int] | None = None,
+    **unknown: object,
+) -> Tensor:
     """An array to compile for, without memory: `tilec.spec((4096, 512), "float16")`.
 
     `strides` count elements; without them the array is contiguous. Its address counts as aligned
     to 16 bytes. Raises CompileError for an unknown dtype or strides that do not match the shape.
     """
+    for name in unknown:
+        message = f"a spec has no {name!r}{did_you_mean(name, ('shape', 'dtype', 'strides'))}"
+        raise CompileError(message, caller_loc(), 'write tilec.spec((4096, 512), "float16")')
     found = find_dtype(dtype)
     if found is None:
         meant = foreign.meant_dtype(dtype)

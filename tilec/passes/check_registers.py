@@ -74,4 +74,14 @@ def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, te
             return f"threads={more} fits"
         more *= 2
     rows, columns = held[0].type.static_shape[0], held[0].type.static_shape[-1]
-    return f"halve the tile: {rows // 2}x{columns} or {rows}x{columns // 2}"
+    limit = 32 * budget(threads, specialised, target)
+    if bits // threads // 2 <= limit:
+        return f"halve the tile: {rows // 2}x{columns} or {rows}x{columns // 2}"
+    parts = 4
+    while bits // threads // parts > limit:
+        parts *= 2
+    if parts == 4:
+        return f"a tile of {rows // 2}x{columns // 2} fits"
+    return (
+        f"a tile of {rows // 2}x{columns * 2 // parts} or {rows * 2 // parts}x{columns // 2} fits"
+    )

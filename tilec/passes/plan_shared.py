@@ -122,23 +122,42 @@ def _lifetimes(func: Func) -> list[_Life]:
 
 def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:
     rows = sorted(lives, key=lambda x: -x.size)[:5]
-    listed = ", ".join(
-        f"{x.alloc.result.name} {x.alloc.type.shape}x{x.alloc.type.dtype}"
-        + (f" x{x.alloc.type.versions} stages" if x.alloc.type.versions > 1 else "")
-        + f" {x.size:,} B"
-        for x in rows
-    )
     stages = max((x.alloc.type.versions for x in lives), default=1)
-    hint, fits = "make the tiles smaller", 0
+    hint, fits = _smaller(rows[0], total, target), 0
     if stages > 1:
         ring = sum(x.size // x.alloc.type.versions for x in lives if x.alloc.type.versions > 1)
         fits = (target.shared_bytes - (total - ring * stages)) // ring
-        hint = f"num_stages={fits} fits" if fits >= 1 else f"{hint}: one stage does not fit"
+        if fits >= 1:
+            hint = f"num_stages={fits} fits ({stages} stages take {ring * stages:,} bytes)"
     error = ResourceError(
         f"the kernel needs {total:,} bytes of shared memory a block, {target} has "
-        f"{target.shared_bytes:,}: {listed}",
-        rows[0].alloc.loc if rows else func.loc,
+        f"{target.shared_bytes:,}",
+        rows[0].alloc.loc,
         hint,
     )
+    error.table = tuple(_row(x) for x in rows)
     error.stages = max(fits, 0)
     return error
+
+
+def _row(x: _Life) -> str:
+    t = x.alloc.type
+    stages = f" x {t.versions} stages" if t.versions > 1 else ""
+    named = (
+        f"{x.alloc.result.name or 'a buffer of tilec'} {t.space} {t.static_shape} {t.dtype.name}"
+    )
+    return f"{x.size:>11,} B  {named}{stages}"
+
+
+def _smaller(largest: _Life, total: int, target: Target) -> str:
+    """The extents that the largest buffer could have, the longest of them halved as often as it
+    takes."""
+    room = target.shared_bytes - (total - largest.size)
+    shape, size = list(largest.alloc.type.static_shape), largest.size
+    while size > room and max(shape) > 1:
+        n = shape.index(max(shape))
+        size = size // shape[n] * (shape[n] // 2)
+        shape[n] //= 2
+    if size > room:
+        return "make all tiles smaller, for instance each half as long"
+    return f"{largest.alloc.result.name or 'the largest'} of {tuple(shape)} fits"

@@ -109,7 +109,8 @@ def bind_call(
         wanted = ", ".join(p.describe() for p in missing)
         count = sum(name in bound for name in names)
         raise LaunchError(
-            f"{kernel}: missing {wanted}; {count} argument{'s' * (count != 1)} were given",
+            f"{kernel}: missing {wanted}; "
+            f"{count} {'argument was' if count == 1 else 'arguments were'} given",
             hint=f"call {kernel}({', '.join(p.name for p in parameters if p.default is REQUIRED)})",
         )
     for p in parameters:
