@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from tilec.ir.llvm import Inst, Val
 from tilec.ir.loc import Loc
 from tilec.sim.counts import Counts

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers
+
 from tilec.sim.order import ALWAYS, Clocks, Order
 
 T = np.arange(64)
