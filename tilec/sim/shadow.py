@@ -62,7 +62,7 @@ class Shadow:
         self.clocks, self.granule, self.report = clocks, granule, report
         self.count = -(-size // granule)
         self.w_time: Times = np.zeros(self.count, np.int32)
-        self.w_actor: NDArray[np.int32] = np.full(self.count, clocks.nobody, np.int32)
+        self.w_actor: Numbers = np.full(self.count, clocks.nobody)
         self.slots: list[int] = []  # of each reader: a warp, or its column as an engine
         self._slot_of: dict[tuple[bool, int], int] = {}
         self._is_engine: list[bool] = []
@@ -71,7 +71,7 @@ class Shadow:
         self._masks = self._empty(4, clocks.mask_type)
         self._old_reads: Times | None = None
         self._old_masks: NDArray[Any] | None = None
-        self._shared: dict[int, tuple[Numbers, NDArray[np.int32]]] = {}  # time -> granules, actors
+        self._shared: dict[int, tuple[Numbers, Numbers]] = {}  # time -> granules, actors
 
     def _empty(self, slots: int, dtype: Any) -> NDArray[Any]:
         return np.zeros((slots, self.count), dtype)
@@ -124,7 +124,7 @@ class Shadow:
             self._unordered_write(agent, team, granules, bad, same)
         if self.slots:
             self._against_reads(agent, team, granules, same)
-        actors = (team.rows if columns is None else columns).astype(np.int32)[:, None]
+        actors = (team.rows if columns is None else columns)[:, None]
         self.w_actor[granules] = actors
         self.w_time[granules] = time
         lost = self.w_actor.take(granules) != actors
