@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from tilec.ir.loc import UNKNOWN, Loc
 
@@ -31,6 +32,7 @@ MOST_FINDINGS = 100  # different ones that are kept; all are counted
 MOST_NAMED = 8  # elements, threads and warps that one finding names
 
 Index = tuple[int, ...]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Finding:
     times: int = 1
 
 
+def _different(values: Iterable[_T]) -> tuple[_T, ...]:
+    """The first values that differ."""
+    return tuple(itertools.islice(dict.fromkeys(values), MOST_NAMED))
+
+
 class Findings:
     """The findings of a run, in the order in which they showed. Equal ones (kind, locations and
     buffer) are one; after the first `MOST_FINDINGS` others are only counted, in `dropped`."""
@@ -80,7 +87,7 @@ class Findings:
         details: Sequence[str] = (),
     ) -> None:
         """Report a fault; see `Finding` for what the arguments say. Of indices, threads and warps
-        the first `MOST_NAMED` are kept."""
+        the first `MOST_NAMED` different ones are kept."""
         places = tuple(loc for loc in locations if loc is not UNKNOWN)
         key = (kind, places, buffer)
         known = self._found.get(key)
@@ -95,9 +102,9 @@ class Findings:
             message,
             places,
             buffer,
-            tuple(tuple(int(i) for i in index) for index in indices[:MOST_NAMED]),
-            tuple(int(t) for t in threads[:MOST_NAMED]),
-            tuple(int(w) for w in warps[:MOST_NAMED]),
+            _different(tuple(map(int, index)) for index in indices),
+            _different(map(int, threads)),
+            _different(map(int, warps)),
             tuple(roles),
             tuple(int(i) for i in block),
             tuple(details),
