@@ -101,7 +101,8 @@ _ANY_TYPE: dict[str, Callable[..., Value]] = {
 
 def _flushed(x: Value) -> Value:
     """Zero, of its sign, for what is below 2**-126."""
-    return np.where(np.abs(x) < _LEAST, np.copysign(np.float32(0), x), x)[()]
+    kept: Value = np.where(np.abs(x) < _LEAST, np.copysign(np.float32(0), x), x)
+    return kept[()]
 
 
 def _exp2(x: Value) -> Value:
@@ -123,7 +124,8 @@ def round_tf32(x: Value) -> Value:
     even = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
     kept = (even & np.uint32(0xFFFFE000)).view(np.float32)
     kept = np.where(np.isinf(x), x, kept)
-    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF).view(np.float32), kept)[()]
+    made: Value = np.where(np.isnan(x), np.uint32(0x7FFFFFFF).view(np.float32), kept)
+    return made[()]
 
 
 # --- float8 ---
@@ -134,7 +136,8 @@ def _narrow(kind: Any, largest: float, nan: int) -> Callable[[Value], Value]:
 
     def convert(x: Value) -> Value:
         bits = np.clip(x, -largest, largest).astype(kind).view(np.uint8)
-        return np.where(np.isnan(x), np.uint8(nan), bits)[()]
+        made: Value = np.where(np.isnan(x), np.uint8(nan), bits)
+        return made[()]
 
     return convert
 

@@ -150,12 +150,20 @@ def stmatrix(m: Primitives, fragment: Layout, address: Any, values: Sequence[Any
 # --- mma, mfma ---
 
 
+def count_product(m: Primitives, row: MatrixRow, times: int) -> None:
+    """Count what `times` of the instruction compute."""
+    counts = m.block.memory.counts
+    if counts is not None:
+        counts.flops(m.inst, row.a_dtype.name, 2 * row.m * row.n * row.k * times)
+
+
 def mma(
     m: Primitives, row: MatrixRow, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]
 ) -> tuple[Any, ...]:
     """See `Machine.mma`."""
     size = m.block.warp_size
     warps, at = split(m, row.warps)
+    count_product(m, row, warps)
     fnuz = row.feature == "mfma"
     parts = []
     dtypes = (row.a_dtype, row.b_dtype, row.c_dtype)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tilec.ir.instr.machine import Waits, Where, Word
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.layout import Layout
+from tilec.ir.llvm import Inst
 from tilec.sim import matrices
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Primitives:
 
     block: Block
     lanes: NDArray[np.int64]
+    inst: Inst | None
 
     def full(self, x: Any) -> NDArray[Any]:
         raise NotImplementedError

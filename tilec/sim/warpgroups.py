@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.types import FLOAT32
-from tilec.sim.matrices import elements, held_of, kind_of, split, spread, tiles, words
+from tilec.sim.matrices import (
+    count_product,
+    elements,
+    held_of,
+    kind_of,
+    split,
+    spread,
+    tiles,
+    words,
+)
 from tilec.sim.tma import PIECE, swizzled
 from tilec.sim.undefined import UNDEF
 
@@ -72,7 +81,7 @@ def read_operand(
     bits = np.dtype(kind).itemsize * 8
     places = np.stack([operand_places(d, size, bits, mn_major) for d in descriptors])
     data = agent.block.memory.engine_read(agent, places.ravel(), PIECE, column, lanes)
-    read = data.reshape(*places.shape[:2], -1).view(kind)  # steps, then as in `_offsets`
+    read: Array = data.reshape(*places.shape[:2], -1).view(kind)  # steps, then as in `_offsets`
     if mn_major:
         return read.reshape(-1, size).T
     return np.ascontiguousarray(read.transpose(1, 0, 2)).reshape(size, -1)
@@ -106,6 +115,7 @@ def product(
     in_registers = len(a[0]) > 1
     if in_registers:
         of_registers = [_fragments(agent, row, part, groups, at) for part in a]
+    count_product(agent, row, groups * blocks * steps)
     members = np.arange(groups) if at is None else np.unique(at // size)
     made = np.zeros((groups, blocks, row.m, row.n), kind_of(row.c_dtype))
     for g in members.tolist():
