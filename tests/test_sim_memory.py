@@ -7,11 +7,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers, tensor
+from test_lowering import matmul_text
 
+from tilec.codegen import emit_records
+from tilec.ir.parser import parse_func
+from tilec.passes import run
 from tilec.sim.findings import Findings
 from tilec.sim.numbers import KINDS
 from tilec.sim.order import Clocks
+from tilec.sim.places import SharedPlaces, shared_buffers, shared_granule
 from tilec.sim.storage import Storage
+from tilec.target import find_target
 
 T = np.arange(64)
 KIND_OF = {"float32": "float", "float16": "half", "int32": "i32", "uint8": "i8"}
@@ -298,3 +304,28 @@ def test_shared_memory_starts_as_noise():
     a, b = Block(checks=False), Block(checks=False)
     got = a.load(T, T * 4, "i32")
     assert len(set(got.tolist())) > 60 and (got == b.load(T, T * 4, "i32")).all()
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+def test_buffers_and_granules_of_a_kernel(target: str):
+    """Every element of every buffer is found at the byte where its layout puts it."""
+    found = find_target(target)
+    func = run(parse_func(matmul_text(128, 128, 64, 3, 128, False, False)), found)
+    function = emit_records(func, found)[0].f
+    buffers = [b for b in shared_buffers(func) if b.bits < 64]
+    assert len(buffers) >= 2
+    for b in buffers:
+        assert b.end - b.start == b.stride * b.versions
+        step = b.bits // 8
+        indices = [b.index_of(at) for at in range(b.start, b.end, step)]
+        seen = [i for i in indices if i is not None]
+        assert len(set(seen)) == len(seen) == int(np.prod(b.shape)) * b.versions
+        assert max(seen) == ((b.versions - 1,) if b.versions > 1 else ()) + tuple(
+            n - 1 for n in b.shape
+        )
+    assert shared_granule(function) in (1, 2, 4, 8, 16)
+    places = SharedPlaces(buffers)
+    assert places.find(buffers[0].start, buffers[0].name)[0] == buffers[0].name

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from tilec.ir import ops
 from tilec.ir.core import Func, walk
 from tilec.ir.layout import Layout
-from tilec.ir.llvm import Inst
+from tilec.ir.llvm import Function, Inst
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.memory import MBARRIER_BYTES, version_bytes
 from tilec.sim.findings import Index
+from tilec.sim.numbers import BYTES, vector_of
 from tilec.sim.order import Clocks
 from tilec.sim.shadow import Conflict
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 SHARED_BASE = 1024
 """The address of the first byte of shared memory, `@smem`."""
+
+WORD = 4
+WIDEST = 16  # what matrix instructions and engines move at least
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,31 @@ def shared_buffers(func: Func) -> list[SharedBuffer]:
             )
         )
     return found
+
+
+def shared_granule(function: Function) -> int:
+    """Bytes in which accesses to shared memory may be told apart: a power of two up to 16 that
+    divides the address and size of every access of the records."""
+    found = WIDEST
+    for block in function.blocks:
+        for i in block.insts:
+            found = min(found, _access_bytes(i))
+    return found
+
+
+def _access_bytes(i: Inst) -> int:
+    if i.opcode in ("load", "store"):
+        if i.operands[-1].type != "ptr addrspace(3)":
+            return WIDEST
+        type = i.operands[0].type if i.opcode == "store" or i.result is None else i.result.type
+        count, kind = vector_of(type) or (1, type)
+        align = int(i.text.rsplit(", align ", 1)[1].split(",")[0])
+        size = count * BYTES.get(kind, 8) | align
+        return size & -size
+    word = i.row.split(".")
+    if i.row.startswith("cp.async.") and word[2].isdigit():
+        return int(word[2])
+    return WORD if i.row.startswith("ld.cluster") else WIDEST
 
 
 class SharedPlaces:
