@@ -163,7 +163,7 @@ def mma(
     """See `Machine.mma`."""
     size = m.block.warp_size
     warps, at = split(m, row.warps)
-    count_product(m, row, warps)
+    count_product(m, row, len(m.lanes) // (size * row.warps))
     fnuz = row.feature == "mfma"
     parts = []
     dtypes = (row.a_dtype, row.b_dtype, row.c_dtype)

@@ -115,7 +115,7 @@ def product(
     in_registers = len(a[0]) > 1
     if in_registers:
         of_registers = [_fragments(agent, row, part, groups, at) for part in a]
-    count_product(agent, row, groups * blocks * steps)
+    count_product(agent, row, count // size * blocks * steps)
     members = np.arange(groups) if at is None else np.unique(at // size)
     made = np.zeros((groups, blocks, row.m, row.n), kind_of(row.c_dtype))
     for g in members.tolist():
