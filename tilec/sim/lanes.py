@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from tilec.sim.primitives import Primitives
+    from tilec.sim.agent import Agent
 
 Ints = NDArray[np.int64]
 
 
-def whole_warps(m: Primitives) -> bool:
+def whole_warps(m: Agent) -> bool:
     """Whether every warp of which a lane is here is here whole, as far as the block has it;
     reports it where not."""
     size, lanes = m.block.warp_size, m.lanes
@@ -37,7 +37,7 @@ def whole_warps(m: Primitives) -> bool:
     return False
 
 
-def gather(m: Primitives, value: Any, source: Any) -> Any:
+def gather(m: Agent, value: Any, source: Any) -> Any:
     """`value` as it is in lane `source` of each thread's warp. Where that lane is not here, which
     is reported, a thread keeps its own."""
     here = whole_warps(m)
@@ -55,13 +55,13 @@ def gather(m: Primitives, value: Any, source: Any) -> Any:
     return value[at]
 
 
-def lane_numbers(m: Primitives) -> Ints:
+def lane_numbers(m: Agent) -> Ints:
     """Of each thread its number in its warp."""
     numbers: Ints = m.lanes % m.block.warp_size
     return numbers
 
 
-def first_lane(m: Primitives, value: Any) -> Any:
+def first_lane(m: Agent, value: Any) -> Any:
     """In every thread the value of the first lane of its warp that is here."""
     if np.ndim(value) == 0:
         return value

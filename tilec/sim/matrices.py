@@ -29,7 +29,7 @@ from tilec.ir.types import (
 from tilec.sim.lanes import whole_warps
 
 if TYPE_CHECKING:
-    from tilec.sim.primitives import Primitives
+    from tilec.sim.agent import Agent
 
 Array = NDArray[Any]
 
@@ -89,7 +89,7 @@ def words(made: Array, like: Any) -> list[Array]:
     return list(np.ascontiguousarray(packed.T))
 
 
-def split(m: Primitives, warps: int) -> tuple[int, Array | None]:
+def split(m: Agent, warps: int) -> tuple[int, Array | None]:
     """How many instructions of `warps` warps the threads execute, and, where warps are not whole
     (which is reported), the places of the threads among those of whole ones."""
     size = m.block.warp_size * warps
@@ -99,7 +99,7 @@ def split(m: Primitives, warps: int) -> tuple[int, Array | None]:
     return len(groups), at * size + m.lanes % size
 
 
-def spread(m: Primitives, groups: int, size: int, at: Array | None, held: Array) -> Array:
+def spread(m: Agent, groups: int, size: int, at: Array | None, held: Array) -> Array:
     """(threads, n) as (groups, size, n); threads that are elsewhere hold zeros."""
     if at is None:
         return held.reshape(groups, size, -1)
@@ -111,7 +111,7 @@ def spread(m: Primitives, groups: int, size: int, at: Array | None, held: Array)
 # --- ldmatrix, stmatrix ---
 
 
-def _row_places(m: Primitives, rows: int) -> Array:
+def _row_places(m: Agent, rows: int) -> Array:
     """Of each thread the place, among the agent's, of the one that gives the address of the row
     that it stands for: the first `rows` lanes of a warp do, the others repeat them."""
     lanes, size = m.lanes, m.block.warp_size
@@ -120,7 +120,7 @@ def _row_places(m: Primitives, rows: int) -> Array:
     return found
 
 
-def ldmatrix(m: Primitives, fragment: Layout, address: Any) -> tuple[Any, ...]:
+def ldmatrix(m: Agent, fragment: Layout, address: Any) -> tuple[Any, ...]:
     """See `Machine.ldmatrix`."""
     rows, columns = fragment.shape
     size = m.block.warp_size
@@ -134,7 +134,7 @@ def ldmatrix(m: Primitives, fragment: Layout, address: Any) -> tuple[Any, ...]:
     return tuple(words(held, np.int32))
 
 
-def stmatrix(m: Primitives, fragment: Layout, address: Any, values: Sequence[Any]) -> None:
+def stmatrix(m: Agent, fragment: Layout, address: Any, values: Sequence[Any]) -> None:
     """See `Machine.stmatrix`."""
     rows, columns = fragment.shape
     size = m.block.warp_size
@@ -150,7 +150,7 @@ def stmatrix(m: Primitives, fragment: Layout, address: Any, values: Sequence[Any
 # --- mma, mfma ---
 
 
-def count_product(m: Primitives, row: MatrixRow, times: int) -> None:
+def count_product(m: Agent, row: MatrixRow, times: int) -> None:
     """Count what `times` of the instruction compute."""
     counts = m.block.memory.counts
     if counts is not None:
@@ -158,7 +158,7 @@ def count_product(m: Primitives, row: MatrixRow, times: int) -> None:
 
 
 def mma(
-    m: Primitives, row: MatrixRow, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]
+    m: Agent, row: MatrixRow, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]
 ) -> tuple[Any, ...]:
     """See `Machine.mma`."""
     size = m.block.warp_size
