@@ -196,9 +196,10 @@ class ForLoops(Loops):
         assert isinstance(made, Parallel)
         race = find_race(made)
         if race is not None:
-            raise self.error(
-                race.message, "read from another buffer, or split the loop in two", at=race.loc
-            )
+            hint = "read from another buffer, or split the loop in two"
+            if "write the same" in race.message:
+                hint = "give each iteration an element of its own, or loop with T.serial"
+            raise self.error(race.message, hint, at=race.loc)
         self.forget(node.body, tuple(targets))
 
     def _parallel_extents(self, header: LoopHeader) -> tuple[int, ...]:

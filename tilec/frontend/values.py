@@ -133,7 +133,7 @@ def is_number(value: object) -> TypeGuard[Number]:
 
 def describe_type(t: BufferType) -> str:
     """As in a message: "shared (128, 64) float16"."""
-    return f"{t.space} ({', '.join(map(str, t.shape))}) {t.dtype.name}"
+    return f"{t.space} ({', '.join(map(str, t.shape))}{',' * (t.rank == 1)}) {t.dtype.name}"
 
 
 def describe(value: object) -> str:

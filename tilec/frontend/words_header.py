@@ -34,7 +34,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
         if isinstance(given, tuple | list):
             message = f"a grid extent is {describe(given)}; extents are arguments of their own"
             written = c.node.args[0]
-            hint = ast.unparse(written).strip("()[]") if len(c.node.args) == 1 else "gx, gy"
+            hint = ast.unparse(written)[1:-1] if isinstance(written, ast.Tuple) else "gx, gy"
             raise t.error(message, f"write T.Kernel({hint})", written)
         extent = t.number(given, "a grid extent")
         known = static_int(extent)

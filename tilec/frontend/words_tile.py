@@ -269,7 +269,8 @@ def _check_dtypes(
         )
     if acc.type.dtype.name not in allowed:
         raise t.error(
-            f"gemm of {a.name} cannot accumulate in {acc.type.dtype.name}: C is {describe(acc)}",
+            f"gemm of {a.name} cannot accumulate in {acc.type.dtype.name}: C is {describe(acc)}, "
+            f"{both}",
             f"allocate C as {' or '.join(allowed)}",
         )
 

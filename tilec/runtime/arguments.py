@@ -48,7 +48,8 @@ class Parameter:
             if self.shape is None
             else ", ".join("?" if e is None else str(e) for e in self.shape)
         )
-        return f"{self.name}: Tensor(({shape}), {self.dtype or '?'})"
+        one = "," if self.shape is not None and len(self.shape) == 1 else ""
+        return f"{self.name}: Tensor(({shape}{one}), {self.dtype or '?'})"
 
 
 @dataclass(slots=True)
@@ -220,7 +221,9 @@ def _other_rank(p: Parameter, t: Tensor) -> str:
 
 def _shaped(p: Parameter, t: Tensor, sizes: Sizes) -> str:
     """The shape that would have fitted."""
-    known = [e if e is None else sizes.values.get(str(e), e) for e in p.shape or ()]
+    # What other arguments say of the sizes; what this one says is what is wrong.
+    others = {n for n, origin in sizes.origins.items() if not origin.startswith(f"{p.name}.")}
+    known = [sizes.values[e] if e in others else e for e in p.shape or ()]
     turned = [*reversed(t.shape)]
     if len(turned) == 2 and all(
         e in (k, None) or isinstance(k, str) for e, k in zip(turned, known)

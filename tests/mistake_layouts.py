@@ -1,0 +1,188 @@
+"""Mistakes in layouts, and Python that kernels do not have; see `mistake_programs`."""
+
+from __future__ import annotations
+
+from mistake_programs import Edit, Mistake, line
+
+from tilec import LayoutError
+
+ANNOTATION = "{A_s: make_swizzled_layout(A_s)}"
+
+
+def layout(written: str) -> Edit:
+    return ANNOTATION, written
+
+
+ROW_MAJOR = layout("{A_s: T.Layout((BM, BK), lambda i, j: i * 32 + j)}")
+BY_SHAPE = layout("{A_s: T.Layout(A_s.shape, lambda i, j: i * BK + j)}")
+
+
+LAYOUT = (
+    Mistake(
+        "overlapping layout",
+        layout("{A_s: T.Layout((BM, BK), lambda i, j: i * 16 + j)}"),
+        "lambda i, j: i * 16 + j",
+        ("(0, 16) and (1, 0) both at offset 16",),
+        "i * 32 + j is row-major",
+        ROW_MAJOR,
+        LayoutError,
+    ),
+    Mistake(
+        "layout from one",
+        layout("{A_s: T.Layout((BM, BK), lambda i, j: i * 32 + j + 1)}"),
+        "lambda i, j: i * 32 + j + 1",
+        ("the lowest offset of the layout function is 1, not 0",),
+        "from 0: i * 32 + j",
+        ROW_MAJOR,
+        LayoutError,
+    ),
+    Mistake(
+        "layout of floats",
+        layout("{A_s: T.Layout((BM, BK), lambda i, j: i / 2 + j)}"),
+        "lambda i, j: i / 2 + j",
+        ("gives an int (an offset in elements), not 0.0",),
+        "i * 32 + j is row-major",
+        ROW_MAJOR,
+        LayoutError,
+    ),
+    Mistake(
+        "layout of other extents",
+        layout("{A_s: T.Layout((BK, BM), lambda i, j: i * BM + j)}"),
+        "T.Layout((BK, BM), lambda i, j: i * BM + j)",
+        ("the layout has shape (32, 64), the buffer is A_s (shared (64, 32) float16)",),
+        "T.Layout(A_s.shape, …)",
+        BY_SHAPE,
+        LayoutError,
+    ),
+    Mistake(
+        "one coordinate",
+        layout("{A_s: T.Layout((BM, BK), lambda i: i * BK)}"),
+        "lambda i: i * BK",
+        ("must take 2 coordinates",),
+        "lambda i, j: …",
+        BY_SHAPE,
+    ),
+    Mistake(
+        "layout by name",
+        layout('{A_s: "swizzle"}'),
+        'T.annotate_layout({A_s: "swizzle"})',
+        ("the layout of A_s is the str 'swizzle'",),
+        "make_swizzled_layout(A_s)",
+    ),
+    Mistake(
+        "layout of a fragment",
+        layout("{acc: make_swizzled_layout(acc)}"),
+        "make_swizzled_layout(acc)",
+        ("acc (fragment (64, 64) float32), which is in registers",),
+        "leave acc out",
+        layout("{}"),
+        LayoutError,
+    ),
+    Mistake(
+        "layout of a tensor",
+        layout("{A: make_swizzled_layout(A)}"),
+        "T.annotate_layout({A: make_swizzled_layout(A)})",
+        ("A (global (M, K) float16) is a tensor argument",),
+        "annotate shared buffers",
+    ),
+    Mistake(
+        "layout under T",
+        layout("{A_s: T.make_swizzled_layout(A_s)}"),
+        "T.make_swizzled_layout",
+        ("'make_swizzled_layout'",),
+        "from tilec.layout import make_swizzled_layout",
+    ),
+    Mistake(
+        "keyword of a layout",
+        layout("{A_s: make_swizzled_layout(A_s, swizzle=128)}"),
+        "make_swizzled_layout(A_s, swizzle=128)",
+        ("'swizzle'",),
+        "write make_swizzled_layout(buffer)",
+    ),
+)
+
+UNSUPPORTED = (
+    Mistake(
+        "try",
+        line("try:\n            T.clear(row)\n        except ValueError:\n            pass"),
+        "try:",
+        ("try is not allowed",),
+        "use if",
+    ),
+    Mistake(
+        "lambda",
+        line("f = lambda x: x * 2"),
+        "lambda x: x * 2",
+        ("a lambda is not allowed",),
+        "T.Layout",
+    ),
+    Mistake(
+        "print",
+        line("print(acc)"),
+        "print(acc)",
+        ("print cannot be called",),
+        "use T.print",
+        line("T.print(acc)"),
+    ),
+    Mistake(
+        "generator",
+        line("z = max(x for x in (1, 2))"),
+        "(x for x in (1, 2))",
+        ("a generator is not allowed",),
+        "write a list: [… for …]",
+        line("z = max([x for x in (1, 2)])"),
+    ),
+    Mistake(
+        "f-string",
+        line('z = f"{bx}"'),
+        'f"{bx}"',
+        ("an f-string is not allowed",),
+        "f-strings are for T.print",
+        line('T.print(f"{bx}")'),
+    ),
+    Mistake(
+        "walrus",
+        line("z = (y := 3) + 1"),
+        "y := 3",
+        ("the operator := is not allowed",),
+        "in a statement of its own",
+        line("y = 3"),
+    ),
+    Mistake(
+        "nested function",
+        line("def f(x):\n            return x"),
+        "def f(x):",
+        ("a function inside a kernel",),
+        "@tilec.macro",
+    ),
+    Mistake(
+        "assert",
+        line("assert scale > 0"),
+        "assert scale > 0",
+        ("assert is not allowed",),
+        "outside the kernel",
+    ),
+    Mistake(
+        "early return",
+        line("if bx > 1:\n            return"),
+        "return",
+        ("return is allowed only as the last statement",),
+        "else",
+    ),
+    Mistake(
+        "dict comprehension",
+        line("z = {x: x for x in (1, 2)}"),
+        "{x: x for x in (1, 2)}",
+        ("a dict comprehension is not",),
+        "write the dict out",
+        line("z = {1: 1, 2: 2}"),
+    ),
+    Mistake(
+        "run-time membership",
+        line("z = 1\n        if bx in (1, 2):\n            z = 2"),
+        "bx in (1, 2)",
+        ("a run-time int32 in a tuple of 2",),
+        "x == 1 or x == 2",
+        line("z = 1\n        if bx == 1 or bx == 2:\n            z = 2"),
+    ),
+)

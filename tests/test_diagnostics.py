@@ -1,0 +1,284 @@
+"""The ten rules of messages, each over mistakes that new users make.
+
+1 own classes, short tracebacks; 2 the place, at most 12 lines; 3 both operands with scope, dtype
+and shape; 4 one fix, which compiles once applied; 5 did-you-mean; 6 before LLVM; 7 launches name
+the argument, what was expected and what came; 8 keywords at launch; 9 Python that kernels do not
+have has an alternative; 10 accesses that are dropped are warned of.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diagnostics_help import carets, frames_of_tilec
+from mistake_layouts import LAYOUT, UNSUPPORTED
+from mistake_programs import FRONTEND, PROGRAM, TARGETS, Mistake, compiled, edited, load
+from test_diagnostics_launch import ARRAYS, add, gridless
+
+import tilec
+import tilec.language as T
+from tilec.codegen import assemble
+
+MISTAKES = (*FRONTEND, *LAYOUT, *UNSUPPORTED)
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+
+
+@functools.cache
+def error_of(text: str, target: str = "cuda:sm_90a") -> tilec.TilecError:
+    with pytest.raises(tilec.TilecError) as caught:
+        compiled(text, target)
+    return caught.value
+
+
+@functools.cache
+def compiles(text: str, targets: tuple[str, ...] = TARGETS) -> None:
+    for target in targets:
+        assert compiled(text, target).binary
+
+
+def named(mistakes: tuple[Mistake, ...]) -> Any:
+    return pytest.mark.parametrize("mistake", mistakes, ids=lambda m: m.name)
+
+
+# --- 1, 2, 6: class, place, time ------------------------------------------------------------------
+
+
+def test_the_program_without_a_mistake_compiles() -> None:
+    compiles(PROGRAM)
+
+
+@named(MISTAKES)
+def test_class_place_and_length(mistake: Mistake) -> None:
+    text = mistake.text()
+    kernel, file = load(text)
+    error = error_of(text)
+    assert type(error) is mistake.error
+    assert not isinstance(error, tilec.InternalError)
+    assert frames_of_tilec(error) <= 2, "the user's own lines end the traceback"
+    assert error.__cause__ is None and error.__suppress_context__
+    shown = str(error)
+    assert shown.count("\n") < 12
+    assert error.loc is not None
+    number, column = error.loc.line, error.loc.col
+    written = text.split("\n")[number - 1]
+    assert written[column:].startswith(mistake.under)
+    assert shown.startswith(f"{error.loc.file}:{number}:{column + 1}: ")
+    assert carets(error) == mistake.under
+    assert Path(error.loc.file).parent == Path(file).parent
+    for part in mistake.says:
+        assert part in error.message
+    assert mistake.fix in error.hint, shown
+    assert kernel.name == "kernel"
+
+
+@named(MISTAKES)
+def test_no_llvm_before_the_error(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("LLVM was asked for a kernel with a mistake")
+
+    for name in ("assemble", "emit"):
+        monkeypatch.setattr(assemble, name, reached, raising=False)
+    monkeypatch.setattr("llvmlite.binding.parse_assembly", reached)
+    for target in TARGETS[1:]:
+        with pytest.raises(mistake.error):
+            compiled(mistake.text(), target)
+
+
+# --- 3, 4: operands, fixes ------------------------------------------------------------------------
+
+WITH_OPERANDS = tuple(m for m in MISTAKES if re.search(r"\((shared|fragment|global) ", str(m.says)))
+
+
+def test_there_are_enough_mistakes_about_operands() -> None:
+    two = [m for m in WITH_OPERANDS if len(re.findall(r"\((?:shared|fragment)", str(m.says))) > 1]
+    assert len(WITH_OPERANDS) >= 12 and len(two) >= 4
+
+
+@named(WITH_OPERANDS)
+def test_operands_have_scope_shape_and_dtype(mistake: Mistake) -> None:
+    form = r"\w+ \((shared|fragment|global|local) \([\w, ]+\) (float16|bfloat16|float32|int32)\)"
+    message = error_of(mistake.text()).message
+    assert re.search(form, message)
+
+
+@named(MISTAKES)
+def test_the_fix_compiles(mistake: Mistake) -> None:
+    error = error_of(mistake.text())
+    assert error.hint or "did you mean" in error.message
+    assert error.hint.count("\n") == 0, "one fix"
+    text = mistake.mended()
+    compiles(text, TARGETS if "T.print" not in text else (*TARGETS[:2], "cpu"))
+
+
+def smaller(text: str, hint: str) -> str:
+    """The program with the number that the help of a ResourceError names."""
+    if stages := re.search(r"num_stages=(\d+) fits", hint):
+        return re.sub(r"num_stages=\d+", f"num_stages={stages[1]}", text)
+    if threads := re.search(r"threads=(\d+)", hint):
+        return re.sub(r"threads=\d+", f"threads={threads[1]}", text)
+    if tile := re.search(r"tile(?: of|:) (\d+)x(\d+)", hint):
+        text = re.sub(r"BM: T.constexpr = \d+", f"BM: T.constexpr = {tile[1]}", text)
+        return re.sub(r"BN: T.constexpr = \d+", f"BN: T.constexpr = {tile[2]}", text)
+    shape = re.search(r"(\w+) of (\(.*?\)) fits", hint)
+    assert shape, hint
+    return re.sub(
+        rf"{shape[1]} = T.alloc_shared\(\(.*?\)", f"{shape[1]} = T.alloc_shared({shape[2]}", text
+    )
+
+
+def extra(shape: str) -> tuple[str, str]:
+    """An edit that adds a shared tile and uses it."""
+    made = f'        big = T.alloc_shared({shape}, "float32")\n'
+    used = f"{made}        T.clear(big)\n        T.clear(acc)\n"
+    kept = "        T.copy(big[0:16, 0:16], C[0, 0])\n        for i, j"
+    return used, kept
+
+
+RESOURCES: dict[str, Callable[[str], str]] = {
+    "too many stages": lambda p: edited(p, ("num_stages=2", "num_stages=90")),
+    "stages of a larger tile": lambda p: edited(
+        edited(p, ("BK: T.constexpr = 32", "BK: T.constexpr = 128")),
+        ("num_stages=2", "num_stages=20"),
+    ),
+    "a large shared tile": lambda p: edited(
+        edited(p, ("        T.clear(acc)\n", extra("(512, 256)")[0])),
+        ("        for i, j", extra("(512, 256)")[1]),
+    ),
+    "a long shared tile": lambda p: edited(
+        edited(p, ("        T.clear(acc)\n", extra("(16, 8000)")[0])),
+        ("        for i, j", extra("(16, 8000)")[1]),
+    ),
+    "accumulators": lambda p: edited(
+        edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 256")),
+        ("BN: T.constexpr = 64", "BN: T.constexpr = 256"),
+    ),
+    "few threads": lambda p: edited(
+        edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 256")), ("threads=128", "threads=64")
+    ),
+    "threads that are no warps": lambda p: edited(p, ("threads=128", "threads=100")),
+    "more threads than a block has": lambda p: edited(p, ("threads=128", "threads=2048")),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS[:3])
+@pytest.mark.parametrize("case", RESOURCES)
+def test_what_fits_is_named_and_fits(case: str, target: str) -> None:
+    text = RESOURCES[case](PROGRAM)
+    if "stages" in case and target.startswith("hip"):
+        assert compiled(text, target).binary, (
+            "buffers have one version where copies cannot run ahead"
+        )
+        return
+    error = error_of(text, target)
+    assert isinstance(error, tilec.CompileError) and str(error).count("\n") < 12
+    assert error.loc is not None and "^" in str(error)
+    if "bytes of shared memory" in error.message:
+        assert isinstance(error, tilec.ResourceError)
+        numbers = [int(n.replace(",", "")) for n in re.findall(r"\d[\d,]+", error.message)[:1]]
+        listed = [int(row.split(" B")[0].replace(",", "")) for row in error.table]
+        assert listed == sorted(listed, reverse=True) and 0 < sum(listed) <= numbers[0] + 1024
+        assert re.search(r"B  \w+ shared \([\d, ]+\) float(16|32)", str(error))
+    mended = smaller(text, error.hint)
+    assert mended != text and compiled(mended, target).binary
+
+
+# --- 5: did you mean ------------------------------------------------------------------------------
+
+NEAR: list[tuple[Callable[[], Any], str]] = [
+    (lambda: T.alloc_sharde, "alloc_shared"),
+    (lambda: T.pipelined, "Pipelined"),
+    (lambda: tilec.Kernl, "Kernel"),
+    (lambda: tilec.kernel(outs=["C"]), "out"),
+    (lambda: T.Tensor((4,), "flaot16"), "float16"),
+    (lambda: T.Tensor((4,), dtyp="float16"), "dtype"),
+    (lambda: tilec.spec((4,), "fp16"), "float16"),
+    (lambda: tilec.spec((4,), dtyp="float16"), "dtype"),
+    (lambda: add.compile(*ARRAYS, target="cuda:sm90a"), "cuda:sm_90a"),
+    (lambda: add.compile(*ARRAYS, target="gpu"), "cuda"),
+    (lambda: add.compile(*ARRAYS, thread=64), "threads"),
+    (lambda: add(*ARRAYS, 1.0, bn=32), "BN"),
+    (lambda: gridless[lambda meta: (T.cdiv(7, meta["BNN"]),)](ARRAYS[0]), "BN"),
+]
+
+
+@pytest.mark.parametrize(("call", "meant"), NEAR, ids=[n for _, n in NEAR])
+def test_did_you_mean(call: Callable[[], Any], meant: str) -> None:
+    with pytest.raises((tilec.TilecError, tilec.TargetError, AttributeError)) as caught:
+        call()
+    assert f"did you mean {meant!r}" in str(caught.value)
+
+
+# --- 9: Python that kernels do not have -----------------------------------------------------------
+
+
+@named(UNSUPPORTED)
+def test_unsupported_python_names_an_alternative(mistake: Mistake) -> None:
+    error = error_of(mistake.text())
+    assert error.hint and mistake.fix in error.hint
+    assert not re.search(r"\b(AST|ast\.|node|NameConstant)\b", str(error)), "words of users"
+
+
+# --- 10: accesses that are dropped ----------------------------------------------------------------
+
+DROPPED: dict[str, tuple[str, str, str]] = {
+    "a negative index": ("X[0] = X[-1]", "X[-1]", "reads index -1 in dimension 0 of X"),
+    "behind the end": ("X[100] = 1.0", "X[100]", "writes index 100 in dimension 0 of X"),
+    "a loop behind the end": (
+        "for i in T.Parallel(4):\n            X[100 + i] = 1.0", "X[100 + i]", "writes index 100",
+    ),
+    "a tile before the start": ("T.copy(X[-16:0], t)", "X[-16:0]", "reads index -1"),
+    "a tile behind the end": ("T.copy(t, X[112])", "T.copy(t, X[112])", "writes index 112"),
+    "a column of a run-time size": ("Y[0, -2] = 1.0", "Y[0, -2]", "writes index -2 in dimension 1"),
+}  # fmt: skip
+
+TENSORS = """\
+import tilec
+import tilec.language as T
+
+m = T.dynamic("m")
+
+
+@tilec.kernel
+def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((4, m), "float32")):
+    with T.Kernel(7, threads=32) as b:
+        t = T.alloc_shared((16,), "float32")
+        T.copy(X[b * 16], t)
+        for i in T.Parallel(16):
+            X[b * 16 + i] = t[i]
+        for k in range(4):
+            for i in T.Parallel(32):
+                Y[0, k * 32 + i] = X[k * 32 + i]
+"""
+
+
+def compile_tensors(text: str) -> None:
+    specs = tilec.spec((100,), "float32"), tilec.spec((4, 50), "float32")
+    load(text)[0].compile(*specs, target="cpu")
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_a_dropped_access_is_warned_of(case: str) -> None:
+    body, under, says = DROPPED[case]
+    with pytest.warns(tilec.BoundsWarning) as caught:
+        compile_tensors(f"{TENSORS}        {body}\n")
+    shown = str(caught[0].message)
+    assert says in shown and "always out of bounds" in shown and "valid indices are 0 to" in shown
+    assert under in shown.split("\n")[1] and "^" in shown.split("\n")[2]
+    assert caught[0].filename.startswith("/home/user/program") and caught[0].lineno in (17, 18)
+
+
+def test_partial_tiles_are_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_tensors(TENSORS)
+        compile_tensors(f"{TENSORS}        X[0] = X[99]\n        T.copy(X[96], t)\n")
