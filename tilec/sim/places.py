@@ -209,9 +209,9 @@ def _message(c: Conflict, what: str, clocks: Clocks) -> str:
         return f"{what} {does} asynchronously after {who} wrote it, without a proxy fence between"
     if c.kind == "overwritten before read":
         return f"{what} {does} while {who} may still have to read it: nothing orders the two"
-    return f"{what} {does} by thread {c.threads[0] % clocks.threads}, and {who} {did} it: " + (
-        "nothing orders the two"
-    )
+    now = f"thread {c.threads[0] % clocks.threads}"
+    now = f"by what {now} starts" if c.engine else f"by {now}"
+    return f"{what} {does} {now}, and {who} {did} it: nothing orders the two"
 
 
 def tell_several(agent: Agent, name: str, index: Index | None, threads: Any) -> None:

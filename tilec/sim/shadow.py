@@ -36,7 +36,8 @@ Same = Callable[[], NDArray[np.bool_]]
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """An access that is not ordered behind an earlier one (`before` is its record, `actor` its
-    column in the clocks), at `granule`. `threads`: rows of those who make the access now."""
+    column in the clocks), at `granule`. `threads`: rows of those who make the access now, or
+    (`engine`) start what makes it."""
 
     kind: Kind
     granule: int
@@ -45,6 +46,7 @@ class Conflict:
     before: Inst | None
     write: bool
     wrote: bool
+    engine: bool = False
 
 
 Report = Callable[["Agent", list[Conflict]], None]
@@ -160,10 +162,10 @@ class Shadow:
         clocks = self.clocks
         time = clocks.tick(inst)
         bad = self._relied(issuers).take(self.w_actor[granules]) < self.w_time[granules]
-        if bad.any():
-            self._report_engine(agent, issuers, self._numbers(granules)[bad], write=True)
         if self.slots:
             self._engine_against_reads(agent, issuers, granules)
+        if bad.any():
+            self._report_engine(agent, issuers, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
         self.w_actor[granules] = column
 
@@ -351,6 +353,7 @@ class Shadow:
                         clocks.log[int(time[pick][i])],
                         True,
                         False,
+                        len(seen) == 1,
                     )
                 )
         return found
@@ -384,7 +387,9 @@ class Shadow:
             if kind != "uninitialised read" and clocks.generic[actor]:
                 if seen[actor] > self.w_time[granule]:
                     kind = "missing proxy fence"
-            found.append(Conflict(kind, granule, everyone, actor, conflict.before, write, True))
+            found.append(
+                Conflict(kind, granule, everyone, actor, conflict.before, write, True, True)
+            )
         self.report(agent, found)
 
     def _numbers(self, granules: Granules) -> Numbers:
