@@ -27,4 +27,5 @@ def test_what_only_compiling_needs_is_loaded_by_the_first_compilation() -> None:
     loaded = loaded_by("tilec")
     late = ("numpy", "tilec.ir.ops", "tilec.ir.core", "tilec.ir.plan", "tilec.ir.layout")
     late += ("tilec.frontend", "tilec.passes", "tilec.codegen", "tilec.tune", "tilec.language")
+    late += ("tilec.sim", "tilec.jit.simulate")
     assert "tilec.kernel" in loaded and loaded.isdisjoint(late)

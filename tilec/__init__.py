@@ -26,12 +26,13 @@ from tilec.runtime.image import ImageError, Resources
 from tilec.target import TargetError
 
 if TYPE_CHECKING:
+    from tilec.jit.simulate import simulate
     from tilec.language import macro
 
 __version__ = "0.1.0"
 
 # Names from modules that load NumPy: the module is loaded when the name is first asked for.
-_LATER = {"macro": "tilec.language"}
+_LATER = {"macro": "tilec.language", "simulate": "tilec.jit.simulate"}
 
 __all__ = [
     "BoundsWarning",
@@ -51,6 +52,7 @@ __all__ = [
     "load",
     "macro",
     "recommend",
+    "simulate",
     "spec",
 ]
 

@@ -20,8 +20,9 @@ from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Scope
-from tilec.ir.types import BufferType, DType
+from tilec.ir.types import BufferType, DType, find_dtype
 from tilec.sim.places import SharedBuffer, shared_buffers
+from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
 from tilec.target import Target
 
 # How a target reads the bits of float8, and NumPy's names of dtypes in memory.
@@ -132,6 +133,16 @@ class Memory:
     at: Callable[[Index], Sequence[int]]
 
 
+def _global(t: GlobalTensor) -> Memory:
+    dtype = find_dtype(t.dtype)
+    assert dtype is not None  # else the call would have been refused
+
+    def at(index: Index) -> list[int]:
+        return [t.address + t.itemsize * sum(i * s for i, s in zip(index, t.strides))]
+
+    return Memory("global", t.shape, dtype, at)
+
+
 def _shared(b: SharedBuffer, dtype: DType) -> Memory:
     def at(index: Index) -> list[int]:
         if b.layout is None:
@@ -230,7 +241,7 @@ class _InSlot:
 class Tracer:
     """Follows the elements that `asked` names, in a run of one LOWERED function.
 
-    `registers` are its fragments and local buffers, `tensors` the global ones by name. Raises
+    `registers` are its fragments and local buffers, `tensors` the arrays in global memory. Raises
     LaunchError for what cannot be followed."""
 
     def __init__(
@@ -239,7 +250,7 @@ class Tracer:
         func: Func,
         target: Target,
         registers: Sequence[RegisterBuffer],
-        tensors: Mapping[str, Memory],
+        tensors: Sequence[GlobalTensor],
     ) -> None:
         self.traces: list[Trace] = []
         self.watched: dict[str, list[_InSlot]] = {}
@@ -247,7 +258,8 @@ class Tracer:
         self._memory: dict[str, list[tuple[int, int, int]]] = {"shared": [], "global": []}
         self._held: dict[tuple[int, Index], list[Number]] = {}
         self._open: dict[tuple[int, Index], tuple[Loc, set[int]]] = {}
-        memory = {**tensors, **_shared_buffers(func)}
+        self._tensors = {t.number: t for t in tensors}
+        memory = {t.name: _global(t) for t in tensors} | _shared_buffers(func)
         shapes = {name: m.shape for name, m in memory.items()}
         shapes |= {r.value.name: r.value.buffer.static_shape for r in registers}
         first_warps = _first_warps(func.body)
@@ -322,6 +334,12 @@ class Tracer:
                 raw = np.frombuffer(peek(at, dtype.bits // 8), kind)[0]
                 number = self._number(raw, dtype)
                 self._set(trace, element, number, block, loc, step, always=True)
+
+    def peek_global(self, address: int, size: int) -> bytes:
+        """Bytes of the arrays in global memory."""
+        t = self._tensors[(address >> TENSOR_SPACING) - 1]
+        start = address - t.address + t.first
+        return t.memory[start : start + size].tobytes()
 
     def _number(self, value: Any, dtype: DType) -> Number:
         """A NumPy scalar as records and memory hold it; None where it was never written."""

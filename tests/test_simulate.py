@@ -1,0 +1,440 @@
+"""`tilec.simulate`: what is run, what it says of wrong calls, and its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.errors import LaunchError
+from tilec.ir.loc import Loc
+from tilec.sim import launch as launches
+from tilec.sim.counts import Counts
+from tilec.sim.findings import KINDS, MOST_FINDINGS, Findings
+from tilec.sim.progress import Progress
+from tilec.sim.report import Report, ReportError
+from tilec.sim.trace import Change, Trace, parse_trace
+from tilec.target import TargetError
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+M, N, K = T.dynamic("M, N, K")
+
+
+@tilec.kernel
+def add(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 256), threads=64) as bx:
+        for i in T.Parallel(256):
+            C[bx * 256 + i] = A[bx * 256 + i] + B[bx * 256 + i]
+
+
+@tilec.kernel(out=["C"])
+def matmul(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    BM: T.constexpr = 64,
+    BN: T.constexpr = 64,
+    BK: T.constexpr = 32,
+):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128) as (bx, by):
+        a = T.alloc_shared((BM, BK), "float16")
+        b = T.alloc_shared((BK, BN), "float16")
+        acc = T.alloc_fragment((BM, BN), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=2):
+            T.copy(A[by * BM, k * BK], a)
+            T.copy(B[k * BK, bx * BN], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * BM, bx * BN])
+
+
+@tilec.kernel
+def scale(X: T.Tensor((N,), "bfloat16"), by: T.float32):
+    with T.Kernel(T.ceildiv(N, 128), threads=32) as bx:
+        for i in T.Parallel(128):
+            X[bx * 128 + i] = X[bx * 128 + i] * by
+
+
+@tilec.kernel
+def open_grid(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(threads=64) as bx:
+        for i in T.Parallel(64):
+            C[bx * 64 + i] = -A[bx * 64 + i]
+
+
+@tilec.kernel
+def forever(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        tx = T.get_thread_binding()
+        x = T.alloc_var("float32")
+        x = A[tx]
+        while x > 0.0:
+            x = x + 1.0
+        C[tx] = x
+
+
+@tilec.kernel
+def speaking(A: T.Tensor((N,), "int32")):
+    with T.Kernel(T.ceildiv(N, 4), threads=32) as bx:
+        tx = T.get_thread_binding()
+        if tx < 2:
+            T.print(A[bx * 4 + tx], msg="100% of it")
+
+
+def vectors(n: int = 1000) -> list[np.ndarray]:
+    rng = np.random.default_rng(n)
+    return [rng.standard_normal(n).astype(np.float32) for _ in range(2)] + [
+        np.full(n, 77, np.float32)
+    ]
+
+
+def matrices(m: int = 100, n: int = 72, k: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(m)
+    return (
+        rng.integers(-4, 5, (m, k)).astype(np.float16),
+        rng.integers(-4, 5, (k, n)).astype(np.float16),
+    )
+
+
+# --- what is run ---
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_arrays_are_filled_as_by_a_launch(target: str) -> None:
+    a, b, c = vectors()
+    report = tilec.simulate(add, a, b, c, target=target)
+    assert report.ok and report.complete and not report.findings, str(report)
+    np.testing.assert_array_equal(c, a + b)
+    assert (report.blocks, report.launched, report.grid) == (4, 4, (4, 1, 1))
+    assert report.target == target and report.kernel == "add" and report.seconds > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_outputs_are_allocated_as_by_a_call(target: str) -> None:
+    a, b = matrices()
+    report = tilec.simulate(matmul, a, b, target=target)
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(report.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_tensors_of_torch_bfloat16_and_strided_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(300).to(torch.bfloat16)
+    want = (x.float() * 1.5).to(torch.bfloat16)
+    report = tilec.simulate(scale, x, by=1.5, target="cuda:sm_80")
+    assert report.ok, str(report)
+    assert torch.equal(x, want)
+    whole = np.arange(600, dtype=np.float32)
+    a, b, c = whole[:300], whole[300:], np.zeros(601, np.float32)
+    report = tilec.simulate(add, a[::-1], b[::3].repeat(3)[:300], c[1::2], target="cuda:sm_90a")
+    np.testing.assert_array_equal(c[1::2], a[::-1] + b[::3].repeat(3)[:300])
+    assert not c[::2].any() and report.ok, str(report)
+
+
+class Foreign:
+    """An array that speaks DLPack only."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_objects_with_dlpack() -> None:
+    a, b, c = vectors(257)
+    report = tilec.simulate(add, Foreign(a), Foreign(b), Foreign(c), target="cuda:sm_80")
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(c, a + b)
+
+
+def test_only_the_chosen_blocks_run() -> None:
+    a, b, c = vectors()
+    report = tilec.simulate(add, a, b, c, target="cuda:sm_80", blocks=[1, (3, 0, 0)])
+    assert report.blocks == 2 and report.launched == 4 and report.ok
+    got = c != 77
+    assert got[256:512].all() and got[768:].all() and not got[:256].any() and not got[512:768].any()
+    assert "2 of 4 blocks" in str(report)
+    c[:] = 77
+    assert tilec.simulate(add, a, b, c, target="cuda:sm_80", blocks=1).blocks == 1
+    assert (c != 77).sum() == 256
+
+
+def test_the_grid_of_the_launch() -> None:
+    a, _, c = vectors(128)
+    report = tilec.simulate(open_grid, a, c, grid=2, target="hip:gfx942")
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(c, -a)
+    with pytest.raises(tilec.TilecError, match="the grid is not given"):
+        tilec.simulate(open_grid, a, c)
+    with pytest.raises(tilec.TilecError, match="the grid is given twice"):
+        tilec.simulate(add, a, a, c, grid=4)
+    with pytest.raises(LaunchError, match="nothing to launch"):
+        tilec.simulate(open_grid, a, c, grid=-1)
+
+
+def test_empty_arrays_launch_nothing() -> None:
+    a, b, c = vectors(1)
+    report = tilec.simulate(add, a[:0], b[:0], c[:0])
+    assert report.ok and report.launched == 0 and "0 of 0 blocks" in str(report)
+
+
+def test_every_schedule_begins_with_the_same_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(130).to(torch.bfloat16)
+    want = (x.float() * 3).to(torch.bfloat16)
+    report = tilec.simulate(scale, x, 3.0, target="cuda:sm_80", schedules=3, seed=5)
+    assert report.ok and report.blocks == 2 and "3 schedules" in str(report)
+    assert torch.equal(x, want)
+
+
+def test_without_checks_the_numbers_are_the_same() -> None:
+    a, b = matrices(70, 70, 70)
+    report = tilec.simulate(matmul, a, b, checks=False)
+    np.testing.assert_array_equal(report.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_prints_are_those_of_the_cpu_target(capfd: pytest.CaptureFixture[str]) -> None:
+    a = np.array([5, -7, 11, 13, 17], np.int32)
+    speaking(a)
+    want = capfd.readouterr().out
+    assert want.count("\n") == 4 and "100% of it" in want
+    report = tilec.simulate(speaking, a, target="cuda:sm_90a")
+    assert sorted(capfd.readouterr().out.splitlines()) == sorted(want.splitlines())
+    assert sorted(report.printed) == sorted(want.splitlines())
+
+
+# --- wrong calls ---
+
+
+def message(error: type[Exception], *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(error) as caught:
+        tilec.simulate(*args, **kwargs)
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 12
+    return text
+
+
+def test_targets_that_cannot_be_simulated() -> None:
+    a, b, c = vectors(8)
+    text = message(TargetError, add, a, b, c, target="cpu")
+    assert "cuda:sm_80, cuda:sm_90a, hip:gfx942" in text and "calling it" in text
+    assert "did you mean 'cuda:sm_90a'" in message(TargetError, add, a, b, c, target="cuda:sm90a")
+    assert "not supported yet" in message(TargetError, add, a, b, c, target="hip:gfx950")
+    assert "expected one of" in message(TargetError, add, a, b, c, target=90)
+
+
+def test_arguments_that_do_not_fit() -> None:
+    a, b, c = vectors(8)
+    text = message(LaunchError, add, a, b.astype(np.float64), c)
+    assert "B: expected float32, got float64" in text and "help:" in text
+    spec = tilec.spec((8,), "float32")
+    assert "A has a shape but no memory" in message(LaunchError, add, spec, b, c)
+    assert "missing C" in message(LaunchError, add, a, b)
+    c.setflags(write=False)
+    assert "C is read-only" in message(LaunchError, add, a, b, c)
+
+
+def test_things_that_are_no_kernels() -> None:
+    assert "@tilec.kernel" in message(LaunchError, lambda a: a, 1)
+    assert "simulate(kernel, A, B)" in message(LaunchError, None)
+
+
+def test_options_that_do_not_exist_or_fit() -> None:
+    a, b, c = vectors(8)
+    assert "did you mean 'blocks'" in message(LaunchError, add, a, b, c, block=1)
+    assert "schedules: expected" in message(LaunchError, add, a, b, c, schedules=0)
+    assert "steps: expected" in message(LaunchError, add, a, b, c, steps=2.5)
+    text = message(LaunchError, add, a, b, c, blocks=[1])
+    assert "not a block of the 1x1x1 blocks" in text and "0 to 0" in text
+    assert "neither a number nor" in message(LaunchError, add, a, b, c, blocks=["x"])
+    assert "nothing to run" in message(LaunchError, add, a, b, c, blocks=0)
+    assert "expected a number or a list" in message(LaunchError, add, a, b, c, blocks=1.5)
+
+
+def test_traces_that_do_not_exist() -> None:
+    a, b = matrices()
+    text = message(LaunchError, matmul, a, b, trace="ac[0]")
+    assert "did you mean 'acc'" in text and "A, B, C" in text
+    assert "has 2 dimensions, 3 are indexed" in message(LaunchError, matmul, a, b, trace="a[0,0,0]")
+    assert "dimension 0, which has 64" in message(LaunchError, matmul, a, b, trace="acc[64]")
+    assert "selects 4096 elements" in message(LaunchError, matmul, a, b, trace=["acc"])
+    assert "is not a number" in message(LaunchError, matmul, a, b, trace="acc[i, 0]")
+    assert "is not a buffer's element" in message(LaunchError, matmul, a, b, trace="acc[0")
+
+
+def test_elements_are_named_as_in_python() -> None:
+    shapes = {"x": (3, 10)}
+    assert parse_trace("x[-1, 2:8:3]", shapes) == ("x", ((2, 2), (2, 5)))
+    assert parse_trace("x[1]", shapes)[1] == tuple((1, j) for j in range(10))
+    assert parse_trace("x[:, -1]", shapes)[1] == ((0, 9), (1, 9), (2, 9))
+
+
+def test_a_run_that_would_take_too_long_says_how_much_fits(monkeypatch: Any) -> None:
+    a, b, c = vectors(2000)
+    monkeypatch.setattr(launches, "_FIRST", 0.0)
+    monkeypatch.setattr(launches, "LONGEST", 0.0)
+    text = message(LaunchError, add, a, b, c)
+    assert "8 blocks would take about" in text and "pass blocks=" in text and "fit in one" in text
+    assert tilec.simulate(add, a, b, c, blocks=8).ok  # asked for, so it is run
+
+
+def test_a_kernel_that_runs_for_ever_is_reported() -> None:
+    a, _, c = vectors(32)
+    report = tilec.simulate(forever, np.abs(a) + 1, c, target="cuda:sm_80", steps=2000)
+    (finding,) = report.findings
+    assert finding.kind == "step limit" and not report.ok
+    lines = [loc.source_line().strip() for loc in finding.locations]
+    assert any(line in ("while x > 0.0:", "x = x + 1.0") for line in lines), lines
+    assert "steps=2000" in str(report)
+
+
+# --- the report ---
+
+
+def test_interrupting_gives_the_report_of_what_has_run(monkeypatch: Any) -> None:
+    a, b, c = vectors()
+    run_cluster = launches.Machine.run_cluster
+
+    def interrupted(self: Any, first: Any) -> None:
+        if first == (2, 0, 0):
+            raise KeyboardInterrupt
+        run_cluster(self, first)
+
+    monkeypatch.setattr(launches.Machine, "run_cluster", interrupted)
+    report = tilec.simulate(add, a, b, c, target="cuda:sm_80")
+    assert not report.complete and not report.ok and report.blocks == 2
+    assert "interrupted" in str(report) and "2 of 4 blocks" in str(report)
+    np.testing.assert_array_equal(c[:512], (a + b)[:512])
+
+
+def example_report(source: Path) -> Report:
+    lines = ["def f(a):", "    a[0] = 1", "    a[1] = a[0] + 2"]
+    source.write_text("\n".join(lines) + "\n")
+    findings = Findings()
+    here = Loc(str(source), 2, 4, 8, Loc(str(source), 1))
+    for _ in range(3):
+        findings.add(
+            "data race",
+            "written without order",
+            [here, Loc(str(source), 3, 11, 15)],
+            buffer="a",
+            indices=[(0, np.int64(1)), (0, 2)],
+            threads=range(40),
+            warps=[0, 1],
+            roles=["producer"],
+            block=(np.int32(1), 0, 0),
+            details=["first line", "second line"],
+        )
+    change = Change(7, (0, 0, 0), here, (1.5, None))
+    return Report(
+        "f",
+        "cuda:sm_80",
+        "plain (stages=2)",
+        (2, 1, 1),
+        2,
+        2,
+        0.25,
+        findings=tuple(findings),
+        counts=Counts(),
+        trace=(Trace("a[0, :2]", "a", ((0, 0), (0, 1)), [change], 3),),
+        printed=("hello",),
+        notes=("a note",),
+    )
+
+
+def test_a_finding_shows_its_lines_and_who(tmp_path: Path) -> None:
+    source = tmp_path / "k.py"
+    text = str(example_report(source))
+    assert "1. data race: written without order (3 times)" in text
+    assert f"  {source}:2:5\n    a[0] = 1\n    ^^^^\n    in a macro called at {source}:1:1" in text
+    assert f"  and {source}:3:12\n    a[1] = a[0] + 2\n           ^^^^" in text
+    about = (
+        "a[0, 1], a[0, 2]; threads 0, 1, 2, 3, 4, 5, 6, 7; warps 0, 1 (producer); block (1, 0, 0)"
+    )
+    assert f"  {about}\n  first line\n  second line" in text
+    assert "a note" in text and "1 finding" in text
+    assert "values of a[0, :2]:" in text and "and 3 changes more" in text
+
+
+def test_a_saved_report_prints_the_same_without_its_sources(tmp_path: Path) -> None:
+    source, file = tmp_path / "k.py", tmp_path / "x.json"
+    report = example_report(source)
+    report.keep_sources()
+    text = str(report)
+    report.save(file)
+    source.write_text("something else\n" * 3)
+    again = Report.load(file)
+    assert str(again) == text
+    assert again.findings == report.findings and again.trace == report.trace
+    assert not again.ok and again.grid == (2, 1, 1)
+
+
+def test_a_real_report_survives_a_file(tmp_path: Path) -> None:
+    a, b = matrices(64, 64, 64)
+    report = tilec.simulate(matmul, a, b, trace=["acc[0, :2]", "C[1, 1]", "a[0, 0]"])
+    report.save(tmp_path / "r.json")
+    assert str(Report.load(tmp_path / "r.json")) == str(report)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": "other"}', '{"format": "tilec report 1"}']
+)
+def test_files_that_are_no_reports(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(ReportError):
+        Report.load(file)
+
+
+def test_findings_are_merged_and_limited() -> None:
+    findings = Findings()
+    for line in range(MOST_FINDINGS + 5):
+        findings.add(KINDS[0], "m", [Loc("f", line + 1)], buffer="a")
+        findings.add(KINDS[0], "m", [Loc("f", line + 1)], buffer="a")
+    assert len(findings) == MOST_FINDINGS and findings.dropped == 10
+    assert {f.times for f in findings} == {2} and KINDS[0] in findings and KINDS[1] not in findings
+
+
+def test_progress_says_how_long_it_will_take() -> None:
+    with Progress("k", 10) as progress:
+        progress.done = 5
+        assert "k: 5 of 10 blocks" in progress.line() and "s left" in progress.line()
+        progress.done = 0
+        assert "left" not in progress.line()
+
+
+# --- traces ---
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_trace_follows_a_sum_through_its_steps(target: str) -> None:
+    a, b = matrices(64, 64, 96)
+    report = tilec.simulate(matmul, a, b, target=target, trace=["acc[3, :2]", "C[3, 0]"])
+    assert report.ok, str(report)
+    acc, c = report.trace
+    wide = a.astype(np.float64), b.astype(np.float64)
+    partial = [wide[0][3, :k] @ wide[1][:k, :2] for k in (32, 64, 96)]
+    seen = [np.array(change.values, float) for change in acc.changes]
+    at = -1
+    for want in partial:
+        at = next(i for i in range(at + 1, len(seen)) if np.array_equal(seen[i], want))
+    assert c.changes[-1].values == (partial[-1][0],)
+    lines = {change.loc.source_line().strip() for change in acc.changes}
+    assert "T.gemm(a, b, acc)" in lines
+    assert [change.step for change in acc.changes] == sorted(change.step for change in acc.changes)
+
+
+def test_a_trace_of_shared_memory() -> None:
+    a, b = matrices(64, 64, 96)
+    report = tilec.simulate(matmul, a, b, target="cuda:sm_90a", trace="a[5, 3]")
+    (trace,) = report.trace
+    assert [change.values[0] for change in trace.changes] == [a[5, 3], a[5, 35], a[5, 67]]
+    assert "T.copy(A[by * BM, k * BK], a)" in str(report)

@@ -1,0 +1,274 @@
+"""`tilec.simulate`: a call of a kernel, run for every thread by the simulator instead of a GPU.
+
+The call is resolved as a launch on the target would be (arguments, facts, choices, plan); what runs
+are the records of that variant (`jit.simulated`), on the CPU arrays of the call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilec.codegen.ptxas import find_ptxas
+from tilec.ir.caller import for_users
+from tilec.ir.clusters import launched_cluster
+from tilec.ir.core import Func
+from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.jit.build import occupancy
+from tilec.jit.simulated import Records, records_of, variant_records
+from tilec.kernel import Kernel, Planned
+from tilec.runtime.block import pack_value
+from tilec.runtime.devices import resolve_target
+from tilec.runtime.driver import DriverError, argument_values, launched_grid
+from tilec.runtime.image import Image
+from tilec.runtime.tensor_map import map_arguments
+from tilec.runtime.tensors import Tensor
+from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
+from tilec.sim.numbers import KINDS
+from tilec.sim.report import Report
+from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.target import Target, TargetError, find_target
+
+OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "seed", "steps",
+           "check_outputs", "resident_blocks")  # fmt: skip
+GPU_TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+
+
+@for_users
+def simulate(
+    kernel: Kernel,
+    *args: Any,
+    grid: Any = None,
+    target: str = "cuda:sm_90a",
+    blocks: int | Sequence[int | tuple[int, ...]] | None = None,
+    checks: bool = True,
+    schedules: int = 1,
+    trace: str | Sequence[str] | None = None,
+    seed: int = 0,
+    steps: int = DEFAULT_STEPS,
+    check_outputs: bool = False,
+    resident_blocks: int | None = None,
+    **meta: Any,
+) -> Report:
+    """Run `kernel(*args, **meta)`, or `kernel[grid](…)`, as the code that is compiled for `target`,
+    thread by thread, on this CPU; the arrays are filled in place.
+
+    `args`: NumPy arrays, CPU tensors of torch, objects with `__dlpack__`. `blocks`: which of the
+    launched blocks to run: the first n, or a list of their numbers (x fastest) or coordinates.
+    `checks`: look for faults (False: numbers only, faster). `schedules`: run that often, with the
+    warps in another order from the second time on, which `seed` chooses. `trace`: elements to
+    follow, e.g. "acc[0, :4]" (or a list). `steps`: what a block may do before it counts as running
+    for ever. `check_outputs`: report elements of written arrays that no block has written.
+    `resident_blocks`: how many blocks a persistent kernel is launched with, instead of what the
+    target's chip would hold. A parameter of the kernel that is called like one of these is given by
+    position.
+
+    Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
+    what has been run.
+    """
+    machine = _checked(kernel, target, meta)
+    wishes = Wishes(
+        blocks=blocks,
+        checks=checks,
+        schedules=_positive("schedules", schedules),
+        trace=(trace,) if isinstance(trace, str) else tuple(trace or ()),
+        seed=seed,
+        steps=_positive("steps", steps),
+        check_outputs=check_outputs,
+    )
+    resident = None if resident_blocks is None else _positive("resident_blocks", resident_blocks)
+    planned = kernel.plan_launch(machine.name, grid, args, meta)
+    return _run(planned, records_for(kernel, planned), machine, wishes, resident)
+
+
+@for_users
+def simulate_changed(
+    change: Callable[[Func], Func],
+    kernel: Kernel,
+    *args: Any,
+    grid: Any = None,
+    target: str = "cuda:sm_90a",
+    wishes: Wishes | None = None,
+    **meta: Any,
+) -> Report:
+    """`simulate` of a kernel whose LOWERED function has gone through `change`: what would happen if
+    the compiler had left out a barrier, say. For tests of the simulator, and for learning."""
+    machine = _checked(kernel, target, meta)
+    planned = kernel.plan_launch(machine.name, grid, args, meta)
+    changed = records_of(change(records_for(kernel, planned).func), machine.name)
+    return _run(planned, changed, machine, wishes or Wishes())
+
+
+def records_for(kernel: Kernel, planned: Planned) -> Records:
+    """The records of the variant that a planned launch runs."""
+    plan = planned.variant.plan
+    assert plan is not None  # GPUs have plans
+    return variant_records(kernel.signature, planned.facts, plan)
+
+
+def _run(
+    planned: Planned,
+    records: Records,
+    target: Target,
+    wishes: Wishes,
+    resident: int | None = None,
+) -> Report:
+    report = run(launch_of(planned, records, resident), wishes)
+    report.outputs = dict(planned.outputs)
+    if target.kind == "cuda" and find_ptxas() is None:
+        report.notes += (
+            "no ptxas here: with one, a launch might have kept another plan, for its registers",
+        )
+    if planned.variant.image.persistent:
+        launched = "x".join(map(str, report.grid))
+        report.notes += (f"a persistent kernel: {launched} blocks walk over the grid",)
+    return report
+
+
+def _checked(kernel: object, target: object, meta: Mapping[str, Any]) -> Target:
+    """The target, where kernel and keywords are what they should be."""
+    if not isinstance(kernel, Kernel):
+        raise LaunchError(
+            f"simulate takes a kernel, got a {type(kernel).__name__}",
+            hint="decorate the function with @tilec.kernel"
+            if callable(kernel)
+            else "simulate(kernel, A, B), not simulate(kernel(A, B))",
+        )
+    _check_keywords(kernel, meta)
+    return _target(target)
+
+
+def _target(name: object) -> Target:
+    known = ", ".join(GPU_TARGETS)
+    if not isinstance(name, str):
+        raise TargetError(f"target is a {type(name).__name__}; expected one of {known}")
+    if name == "cpu":
+        raise TargetError(
+            f"the simulator runs the code of GPUs: {known}; on the cpu target a kernel runs itself,"
+            " by calling it with these arrays"
+        )
+    try:
+        return find_target(resolve_target(name))
+    except DriverError:
+        raise TargetError(
+            f"target {name!r} means the device found, and there is none; name one of {known}"
+        ) from None
+
+
+def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
+    names = [p.name for p in kernel.parameters]
+    for name in meta:
+        near = did_you_mean(name, OPTIONS)
+        if name not in names and name != "threads" and near:
+            raise LaunchError(
+                f"simulate has no option {name!r}{near}, and {kernel.name} no such parameter",
+                hint=f"options are {', '.join(OPTIONS)}",
+            )
+
+
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
+        raise LaunchError(f"{name}: expected an int of at least 1, got {value!r}")
+    return int(value.__index__())
+
+
+# --- from a call to what the simulator takes ---
+
+
+def launch_of(planned: Planned, records: Records, resident: int | None = None) -> Launch:
+    """The launch of `planned` with these records, which may be others than the compiler's own (a
+    mutated program). `resident`: blocks that run at once."""
+    call, image = planned.call, planned.variant.image
+    target = find_target(image.target)
+    written = {a.name for a in image.arguments if a.written or a.output}
+    outputs = {a.name for a in image.arguments if a.output}
+    order = [p.arg for p in image.params if p.role == "tensor"]
+    tensors = tuple(
+        _global(n, call.tensors[n], n in written, n in outputs, i) for i, n in enumerate(order)
+    )
+    standin = _Standin(image, tensors, resident or _resident(image, target))
+    values = argument_values(standin, call.tensors, call.scalars, planned.grid)
+    kinds = [kind for kind, _, _ in records.function.params]
+    parameters = [
+        _parameter(value, p.type, kind) for value, p, kind in zip(values, image.params, kinds)
+    ]
+    addresses = {t.name: np.int64(t.address) for t in tensors}
+    for i, p in enumerate(image.params):
+        if p.role == "tensor":
+            parameters[i] = addresses[p.arg]
+    return Launch(
+        image.name,
+        records.func,
+        records.function,
+        records.strings,
+        records.registers,
+        target,
+        planned.variant.plan.describe() if planned.variant.plan else "",
+        tuple(parameters),
+        tensors,
+        tuple(standin.maps),
+        launched_grid(standin, planned.grid) if 0 not in planned.grid else (0, 0, 0),
+        launched_cluster(records.func),
+    )
+
+
+class _Standin:
+    """A loaded kernel as `runtime.driver` asks for one, without a device: tensor maps are numbers,
+    in the order in which they are asked for."""
+
+    def __init__(self, image: Image, tensors: Sequence[GlobalTensor], resident: int) -> None:
+        self.image, self._resident = image, resident
+        self._tensors = {t.name: t for t in tensors}
+        self.maps: list[TensorMap] = []
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        kind = self.image.params[param].tensor_map
+        assert kind is not None
+        m = map_arguments(kind, tensor)
+        held = self._tensors[kind.tensor]
+        self.maps.append(
+            TensorMap(held, held.address, m.sizes, m.strides, m.box, kind.swizzle, kind.dtype)
+        )
+        return (len(self.maps) - 1).to_bytes(8, "little")
+
+    def resident_blocks(self) -> int:
+        return self._resident
+
+
+def _resident(image: Image, target: Target) -> int:
+    """Blocks that the target's chip holds at once."""
+    r = image.resources
+    each = occupancy(target, r.registers or 1, r.shared_bytes, r.threads) or 1
+    return max(1, each) * target.multiprocessors
+
+
+def _parameter(value: Any, dtype: str, kind: str) -> Any:
+    """A launch's value as the records hold it: the bits of its dtype in the LLVM type `kind`."""
+    if isinstance(value, bytes):
+        return np.int64(int.from_bytes(value, "little"))
+    if dtype == "pointer":
+        return np.int64(value)
+    return np.frombuffer(pack_value(value, dtype), KINDS[kind])[0]
+
+
+def _global(name: str, t: Tensor, written: bool, output: bool, number: int) -> GlobalTensor:
+    """An array as the simulator's global memory: its bytes, where they are."""
+    low, high = t.span()
+    size = high - low
+    content = (ctypes.c_uint8 * size).from_address(low) if size else (ctypes.c_uint8 * 1)()
+    return GlobalTensor(
+        name,
+        np.ctypeslib.as_array(content)[:size],
+        t.pointer - low,
+        t.shape,
+        t.strides,
+        t.dtype,
+        t.itemsize,
+        written,
+        output,
+        number,
+        t.pointer % 16,
+        t.owner,
+    )

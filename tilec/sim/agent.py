@@ -1,0 +1,188 @@
+"""An agent: threads of one block that go the same way, and the values they hold.
+
+It is also the machine as those threads see it: the `m` of segments and of the rows' meanings (the
+Protocol `tilec.ir.instr.machine.Machine`), which it hands on to the block's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+from tilec.sim import numbers
+from tilec.sim.primitives import Primitives
+from tilec.sim.program import Access, Operand, operand_value
+from tilec.sim.undefined import UNDEF, is_undefined
+from tilec.sim.waiting import Waiting
+
+if TYPE_CHECKING:
+    from tilec.sim.block import Block
+
+Lanes = NDArray[np.int64]
+
+
+class Group:
+    """Lanes that parted and meet again at the segment `merge`; `outer` is the group they parted in.
+    `total` lanes are still to come or here."""
+
+    __slots__ = ("arrived", "merge", "outer", "total")
+
+    def __init__(self, merge: int, outer: Group | None, total: int) -> None:
+        self.merge, self.outer, self.total = merge, outer, total
+        self.arrived: list[Agent] = []
+
+
+class Agent(Primitives):
+    """`lanes`: sorted numbers of the threads. `at`: the segment to run next; `waiting`: what has to
+    come true before."""
+
+    __slots__ = ("at", "block", "env", "group", "inst", "lanes", "result", "waiting")
+
+    def __init__(
+        self, block: Block, lanes: Lanes, env: list[Any], at: int, group: Group | None
+    ) -> None:
+        self.block, self.lanes, self.env, self.at, self.group = block, lanes, env, at, group
+        self.waiting: Waiting | None = None
+        self.inst: Inst | None = None
+
+    def full(self, x: Any) -> NDArray[Any]:
+        """A value with one number per lane."""
+        return np.broadcast_to(x, self.lanes.shape)
+
+    # --- what segments call ---
+
+    def call(
+        self, meaning: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """A row or intrinsic that does not wait."""
+        self.inst = inst
+        if inst.opcode == "asm" and not inst.row.startswith("wgmma"):  # these look themselves
+            if any(map(is_undefined, args)):
+                args = self._report_undefined(inst, args)
+        result: tuple[Any, ...] = meaning(self, *args)
+        return result
+
+    def load(self, access: Access, at: Any) -> Any:
+        self.inst = access.inst
+        if at is UNDEF:
+            (at,) = self._report_undefined(access.inst, (at,))
+        if access.space == "constant":
+            return self.block.constant(at, access)
+        return self.block.memory.load(self, at, access)
+
+    def store(self, access: Access, at: Any, value: Any) -> None:
+        self.inst = access.inst
+        if at is UNDEF or is_undefined(value):
+            at, value = self._report_undefined(access.inst, (at, value))
+        self.block.memory.store(self, at, value, access)
+
+    def order_memory(self, order: str) -> None:
+        """LLVM's `fence`: "release" or "acquire"."""
+        self.block.barriers.fence(self, order)
+
+    def print_line(self, text: str, values: tuple[Any, ...]) -> None:
+        self.block.print_line(self, text, values)
+
+    def written_register(self, inst: Inst, slot: str, value: Any) -> None:
+        self.block.written_register(self, inst, slot, value)
+
+    def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A row that may wait: sets `waiting` if it does, else gives its results."""
+        self.inst = inst
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        found = self.block.meaning(inst)(self, *args)
+        if found is None or isinstance(found, tuple):
+            return found
+        self.waiting = found
+        return None
+
+    def undefined_condition(self, inst: Inst) -> tuple[Any, ...]:
+        """A branch on a value that was never written: reported, and not taken."""
+        return self._report_undefined(inst, (UNDEF,))
+
+    def _report_undefined(self, inst: Inst, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Say that a value was never written; go on with zeros."""
+        self.block.report(
+            self,
+            "uninitialised read",
+            "a value that was never written is used here",
+            inst.loc,
+        )
+        types = [v.type for v in inst.operands]
+        if inst.opcode == "store":
+            types = [types[1], types[0]]
+        return tuple(_defined(x, t) for x, t in zip(values, types))
+
+    # --- parting and meeting ---
+
+    def part(
+        self,
+        mask: Any,
+        live: Iterable[int],
+        copies: Sequence[tuple[int, Operand]],
+        at: int,
+        group: Group | None,
+    ) -> Agent:
+        """A new agent of the lanes in `mask`, which goes on at `at` with the values `live`."""
+        env: list[Any] = [None] * len(self.env)
+        for slot in live:
+            env[slot] = _take(self.env[slot], mask)
+        for slot, operand in copies:
+            env[slot] = _take(operand_value(self.env, operand), mask)
+        return Agent(self.block, self.lanes[mask], env, at, group)
+
+
+def meet(agents: Sequence[Agent], live: Iterable[int], at: int, group: Group | None) -> Agent:
+    """One agent of the lanes of all."""
+    if len(agents) == 1:
+        only = agents[0]
+        only.at, only.group = at, group
+        return only
+    lanes = np.concatenate([a.lanes for a in agents])
+    order = np.argsort(lanes, kind="stable")
+    sizes = [len(a.lanes) for a in agents]
+    env: list[Any] = [None] * len(agents[0].env)
+    for slot in live:
+        env[slot] = _join([a.env[slot] for a in agents], sizes, order)
+    return Agent(agents[0].block, lanes[order], env, at, group)
+
+
+def _take(x: Any, mask: Any) -> Any:
+    if type(x) is tuple:
+        return tuple(_take(e, mask) for e in x)
+    if isinstance(x, np.ndarray) and x.ndim:
+        return x[mask]
+    return x
+
+
+def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
+    first = values[0]
+    if type(first) is tuple:
+        return tuple(_join([v[i] for v in values], sizes, order) for i in range(len(first)))
+    if all(v is first for v in values):
+        if not isinstance(first, np.ndarray) or not first.ndim:
+            return first
+    defined = [v for v in values if v is not UNDEF]
+    if not defined:
+        return UNDEF
+    kind = defined[0].dtype
+    if all(np.ndim(v) == 0 for v in values) and len(defined) == len(values):
+        if all(v.tobytes() == first.tobytes() for v in values):
+            return first
+    parts = [
+        np.zeros(n, kind) if v is UNDEF else np.broadcast_to(v, (n,)) for v, n in zip(values, sizes)
+    ]
+    return np.concatenate(parts)[order]
+
+
+def _defined(x: Any, type: str) -> Any:
+    """`x` with zeros for what is undefined."""
+    vector = numbers.vector_of(type)
+    if vector:
+        parts = x if isinstance(x, tuple) else (x,) * vector[0]
+        return tuple(_defined(e, vector[1]) for e in parts)
+    return numbers.kind_of(type)(0) if x is UNDEF else x

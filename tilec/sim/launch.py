@@ -1,0 +1,209 @@
+"""One launch: which blocks run, in what order, for how long, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.core import Func
+from tilec.ir.errors import LaunchError
+from tilec.ir.llvm import Function
+from tilec.sim.block import Setting
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Findings
+from tilec.sim.global_memory import GlobalMemory
+from tilec.sim.machine import Machine, granule_of
+from tilec.sim.program import read_program
+from tilec.sim.progress import Progress
+from tilec.sim.report import Report
+from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.sim.trace import RegisterBuffer, Tracer
+from tilec.target import Target
+
+Coordinates = tuple[int, int, int]
+
+DEFAULT_STEPS = 20_000_000
+"""Segments that a cluster may run before it counts as running for ever."""
+
+LONGEST = 600.0  # seconds that a run may take which did not say which blocks
+_FIRST = 10.0  # seconds after which the time of the others is estimated
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A resolved launch: `function` are the records of `func` (LOWERED). `parameters` in the
+    function's order as NumPy scalars: values, addresses, numbers of `maps`. `grid`: the blocks that
+    are launched; `cluster`: how many of them form a cluster."""
+
+    name: str
+    func: Func
+    function: Function
+    strings: Mapping[str, str]
+    registers: tuple[RegisterBuffer, ...]
+    target: Target
+    plan: str
+    parameters: tuple[Any, ...]
+    tensors: tuple[GlobalTensor, ...]
+    maps: tuple[TensorMap, ...]
+    grid: Coordinates
+    cluster: Coordinates
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller of `tilec.simulate` may choose; see there."""
+
+    blocks: int | Sequence[int | tuple[int, ...]] | None = None
+    checks: bool = True
+    schedules: int = 1
+    trace: tuple[str, ...] = ()
+    seed: int = 0
+    steps: int = DEFAULT_STEPS
+    check_outputs: bool = False
+
+
+def run(launch: Launch, wishes: Wishes) -> Report:
+    """Run the blocks and report. Raises LaunchError for blocks and traces that do not exist, and
+    for a run that would take too long."""
+    chosen = choose_clusters(launch, wishes.blocks)
+    per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    x, y, z = launch.grid
+    report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
+    report.schedules = wishes.schedules
+    tracer = None
+    if wishes.trace:
+        tracer = Tracer(wishes.trace, launch.func, launch.target, launch.registers, launch.tensors)
+    watched = tuple(tracer.watched) if tracer else ()
+    program = read_program(launch.function, launch.strings, watched)
+    setting = _setting(launch, wishes, tracer, granule_of(program))
+    before = _contents(launch) if wishes.schedules > 1 else []
+    everything = len(chosen) * per_cluster == x * y * z
+    with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
+        try:
+            for number in range(wishes.schedules):
+                if number:
+                    _restore(launch, before)
+                    setting.globals = GlobalMemory(launch.tensors, wishes.checks)
+                seed = None if number == 0 else wishes.seed + number
+                machine = Machine(setting, program, seed, wishes.steps)
+                for cluster in chosen:
+                    machine.run_cluster(cluster)
+                    progress.done += per_cluster
+                    if wishes.blocks is None:
+                        _check_time(launch, progress)
+                if wishes.check_outputs and everything:
+                    written = [t.name for t in launch.tensors if t.written]
+                    setting.globals.finish(setting.findings, written)
+        except KeyboardInterrupt:
+            report.complete = False
+        report.seconds = progress.spent
+        report.blocks = progress.done // wishes.schedules
+    report.findings, report.dropped = tuple(setting.findings), setting.findings.dropped
+    report.counts = setting.counts
+    report.trace = tuple(tracer.traces) if tracer else ()
+    report.printed = tuple(setting.printed)
+    report.keep_sources()
+    return report
+
+
+def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int) -> Setting:
+    return Setting(
+        launch.func,
+        launch.target,
+        launch.parameters,
+        launch.maps,
+        launch.grid,
+        launch.cluster,
+        GlobalMemory(launch.tensors, wishes.checks),
+        Findings(),
+        Counts(),
+        launch.strings,
+        granule,
+        wishes.checks,
+        wishes.seed,
+        tracer,
+    )
+
+
+# --- which blocks ---
+
+
+def choose_clusters(
+    launch: Launch, blocks: int | Sequence[int | tuple[int, ...]] | None
+) -> list[Coordinates]:
+    """The clusters (coordinates of their first blocks) that hold the wanted blocks, in the order of
+    the launch. Raises LaunchError."""
+    x, y, z = launch.grid
+    total = x * y * z
+    if blocks is None:
+        wanted: Sequence[int] = range(total)
+    elif isinstance(blocks, bool) or not isinstance(blocks, int | Sequence | np.integer):
+        raise LaunchError(
+            f"blocks: expected a number or a list of blocks, got {blocks!r}",
+            hint="blocks=4 runs the first four, blocks=[(0, 1)] that one",
+        )
+    elif isinstance(blocks, Sequence):
+        wanted = [_linear(launch, b) for b in blocks]
+    elif blocks < 1:
+        raise LaunchError(f"blocks={blocks}: there is nothing to run", hint="blocks=1 runs one")
+    else:
+        wanted = range(min(int(blocks), total))
+    cx, cy, cz = launch.cluster
+    first = dict[Coordinates, None]()
+    for b in wanted:
+        at = (b % x // cx * cx, b // x % y // cy * cy, b // (x * y) // cz * cz)
+        first.setdefault(at)
+    return list(first)
+
+
+def _linear(launch: Launch, block: object) -> int:
+    """The number of a block, which is given by number or coordinates."""
+    x, y, z = launch.grid
+    at: Sequence[Any] = block if isinstance(block, tuple | list) else (block,)
+    if not 1 <= len(at) <= 3 or not all(hasattr(i, "__index__") for i in at):
+        raise LaunchError(f"blocks: {block!r} is neither a number nor coordinates of a block")
+    inside = all(0 <= i < n for i, n in zip(at, launch.grid))
+    if len(at) == 1:
+        inside = 0 <= at[0] < x * y * z
+    if not inside:
+        raise LaunchError(
+            f"blocks: {block!r} is not a block of the {x}x{y}x{z} blocks that are launched",
+            hint=f"numbers go from 0 to {x * y * z - 1}, coordinates are (x, y, z)",
+        )
+    i, j, k = (*(int(a) for a in at), 0, 0)[:3]
+    return i + x * (j + y * k)
+
+
+def _check_time(launch: Launch, progress: Progress) -> None:
+    """Raise LaunchError if the rest would take too long; once, when there is an estimate."""
+    spent, done, total = progress.spent, progress.done, progress.total
+    if spent < _FIRST or progress.judged:
+        return
+    progress.judged = True
+    each = spent / done
+    if each * total <= LONGEST:
+        return
+    fit = max(1, int(60 / each))
+    x, y, z = launch.grid
+    raise LaunchError(
+        f"{launch.name}: simulating {total} blocks would take about {each * total / 60:.0f} "
+        f"minutes; {fit} fit in one",
+        hint=f"pass blocks={fit}, or smaller arrays; blocks={x * y * z} runs all of them",
+    )
+
+
+# --- memory between schedules ---
+
+
+def _contents(launch: Launch) -> list[NDArray[np.uint8] | None]:
+    return [t.memory.copy() if t.written else None for t in launch.tensors]
+
+
+def _restore(launch: Launch, before: Sequence[NDArray[np.uint8] | None]) -> None:
+    for tensor, content in zip(launch.tensors, before):
+        if content is not None:
+            tensor.memory[:] = content

@@ -1,0 +1,139 @@
+"""Runs the clusters of a launch one after the other, and says where one is that does not end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from tilec.ir.llvm import Inst
+from tilec.ir.loc import UNKNOWN, Loc
+from tilec.sim.agent import Agent
+from tilec.sim.block import Block, Index, Setting
+from tilec.sim.memory import Memory
+from tilec.sim.numbers import BYTES, vector_of
+from tilec.sim.order import Clocks
+from tilec.sim.program import Branch, Edge, Program, Segment, Wait
+from tilec.sim.scheduler import Scheduler, StepLimit
+
+_SHARED = "ptr addrspace(3)"
+_WIDEST_GRANULE = 4
+
+
+class Machine:
+    """One run of a launch. `seed` None: the agents of a block run in order; else in an order that
+    depends on it. `steps`: the most segments that a cluster may run."""
+
+    def __init__(self, setting: Setting, program: Program, seed: int | None, steps: int) -> None:
+        self.setting, self.program, self.seed, self.steps = setting, program, seed, steps
+        self._party = 0
+
+    def run_cluster(self, first: Index) -> None:
+        """Run the cluster whose first block is `first`."""
+        s = self.setting
+        self._party += 1
+        places = blocks_of(first, s.cluster)
+        clocks = Clocks(s.threads, s.target.warp_size, len(places))
+        cluster: list[Block] = []
+        memories: list[Memory] = []
+        for index in places:
+            Block(s, index, clocks, cluster, memories, self._party)
+        scheduler = Scheduler(
+            self.program,
+            cluster,
+            None if self.seed is None else self.seed + self._party,
+            self.steps,
+        )
+        try:
+            scheduler.run()
+        except StepLimit as e:
+            self._report_endless(e.agent)
+            return
+        if not scheduler.blocked:
+            for block in cluster:
+                block.finish()
+
+    def _report_endless(self, agent: Agent) -> None:
+        lines = lines_of_loop(self.program, agent.at)
+        agent.block.report(
+            agent,
+            "step limit",
+            f"still running after {self.steps:,} steps, in the loop of these lines",
+            *lines,
+            details=(
+                f"pass steps= to allow more than steps={self.steps}",
+                f"warps {_span([int(t) // agent.block.warp_size for t in agent.lanes])} are there",
+            ),
+        )
+
+
+def blocks_of(first: Index, cluster: Index) -> list[Index]:
+    """The blocks of the cluster whose first block is `first`, by rank: x fastest."""
+    ranges = [range(f, f + n) for f, n in zip(first, cluster)]
+    return [(i, j, k) for k, j, i in itertools.product(*reversed(ranges))]
+
+
+def granule_of(program: Program) -> int:
+    """Bytes of the narrowest load or store of shared memory, at most 4."""
+    found = _WIDEST_GRANULE
+    for segment in program.segments:
+        for i in segment.insts:
+            if i.opcode in ("load", "store") and i.operands[-1].type == _SHARED:
+                found = min(found, _bytes(i))
+    return found
+
+
+def _bytes(i: Inst) -> int:
+    type = i.operands[0].type if i.opcode == "store" or i.result is None else i.result.type
+    count, kind = vector_of(type) or (1, type)
+    return count * BYTES[kind]
+
+
+# --- loops that do not end ---
+
+
+def lines_of_loop(program: Program, at: int) -> list[Loc]:
+    """The lines of the innermost loop around a segment, where it goes round first; the segment's
+    own where there is no loop."""
+    segments = program.segments
+    forward = _reachable(at, lambda i: _following(segments[i]))
+    before: dict[int, list[int]] = {}
+    for s in segments:
+        for i in _following(s):
+            before.setdefault(i, []).append(s.index)
+    backward = _reachable(at, lambda i: before.get(i, []))
+    loop = sorted(forward & backward) or [at]
+    leaving = [i for i in loop if isinstance(segments[i].end, Branch)]
+    found = dict[tuple[str, int], Loc]()
+    ends = [segments[i].insts[-1] for i in leaving]
+    for inst in itertools.chain(ends, *(segments[i].insts for i in loop)):
+        if inst.loc is not UNKNOWN:
+            found.setdefault((inst.loc.file, inst.loc.line), inst.loc)
+    return list(found.values())[:4]
+
+
+def _following(segment: Segment) -> list[int]:
+    match segment.end:
+        case Edge(target=target):
+            return [target]
+        case Branch(then=then, orelse=orelse):
+            return [then.target, orelse.target]
+        case Wait(next=following):
+            return [following]
+    return []
+
+
+def _reachable(start: int, following: Callable[[int], Iterable[int]]) -> set[int]:
+    """What `start` leads to in one step or more."""
+    found: set[int] = set()
+    todo = list(following(start))
+    while todo:
+        i = todo.pop()
+        if i not in found:
+            found.add(i)
+            todo += following(i)
+    return found
+
+
+def _span(warps: Sequence[int]) -> str:
+    low, high = min(warps), max(warps)
+    return str(low) if low == high else f"{low} to {high}"

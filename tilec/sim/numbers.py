@@ -1,0 +1,312 @@
+"""LLVM's arithmetic on NumPy values: what the records other than memory, rows and branches compute.
+
+A value is a NumPy scalar (the same in all lanes) or an array over the lanes; a vector, struct or
+array is a tuple of values (see `tilec.sim`). Signed NumPy integers hold LLVM's integers, which have no sign:
+the unsigned operations look at the same bits as unsigned ones. LLVM language reference:
+https://llvm.org/docs/LangRef.html"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilec.sim.undefined import UNDEF
+
+Value = Any
+
+KINDS: dict[str, Any] = {
+    "i1": np.bool_,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "half": np.float16,
+    "bfloat": ml_dtypes.bfloat16,
+    "float": np.float32,
+    "double": np.float64,
+}
+"""NumPy's scalar type of each scalar LLVM type."""
+
+BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4,
+         "double": 8}  # fmt: skip
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+def vector_of(type: str) -> tuple[int, str] | None:
+    """(elements, element type) of a vector type; None for others."""
+    if not type.startswith("<"):
+        return None
+    count, _, elem = type[1:-1].partition(" x ")
+    return int(count), elem
+
+
+def kind_of(type: str) -> Any:
+    """NumPy's scalar type of a scalar LLVM type; pointers are addresses."""
+    return np.int64 if type.startswith("ptr") else KINDS[type]
+
+
+def literal(type: str, ref: str) -> Value:
+    """The value of a constant operand as records spell it."""
+    vector = vector_of(type)
+    if ref in ("poison", "undef"):
+        return (UNDEF,) * vector[0] if vector else UNDEF
+    if vector:
+        count, elem = vector
+        if ref == "zeroinitializer":
+            return (KINDS[elem](0),) * count
+        parts = ref.strip("<>").split(", ")
+        return tuple(literal(*p.split(" ", 1)) for p in parts)
+    if ref == "zeroinitializer" or ref == "null":
+        return kind_of(type)(0)
+    if type == "i1":
+        return np.bool_(ref in ("true", "1", "-1"))
+    if ref.startswith("0xH"):
+        return np.uint16(int(ref[3:], 16)).view(np.float16)
+    if ref.startswith("0xR"):
+        return np.uint16(int(ref[3:], 16)).view(ml_dtypes.bfloat16)
+    if ref.startswith("0x"):
+        return KINDS[type](struct.unpack("<d", struct.pack("<Q", int(ref, 16)))[0])
+    return KINDS[type](int(ref) if type.startswith("i") else float(ref))
+
+
+def each(fn: Callable[..., Value], *operands: Value) -> Value:
+    """`fn` of the operands; of vectors, of each element."""
+    if any(type(x) is tuple for x in operands):
+        count = next(len(x) for x in operands if type(x) is tuple)
+        columns = [x if type(x) is tuple else (x,) * count for x in operands]
+        return tuple(fn(*one) for one in zip(*columns))
+    return fn(*operands)
+
+
+def unsigned(x: Value) -> Value:
+    """The same bits as an unsigned number."""
+    return x.view(_UNSIGNED[x.dtype.itemsize])
+
+
+def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    def compute(a: Value, b: Value) -> Value:
+        if a is UNDEF or b is UNDEF:
+            return UNDEF
+        return fn(unsigned(a), unsigned(b)).view(a.dtype)
+
+    return compute
+
+
+def _divide(a: Value, b: Value) -> Value:
+    """Towards zero; by zero, which LLVM leaves open, 0."""
+    if a is UNDEF or b is UNDEF:
+        return UNDEF
+    safe = np.where(b == 0, b.dtype.type(1), b)
+    found = a // safe
+    found = found + ((a % safe != 0) & ((a < 0) != (safe < 0)))
+    return np.where(b == 0, b.dtype.type(0), found).astype(a.dtype)[()]
+
+
+def _remainder(a: Value, b: Value) -> Value:
+    if a is UNDEF or b is UNDEF:
+        return UNDEF
+    return (a - _divide(a, b) * b).astype(a.dtype)
+
+
+def _udiv(a: Value, b: Value) -> Value:
+    return a // np.maximum(b, b.dtype.type(1)) * (b != 0)
+
+
+def _urem(a: Value, b: Value) -> Value:
+    return a % np.maximum(b, b.dtype.type(1))
+
+
+BINARY: dict[str, Callable[[Value, Value], Value]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "shl": lambda a, b: a << b,
+    "lshr": _through_unsigned(lambda a, b: a >> b),
+    "ashr": lambda a, b: a >> b,
+    "udiv": _through_unsigned(_udiv),
+    "urem": _through_unsigned(_urem),
+    "sdiv": _divide,
+    "srem": _remainder,
+    "fadd": lambda a, b: a + b,
+    "fsub": lambda a, b: a - b,
+    "fmul": lambda a, b: a * b,
+    "fdiv": lambda a, b: a / b,
+    "frem": np.fmod,
+}
+SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
+           "ashr": ">>", "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
+"""Python's operators that do the same to scalar values."""
+
+_ORDERED: dict[str, Callable[[Value, Value], Value]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+}
+
+
+def compare_ints(pred: str, a: Value, b: Value) -> Value:
+    """icmp."""
+    if a is UNDEF or b is UNDEF:
+        return UNDEF
+    if pred in ("eq", "ne"):
+        return _ORDERED[pred](a, b)
+    if pred[0] == "u":
+        a, b = unsigned(a), unsigned(b)
+    return _ORDERED[pred[1:]](a, b)
+
+
+def compare_floats(pred: str, a: Value, b: Value) -> Value:
+    """fcmp: ordered predicates are false, unordered ones true, where an operand is nan."""
+    if a is UNDEF or b is UNDEF:
+        return UNDEF
+    unordered = (a != a) | (b != b)
+    if pred in ("uno", "ord"):
+        return unordered if pred == "uno" else ~unordered
+    found = _ORDERED[pred[1:]](a, b)
+    return (found | unordered) if pred[0] == "u" else (found & ~unordered)
+
+
+def select(cond: Value, a: Value, b: Value) -> Value:
+    """`a` where `cond` holds, else `b`; a condition may be one for all elements of a vector."""
+    return each(_select, cond, a, b)
+
+
+def _select(cond: Value, a: Value, b: Value) -> Value:
+    if cond is UNDEF:
+        return UNDEF
+    if np.ndim(cond) == 0:
+        return a if cond else b
+    if a is UNDEF or b is UNDEF:
+        return a if cond.all() else b if not cond.any() else UNDEF
+    return np.where(cond, a, b)
+
+
+def negate(x: Value) -> Value:
+    return each(lambda v: -v, x)
+
+
+def _saturated(x: Value, to: Any) -> Value:
+    """A float cut off at the bounds of an integer type, nan to 0. (LLVM leaves values outside
+    open; the machines saturate.)"""
+    wide = np.asarray(x, np.float64)
+    low, high = np.iinfo(to).min, np.iinfo(to).max
+    inside = np.where(wide != wide, 0.0, np.trunc(wide))
+    cut = np.where(inside >= float(high), high, np.where(inside <= float(low), low, 0))
+    middle = (inside > float(low)) & (inside < float(high))
+    return np.where(middle, np.where(middle, inside, 0).astype(to), cut.astype(to))[()]
+
+
+def cast(opcode: str, x: Value, source: str, to: str) -> Value:
+    """Conversions; `source` and `to` are LLVM types."""
+    if opcode == "bitcast":
+        return bitcast(x, source, to)
+    vector = vector_of(to)
+    if vector is not None:
+        inner = vector_of(source)
+        assert inner is not None
+        return tuple(cast(opcode, e, inner[1], vector[1]) for e in x)
+    if x is UNDEF:
+        return UNDEF
+    kind = kind_of(to)
+    match opcode:
+        case "zext":
+            return (x if source == "i1" else unsigned(x)).astype(kind)
+        case "uitofp":
+            return (x if source == "i1" else unsigned(x)).astype(kind)
+        case "sext" if source == "i1":
+            return -x.astype(kind)
+        case "fptosi":
+            return _saturated(x, kind)
+        case "fptoui":
+            unsigned_kind = _UNSIGNED[np.dtype(kind).itemsize]
+            return _saturated(x, unsigned_kind).view(kind)
+        case "trunc" if to == "i1":
+            return (x & 1).astype(np.bool_)
+        case "addrspacecast" | "inttoptr" | "ptrtoint":
+            return (unsigned(x) if opcode == "inttoptr" else x).astype(kind)
+    return x.astype(kind)  # trunc, sext, fptrunc, fpext, sitofp
+
+
+def bitcast(x: Value, source: str, to: str) -> Value:
+    """The same bits as another type of the same size, scalar or vector."""
+    from_vector, to_vector = vector_of(source), vector_of(to)
+    if from_vector is None and to_vector is None:
+        return x if x is UNDEF else _reinterpret(x, to)
+    parts = x if from_vector else (x,)
+    old = from_vector[1] if from_vector else source
+    new = to_vector[1] if to_vector else to
+    if BYTES[old] == BYTES[new]:
+        made = tuple(p if p is UNDEF else _reinterpret(p, new) for p in parts)
+    elif BYTES[old] > BYTES[new]:
+        made = tuple(e for p in parts for e in _parted(p, new, BYTES[old] // BYTES[new]))
+    else:
+        step = BYTES[new] // BYTES[old]
+        made = tuple(_joined(parts[i : i + step], new) for i in range(0, len(parts), step))
+    return made if to_vector else made[0]
+
+
+def _reinterpret(x: Value, to: str) -> Value:
+    return x.astype(np.int64) if to.startswith("ptr") else x.view(KINDS[to])
+
+
+def _parted(x: Value, to: str, count: int) -> tuple[Value, ...]:
+    """An element's bits as `count` smaller ones, low bits first."""
+    if x is UNDEF:
+        return (UNDEF,) * count
+    smaller = np.ascontiguousarray(x)[..., None].view(KINDS[to])
+    return tuple(smaller[..., i] for i in range(count))
+
+
+def _joined(parts: tuple[Value, ...], to: str) -> Value:
+    """Several elements' bits as one larger one, the first in the low bits."""
+    if any(p is UNDEF for p in parts):
+        return UNDEF
+    stacked = np.stack(np.broadcast_arrays(*parts), -1)
+    return np.ascontiguousarray(stacked).view(KINDS[to])[..., 0]
+
+
+def insert(vector: Value, value: Value, index: int) -> Value:
+    """insertelement."""
+    return (*vector[:index], value, *vector[index + 1 :])
+
+
+def pick(parts: tuple[Value, ...], index: Value) -> Value:
+    """The element at `index`, which may differ from lane to lane, of an array."""
+    if np.ndim(index) == 0:
+        return parts[int(index)]
+    at = np.unique(index)
+    found = parts[int(at[0])]
+    for i in at[1:]:
+        found = select(index == i, parts[int(i)], found)
+    return found
+
+
+def put(parts: tuple[Value, ...], index: Value, value: Value) -> tuple[Value, ...]:
+    """The array with `value` at `index`."""
+    if np.ndim(index) == 0:
+        return insert(parts, value, int(index))
+    for i in np.unique(index):
+        parts = insert(parts, _over(index == i, value, parts[int(i)]), int(i))
+    return parts
+
+
+def _over(cond: Value, value: Value, old: Value) -> Value:
+    """`value` where `cond` holds; elsewhere what was there, or zeros where that was undefined."""
+    if type(value) is tuple:
+        olds = old if type(old) is tuple else (old,) * len(value)
+        return tuple(_over(cond, v, o) for v, o in zip(value, olds))
+    if old is UNDEF and value is not UNDEF:
+        return value if cond.all() else np.where(cond, value, value.dtype.type(0))
+    return _select(cond, value, old)

@@ -1,0 +1,490 @@
+"""A kernel's records as Python: one function per segment, with its values in local variables.
+
+A segment is a part of a basic block that ends at a branch or at a record that may wait. What lives
+across segments is in the agent's `env`, a list; `Segment.live_in` says which of it is still needed,
+so that little is copied where the lanes of an agent part. Each scalar stack slot of the records is
+such a variable, and each stack array a tuple of values: nothing points to them but the records'
+own loads and stores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec.ir.errors import InternalError
+from tilec.ir.llvm import Function, Inst, Val
+from tilec.sim import numbers
+from tilec.sim.intrinsics import intrinsic
+from tilec.sim.undefined import UNDEF
+
+_WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
+_GLOBAL = "ptr addrspace(1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """An operand that is a number."""
+
+    value: Any
+
+
+Operand = int | Const
+"""A slot of `env`, or a number."""
+
+
+@dataclass(slots=True)
+class Edge:
+    """Going on at the segment `target`; `copies` are its phis: (slot, operand)."""
+
+    target: int
+    copies: tuple[tuple[int, Operand], ...] = ()
+
+
+@dataclass(slots=True)
+class Branch:
+    cond: Operand
+    then: Edge
+    orelse: Edge
+    merge: int
+    inst: Inst
+
+
+@dataclass(slots=True)
+class Wait:
+    """A record that may wait; its results go to `result`."""
+
+    inst: Inst
+    args: tuple[Operand, ...]
+    result: int | None
+    next: int
+
+
+End = Edge | Branch | Wait | None
+
+
+@dataclass(slots=True)
+class Segment:
+    """`run(agent, env)` executes it; `end` is what follows: None where the thread ends."""
+
+    index: int
+    label: str
+    insts: list[Inst]
+    end: End = None
+    live_in: tuple[int, ...] = ()
+    run: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or store: `count` elements of the LLVM type `kind`; `space` "global", "shared" or
+    "constant"."""
+
+    inst: Inst
+    space: str
+    kind: str
+    count: int
+    vector: bool
+    align: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Program:
+    """All segments; `params[i]` is the slot of parameter i (None: it is not used)."""
+
+    segments: list[Segment]
+    slots: int
+    params: list[int | None]
+    start: list[Any]
+    function: Function
+    strings: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_program(
+    function: Function,
+    strings: Mapping[str, str] | None = None,
+    watched: Collection[str] = (),
+) -> Program:
+    """The records of `function` made ready to run; `watched` are stack slots whose changes are told
+    to the agent. Raises InternalError for a record without a meaning."""
+    return _Reader(function, strings or {}, watched).program()
+
+
+class _Reader:
+    def __init__(
+        self, f: Function, strings: Mapping[str, str], watched: Collection[str] = ()
+    ) -> None:
+        self.f, self.strings, self.watched = f, strings, watched
+        self.arrays: dict[str, str] = {}  # pointers into the stack -> the slot they point into
+        self.stack: dict[str, Any] = {}  # stack slots -> their first value
+        for a in f.allocas:
+            assert a.result is not None
+            self.stack[a.result.ref] = _nothing(a.text.split("alloca ", 1)[1].split(", align")[0])
+            self.arrays[a.result.ref] = a.result.ref
+        self.texts: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
+        self.spelled: dict[tuple[str, str], str] = {}
+        self.segments: list[Segment] = []
+        self.first: dict[str, int] = {}
+        self.uses: list[list[str]] = []
+        self.defs: list[set[str]] = []
+
+    # --- segments ---
+
+    def program(self) -> Program:
+        self._cut()
+        for block in self.f.blocks:
+            for i in block.insts:
+                self._note_pointer(i)
+        sources = [self._segment(s) for s in self.segments]
+        live = self._live()
+        slots: dict[str, int] = {}
+        for names in live:
+            for n in sorted(names):
+                slots.setdefault(n, len(slots))
+        for block in self.f.blocks:
+            for phi in block.phis:
+                slots.setdefault(phi.result.ref, len(slots))
+        for ref in self._needed_by_ends():
+            slots.setdefault(ref, len(slots))
+        self._ends(slots)
+        text = []
+        for s, lines, names, defs in zip(self.segments, sources, live, self.defs):
+            s.live_in = tuple(sorted(slots[n] for n in names))
+            used = [n for n in names if n in self.uses[s.index]]
+            body = [f"{self._name(n)} = e[{slots[n]}]" for n in used]
+            body += lines
+            body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
+            text.append(f"def s{s.index}(m, e):\n " + "\n ".join(body or ["pass"]))
+        scope = dict(self.constants, **_HELPERS)
+        exec(compile("\n".join(text), "<simulated kernel>", "exec"), scope)
+        for s in self.segments:
+            s.run = scope[f"s{s.index}"]
+        start: list[Any] = [UNDEF] * len(slots)
+        for ref, value in self.stack.items():
+            if ref in slots:
+                start[slots[ref]] = value
+        params = [slots.get(name) for _, _, name in self.f.params]
+        return Program(self.segments, len(slots), params, start, self.f, self.strings)
+
+    def _needed_by_ends(self) -> Iterator[str]:
+        """What the scheduler reads and writes between segments."""
+        for block in self.f.blocks:
+            for phi in block.phis:
+                yield from (v.ref for v, _ in phi.incoming if _named(v))
+        for s in self.segments:
+            last = s.insts[-1] if s.insts else None
+            if last is not None and (last.opcode == "br" or _may_wait(last)):
+                yield from (v.ref for v in last.operands if _named(v))
+                if last.result is not None:
+                    yield last.result.ref
+
+    def _cut(self) -> None:
+        for block in self.f.blocks:
+            self.first[block.label] = len(self.segments)
+            label, insts = block.label, list[Inst]()
+            for i in block.insts:
+                insts.append(i)
+                if _may_wait(i):
+                    self.segments.append(Segment(len(self.segments), label, insts))
+                    label, insts = "", []
+            self.segments.append(Segment(len(self.segments), label, insts))
+
+    def _segment(self, s: Segment) -> list[str]:
+        """The Python lines of a segment, with what it uses and defines noted."""
+        self.uses.append([])
+        self.defs.append(set())
+        lines: list[str] = []
+        for i in s.insts:
+            if i.opcode in ("ret", "unreachable"):
+                continue
+            if i.opcode == "br" or _may_wait(i):
+                for v in i.operands:
+                    self._use(v)
+                continue
+            lines += self._lines(i)
+        return lines
+
+    def _ends(self, slots: Mapping[str, int]) -> None:
+        label = ""
+        phis = {b.label: b.phis for b in self.f.blocks}
+
+        def operand(v: Val) -> Operand:
+            if v.ref in slots:
+                return slots[v.ref]
+            return Const(self.constants[self._constant(v)])
+
+        def edge(to: str) -> Edge:
+            copies = []
+            for p in phis[to]:
+                (value,) = {v.ref: v for v, came in p.incoming if came == label}.values()
+                copies.append((slots[p.result.ref], operand(value)))
+            return Edge(self.first[to], tuple(copies))
+
+        for s in self.segments:
+            label = s.label or label
+            last = s.insts[-1] if s.insts else None
+            if last is None or last.opcode in ("ret", "unreachable"):
+                continue
+            if last.opcode == "br":
+                edges = [edge(to) for to in _targets(last)]
+                if not last.operands:
+                    (s.end,) = edges
+                else:
+                    merge = self.first[last.merge]
+                    s.end = Branch(operand(last.operands[0]), *edges, merge, last)
+            elif _may_wait(last):
+                result = slots.get(last.result.ref) if last.result is not None else None
+                args = tuple(operand(v) for v in last.operands)
+                s.end = Wait(last, args, result, s.index + 1)
+
+    def _live(self) -> list[set[str]]:
+        """What is needed at the start of each segment. A phi is written on the way to it."""
+        phis = {b.label: b.phis for b in self.f.blocks}
+        uses, following = list[set[str]](), list[list[int]]()
+        label = ""
+        for s in self.segments:
+            label = s.label or label
+            last = s.insts[-1] if s.insts else None
+            needed, targets = set(self.uses[s.index]), list[int]()
+            if last is not None and last.opcode == "br":
+                for to in _targets(last):
+                    targets.append(self.first[to])
+                    for p in phis[to]:
+                        came = {v.ref for v, block in p.incoming if block == label and _named(v)}
+                        needed |= came - self.defs[s.index]
+            elif last is not None and _may_wait(last):
+                targets.append(s.index + 1)
+            uses.append(needed)
+            following.append(targets)
+        born = [{p.result.ref for p in phis[s.label]} if s.label else set() for s in self.segments]
+        live = [set(u) for u in uses]
+        changed = True
+        while changed:
+            changed = False
+            for i in reversed(range(len(self.segments))):
+                out = set[str]().union(*(live[j] - born[j] for j in following[i]))
+                found = uses[i] | (out - self.defs[i])
+                if found != live[i]:
+                    live[i], changed = found, True
+        return live
+
+    # --- names and constants ---
+
+    def _name(self, ref: str) -> str:
+        found = self.names.get(ref)
+        if found is None:
+            found = self.names[ref] = f"x{len(self.names)}"
+        return found
+
+    def _constant(self, v: Val) -> str:
+        key = (v.type, v.ref)
+        found = self.spelled.get(key)
+        if found is None:
+            found = self.spelled[key] = f"K{len(self.constants)}"
+            self.constants[found] = self._number(v)
+        return found
+
+    def _number(self, v: Val) -> Any:
+        if v.ref == "@smem":
+            return numbers.kind_of("i64")(SHARED_BASE)
+        if v.ref.startswith("@"):
+            return v.ref
+        return numbers.literal(v.type, v.ref)
+
+    def _object(self, value: Any) -> str:
+        name = f"K{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    def _use(self, v: Val) -> str:
+        """The Python spelling of an operand."""
+        if not _named(v):
+            return self._constant(v)
+        if v.ref not in self.defs[-1]:
+            self.uses[-1].append(v.ref)
+        return self._name(v.ref)
+
+    def _define(self, ref: str) -> str:
+        self.defs[-1].add(ref)
+        return self._name(ref)
+
+    # --- records ---
+
+    def _note_pointer(self, i: Inst) -> None:
+        if i.opcode == "getelementptr" and i.operands[0].ref in self.arrays and i.result:
+            self.arrays[i.result.ref] = self.arrays[i.operands[0].ref]
+
+    def _lines(self, i: Inst) -> list[str]:
+        if i.opcode in ("load", "store"):
+            return self._access(i)
+        if i.opcode in ("call", "asm"):
+            return self._call(i)
+        if i.opcode == "fence":
+            return [f"m.order_memory({i.text.split()[2].rstrip(',')!r})"]
+        assert i.result is not None
+        if i.opcode == "getelementptr" and i.result.ref in self.arrays:
+            index = self._use(i.operands[1])
+            return [f"{self._define(i.result.ref)} = {index}"]
+        value = self._value(i)
+        return [f"{self._define(i.result.ref)} = {value}"]
+
+    def _value(self, i: Inst) -> str:
+        args = [self._use(v) for v in i.operands]
+        types = [v.type for v in i.operands]
+        assert i.result is not None
+        vector = any(t.startswith("<") for t in types)
+        match i.opcode:
+            case op if op in numbers.BINARY:
+                if op in numbers.SPELLED and not vector:
+                    return f"{args[0]} {numbers.SPELLED[op]} {args[1]}"
+                name = self._object(numbers.BINARY[op])
+                return f"each({name}, {args[0]}, {args[1]})"
+            case "icmp" | "fcmp":
+                fn = "compare_ints" if i.opcode == "icmp" else "compare_floats"
+                pred = i.text.split()[1]
+                if vector:
+                    return f"each(lambda a, b: {fn}({pred!r}, a, b), {args[0]}, {args[1]})"
+                return f"{fn}({pred!r}, {args[0]}, {args[1]})"
+            case "select":
+                return f"select({args[0]}, {args[1]}, {args[2]})"
+            case "fneg":
+                return f"negate({args[0]})"
+            case "getelementptr":
+                elem = i.text.split("inbounds ", 1)[1].rsplit(f", {i.operands[0]}", 1)[0]
+                return f"{args[0]} + {args[1]}.astype(int64) * {size_of(elem)}"
+            case "extractvalue" | "extractelement":
+                return f"{args[0]}[{int(i.text.rsplit(' ', 1)[1])}]"
+            case "insertelement":
+                return f"insert({args[0]}, {args[1]}, {int(i.text.rsplit(' ', 1)[1])})"
+        if i.opcode == "addrspacecast" and i.operands[0].ref.startswith("@"):
+            return args[0]
+        return f"cast({i.opcode!r}, {args[0]}, {types[0]!r}, {i.result.type!r})"
+
+    def _access(self, i: Inst) -> list[str]:
+        load = i.opcode == "load"
+        pointer = i.operands[0 if load else 1]
+        if pointer.ref in self.arrays:
+            return self._stack_access(i, load, pointer)
+        if load:
+            assert i.result is not None
+            type = i.result.type
+        else:
+            type = i.operands[0].type
+        vector = numbers.vector_of(type)
+        count, kind = vector or (1, type)
+        space = {_GLOBAL: "global", "ptr addrspace(3)": "shared"}.get(pointer.type, "constant")
+        align = int(re.findall(r", align (\d+)", i.text)[-1])
+        kind = "i64" if kind.startswith("ptr") else kind
+        bytes = numbers.BYTES[kind]
+        at = self._use(pointer)
+        access = self._object(Access(i, space, kind, count, vector is not None, align, bytes))
+        if load:
+            assert i.result is not None
+            return [f"{self._define(i.result.ref)} = m.load({access}, {at})"]
+        return [f"m.store({access}, {at}, {self._use(i.operands[0])})"]
+
+    def _stack_access(self, i: Inst, load: bool, pointer: Val) -> list[str]:
+        slot = self.arrays[pointer.ref]
+        whole = slot == pointer.ref and not _is_array(self.stack[slot], i, load)
+        name = self._use(Val("ptr", slot))
+        if whole:
+            if load:
+                assert i.result is not None
+                return [f"{self._define(i.result.ref)} = {name}"]
+            value = self._use(i.operands[0])
+            return [f"{self._define(slot)} = {value}", *self._watch(i, slot)]
+        index = self._use(pointer) if slot != pointer.ref else "0"
+        if load:
+            assert i.result is not None
+            return [f"{self._define(i.result.ref)} = pick({name}, {index})"]
+        value = self._use(i.operands[0])
+        return [f"{self._define(slot)} = put({name}, {index}, {value})", *self._watch(i, slot)]
+
+    def _watch(self, i: Inst, slot: str) -> list[str]:
+        if slot not in self.watched:
+            return []
+        return [f"m.written_register({self._object(i)}, {slot!r}, {self._name(slot)})"]
+
+    def _call(self, i: Inst) -> list[str]:
+        args = [self._use(v) for v in i.operands]
+        if i.row == "vprintf":
+            return [f"m.print_line({args[0]}, {args[1]})"]
+        meaning = i.meaning or intrinsic(i.row)
+        if meaning is None:
+            raise InternalError(f"{i.row or i.text[:60]} has no meaning in the simulator", i.loc)
+        what, record = self._object(meaning), self._object(i)
+        call = f"m.call({what}, {record}, ({''.join(a + ', ' for a in args)}))"
+        if i.result is None:
+            return [call]
+        single = not i.result.type.startswith("{")
+        return [f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
+
+
+SHARED_BASE = 1024
+"""Where shared memory begins, in bytes: nothing is at address 0."""
+
+
+def size_of(type: str) -> int:
+    """Bytes of a value of an LLVM type in memory."""
+    vector = numbers.vector_of(type)
+    if vector:
+        return vector[0] * numbers.BYTES[vector[1]]
+    return 8 if type.startswith("ptr") else numbers.BYTES[type]
+
+
+def _targets(branch: Inst) -> list[str]:
+    return re.findall(r"label %([\w.]+)", branch.text)
+
+
+def _named(v: Val) -> bool:
+    return v.ref.startswith("%")
+
+
+def _may_wait(i: Inst) -> bool:
+    return i.opcode in ("asm", "call") and i.row.startswith(_WAITS)
+
+
+def _nothing(type: str) -> Any:
+    """The first value of a stack slot."""
+    if type.startswith("["):
+        count, _, elem = type[1:-1].partition(" x ")
+        return (_nothing(elem),) * int(count)
+    vector = numbers.vector_of(type)
+    return (UNDEF,) * vector[0] if vector else UNDEF
+
+
+def _is_array(first: Any, i: Inst, load: bool) -> bool:
+    """Whether a load or store at the start of a stack slot means the first of its elements."""
+    if type(first) is not tuple:
+        return False
+    assert not load or i.result is not None
+    kind = i.result.type if load and i.result is not None else i.operands[0].type
+    vector = numbers.vector_of(kind)
+    if vector is None:
+        return True
+    return type(first[0]) is tuple
+
+
+_HELPERS: dict[str, Any] = {
+    name: getattr(numbers, name)
+    for name in (
+        "each",
+        "compare_ints",
+        "compare_floats",
+        "select",
+        "negate",
+        "insert",
+        "cast",
+        "pick",
+        "put",
+    )
+} | {"int64": numbers.KINDS["i64"]}
+
+
+def operand_value(env: Sequence[Any], operand: Operand) -> Any:
+    """What an operand holds."""
+    return env[operand] if type(operand) is int else operand.value  # type: ignore[union-attr]
