@@ -82,7 +82,7 @@ class Engines:
         source, columns = agent.full(source), self._columns(lanes)
         data = np.zeros((len(lanes), bytes), np.uint8)
         sizes = agent.full(bytes if valid is None else valid)
-        if (source % bytes).any():
+        if (source[sizes > 0] % bytes).any():
             self._report(
                 agent,
                 "misaligned access",
