@@ -19,6 +19,16 @@ def test_the_stages_page_is_current():
     assert got == want, "run `python docs/make_stages.py`"
 
 
+def test_the_page_of_messages_is_current():
+    spec = importlib.util.spec_from_file_location("make_errors", DOCS / "make_errors.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    got = (DOCS / "errors.md").read_text()
+    assert got == module.page(), "run `python docs/make_errors.py`"
+
+
 def test_the_table_of_schedules_is_made_from_measured_rows():
     spec = importlib.util.spec_from_file_location("make_schedules", DOCS / "make_schedules.py")
     assert spec and spec.loader

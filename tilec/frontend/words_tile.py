@@ -172,7 +172,12 @@ def gemm(t: Expressions, c: Call) -> None:
     flags = f"transpose_A={transpose_a}, transpose_B={transpose_b}"
     both = f"A is {_shown(a)}, B is {_shown(b)} ({flags})"
     if k != kb:
-        hint = "A is (M, K), with transpose_A (K, M); B is (K, N), with transpose_B (N, K)"
+        form, extents = ("(N, K)", (n, k)) if transpose_b else ("(K, N)", (k, n))
+        t_b = b.buffer.type
+        hint = (
+            f"B is {form} here: allocate {b.buffer.name} as T.alloc_{t_b.space}({extents}, "
+            f'"{t_b.dtype.name}")'
+        )
         if n == k:
             hint = f"transpose_B={not transpose_b} would make them agree"
         raise t.error(f"gemm sums over K, but A has K = {k} and B has K = {kb}: {both}", hint)
