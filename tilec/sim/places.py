@@ -191,10 +191,15 @@ def actor_name(actor: int, clocks: Clocks) -> str:
     if actor < 0:
         return "a thread of another block"
     if actor < clocks.nobody:
-        return f"thread {actor % clocks.threads}"
+        return _thread_name(actor, clocks)
     key = clocks.key(actor)
     word = key[1][0] if isinstance(key, tuple) and isinstance(key[1], tuple) else key
     return _ENGINES.get(str(word), f"an asynchronous {word}")
+
+
+def _thread_name(row: int, clocks: Clocks) -> str:
+    block, thread = divmod(row, clocks.threads)
+    return f"thread {thread}" + (f" of the cluster's block {block}" if clocks.blocks > 1 else "")
 
 
 def _message(c: Conflict, what: str, clocks: Clocks) -> str:
@@ -209,7 +214,7 @@ def _message(c: Conflict, what: str, clocks: Clocks) -> str:
         return f"{what} {does} asynchronously after {who} wrote it, without a proxy fence between"
     if c.kind == "overwritten before read":
         return f"{what} {does} while {who} may still have to read it: nothing orders the two"
-    now = f"thread {c.threads[0] % clocks.threads}"
+    now = _thread_name(c.threads[0], clocks)
     now = f"by what {now} starts" if c.engine else f"by {now}"
     return f"{what} {does} {now}, and {who} {did} it: nothing orders the two"
 
