@@ -16,7 +16,8 @@ from tilec.sim.block import Setting
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
-from tilec.sim.machine import Machine, granule_of
+from tilec.sim.machine import Machine
+from tilec.sim.places import shared_granule
 from tilec.sim.program import read_program
 from tilec.sim.progress import Progress
 from tilec.sim.report import Report
@@ -79,7 +80,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
         tracer = Tracer(wishes.trace, launch.func, launch.target, launch.registers, launch.tensors)
     watched = tuple(tracer.watched) if tracer else ()
     program = read_program(launch.function, launch.strings, watched)
-    setting = _setting(launch, wishes, tracer, granule_of(program))
+    setting = _setting(launch, wishes, tracer, shared_granule(program.function))
     before = _contents(launch) if wishes.schedules > 1 else []
     everything = len(chosen) * per_cluster == x * y * z
     with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:

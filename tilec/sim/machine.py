@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.sim.agent import Agent
 from tilec.sim.block import Block, Index, Setting
 from tilec.sim.memory import Memory
-from tilec.sim.numbers import BYTES, vector_of
 from tilec.sim.order import Clocks
 from tilec.sim.program import Branch, Edge, Program, Segment, Wait
 from tilec.sim.scheduler import Scheduler, StepLimit
-
-_SHARED = "ptr addrspace(3)"
-_WIDEST_GRANULE = 4
 
 
 class Machine:
@@ -70,22 +65,6 @@ def blocks_of(first: Index, cluster: Index) -> list[Index]:
     """The blocks of the cluster whose first block is `first`, by rank: x fastest."""
     ranges = [range(f, f + n) for f, n in zip(first, cluster)]
     return [(i, j, k) for k, j, i in itertools.product(*reversed(ranges))]
-
-
-def granule_of(program: Program) -> int:
-    """Bytes of the narrowest load or store of shared memory, at most 4."""
-    found = _WIDEST_GRANULE
-    for segment in program.segments:
-        for i in segment.insts:
-            if i.opcode in ("load", "store") and i.operands[-1].type == _SHARED:
-                found = min(found, _bytes(i))
-    return found
-
-
-def _bytes(i: Inst) -> int:
-    type = i.operands[0].type if i.opcode == "store" or i.result is None else i.result.type
-    count, kind = vector_of(type) or (1, type)
-    return count * BYTES[kind]
 
 
 # --- loops that do not end ---
