@@ -6,17 +6,20 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_stages_page_is_current():
-    spec = importlib.util.spec_from_file_location("make_stages", DOCS / "make_stages.py")
+@pytest.mark.parametrize("name", ["stages", "debugging"])
+def test_the_page_is_current(name):
+    spec = importlib.util.spec_from_file_location(f"make_{name}", DOCS / f"make_{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     want = module.page()
-    got = (DOCS / "stages.md").read_text()
-    assert got == want, "run `python docs/make_stages.py`"
+    got = (DOCS / f"{name}.md").read_text()
+    assert got == want, f"run `python docs/make_{name}.py`"
 
 
 def test_the_page_of_messages_is_current():

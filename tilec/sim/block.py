@@ -81,7 +81,7 @@ class Block:
         self.threads, self.parameters = setting.threads, setting.parameters
         self.grid, self.cluster_dims, self.maps = setting.grid, setting.cluster, setting.maps
         self.order = Order(clocks, len(cluster) - 1)
-        self.steps = 0
+        self.steps: Callable[[], int] = int  # segments that the cluster has run
         self.memory = self._memory(memories, party)
         self.barriers = Barriers(self)
         self.engines = Engines(self)
@@ -102,7 +102,7 @@ class Block:
             seed=s.seed + party,
         )
         if isinstance(memory, TracedMemory) and s.tracer is not None:
-            memory.tracer, memory.step = s.tracer, lambda: self.steps
+            memory.tracer, memory.step = s.tracer, lambda: self.steps()
         return memory
 
     def finish(self) -> None:
@@ -134,7 +134,7 @@ class Block:
         """A stack slot that is traced has got a value."""
         assert self.setting.tracer is not None
         self.setting.tracer.register_written(
-            slot, value, agent.lanes, self.index, inst.loc, self.steps
+            slot, value, agent.lanes, self.index, inst.loc, self.steps()
         )
 
     # --- findings ---

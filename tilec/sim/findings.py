@@ -86,9 +86,9 @@ class Findings:
         block: Index = (),
         details: Sequence[str] = (),
     ) -> None:
-        """Report a fault; see `Finding` for what the arguments say. Of indices, threads and warps
-        the first `MOST_NAMED` different ones are kept."""
-        places = tuple(loc for loc in locations if loc is not UNKNOWN)
+        """Report a fault; see `Finding` for what the arguments say. Of locations, indices, threads
+        and warps the first `MOST_NAMED` different ones are kept."""
+        places = _different(loc for loc in locations if loc is not UNKNOWN)
         key = (kind, places, buffer)
         known = self._found.get(key)
         if known is not None:

@@ -38,6 +38,8 @@ class Machine:
             None if self.seed is None else self.seed + self._party,
             self.steps,
         )
+        for block in cluster:
+            block.steps = lambda: self.steps - scheduler.left
         try:
             scheduler.run()
         except StepLimit as e:

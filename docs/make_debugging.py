@@ -1,0 +1,298 @@
+"""Writes docs/debugging.md: five faults, each found by the simulator.
+
+    python docs/make_debugging.py
+
+A test runs this and compares, so the page cannot go stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.ops import CpAsyncWait, MbarrierArrive
+from tilec.jit.simulate import simulate_changed
+from tilec.sim.report import Report
+
+PAGE = Path(__file__).with_name("debugging.md")
+
+M, N, K = T.dynamic("M, N, K")
+
+
+# --- kernels with a fault ---
+
+
+@tilec.kernel
+def last_of_each_bin(
+    X: T.Tensor((128,), "float32"),
+    bins: T.Tensor((128,), "int32"),
+    Y: T.Tensor((64,), "float32"),
+):
+    with T.Kernel(1, threads=128) as _:
+        s = T.alloc_shared((64,), "float32")
+        T.clear(s)
+        for i in T.Parallel(128):
+            s[bins[i]] = X[i]
+        T.copy(s, Y)
+
+
+@tilec.kernel
+def look_up(
+    table: T.Tensor((64,), "float32"),
+    index: T.Tensor((N,), "int32"),
+    Y: T.Tensor((N,), "float32"),
+):
+    with T.Kernel(T.ceildiv(N, 128), threads=128) as bx:
+        s = T.alloc_shared((64,), "float32")
+        T.copy(table, s)
+        for i in T.Parallel(128):
+            Y[bx * 128 + i] = s[index[bx * 128 + i]]
+
+
+@tilec.kernel
+def carried(A: T.Tensor((M, K), "float16"), B: T.Tensor((64, 64), "float16"),
+            C: T.Tensor((M, 64), "float32")):  # fmt: skip
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as by:
+        a = T.alloc_shared((64, 64), "float16")
+        b = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        T.copy(B, b)
+        for k in T.serial(T.ceildiv(K, 64)):
+            T.gemm(a, b, acc)
+            T.copy(A[by * 64, k * 64], a)
+        T.copy(acc, C[by * 64, 0])
+
+
+@tilec.kernel
+def fed(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float32")):  # fmt: skip
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.annotate_schedule(specialise=True, split=1)
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def matmul(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+           C: T.Tensor((M, N), "float32")):  # fmt: skip
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def running_sum(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M,), "float32")):
+    with T.Kernel(M, threads=32) as row:
+        total = T.alloc_fragment((4,), "float32")
+        T.clear(total)
+        for n in T.serial(N // 4):
+            for i in T.Parallel(4):
+                total[i] = total[i] + X[row, n * 4 + i]
+        for _ in T.Parallel(1):
+            Y[row] = total[0] + total[1] + total[2] + total[3]
+            T.print(total[0], msg="first column")
+
+
+# --- faults of a compiler: what it has placed is taken away again ---
+
+
+def without_release(func: Func) -> Func:
+    """Who has used a tile never says so."""
+    return func.with_body(rewrite(func.body, lambda o: [] if type(o) is MbarrierArrive else None))
+
+
+def waits_for_less(func: Func) -> Func:
+    """Each wait for cp.async leaves one group more unfinished."""
+
+    def change(o: Op) -> Op | None:
+        return replace(o, pending=o.pending + 1) if isinstance(o, CpAsyncWait) else None
+
+    return func.with_body(rewrite(func.body, change))
+
+
+# --- the page ---
+
+
+def random(*shape: int, dtype: str = "float16") -> np.ndarray:
+    return np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
+
+
+def race() -> Report:
+    bins = np.repeat(np.arange(64), 2).astype(np.int32)
+    values = np.arange(128, dtype=np.float32)
+    return tilec.simulate(last_of_each_bin, values, bins, np.zeros(64, np.float32))
+
+
+def outside() -> Report:
+    index = np.arange(200, dtype=np.int32) % 64
+    index[137] = 64
+    table = np.arange(64, dtype=np.float32)
+    return tilec.simulate(look_up, table, index, np.zeros(200, np.float32))
+
+
+def unwritten() -> Report:
+    A, B, C = random(64, 128), random(64, 64), np.zeros((64, 64), np.float32)
+    return tilec.simulate(carried, A, B, C)
+
+
+def deadlock() -> Report:
+    A, B, C = random(64, 256), random(256, 64), np.zeros((64, 64), np.float32)
+    return simulate_changed(without_release, fed, A, B, C)
+
+
+def early() -> Report:
+    A, B, C = random(64, 256), random(256, 64), np.zeros((64, 64), np.float32)
+    report = simulate_changed(waits_for_less, matmul, A, B, C, target="cuda:sm_80")
+    assert np.array_equal(C, A.astype(np.float32) @ B.astype(np.float32))
+    return report
+
+
+def traced() -> Report:
+    X, Y = random(2, 12, dtype="float32"), np.zeros(2, np.float32)
+    return tilec.simulate(running_sum, X, Y, blocks=[1], trace=["total[:]", "Y[1]"])
+
+
+INTRODUCTION = """# Finding faults without a GPU
+
+`tilec.simulate` runs a kernel on the CPU, thread by thread: not a model of it, but the code that
+LLVM is given for the GPU. It needs no GPU. The arrays are filled as a launch would fill them, and
+the report says what is wrong, at your own lines, even where this run happened to go well: it
+follows which access is ordered behind which, so that a missing barrier, wait or fence is found
+whether or not it has bitten. Where a pipeline keeps several copies of a buffer, the first index is
+the copy's number.
+
+    report = tilec.simulate(kernel, A, B, C, target="cuda:sm_90a")
+    print(report)
+    assert report.ok
+
+| argument | what it does |
+|---|---|
+| `target` | `"cuda:sm_80"`, `"cuda:sm_90a"` (if left out) or `"hip:gfx942"` |
+| `grid` | as in `kernel[grid](…)` |
+| `blocks` | run some blocks only: the first `n`, or a list of numbers or coordinates |
+| `checks=False` | numbers only, in less time |
+| `schedules=n` | run `n` times, with the warps in another order each time (`seed` chooses) |
+| `trace="acc[0, :4]"` | follow elements of a buffer through time (also a list) |
+| `check_outputs=True` | report elements of outputs that no block has written |
+| `steps=n` | how many steps a block may take before it counts as running for ever |
+
+A `Report` has `findings` (each with `kind`, `message`, `locations`, `buffer`, `indices`, `threads`,
+`warps`, `roles`, `block`), `counts` (bank conflicts, sectors, bytes and operations of each line),
+`trace`, `printed`, `outputs`, `blocks`, `seconds` and `complete` (False after Ctrl-C, which gives
+the report of what has been run). `report.save("x.json")` keeps it, and `Report.load` of
+`tilec.sim.report` prints it again, without the sources.
+
+Five faults follow, and what the simulator says of each. This page is written by
+`docs/make_debugging.py`; a test keeps it true.
+"""
+
+SECTIONS = (
+    (
+        "A race",
+        "Two iterations of a parallel loop write different values to the same element. Which of "
+        "them stays is chance.",
+        last_of_each_bin,
+        None,
+        race,
+    ),
+    (
+        "An index out of bounds",
+        "`index` holds a 64, and the table has 64 entries. On a GPU this reads whatever comes "
+        "next in shared memory.",
+        look_up,
+        None,
+        outside,
+    ),
+    (
+        "A tile that nobody has written",
+        "The product of the first iteration uses `a` before the first copy into it.",
+        carried,
+        None,
+        unwritten,
+    ),
+    (
+        "A deadlock",
+        "tilec places the barriers of a pipeline itself, so this fault has to be made: each op by "
+        "which consumers say that they are done with a tile is taken out of the compiled program. "
+        "The loaders then wait for ever for a free slot. (`simulate_changed` of "
+        "`tilec.jit.simulate` runs a program that has been changed; tilec's own tests use it to "
+        "see that no change of this kind goes unnoticed.)",
+        fed,
+        without_release,
+        deadlock,
+    ),
+    (
+        "A wait that is too short",
+        "A product for `cuda:sm_80`, where tiles come by `cp.async`. Each wait is made to leave "
+        "one group more in flight than it may. The numbers of this run are right, as they are on "
+        "a GPU when memory happens to be fast.",
+        matmul,
+        waits_for_less,
+        early,
+    ),
+    (
+        "Following values",
+        "No fault here: `trace` shows what the elements of a buffer hold after each line that "
+        "writes them, and `T.print` prints what it prints on the other targets.",
+        running_sum,
+        None,
+        traced,
+    ),
+)
+
+
+def page() -> str:
+    parts = [INTRODUCTION]
+    shown = set()
+    for title, words, kernel, change, run in SECTIONS:
+        parts.append(f"\n## {title}\n\n{_filled(words)}\n")
+        for source in (kernel.function, change, run):
+            if source is not None and source not in shown:
+                parts.append(f"\n```python\n{inspect.getsource(source)}```\n")
+                shown.add(source)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            report = run()
+        report.notes = ()  # they tell of the machine
+        parts.append(f"\n```text\n{printed.getvalue()}{_steady(str(report))}\n```\n")
+    return "".join(parts)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _steady(text: str) -> str:
+    """The report without what differs from run to run: times, and where this file is."""
+    text = text.replace(str(Path(__file__).parent.parent) + "/", "")
+    return re.sub(r"in \d+\.\d s:", "in 0.1 s:", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.stdout.write(f"wrote {PAGE.name}\n")
