@@ -5,10 +5,14 @@ What is executed is what would be given to LLVM (`ir.llvm`), so a fault of the c
 well as one of the kernel. Values are NumPy arrays over the threads that go the same way.
 
 - `program`: records -> Python functions, one per piece of a basic block that cannot wait
-- `numbers`, `undefined`: LLVM's arithmetic; a value that nobody wrote
-- `agent`, `scheduler`, `waiting`: threads that go together, who runs next, what they wait for
-- `memory`, `shadow`, `order`: bytes; who touched them when; what is ordered behind what
-- `engines`, `barriers`, `intrinsics`: the asynchronous parts of the machine, and LLVM's own names
+- `numbers`, `fused`, `undefined`: LLVM's arithmetic; a value that nobody wrote
+- `agent`, `primitives`: threads that go together, and what they can do
+- `scheduler`, `waiting`: who runs next, what they wait for
+- `memory`, `global_memory`, `storage`, `places`, `tensors`: bytes, and what they are to the user
+- `shadow`, `global_shadow`, `order`: who touched them when; what is ordered behind what
+- `barriers`, `mbarriers`, `meeting`: everything that threads wait at
+- `engines`, `tma`, `warpgroups`, `matrices`, `lanes`, `intrinsics`: what instructions do
+- `block`, `machine`, `launch`: a block, all blocks of a run, a launch with its report
 - `counts`: bank conflicts, sectors, bytes and operations of each source line
-- `findings`, `report`, `trace`: what the user is told
+- `findings`, `report`, `trace`, `traced_memory`, `printing`, `progress`: what the user is told
 """
