@@ -208,8 +208,9 @@ class Memory(Arithmetic):
         """Warn of an access of a global tensor that no iteration makes inside its bounds."""
         for dim, (offset, extent) in enumerate(zip(offsets, extents)):
             reach, size = affine_of(offset).interval(), static_int(buffer.shape[dim])
-            below = reach.hi is not None and reach.hi + extent <= 0
-            above = reach.lo is not None and size is not None and reach.lo >= size
+            # A tensor without elements has no bounds worth a word: nothing of it is ever touched.
+            below = reach.hi is not None and reach.hi + extent <= 0 and size != 0
+            above = reach.lo is not None and size is not None and reach.lo >= size > 0
             if below or above:
                 what = "the safe value is read" if does == "reads" else "nothing is written"
                 last = f"{buffer.type.shape[dim]} - 1" if size is None else size - 1
