@@ -213,24 +213,28 @@ class _Gather:
         last = const(b, p.count - 1)
         batch = max(1, BATCH // self.blocks)
         for i in range(0, share, batch):
-            vectors = [
-                b.value(Binary, "add", start, const(b, n)) for n in range(i, min(i + batch, share))
-            ]
-            loaded = [
-                [
-                    p.load(b, b.value(Binary, "min", v, last), const(b, n))
-                    for n in range(self.blocks)
-                ]
-                for v in vectors
-            ]
-            for vector, parts in zip(vectors, loaded):
-                total = parts[0]
-                for values in parts[1:]:
-                    total = [b.value(Binary, "add", x, y) for x, y in zip(total, values)]
-                store = Builder(self.loc)
-                p.store(store, vector, total)
-                # Beyond the last vector stands a part that its own block has yet to read.
-                only_if(b, b.value(Compare, "le", vector, last), store.ops)
+            first = b.value(Binary, "add", start, const(b, i))
+            # Beyond the last vector stands nothing: the last blocks may have no share.
+            mine = Builder(self.loc)
+            self.sum_batch(mine, p, first, min(batch, share - i), last)
+            only_if(b, b.value(Compare, "le", first, last), mine.ops)
+
+    def sum_batch(self, b: Builder, p: _Parts, first: Value, count: int, last: Value) -> None:
+        """Add up `count` vectors from `first` on, as far as there are any; all loads are on their
+        way before the first sum."""
+        vectors = [b.value(Binary, "add", first, const(b, n)) for n in range(count)]
+        loaded = [
+            [p.load(b, b.value(Binary, "min", v, last), const(b, n)) for n in range(self.blocks)]
+            for v in vectors
+        ]
+        for vector, parts in zip(vectors, loaded):
+            total = parts[0]
+            for values in parts[1:]:
+                total = [b.value(Binary, "add", x, y) for x, y in zip(total, values)]
+            store = Builder(self.loc)
+            p.store(store, vector, total)
+            # Beyond the last vector stands a part that its own block has yet to read.
+            only_if(b, b.value(Compare, "le", vector, last), store.ops)
 
     def take(self, b: Builder) -> None:
         """In the first block: every vector from the block that has it, on top of its own registers
