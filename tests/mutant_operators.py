@@ -1,0 +1,374 @@
+"""What `mutants` does to a kernel: each change takes one thing away that orders work or keeps it in
+bounds, or makes it weaker.
+
+`changes(func)` lists them for a function of the SCHEDULED or LOWERED contract. A place is numbered
+in the order in which `rewrite` visits ops, so that an op object that stands in two places is two
+places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilec.ir.core import Block, Builder, Func, Op, Replacement, Value, defining_ops, rewrite, walk
+from tilec.ir.loc import Loc
+from tilec.ir.ops import (
+    Barrier,
+    Binary,
+    ClusterBarrier,
+    ClusterLoad,
+    ClusterSum,
+    Compare,
+    Const,
+    Copy,
+    CpAsync,
+    CpAsyncCommit,
+    CpAsyncWait,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Ldmatrix,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierInit,
+    MbarrierInitFence,
+    MbarrierWait,
+    MemLoad,
+    MemStore,
+    Parallel,
+    ProxyFence,
+    Scope,
+    Stmatrix,
+    Store,
+    TmaLoad,
+    TmaStore,
+    TmaStoreCommit,
+    TmaStoreWait,
+    TurnPass,
+    TurnWait,
+    Version,
+    WarpSync,
+    Wgmma,
+    WgmmaWait,
+    While,
+)
+from tilec.ir.types import BOOL, INT32, ScalarType
+
+REMOVED: tuple[type[Op], ...] = (
+    Barrier, WarpSync, ProxyFence, MbarrierInit, MbarrierInitFence, MbarrierExpect, MbarrierArrive,
+    MbarrierWait, ClusterBarrier, CpAsyncCommit, CpAsyncWait, WgmmaWait, TmaStoreCommit,
+    TmaStoreWait, TurnWait, TurnPass,
+)  # fmt: skip
+ACQUIRING: tuple[type[Op], ...] = (
+    Barrier, WarpSync, MbarrierWait, ClusterBarrier, CpAsyncWait, WgmmaWait, TmaStoreWait, TurnWait,
+    ProxyFence,
+)  # fmt: skip
+RELEASING: tuple[type[Op], ...] = (
+    Barrier, WarpSync, ClusterBarrier, MbarrierArrive, CpAsyncCommit, TmaStoreCommit, TurnPass,
+)  # fmt: skip
+# What it matters to be before or behind.
+ACTING: tuple[type[Op], ...] = (
+    *REMOVED, Copy, Fill, Gemm, Parallel, ClusterSum, ClusterLoad, MemLoad, MemStore, CpAsync,
+    Ldmatrix, Stmatrix, TmaLoad, TmaStore, Wgmma, For, While, If,
+)  # fmt: skip
+
+Make = Callable[[Op], Replacement]
+
+
+@dataclass(frozen=True)
+class Change:
+    """`operator`: the kind of change; `description`: what it does at `loc`; `apply` makes the
+    changed function of the one that the change was listed for."""
+
+    operator: str
+    description: str
+    loc: Loc
+    apply: Callable[[Func], Func]
+
+
+def changes(func: Func) -> list[Change]:
+    """Every change of ordering, waiting, counting and bounds."""
+    places = sites(func)
+    found: list[Change] = []
+
+    def add(i: int, operator: str, description: str, make: Make) -> None:
+        found.append(Change(operator, description, places[i].loc, lambda f: change_at(f, i, make)))
+
+    for i, o in enumerate(places):
+        if isinstance(o, REMOVED):
+            add(i, f"remove {o.opname}", f"no {said(o)}", lambda _: [])
+        for operator, description, make in weaker(o):
+            add(i, operator, description, make)
+    found += moves(func, places)
+    found += bounds(func, places)
+    found += rings(func)
+    return found
+
+
+def sites(func: Func) -> list[Op]:
+    """The ops of the body in the order in which `rewrite` visits them."""
+    seen: list[Op] = []
+
+    def visit(o: Op) -> None:
+        seen.append(o)
+
+    rewrite(func.body, visit)
+    return seen
+
+
+def change_at(func: Func, place: int, make: Make) -> Func:
+    """`func` with `make(op)` at a place."""
+    return change_all(func, {place: make})
+
+
+def change_all(func: Func, makes: dict[int, Make]) -> Func:
+    number = -1
+
+    def visit(o: Op) -> Replacement:
+        nonlocal number
+        number += 1
+        make = makes.get(number)
+        return None if make is None else make(o)
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def said(o: Op) -> str:
+    """An op in a few words: its name and its operands' names."""
+    names = [v.name for v in o.operands if v.name]
+    return " ".join([o.opname, *names[:2]])
+
+
+# --- weaker waits, other counts, wrong slots ---
+
+Weaker = tuple[str, str, Make]
+
+
+def weaker(o: Op) -> Iterator[Weaker]:
+    """What else may be done to one op."""
+    match o:
+        case CpAsyncWait() | WgmmaWait() | TmaStoreWait():
+            more = o.pending + 1
+            yield f"{o.opname}: one more", f"{more} may be pending", _set(pending=more)
+            if isinstance(o, TmaStoreWait) and not o.read:
+                yield "tma_store_wait: read only", "waits until it is read", _set(read=True)
+        case MbarrierInit():
+            yield "arrival count", f"{said(o)}: {o.count + 1}", _set(count=o.count + 1)
+            if o.count > 1:
+                yield "arrival count", f"{said(o)}: {o.count - 1}", _set(count=o.count - 1)
+        case MbarrierExpect():
+            for n in (o.bytes - 16, o.bytes + 16, o.bytes // 2):
+                yield "bytes expected", f"{n}, not {o.bytes}", _set(bytes=n)
+            yield from _other_slot(o)
+        case MbarrierWait():
+            yield "parity flipped", said(o), _flip
+            for p in (0, 1):
+                yield "parity stale", f"{said(o)}: always {p}", _constant("parity", p)
+            if o.acquire:
+                yield "no acquire", said(o), _set(acquire=False)
+            yield from _other_slot(o)
+        case MbarrierArrive():
+            if o.publish:
+                yield "no publish", said(o), _set(publish=False)
+            if o.block is not None and not o.publish:
+                yield "arrive at home", said(o), _set(block=None)
+            if o.guard is not None:
+                yield "guard removed", said(o), _set(guard=None)
+            yield from _other_slot(o)
+        case TmaLoad():
+            yield from _other_slot(o)
+            if o.blocks is not None:
+                yield "multicast to itself only", said(o), _set(blocks=None)
+        case TmaStore() if o.guard is not None:
+            yield "guard removed", said(o), _set(guard=None)
+        case Barrier():
+            if o.threads:
+                for n in (o.threads - 32, o.threads + 32):
+                    yield "barrier threads", f"{n}, not {o.threads}", _set(threads=n)
+            if o.id or o.threads:
+                yield "barrier number", f"{o.id + 1}, not {o.id}", _set(id=o.id + 1)
+        case TurnWait() | TurnPass():
+            yield "turn number", f"{said(o)}: {o.id + 1}, not {o.id}", _set(id=o.id + 1)
+        case Scope() if o.registers > 100:
+            many = o.registers + 8
+            yield "register pool", f"{o.name}: {many}, not {o.registers}", _set(registers=many)
+        case If() if any(isinstance(x, MbarrierInit | TmaLoad) for x in walk(o.then)):
+            yield "no elected thread", "all threads go there", _constant("cond", True)
+        case Store() if o.dest.name.split("_")[0].startswith("ring"):
+            yield "position not advanced", f"{o.dest.name} not stored", lambda _: []
+
+
+def _set(**fields: Any) -> Make:
+    return lambda o: replace(o, **fields)
+
+
+def _flip(o: Op) -> Sequence[Op]:
+    assert isinstance(o, MbarrierWait)
+    b = Builder(o.loc)
+    one = b.value(Const, 1, INT32)
+    return [*_after(b, replace(o, parity=b.value(Binary, "xor", o.parity, one)))]
+
+
+def _constant(field: str, value: int | bool) -> Make:
+    def make(o: Op) -> Sequence[Op]:
+        b = Builder(o.loc)
+        dtype = BOOL if isinstance(value, bool) else INT32
+        return _after(b, replace(o, **{field: b.value(Const, value, dtype)}))
+
+    return make
+
+
+def _after(b: Builder, o: Op) -> Sequence[Op]:
+    return [*b.ops, o]
+
+
+def _other_slot(o: Any) -> Iterator[Weaker]:
+    (slots,) = o.barrier.buffer.static_shape
+    if slots > 1:
+        yield "slot off by one", said(o), _next_slot(slots)
+
+
+def _next_slot(slots: int) -> Make:
+    def make(o: Any) -> Sequence[Op]:
+        b = Builder(o.loc)
+        more = b.value(Binary, "add", o.slot, b.value(Const, 1, INT32))
+        return _after(b, replace(o, slot=b.value(Binary, "mod", more, b.value(Const, slots, INT32))))
+
+    return make
+
+
+# --- in another order ---
+
+
+def moves(func: Func, places: Sequence[Op]) -> Iterator[Change]:
+    """What acquires comes behind the next op that acts, what releases before the one in front."""
+    for first, second in _neighbours(func, places):
+        a, b = places[first], places[second]
+        kept: list[Op] = []
+
+        def keep(o: Op, kept: list[Op] = kept) -> Sequence[Op]:
+            kept[:] = [o]
+            return []
+
+        def put(o: Op, kept: list[Op] = kept) -> Sequence[Op]:
+            return [o, *kept]
+
+        def apply(f: Func, makes: dict[int, Make] = {first: keep, second: put}) -> Func:
+            return change_all(f, makes)
+
+        if type(a) is type(b) and not isinstance(a, MbarrierArrive | MbarrierWait):
+            continue
+        if isinstance(a, ACQUIRING):
+            yield Change(f"{a.opname} too late", f"{said(a)} behind {said(b)}", a.loc, apply)
+        elif isinstance(b, RELEASING):
+            yield Change(f"{b.opname} too early", f"{said(b)} before {said(a)}", b.loc, apply)
+
+
+def _neighbours(func: Func, places: Sequence[Op]) -> Iterator[tuple[int, int]]:
+    """Pairs of places of one block that change places without harm to the IR: both act, the first
+    has no results, one of them orders."""
+    numbers: dict[int, list[int]] = {}
+    for i, o in enumerate(places):
+        numbers.setdefault(id(o), []).append(i)
+    for block in _blocks(func.body):
+        acting = [o for o in block.ops if isinstance(o, ACTING) and len(numbers[id(o)]) == 1]
+        for a, b in zip(acting, acting[1:]):
+            if not a.results and (isinstance(a, ACQUIRING) or isinstance(b, RELEASING)):
+                yield numbers[id(a)][0], numbers[id(b)][0]
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for o in block.ops:
+        for region in o.regions:
+            yield from _blocks(region)
+
+
+# --- bounds ---
+
+
+def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
+    """Guards that are missing or off by one, loops that go round once more than the others'."""
+    made = defining_ops(func.body)
+    guards: set[Value] = set()
+    in_scope = {id(o) for s in walk(func.body) if isinstance(s, Scope) for o in walk(s.body)}
+    for o in walk(func.body):
+        guard = getattr(o, "guard", None)
+        if isinstance(o, MemLoad | MemStore) and guard is not None:
+            guards |= _parts(guard, made)
+    for i, o in enumerate(places):
+        match o:
+            case MemLoad() | MemStore() if o.guard is not None:
+                yield _at("guard removed", said(o), o, i, _set(guard=None, **_no_other(o)))
+            case CpAsync() if o.valid is not None:
+                yield _at("guard removed", said(o), o, i, _set(valid=None))
+            case Compare(kind="lt" | "le" | "gt" | "ge") if o.result in guards:
+                what = f"{o.lhs.name or 'index'} {o.kind} {o.rhs.name or 'bound'}"
+                yield _at("bound off by one", what, o, i, _wider)
+            case For(kind="pipelined" | "persistent" | "serial") if id(o) in in_scope:
+                yield _at("extent + 1", f"{o.kind} loop of one role", o, i, _longer)
+
+
+def _at(operator: str, description: str, o: Op, i: int, make: Make) -> Change:
+    return Change(operator, description, o.loc, lambda f: change_at(f, i, make))
+
+
+def _no_other(o: Op) -> dict[str, None]:
+    return {"other": None} if isinstance(o, MemLoad) else {}
+
+
+def _parts(guard: Value, made: dict[Value, Op]) -> set[Value]:
+    """The comparisons that a guard is made of."""
+    o = made.get(guard)
+    if isinstance(o, Binary) and o.kind in ("and", "or"):
+        return _parts(o.lhs, made) | _parts(o.rhs, made)
+    if isinstance(o, Compare) and isinstance(o.lhs.type, ScalarType) and o.lhs.dtype.is_int:
+        return {guard}
+    return set()
+
+
+def _wider(o: Op) -> Sequence[Op]:
+    assert isinstance(o, Compare)
+    b = Builder(o.loc)
+    kind = "sub" if o.kind in ("lt", "le") else "add"
+    moved = b.value(Binary, kind, o.lhs, b.value(Const, 1, o.lhs.dtype))
+    return _after(b, replace(o, lhs=moved))
+
+
+def _longer(o: Op) -> Sequence[Op]:
+    assert isinstance(o, For)
+    b = Builder(o.loc)
+    return _after(b, replace(o, hi=b.value(Binary, "add", o.hi, o.step)))
+
+
+# --- rings ---
+
+
+def rings(func: Func) -> Iterator[Change]:
+    """Buffers with a version less than their waits say, and accesses of a version next to the
+    right one."""
+    places = sites(func)
+    uses: dict[Value, list[int]] = {}
+    for i, o in enumerate(places):
+        if isinstance(o, Version) and o.root.buffer.versions > 1:
+            uses.setdefault(o.root, []).append(i)
+    for root, at in uses.items():
+        loc, versions = places[at[0]].loc, root.buffer.versions
+        makes: dict[int, Make] = dict.fromkeys(at, _at_most(versions - 2))
+        text = f"{root.name}: {versions - 1} versions, not {versions}"
+        yield Change(
+            "ring too short", text, loc, lambda f, makes=makes: change_all(f, makes)
+        )
+        for i in at:
+            yield _at("slot off by one", said(places[i]), places[i], i, _next_slot(versions))
+
+
+def _at_most(slot: int) -> Make:
+    def make(o: Any) -> Sequence[Op]:
+        b = Builder(o.loc)
+        return _after(b, replace(o, slot=b.value(Binary, "min", o.slot, b.value(Const, slot, INT32))))
+
+    return make
