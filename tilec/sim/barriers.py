@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 MBARRIER_BYTES = 8
+_COPY = "a TMA load has written its shared memory"
+_ARRIVAL = "a thread of another block has arrived at its mbarrier"
+PEER_READ = "a thread of another block has read its shared memory"
 NAMED_BARRIERS = 16
 
 
@@ -39,6 +42,7 @@ class Barriers:
         self.registers = Registers(block.threads, block.warp_size, block.target.registers)
         self._published: dict[int, Clock] = {}  # thread -> what its last release fence made known
         self._met: dict[int, Clock] = {}  # thread -> what an acquire fence will put behind it
+        self._visits: dict[tuple[int, str], tuple[int, Any]] = {}
 
     # --- warps ---
 
@@ -56,6 +60,15 @@ class Barriers:
             if at % MBARRIER_BYTES:
                 self._report(agent, "misaligned access", f"an mbarrier at address {at}")
             name = agent.inst.buffer if agent.inst else ""
+            before = self.mbarriers.get(int(at))
+            if before is not None and not before.again:
+                before.again = True
+                self._report(
+                    agent,
+                    "data race",
+                    f"{before} is initialised a second time, and may be in use by then",
+                    before.inst,
+                )
             first = min([b.address for b in self.mbarriers.values() if b.name == name] + [int(at)])
             self.mbarriers[int(at)] = Mbarrier(
                 int(at),
@@ -126,8 +139,6 @@ class Barriers:
             if b is None:
                 continue
             order = self.block.order
-            clock = order.release(who)
-            rows = (who + order.base).tolist()
             if expect:
                 b.tx += expect * len(who)
                 b.announced += expect * len(who)
@@ -145,15 +156,22 @@ class Barriers:
                     )
                     break
                 part = min(left, b.pending)
+                counted = who[len(who) - left :][:part]  # only these are behind the phase's end
                 left -= part
+                clock = order.release(counted)
+                rows = (counted + order.base).tolist()
                 b.note(clock, {row: int(clock.seen[row]) for row in rows})
                 b.arrive(part)
+                if block is not self.block:
+                    for row in rows:
+                        block.barriers.visit(agent, row, int(clock.seen[row]), _ARRIVAL)
                 block.barriers.settle(agent, b)
 
     def complete(self, agent: Agent, b: Mbarrier, bytes: int, clock: Clock, column: int) -> None:
         """An asynchronous copy has brought bytes."""
         b.tx -= bytes
         b.copies = agent.inst
+        self.visit(agent, column, int(clock.seen[column]), _COPY)
         b.note(clock, {column: int(clock.seen[column])})
         self.settle(agent, b)
 
@@ -337,6 +355,23 @@ class Barriers:
                     b.copies,
                     first=b.expects or b.copies,
                 )
+        if agent is None:
+            self._check_visits()
+
+    def visit(self, agent: Agent, column: int, time: int, what: str) -> None:
+        """An engine, or a thread of another block, has used the block's shared memory, which must
+        be there until then: some thread of the block has to have that behind it when it ends."""
+        self._visits[column, what] = time, agent.inst
+
+    def _check_visits(self) -> None:
+        order = self.block.order
+        mine = slice(order.base, order.base + self.block.threads)
+        behind = order.clocks.seen[mine].max(axis=0)
+        for (column, what), (time, inst) in self._visits.items():
+            if behind[column] < time:
+                kind: Kind = "read before wait" if what == _COPY else "data race"
+                self._report(None, kind, f"the block may end before {what}", first=inst)
+        self._visits.clear()
 
     # --- inside ---
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.llvm import Inst
 from tilec.ir.types import TFLOAT32
+from tilec.sim.barriers import PEER_READ
 from tilec.sim.findings import Kind
 from tilec.sim.memory import at_block
 from tilec.sim.order import Clock
@@ -255,7 +256,9 @@ class Engines:
             if not time:
                 continue
             order.learn(lanes, order.engine(("wgmma", g)), time)
-            order.acquire(lanes, self._issued[g, time])
+            issued = self._issued.get((g, time))  # None: that is behind them already
+            if issued is not None:
+                order.acquire(lanes, issued)
             for key in [k for k in self._issued if k[0] == g and k[1] < time]:
                 del self._issued[key]
 
@@ -285,6 +288,10 @@ class Engines:
             ranks = np.clip(ranks, 0, len(self.block.cluster) - 1)
         places = at_block(agent.full(address).astype(np.int64), ranks)
         data = self.block.memory.peer_read(agent, places, 4 * words)
+        time = self.block.order.mark()
+        for other in np.unique(ranks).tolist():
+            for row in (agent.lanes[ranks == other] + self.block.order.base).tolist():
+                self.block.cluster[other].barriers.visit(agent, row, time, PEER_READ)
         return tuple(np.ascontiguousarray(data.view(np.int32).T))
 
     # --- the end ---

@@ -42,7 +42,8 @@ class Pass:
 @dataclass(slots=True)
 class Mbarrier:
     """`number`: of the phase that is running. `clock` and `marks`: what has arrived in it; `ended`
-    and `ends`: the same of the one before. `tx`: bytes announced and not yet come."""
+    and `ends`: the same of the one before. `tx`: bytes announced and not yet come. `again`: it has
+    been initialised more than once."""
 
     address: int
     name: str
@@ -56,6 +57,7 @@ class Mbarrier:
     tx: int = 0
     announced: int = 0
     fenced: bool = False
+    again: bool = False
     clock: Clock | None = None
     marks: Marks = field(default_factory=dict)
     ended: Clock | None = None
