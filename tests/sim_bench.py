@@ -54,6 +54,7 @@ class Bench:
                 warp_size=self.target.warp_size,
                 target=self.target,
                 maps=self.maps,
+                executing=None,
                 report=self._report,
             )
             block.memory = Memory(block.order, shared, SHARED_BYTES, granule=1, cluster=memories)

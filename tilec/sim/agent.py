@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.sim import numbers
+from tilec.sim.in_flight import settled, touched
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
 from tilec.sim.undefined import UNDEF, is_undefined
@@ -58,8 +59,9 @@ class Agent(Primitives):
         self, meaning: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
     ) -> tuple[Any, ...]:
         """A row or intrinsic that does not wait."""
-        self.inst = inst
+        self.inst = self.block.executing = inst
         if inst.opcode == "asm" and not inst.row.startswith("wgmma"):  # these look themselves
+            args = tuple(map(touched, args))
             if any(map(is_undefined, args)):
                 args = self._report_undefined(inst, args)
         result: tuple[Any, ...] = meaning(self, *args)
@@ -74,7 +76,8 @@ class Agent(Primitives):
         return self.block.memory.load(self, at, access)
 
     def store(self, access: Access, at: Any, value: Any) -> None:
-        self.inst = access.inst
+        self.inst = self.block.executing = access.inst
+        value = touched(value)
         if at is UNDEF or is_undefined(value):
             at, value = self._report_undefined(access.inst, (at, value))
         self.block.memory.store(self, at, value, access)
@@ -87,7 +90,7 @@ class Agent(Primitives):
         self.block.print_line(self, text, values)
 
     def written_register(self, inst: Inst, slot: str, value: Any) -> None:
-        self.block.written_register(self, inst, slot, value)
+        self.block.written_register(self, inst, slot, settled(value))
 
     def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that may wait: sets `waiting` if it does, else gives its results."""

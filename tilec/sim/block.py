@@ -82,6 +82,7 @@ class Block:
         self.grid, self.cluster_dims, self.maps = setting.grid, setting.cluster, setting.maps
         self.order = Order(clocks, len(cluster) - 1)
         self.steps: Callable[[], int] = int  # segments that the cluster has run
+        self.executing: Inst | None = None  # the last row or store that an agent came to
         self.memory = self._memory(memories, party)
         self.barriers = Barriers(self)
         self.engines = Engines(self)

@@ -18,6 +18,7 @@ from tilec.ir.llvm import Inst
 from tilec.ir.types import TFLOAT32
 from tilec.sim.barriers import PEER_READ
 from tilec.sim.findings import Kind
+from tilec.sim.in_flight import Flight, in_flight, settled, touched, waited
 from tilec.sim.memory import at_block
 from tilec.sim.order import Clock
 from tilec.sim.tensors import TensorMap
@@ -241,18 +242,38 @@ class Engines:
         order = self.block.order
         teams = self._warpgroups(agent)
         columns = [order.engine(("wgmma", g)) for g in teams]
-        made = product(agent, columns, row, a, b, c, transposed, keep)
+        a = [tuple(map(touched, part)) for part in a]
+        sums = None if c is None else tuple(map(settled, c))
+        made = product(agent, columns, row, a, b, sums, transposed, keep)
+        times: dict[int, int] = {}
         for g, lanes in teams.items():
             clock = order.release(lanes)
-            time = order.mark()
-            self._products.commit(np.array([g]), time)
-            self._issued[g, time] = clock
-        return made
+            times[g] = order.mark()
+            self._products.commit(np.array([g]), times[g])
+            self._issued[g, times[g]] = clock
+        if not self.block.memory.checks:
+            return made
+        inst = agent.inst
 
-    def wgmma_wait(self, agent: Agent, pending: int) -> None:
+        def touch() -> None:
+            now = agent.block.executing
+            self.block.report(
+                agent,
+                "operand in flight",
+                f"the accumulator of {row.name} is used before its product has been waited for",
+                *(i.loc for i in (now, inst) if i is not None),
+                buffer=now.buffer if now is not None else "",
+            )
+
+        return in_flight(made, Flight(times, touch))
+
+    def wgmma_wait(
+        self, agent: Agent, pending: int, registers: Sequence[Any]
+    ) -> tuple[Any, ...]:
         order = self.block.order
+        done: dict[int, int] = {}
         for g, lanes in self._warpgroups(agent).items():
-            time = int(self._products.done(np.array([g]), pending)[0])
+            done[g] = time = int(self._products.done(np.array([g]), pending)[0])
             if not time:
                 continue
             order.learn(lanes, order.engine(("wgmma", g)), time)
@@ -261,6 +282,7 @@ class Engines:
                 order.acquire(lanes, issued)
             for key in [k for k in self._issued if k[0] == g and k[1] < time]:
                 del self._issued[key]
+        return tuple(waited(x, done) for x in registers)
 
     def _warpgroups(self, agent: Agent) -> dict[int, Ints]:
         """The threads of each warpgroup, which must all be here."""

@@ -1,8 +1,8 @@
 """LLVM's arithmetic on NumPy values: what the records other than memory, rows and branches compute.
 
 A value is a NumPy scalar (the same in all lanes) or an array over the lanes; a vector, struct or
-array is a tuple of values (see `tilec.sim`). Signed NumPy integers hold LLVM's integers, which have no sign:
-the unsigned operations look at the same bits as unsigned ones. LLVM language reference:
+array is a tuple of values (see `tilec.sim`). Signed NumPy integers hold LLVM's integers, which have
+no sign: the unsigned operations look at the same bits as unsigned ones. LLVM language reference:
 https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
@@ -296,9 +296,10 @@ def pick(parts: tuple[Value, ...], index: Value) -> Value:
 def put(parts: tuple[Value, ...], index: Value, value: Value) -> tuple[Value, ...]:
     """The array with `value` at `index`."""
     if np.ndim(index) == 0:
-        return insert(parts, value, int(index))
+        return (*parts[: int(index)], value, *parts[int(index) + 1 :])
     for i in np.unique(index):
-        parts = insert(parts, _over(index == i, value, parts[int(i)]), int(i))
+        old = parts[int(i)]
+        parts = (*parts[: int(i)], _over(index == i, value, old), *parts[int(i) + 1 :])
     return parts
 
 

@@ -140,8 +140,8 @@ class Primitives:
             _agent(self), row, a, b, c, (a_transposed, b_transposed), keep
         )
 
-    def wgmma_wait(self, pending: int) -> None:
-        self.block.engines.wgmma_wait(_agent(self), pending)
+    def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
+        return self.block.engines.wgmma_wait(_agent(self), pending, registers)
 
     # --- other blocks ---
 

@@ -230,12 +230,11 @@ class _Reader:
             if last is None or last.opcode in ("ret", "unreachable"):
                 continue
             if last.opcode == "br":
-                edges = [edge(to) for to in _targets(last)]
-                if not last.operands:
-                    (s.end,) = edges
-                else:
+                first, *others = [edge(to) for to in _targets(last)]
+                s.end = first
+                for second in others:
                     merge = self.first[last.merge]
-                    s.end = Branch(operand(last.operands[0]), *edges, merge, last)
+                    s.end = Branch(operand(last.operands[0]), first, second, merge, last)
             elif _may_wait(last):
                 result = slots.get(last.result.ref) if last.result is not None else None
                 args = tuple(operand(v) for v in last.operands)

@@ -193,9 +193,9 @@ class Machine(Protocol):
         is MN-major. Shared memory is read until the group has been waited for. The four warps must
         come together, with the same descriptors."""
 
-    def wgmma_wait(self, pending: int) -> None:
-        """`wgmma.wait_group`: at most `pending` of the warpgroup's youngest groups are in
-        flight."""
+    def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
+        """`wgmma.wait_group`: at most `pending` of the warpgroup's youngest groups are in flight.
+        Gives `registers`, of which those of the other groups may now be touched."""
 
     # --- other blocks: section "mapa", "ld.shared::cluster" ---
 

@@ -150,8 +150,7 @@ def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
     x.tie_all()
 
     def wait(m: Machine, *registers: Word) -> Outcome:
-        m.wgmma_wait(pending)
-        return registers
+        return m.wgmma_wait(pending, registers)
 
     return x.asm(f"wgmma.wait_group.sync.aligned {pending};", wait)
 

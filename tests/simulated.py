@@ -1,0 +1,46 @@
+"""Launches that are simulated: within `simulated(target)` every call of a kernel runs in the
+simulator, so that a program's own checks are checks of the simulator. Gives the list of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import tilec
+from tilec.jit.simulate import OPTIONS
+from tilec.kernel import Kernel
+
+
+def _outputs(report: Any) -> Any:
+    made = tuple(report.outputs.values())
+    return made[0] if len(made) == 1 else made or None
+
+
+def _by_position(kernel: Kernel, args: list[Any], given: dict[str, Any]) -> list[Any]:
+    """The arguments with those by position that are called like an option of `simulate`."""
+    while set(OPTIONS) & set(given):
+        p = kernel.parameters[len(args)]
+        args.append(given.pop(p.name, p.default))
+    return args
+
+
+@contextmanager
+def simulated(target: str) -> Iterator[list[Any]]:
+    reports: list[Any] = []
+
+    def launch(kernel: Kernel, grid: Any, args: Any, given: dict[str, Any]) -> Any:
+        given.pop("stream", None)
+        args = _by_position(kernel, list(args), given)
+        reports.append(tilec.simulate(kernel, *args, grid=grid, target=target, **given))
+        return _outputs(reports[-1])
+
+    def call(kernel: Kernel, *args: Any, **given: Any) -> Any:
+        return launch(kernel, None, args, given)
+
+    def item(kernel: Kernel, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **given: launch(kernel, grid, args, given)
+
+    with mock.patch.multiple(Kernel, __call__=call, __getitem__=item):
+        yield reports
