@@ -16,6 +16,7 @@ from tilec.sim.lanes import whole_warps
 from tilec.sim.mbarriers import Mbarrier, MbarrierWait, Pass
 from tilec.sim.meeting import Meeting, MeetingWait, Registers, RegisterWait
 from tilec.sim.order import Clock
+from tilec.sim.published import Published
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -39,6 +40,7 @@ class Barriers:
         self.named: dict[int, Meeting] = {}
         self.cluster: Meeting | None = None  # of the whole cluster, kept by its first block
         self.whole: Meeting | None = None  # AMD's
+        self.published = Published(block)
         self.registers = Registers(block.threads, block.warp_size, block.target.registers)
         self._published: dict[int, Clock] = {}  # thread -> what its last release fence made known
         self._met: dict[int, Clock] = {}  # thread -> what an acquire fence will put behind it
@@ -162,6 +164,8 @@ class Barriers:
                 rows = (counted + order.base).tolist()
                 b.note(clock, {row: int(clock.seen[row]) for row in rows})
                 b.arrive(part)
+                if cluster_scope:
+                    b.publish(self.published.release(clock))
                 if block is not self.block:
                     for row in rows:
                         block.barriers.visit(agent, row, int(clock.seen[row]), _ARRIVAL)
@@ -194,11 +198,11 @@ class Barriers:
         lanes = agent.lanes
         if np.ndim(address) == 0 and np.ndim(parity) == 0:
             of = [(self.find(agent, int(address)), int(parity) & 1)]
-            return MbarrierWait(agent, lanes, of, np.zeros(len(lanes), np.int64))
+            return MbarrierWait(agent, lanes, of, np.zeros(len(lanes), np.int64), cluster_scope)
         pairs = np.stack([agent.full(address), agent.full(parity) & 1], -1)
         unique, which = np.unique(pairs, axis=0, return_inverse=True)
         of = [(self.find(agent, int(at)), int(p)) for at, p in unique]
-        return MbarrierWait(agent, lanes, of, which.ravel())
+        return MbarrierWait(agent, lanes, of, which.ravel(), cluster_scope)
 
     # --- named barriers ---
 
@@ -296,6 +300,8 @@ class Barriers:
         meeting.add(self.block, agent.lanes, self.block.order.release(agent.lanes))
         if meeting.full:
             first.cluster = None
+            for block in self.block.cluster:
+                block.barriers.published.meet()
         return MeetingWait(agent, agent.lanes, [meeting], np.zeros(len(agent.lanes), np.int64))
 
     # --- registers ---

@@ -267,9 +267,7 @@ class Engines:
 
         return in_flight(made, Flight(times, touch))
 
-    def wgmma_wait(
-        self, agent: Agent, pending: int, registers: Sequence[Any]
-    ) -> tuple[Any, ...]:
+    def wgmma_wait(self, agent: Agent, pending: int, registers: Sequence[Any]) -> tuple[Any, ...]:
         order = self.block.order
         done: dict[int, int] = {}
         for g, lanes in self._warpgroups(agent).items():
@@ -312,9 +310,25 @@ class Engines:
         data = self.block.memory.peer_read(agent, places, 4 * words)
         time = self.block.order.mark()
         for other in np.unique(ranks).tolist():
+            self._check_published(agent, other, places[ranks == other], 4 * words)
             for row in (agent.lanes[ranks == other] + self.block.order.base).tolist():
                 self.block.cluster[other].barriers.visit(agent, row, time, PEER_READ)
         return tuple(np.ascontiguousarray(data.view(np.int32).T))
+
+    def _check_published(self, agent: Agent, rank: int, places: Any, size: int) -> None:
+        peer = self.block.cluster[rank]
+        shadow = peer.memory.shared.shadow
+        if peer is self.block or shadow is None:
+            return
+        inst = self.block.barriers.published.unknown(shadow, places, size)
+        if inst is not None:
+            self._report(
+                agent,
+                "data race",
+                "a thread of another block wrote this, and has not published it to the cluster, or "
+                "the wait did not acquire it at that scope",
+                inst,
+            )
 
     # --- the end ---
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
-from tilec.sim.order import Clock
+from tilec.sim.order import Clock, Times
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -43,7 +43,8 @@ class Pass:
 class Mbarrier:
     """`number`: of the phase that is running. `clock` and `marks`: what has arrived in it; `ended`
     and `ends`: the same of the one before. `tx`: bytes announced and not yet come. `again`: it has
-    been initialised more than once."""
+    been initialised more than once. `publishing`: what the running phase's arrivals publish in the
+    cluster, `published`: what those of the last phase have."""
 
     address: int
     name: str
@@ -64,6 +65,8 @@ class Mbarrier:
     ends: Marks = field(default_factory=dict)
     before: Marks = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
+    publishing: Times | None = None
+    published: Times | None = None
     expects: Inst | None = None
     copies: Inst | None = None
 
@@ -78,6 +81,11 @@ class Mbarrier:
         self.clock = clock if self.clock is None else self.clock.join(clock)
         for column, time in marks.items():
             self.marks[column] = max(time, self.marks.get(column, 0))
+
+    def publish(self, times: Times) -> None:
+        """An arrival of the running phase publishes this to those who acquire its end."""
+        known = self.publishing
+        self.publishing = times if known is None else np.maximum(known, times)
 
     def arrive(self, threads: int) -> None:
         self.pending -= threads
@@ -99,6 +107,7 @@ class Mbarrier:
         self.before, self.ends, self.ended = self.ends, self.marks, self.clock
         self.number, self.pending, self.announced = self.number + 1, self.count, 0
         self.clock, self.marks, self.passes = None, {}, []
+        self.published, self.publishing = self.publishing, None
         return late
 
     def ready(self, parity: int) -> bool:
@@ -129,12 +138,18 @@ def _any_after(clock: Clock, rows: Ints, time: int) -> bool:
 
 class MbarrierWait:
     """Threads of an agent that wait for phases (see `waiting.Waiting`): `of[i]` is the barrier of
-    thread i, with its parity."""
+    thread i, with its parity. `acquires`: at the scope of the cluster."""
 
     def __init__(
-        self, agent: Agent, lanes: Ints, of: list[tuple[Mbarrier | None, int]], which: Ints
+        self,
+        agent: Agent,
+        lanes: Ints,
+        of: list[tuple[Mbarrier | None, int]],
+        which: Ints,
+        acquires: bool = False,
     ) -> None:
         self.agent, self.lanes, self.of, self.which = agent, lanes, of, which
+        self.acquires = acquires
         self.inst = agent.inst
 
     def ready(self) -> NDArray[np.bool_]:
@@ -164,13 +179,15 @@ class MbarrierWait:
             )
         if barrier.ended is not None:
             order.acquire(lanes, barrier.ended)
+        if self.acquires and barrier.published is not None:
+            block.barriers.published.acquire(barrier.published)
         warps = np.unique(rows // block.warp_size, return_index=True)[1][1:]
         groups = np.split(rows, warps)
         passed = Pass(groups, order.mark(), self.inst, tuple(lanes.tolist()))
         barrier.passes.append(passed)
 
     def only(self, mask: NDArray[np.bool_]) -> MbarrierWait:
-        made = MbarrierWait(self.agent, self.lanes[mask], self.of, self.which[mask])
+        made = MbarrierWait(self.agent, self.lanes[mask], self.of, self.which[mask], self.acquires)
         made.inst = self.inst
         return made
 

@@ -46,6 +46,12 @@ def at_block(address: Any, rank: Any) -> Any:
     return np.int32(1 << _RANK) * np.int32(rank + 1) | address
 
 
+def inside(places: Numbers) -> Numbers:
+    """The offsets of addresses in the shared memory of whatever block they name."""
+    offsets: Numbers = (places & _INSIDE) - SHARED_BASE
+    return offsets
+
+
 @dataclass
 class SharedMemory:
     """The shared memory of one block: noise until it is written."""
