@@ -286,6 +286,14 @@ def test_a_run_that_would_take_too_long_says_how_much_fits(monkeypatch: Any) -> 
     assert tilec.simulate(add, a, b, c, blocks=8).ok  # asked for, so it is run
 
 
+def test_a_first_block_that_takes_too_long_is_given_up(monkeypatch: Any) -> None:
+    a, b, c = vectors(2000)
+    monkeypatch.setattr(launches, "FIRST_LONGEST", 0.0)
+    text = message(LaunchError, add, a, b, c)
+    assert "the first of 8 blocks is not through" in text and "blocks=1" in text
+    assert tilec.simulate(add, a, b, c, blocks=1).blocks == 1
+
+
 def test_a_kernel_that_runs_for_ever_is_reported() -> None:
     a, _, c = vectors(32)
     report = tilec.simulate(forever, np.abs(a) + 1, c, target="cuda:sm_80", steps=2000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ DEFAULT_STEPS = 20_000_000
 """Segments that a cluster may run before it counts as running for ever."""
 
 LONGEST = 600.0  # seconds that a run may take which did not say which blocks
+FIRST_LONGEST = 60.0  # the same, for the first of several clusters
 _FIRST = 10.0  # seconds after which the time of the others is estimated
 
 
@@ -84,13 +86,16 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     before = _contents(launch) if wishes.schedules > 1 else []
     everything = len(chosen) * per_cluster == x * y * z
     with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
+        turn = None
+        if wishes.blocks is None and len(chosen) > 1:
+            turn = functools.partial(_check_first, launch, progress)
         try:
             for number in range(wishes.schedules):
                 if number:
                     _restore(launch, before)
                     setting.globals = GlobalMemory(launch.tensors, wishes.checks)
                 seed = None if number == 0 else wishes.seed + number
-                machine = Machine(setting, program, seed, wishes.steps)
+                machine = Machine(setting, program, seed, wishes.steps, turn)
                 for cluster in chosen:
                     machine.run_cluster(cluster)
                     progress.done += per_cluster
@@ -194,6 +199,17 @@ def _check_time(launch: Launch, progress: Progress) -> None:
         f"{launch.name}: simulating {total} blocks would take about {each * total / 60:.0f} "
         f"minutes; {fit} fit in one",
         hint=f"pass blocks={fit}, or smaller arrays; blocks={x * y * z} runs all of them",
+    )
+
+
+def _check_first(launch: Launch, progress: Progress) -> None:
+    """Raise LaunchError if even the first cluster takes too long."""
+    if progress.done or progress.spent < FIRST_LONGEST:
+        return
+    raise LaunchError(
+        f"{launch.name}: the first of {progress.total} blocks is not through after "
+        f"{progress.spent:.0f} s",
+        hint="pass smaller arrays, or blocks=1 to wait for one of them",
     )
 
 

@@ -16,10 +16,18 @@ from tilec.sim.scheduler import Scheduler, StepLimit
 
 class Machine:
     """One run of a launch. `seed` None: the agents of a block run in order; else in an order that
-    depends on it. `steps`: the most segments that a cluster may run."""
+    depends on it. `steps`: the most segments that a cluster may run. `turn`: see `Scheduler`."""
 
-    def __init__(self, setting: Setting, program: Program, seed: int | None, steps: int) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        program: Program,
+        seed: int | None,
+        steps: int,
+        turn: Callable[[], None] | None = None,
+    ) -> None:
         self.setting, self.program, self.seed, self.steps = setting, program, seed, steps
+        self.turn = turn
         self._party = 0
 
     def run_cluster(self, first: Index) -> None:
@@ -37,6 +45,7 @@ class Machine:
             cluster,
             None if self.seed is None else self.seed + self._party,
             self.steps,
+            self.turn,
         )
         for block in cluster:
             block.steps = lambda: self.steps - scheduler.left

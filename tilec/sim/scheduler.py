@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,11 +28,17 @@ class StepLimit(Exception):
 
 class Scheduler:
     """`seed` None: agents run in order; else in an order that depends on it. `steps`: the most
-    segments that the cluster may run."""
+    segments that the cluster may run. `turn` is called before each turn of an agent."""
 
     def __init__(
-        self, program: Program, blocks: list[Block], seed: int | None = None, steps: int = 1 << 62
+        self,
+        program: Program,
+        blocks: list[Block],
+        seed: int | None = None,
+        steps: int = 1 << 62,
+        turn: Callable[[], None] | None = None,
     ) -> None:
+        self.turn = turn
         self.program, self.blocks, self.left = program, blocks, steps
         self.random = None if seed is None else random.Random(seed)
         self.running: deque[Agent] = deque()
@@ -49,6 +56,8 @@ class Scheduler:
         with np.errstate(all="ignore"):
             while True:
                 while self.running:
+                    if self.turn is not None:
+                        self.turn()
                     self._run(self._next())
                     self._wake()
                 if not self.blocked and not any(g.arrived for g in self.groups):
