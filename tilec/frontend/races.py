@@ -58,10 +58,11 @@ def find_race(loop: Parallel) -> Race | None:
     count = math.prod(loop.extents)
     ops = loop.body.ops
     loads = [o for o in ops if isinstance(o, Load)]
+    own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
     suspects = [
         (w, [o for o in loads if o.source is w.dest and o.indices != w.indices])
         for w in ops
-        if isinstance(w, Store)
+        if isinstance(w, Store) and w.dest not in own
     ]
     suspects = [(w, reads) for w, reads in suspects if reads or not _distinct(w.indices, loop)]
     if not suspects or not 1 < count <= _LIMIT:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import Uniformity
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.loc import Loc
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import (
     Alloc,
@@ -43,6 +44,8 @@ from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
+Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
+
 
 def insert_sync(func: Func, target: Target) -> Func:
     """See the module's opening."""
@@ -60,21 +63,30 @@ class _State:
     writes: set[Span] = field(default_factory=set)
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)
+    stored: set[Stored] = field(default_factory=set)
 
     def merge(self, other: _State) -> None:
         self.reads |= other.reads
         self.writes |= other.writes
         self.private |= other.private
         self.unfenced |= other.unfenced
+        self.stored |= other.stored
 
     def meet(self) -> None:
         """All threads have been at a barrier."""
         self.reads.clear()
         self.writes.clear()
         self.private.clear()
+        self.stored.clear()
 
     def copy(self) -> _State:
-        return _State(set(self.reads), set(self.writes), set(self.private), set(self.unfenced))
+        return _State(
+            set(self.reads),
+            set(self.writes),
+            set(self.private),
+            set(self.unfenced),
+            set(self.stored),
+        )
 
 
 @dataclass
@@ -83,6 +95,7 @@ class _Effects:
     writes: set[Span] = field(default_factory=set)
     engine_reads: set[Span] = field(default_factory=set)
     private: set[Span] = field(default_factory=set)  # each warp its own part, ordered by itself
+    stored: set[Stored] = field(default_factory=set)
 
 
 def _overlap(xs: set[Span], ys: set[Span]) -> bool:
@@ -135,9 +148,12 @@ class _Placer:
                 e.reads = self.span(o.source)
             case Store():
                 e.writes = self.span(o.dest)
+                e.stored = self.stored(o)
             case Fill():
                 e.writes = self.span(o.dest)
+                e.stored = self.stored(o)
             case Copy():
+                e.stored = self.stored(o)
                 e.reads, e.writes = self.span(o.source), self.span(o.dest)
                 if o.staging is not None:
                     e.private = self.span(o.staging)
@@ -155,7 +171,14 @@ class _Placer:
                         got = self.effects(inner) if not inner.regions else _Effects()
                         e.reads |= got.reads
                         e.writes |= got.writes
+                        e.stored |= got.stored
         return e
+
+    def stored(self, o: Store | Fill | Copy) -> set[Stored]:
+        """Two statements that write one tensor may write an element each by another thread. Copies
+        of one statement (`split_guards`) are of those that run one or the other."""
+        known = not _is_global(o.dest) or o.dest in self.spans
+        return set() if known else {(o.dest, o.loc)}
 
     def block(self, block: Block, state: _State) -> Block:
         ops: list[Op] = []
@@ -220,12 +243,14 @@ class _Placer:
             _overlap(e.reads, state.writes | state.private)
             or _overlap(e.writes, busy | state.private)
             or _overlap(e.private, busy | (state.private - e.private))
+            or any(v is w and at != there for v, at in e.stored for w, there in state.stored)
         ):
             ops.append(Barrier(*self.barrier, loc=o.loc))
             state.meet()
         state.reads |= e.reads
         state.writes |= e.writes
         state.private |= e.private
+        state.stored |= e.stored
         state.unfenced |= {s for s in e.writes if s[0] == "shared"}
 
 

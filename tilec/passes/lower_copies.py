@@ -89,17 +89,24 @@ def _loop(
     return b, args, Parallel(extents, Block(args), layout=layout, agent=agent, loc=o.loc)
 
 
+def _own(extents: tuple[int, ...], args: tuple[Value, ...]) -> list[Value | None]:
+    """For each dimension its index of the loop; None where the extent is 1 and others are not. A
+    region of one element has one index, that of its last dimension."""
+    if not squeeze(extents):
+        return [None] * (len(extents) - 1) + [args[0]]
+    left = iter(args)
+    return [None if e == 1 else next(left) for e in extents]
+
+
 def _indices(
     b: Builder, offsets: tuple[Value, ...], extents: tuple[int, ...], args: tuple[Value, ...]
 ) -> tuple[Value, ...]:
     """The buffer's indices for the loop's: dimensions of extent 1 keep their offset."""
-    left = list(args)
     indices = []
-    for offset, extent in zip(offsets, extents):
-        if extent == 1 and squeeze(extents):
+    for offset, arg in zip(offsets, _own(extents, args)):
+        if arg is None:
             indices.append(offset)
             continue
-        arg = left.pop(0)
         wide = arg if offset.dtype == INT32 else b.value(Cast, arg, offset.dtype)
         indices.append(b.value(Binary, "add", offset, wide))
     return tuple(indices)
@@ -115,10 +122,7 @@ def _fragment_indices(
     """A fragment is copied whole: its indices are the loop's own, zeros where its extent is 1."""
     if v.buffer.space != "fragment":
         return _indices(b, offsets, extents, args)
-    left = list(args)
-    return tuple(
-        b.value(Const, 0, INT32) if e == 1 and squeeze(extents) else left.pop(0) for e in extents
-    )
+    return tuple(b.value(Const, 0, INT32) if a is None else a for a in _own(extents, args))
 
 
 def _copy(o: Copy, warps: int, target: Target) -> list[Op]:

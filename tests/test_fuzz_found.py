@@ -1,0 +1,70 @@
+"""Programs on which the fuzzer found faults of tilec, each shrunk to what mattered: on every target
+they give now what their source means, without a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.fuzz.arrays import Array
+from tilec.fuzz.outcome import TARGETS, check
+
+FOUND: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+
+def found(**arguments: Any) -> Callable[[Any], Any]:
+    """A kernel and its arguments."""
+
+    def add(kernel: Any) -> Any:
+        FOUND[kernel.name] = kernel, arguments
+        return kernel
+
+    return add
+
+
+@found(C=Array((8, 9)))
+@tilec.kernel
+def variable_of_each_iteration(C: T.Tensor((8, 9), "float32")):
+    """Took the variable for an element that all iterations write."""
+    with T.Kernel(1, threads=64):
+        for i, j in T.Parallel(8, 9):
+            x = T.alloc_var("float32")
+            x = T.cast(i, "float32")
+            for _ in range(2):
+                x = x + 1.0
+            C[i, j] = x
+
+
+@found(A=Array((3, 2), "int16"), C=Array((2, 2)))
+@tilec.kernel
+def fragment_of_one_element(A: T.Tensor((3, 2), "int16"), C: T.Tensor((2, 2), "float32")):
+    """An IndexError: no dimension was left for the loop's index."""
+    with T.Kernel(2, 2, threads=64) as (bx, by):
+        f = T.alloc_fragment((1, 1), "int16")
+        S = T.alloc_shared((1, 1, 1), "float32")
+        T.copy(A[by, bx], f)
+        T.copy(f, S)
+        T.copy(S, C[by, bx])
+
+
+@found(C=Array((3, 6), content="blank"))
+@tilec.kernel
+def one_element_written_twice(C: T.Tensor((3, 6), "float32")):
+    """No barrier stood between two statements that write one element by different threads."""
+    with T.Kernel(1, threads=128):
+        f = T.alloc_fragment((3, 6), "float32")
+        T.fill(f, 2.0)
+        for i, j in T.Parallel(3, 6):
+            C[2 - i, 5 - j] = 1.0
+        T.copy(f, C)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", FOUND)
+def test_program(name: str, target: str) -> None:
+    kernel, arguments = FOUND[name]
+    check(kernel, arguments, (target,))

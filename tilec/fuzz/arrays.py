@@ -1,0 +1,131 @@
+"""The tensors a fuzzed program is called with: what is in them and how they lie in memory, as small
+descriptions that a test file spells out and that a failing program is shrunk by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilec.fuzz.numbers import Array as NumpyArray
+from tilec.fuzz.numbers import numpy_dtype
+from tilec.ir.types import DTYPES
+
+VIEWS = ("plain", "transposed", "padded", "offset", "steps", "reversed", "broadcast", "far")
+CONTENTS = ("ints", "real", "wild", "index", "blank")
+FAR = 2**31 + 64  # elements between two rows of a view "far"
+MOST_FAR = 3  # rows of it
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of `shape` and `dtype` (of tilec). `view`: how it lies in its memory:
+
+    plain       row after row
+    transposed  column after column
+    padded      rows some elements longer than what is seen of them
+    offset      not at a multiple of 16 bytes
+    steps       every second element along each dimension
+    reversed    the first dimension backwards
+    broadcast   the first dimension does not move (no output)
+    far         rows more than 2^31 elements apart
+
+    `content`: small whole numbers ("ints"), normally distributed ones ("real"), any bits that are
+    numbers ("wild"), whole numbers from -1 to `high` ("index"), or the same number everywhere
+    ("blank", what outputs hold before).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    view: str = "plain"
+    content: str = "ints"
+    seed: int = 0
+    high: int = 4
+
+    def make(self, fnuz: bool = False) -> Made:
+        """The array. `fnuz`: float8 is AMD's."""
+        dtype = numpy_dtype(DTYPES[self.dtype], fnuz)
+        values = self._values(fnuz)
+        base, view = _placed(self.view, self.shape, dtype)
+        view[...] = values
+        return Made(base, view)
+
+    def _values(self, fnuz: bool) -> NumpyArray:
+        rng = np.random.default_rng(self.seed)
+        dtype = DTYPES[self.dtype]
+        kind = numpy_dtype(dtype, fnuz)
+        size = self.shape if self.view != "broadcast" else (1, *self.shape[1:])
+        made: NumpyArray
+        match self.content:
+            case "index":
+                made = rng.integers(-1, self.high + 1, size)
+            case "blank":
+                made = np.full(size, 1 if dtype.kind == "bool" else 77)
+                made = np.minimum(made, 8) if dtype.bits == 8 and dtype.is_float else made
+            case "real" if dtype.is_float:
+                made = rng.standard_normal(size)
+            case "wild" if dtype.is_int and dtype.kind != "bool":
+                limits = np.iinfo(kind)
+                made = rng.integers(limits.min, limits.max, size, kind, endpoint=True)
+            case "wild" if dtype.is_float:
+                made = rng.standard_normal(size) * 2.0 ** rng.integers(-6, 7, size)
+            case _:
+                low = 0 if dtype.kind in ("uint", "bool") else -4
+                made = rng.integers(low, 2 if dtype.kind == "bool" else 5, size)
+        return made.astype(kind)
+
+
+@dataclass(frozen=True)
+class Made:
+    """`view` is the array, `base` the memory that holds it."""
+
+    base: NumpyArray
+    view: NumpyArray
+
+    def outside(self) -> bytes:
+        """The memory that does not belong to the view, to see whether it is left alone."""
+        if self.base.size > 2**24 or 0 in self.view.shape:
+            return b""
+        mask = np.ones(self.base.shape, bool)
+        item = self.view.itemsize
+        start = (self.view.__array_interface__["data"][0] - self.base.ctypes.data) // item
+        strides = tuple(s // item for s in self.view.strides)
+        seen = np.lib.stride_tricks.as_strided(mask[start:], self.view.shape, strides)
+        seen[...] = False
+        return self.base[mask].tobytes()
+
+
+def _placed(view: str, shape: tuple[int, ...], dtype: Any) -> tuple[NumpyArray, NumpyArray]:
+    """Memory (one dimension), and an array of `shape` in it."""
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    start = 0
+    match view:
+        case "transposed":
+            strides = [math.prod(shape[:d]) for d in range(len(shape))]
+        case "padded" if len(shape) > 1:
+            row = shape[-1] + 3
+            strides = [row * math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [1]
+        case "offset":
+            start = 1
+        case "steps":
+            strides = [2 * s * 2 for s in strides[:-1]] + [2]
+        case "reversed":
+            start = strides[0] * max(0, shape[0] - 1)
+            strides[0] = -strides[0]
+        case "broadcast":
+            strides[0] = 0
+        case "far" if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR:
+            strides = [FAR * math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [1]
+    span = start + sum(max(0, e - 1) * max(0, s) for e, s in zip(shape, strides)) + 1
+    item = np.dtype(dtype).itemsize
+    if span > 2**24:  # of which a few pages are touched
+        base = np.zeros(span + 16, dtype)
+    else:
+        raw = np.full((span + 8) * item + 16, 0x11, np.uint8)
+        skip = -raw.ctypes.data % 16
+        base = raw[skip : skip + (span + 8) * item].view(dtype)
+    steps = tuple(s * item for s in strides)
+    bits = base[start:].view(f"u{item}")  # NumPy has no strided views of float8
+    return base, np.lib.stride_tricks.as_strided(bits, shape, steps).view(dtype)

@@ -1,0 +1,213 @@
+"""Tensors and tiles as the meaning of a program holds them, and what it may not do with them.
+
+Every element remembers which iteration of the T.Parallel at hand, and which block, has read and
+written it. A program in which one of them touches what another one writes has no meaning, and
+neither has one that reads what nobody wrote: `Invalid` is raised. So a program that is changed at
+random (`shrink`) stays one whose results are defined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilec.fuzz.numbers import Array, Number, held
+from tilec.ir.types import DType
+
+_NOBODY, _SEVERAL = -1, -2
+
+
+class Invalid(Exception):
+    """The program has no meaning that all targets must agree on."""
+
+
+@dataclass
+class Place:
+    """Where the program is: the block's number, the T.Parallel (0 outside) and its iteration, as an
+    array where all are done at once."""
+
+    block: int = 0
+    loop: int = 0
+    iteration: Array | None = None
+    loops: int = 0
+    fnuz: bool = False
+
+
+class Touched:
+    """Who read and wrote each element; "who" is a number."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.read = np.full(shape, _NOBODY, np.int64)
+        self.written = np.full(shape, _NOBODY, np.int64)
+
+    def reads(self, at: tuple[Array, ...], who: Any) -> bool:
+        """Note that `who` reads; whether no one else writes there."""
+        before = self.read[at]
+        who = np.broadcast_to(who, before.shape)
+        self.read[at] = np.where((before == _NOBODY) | (before == who), who, _SEVERAL)
+        if who.size > 1:
+            lost = self.read[at] != who  # several at once
+            self.read[tuple(np.broadcast_to(a, lost.shape)[lost] for a in at)] = _SEVERAL
+        writer = self.written[at]
+        return bool(np.all((writer == _NOBODY) | (writer == who)))
+
+    def writes(self, at: tuple[Array, ...], who: Any) -> bool:
+        """Note that `who` writes; whether no one else reads or writes there."""
+        reader, writer = self.read[at], self.written[at]
+        who = np.broadcast_to(who, writer.shape)
+        self.written[at] = who
+        clear = np.all((reader == _NOBODY) | (reader == who))
+        clear &= np.all((writer == _NOBODY) | (writer == who))
+        return bool(clear and np.all(self.written[at] == who))
+
+
+class Buffer:
+    """A tensor in global memory (`tile` False) or a tile of a block."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], dtype: DType, place: Place, tile: bool
+    ) -> None:
+        self.name, self.shape, self.dtype, self.place, self.tile = name, shape, dtype, place, tile
+        self.value = np.zeros(shape, held(dtype))
+        self.error = np.zeros(shape)
+        self.known = np.zeros(shape, bool)
+        self.safe: Any = 0
+        self.blocks = Touched(shape)
+        self._loop = -1
+
+    def fill_from(self, array: Array) -> None:
+        """Take the content of an argument."""
+        self.value[...] = array.astype(held(self.dtype))
+        self.known[...] = True
+
+    # --- elements ---
+
+    def __getitem__(self, index: Any) -> Number:
+        at, inside = self._at(index)
+        value = Number(self.safe, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
+        if not np.all(inside) and self.tile:
+            raise Invalid(f"{self.name} is read outside of its bounds")
+        clipped = tuple(np.where(inside, a, 0) for a in at)
+        if 0 in self.shape:
+            return Number(np.broadcast_to(value.value, inside.shape), self.dtype)
+        self._note_read(tuple(np.broadcast_to(a, inside.shape)[inside] for a in at), inside)
+        if not np.all(self.known[clipped] | ~inside):
+            raise Invalid(f"{self.name} is read before it is written")
+        return Number(
+            np.where(inside, self.value[clipped], value.value),
+            self.dtype,
+            np.where(inside, self.error[clipped], 0.0),
+            self.place.fnuz,
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        at, inside = self._at(index)
+        if not np.all(inside) and self.tile:
+            raise Invalid(f"{self.name} is written outside of its bounds")
+        number = value if isinstance(value, Number) else self._literal(value)
+        number = number.to(self.dtype)
+        where = tuple(np.broadcast_to(a, inside.shape)[inside] for a in at)
+        self._note_write(where, inside)
+        self.value[where] = np.broadcast_to(number.value, inside.shape)[inside]
+        self.error[where] = np.broadcast_to(number.error, inside.shape)[inside]
+        self.known[where] = True
+
+    def _literal(self, value: Any) -> Number:
+        return Number(value, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
+
+    def _at(self, index: Any) -> tuple[tuple[Array, ...], Array]:
+        """Coordinates as arrays of one shape (that of the iterations at hand), and which of them
+        are in bounds."""
+        entries = index if isinstance(index, tuple) else (index,)
+        if len(entries) != len(self.shape):
+            raise Invalid(f"{len(entries)} indices of {self.name}")
+        arrays = []
+        for e in entries:
+            if isinstance(e, Number):
+                if not e.exact():
+                    raise Invalid("an index hangs on a number that is rounded")
+                arrays.append(e.value.astype(np.int64))
+            else:
+                arrays.append(np.asarray(e, np.int64))
+        shape = () if self.place.iteration is None else self.place.iteration.shape
+        at = tuple(np.broadcast_to(a, np.broadcast_shapes(a.shape, shape)) for a in arrays)
+        inside = np.ones(at[0].shape if at else (), bool)
+        for a, extent in zip(at, self.shape):
+            inside = inside & (a >= 0) & (a < extent)
+        return at, inside
+
+    # --- regions ---
+
+    def box(self, starts: tuple[int, ...], extents: tuple[int, ...]) -> Number:
+        """The elements of a box, out of bounds the safe value."""
+        return self[self._box(starts, extents)]
+
+    def put(self, starts: tuple[int, ...], extents: tuple[int, ...], value: Any) -> None:
+        self[self._box(starts, extents)] = value
+
+    def _box(self, starts: tuple[int, ...], extents: tuple[int, ...]) -> tuple[Array, ...]:
+        return tuple(np.ix_(*(np.arange(s, s + e) for s, e in zip(starts, extents))))
+
+    # --- who touches what ---
+
+    def _notes(self, inside: Array) -> list[tuple[Touched, Any]]:
+        notes: list[tuple[Touched, Any]] = []
+        if not self.tile:
+            notes.append((self.blocks, self.place.block))
+        if self.place.iteration is not None:
+            if self._loop != self.place.loop:
+                self._loop, self._iterations = self.place.loop, Touched(self.shape)
+            who = np.broadcast_to(self.place.iteration, inside.shape)[inside]
+            notes.append((self._iterations, who))
+        return notes
+
+    def _note_read(self, at: tuple[Array, ...], inside: Array) -> None:
+        for touched, who in self._notes(inside):
+            if not touched.reads(at, who):
+                raise Invalid(f"{self.name} is read where another one writes it")
+
+    def _note_write(self, at: tuple[Array, ...], inside: Array) -> None:
+        for touched, who in self._notes(inside):
+            if not touched.writes(at, who):
+                raise Invalid(f"{self.name} is written where another one touches it")
+
+
+@dataclass(frozen=True)
+class Region:
+    """What a word on tiles is given: a buffer, where it starts, and its extents where they are
+    written (None: those of the other side). `dropped`: dimensions with an index beside slices."""
+
+    buffer: Buffer
+    starts: tuple[int, ...]
+    extents: tuple[int | None, ...]
+
+    @staticmethod
+    def of(buffer: Buffer, index: Any) -> Region:
+        """`A[i, j:j + 8]` as a region."""
+        entries = index if isinstance(index, tuple) else (index,)
+        sliced = any(isinstance(e, slice) for e in entries)
+        starts: list[int] = []
+        extents: list[int | None] = []
+        for e in entries:
+            if isinstance(e, slice):
+                low = 0 if e.start is None else int(e.start)
+                starts.append(low)
+                extents.append(int(e.stop) - low)
+            else:
+                starts.append(int(e))
+                extents.append(1 if sliced else None)
+        return Region(buffer, tuple(starts), tuple(extents))
+
+    def filled(self, other: tuple[int, ...]) -> tuple[int, ...]:
+        """The extents, open ones as those of the other side; leading dimensions drop."""
+        if None not in self.extents:
+            return tuple(int(e or 0) for e in self.extents)
+        lead = len(self.extents) - len(other)
+        return (1,) * lead + tuple(other) if lead >= 0 else tuple(other[-len(self.extents) :])
+
+
+def whole(buffer: Buffer) -> Region:
+    """All of a buffer."""
+    return Region(buffer, (0,) * len(buffer.shape), buffer.shape)

@@ -1,0 +1,138 @@
+"""`python -m tilec fuzz`: random programs for a while; failures are shrunk and written as tests."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilec.fuzz.generate import generate
+from tilec.fuzz.outcome import Outcome, targets
+from tilec.fuzz.session import Result, Tally, results, shrunk
+from tilec.fuzz.testfile import write_test
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument("--seconds", type=float, help="stop after this time (default: 60)")
+    parser.add_argument("--count", type=int, help="stop after so many programs")
+    parser.add_argument("--seed", type=int, help="of the programs (default: a new one, printed)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first program")
+    parser.add_argument("--program", type=int, help="run this program of the seed only, shown")
+    parser.add_argument(
+        "--target", action="append", choices=targets(), help="only this one (may be repeated)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--shrink", type=float, default=60.0, help="seconds for each failure")
+    parser.add_argument("--out", type=Path, default=Path("tests"), help="folder of written tests")
+    parser.add_argument("--max-failures", type=int, default=10, help="stop after so many")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run; 1 where a program failed. Ctrl-C ends it with the summary."""
+    os.environ.setdefault("TILEC_DISABLE_CACHE", "1")  # no program comes twice
+    seed = options.seed
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**31))
+    chosen = tuple(options.target or targets())
+    print(f"seed {seed}, targets {', '.join(chosen)}", flush=True)
+    if options.program is not None:
+        print(generate(seed, options.program).source)
+        for name, a in generate(seed, options.program).arguments.items():
+            print(f"{name} = {a}")
+    tally, told = Tally(), Progress()
+    seen: set[tuple[str, str, str]] = set()
+    try:
+        for result in results(seed, _numbers(options, tally), chosen, options.jobs):
+            tally.add(result)
+            told.show(tally)
+            if result.failures:
+                told.clear()
+                _report(result, options, seen)
+            if tally.failures >= options.max_failures:
+                break
+    except KeyboardInterrupt:
+        told.clear()
+        print("interrupted", file=sys.stderr)
+    told.clear()
+    print(tally.summary(), flush=True)
+    return 1 if tally.failures else 0
+
+
+def _numbers(options: argparse.Namespace, tally: Tally) -> Iterator[int]:
+    """The numbers of the programs to run, until time or count is up."""
+    if options.program is not None:
+        yield options.program
+        return
+    seconds = options.seconds
+    if seconds is None and options.count is None:
+        seconds = 60.0
+    for k in itertools.count():
+        if options.count is not None and k >= options.count:
+            return
+        if seconds is not None and tally.seconds >= seconds:
+            return
+        yield options.first + k
+
+
+def _report(result: Result, options: argparse.Namespace, seen: set[tuple[str, str, str]]) -> None:
+    """Say what failed, shrink the first failure of each kind and write its test."""
+    for failure in result.failures:
+        head = f"program {result.number} of seed {result.seed} failed on {failure.target}"
+        print(f"{head}: {failure.kind} {failure.detail}\n{_indented(failure.text)}", flush=True)
+    failure = result.failures[0]
+    key = (failure.kind, failure.detail, failure.text.split("\n")[-1][:80])
+    if key in seen or options.shrink <= 0:
+        return
+    seen.add(key)
+    program = generate(result.seed, result.number)
+    smaller = shrunk(program, failure, options.shrink)
+    path = write_test(smaller, _again(smaller, failure), result.seed, result.number, options.out)
+    print(f"shrunk to:\n{_indented(smaller.source)}\nwritten to {path}", flush=True)
+
+
+def _again(program: object, failure: Outcome) -> Outcome:
+    return failure
+
+
+def _indented(text: str) -> str:
+    lines = text.rstrip().splitlines()[:40]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+class Progress:
+    """A line that is written over, on a terminal; elsewhere one line a minute."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = time.monotonic()
+        self._width = 0
+
+    def show(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if now - self._last < (0.2 if self._terminal else 60):
+            return
+        self._last = now
+        if self._terminal:
+            text = tally.line()
+            print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+        else:
+            print(tally.line(), file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._terminal and self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+
+
+def command(arguments: Sequence[str]) -> int:
+    """The subcommand by itself, e.g. `command(["--count", "3"])`."""
+    parser = argparse.ArgumentParser("tilec fuzz", description=__doc__)
+    add_arguments(parser)
+    return main(parser.parse_args(arguments))

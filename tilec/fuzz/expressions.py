@@ -1,0 +1,190 @@
+"""Random expressions of a dtype, for the body of a T.Parallel: one function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilec.fuzz.writer import FLOATS, INTS, Input, Tile, Writer
+from tilec.ir.types import DTYPES
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where an expression stands: the indices of the T.Parallel around it with their extents, and
+    the tile that it is stored to, of which only the element `own` may be read."""
+
+    index: tuple[tuple[str, int], ...]
+    target: str = ""
+    own: str = ""
+
+
+def value(w: Writer, s: Scope, dtype: str, depth: int = 3) -> str:
+    """The text of a value of `dtype`."""
+    options = LEAVES if depth <= 0 else (*LEAVES, *INNER, *INNER)
+    return w.one_of(options)(w, s, dtype, depth)
+
+
+def literal(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    if DTYPES[dtype].is_float:
+        return f'T.cast({w.one_of(("1.0", "0.5", "-2.0", "3.0", "-0.25"))}, "{dtype}")'
+    return f'T.cast({w.between(0, 5)}, "{dtype}")'
+
+
+def of_index(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    return f'T.cast({position(w, s)} % {w.between(2, 7)}, "{dtype}")'
+
+
+def of_input(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    if not w.inputs:
+        return literal(w, s, dtype, depth)
+    return converted(w, element(w, s, w.one_of(w.inputs)), dtype)
+
+
+def of_tile(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    if s.own and w.chance(0.3):
+        return f'T.cast({s.own}, "{dtype}")'
+    tiles = [t for t in w.tiles if t.name != s.target]
+    if not tiles:
+        return of_input(w, s, dtype, depth)
+    return converted(w, tile_element(w, s, w.one_of(tiles)), dtype)
+
+
+def of_scalar(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    if not w.scalars:
+        return of_index(w, s, dtype, depth)
+    return f'T.cast({w.one_of(w.scalars)[0]}, "{dtype}")'
+
+
+def binary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a, b = (value(w, s, dtype, depth - 1) for _ in "ab")
+    if w.chance(0.3):
+        return f"T.{w.one_of(('max', 'min'))}({a}, {b})"
+    return f"({a} {w.one_of('+-*')} {b})"
+
+
+def clamped(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    low = 0 if DTYPES[dtype].kind == "uint" else -8
+    a = value(w, s, dtype, depth - 1)
+    return f"T.max(T.min({a}, {_plain(8, dtype)}), {_plain(low, dtype)})"
+
+
+def _plain(n: int, dtype: str) -> str:
+    return f"{n}.0" if DTYPES[dtype].is_float else str(n)
+
+
+def with_literal(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a = value(w, s, dtype, depth - 1)
+    return f"({a} {w.one_of('+-*')} {_plain(w.between(1, 3), dtype)})"
+
+
+def unary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a = value(w, s, dtype, depth - 1)
+    if DTYPES[dtype].kind == "uint":
+        return f"({a} % 7)"
+    if DTYPES[dtype].is_float and w.chance(0.6):
+        return f"T.{w.one_of(('abs', 'floor', 'ceil', 'trunc', 'round'))}({a})"
+    return f"(-{a})"
+
+
+def elementary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a = clamped(w, s, dtype, depth)
+    if dtype not in FLOATS:
+        return a
+    word = w.one_of(("exp", "exp2", "tanh", "sigmoid", "sqrt", "sin", "cos"))
+    return f"T.sqrt(T.abs({a}) + 1.0)" if word == "sqrt" else f"T.{word}({a})"
+
+
+def integer(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    """The operators that only integers have."""
+    a = value(w, s, dtype, depth - 1)
+    if DTYPES[dtype].is_float:
+        return f"({a} / {w.one_of(('2.0', '3.0', '-4.0'))})"
+    op = w.one_of(("//", "%", "&", "|", "^", "<<", ">>"))
+    if op in ("&", "|", "^"):
+        return f"({a} {op} {value(w, s, dtype, depth - 1)})"
+    return f"({a} {op} {w.between(1, 5)})"
+
+
+def chosen(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a, b = (value(w, s, dtype, depth - 1) for _ in "ab")
+    return f"T.if_then_else({condition(w, s)}, {a}, {b})"
+
+
+def through(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    """By way of another dtype."""
+    other = w.one_of((*FLOATS, *INTS, "float32"))
+    return converted(w, value(w, s, other, depth - 1), dtype)
+
+
+def fused(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    a, b, c = (value(w, s, dtype, depth - 2) for _ in "abc")
+    return f"T.fma({a}, {b}, {c})" if dtype in ("float32", "float64") else f"({a} * {b} + {c})"
+
+
+Kind = Callable[[Writer, Scope, str, int], str]
+LEAVES: tuple[Kind, ...] = (literal, of_index, of_input, of_input, of_tile, of_tile, of_scalar)
+INNER: tuple[Kind, ...] = (
+    binary, binary, binary, clamped, with_literal, unary, elementary, integer, chosen, through,
+    fused,
+)  # fmt: skip
+
+
+# --- parts of expressions ---
+
+
+def converted(w: Writer, text: str, dtype: str) -> str:
+    return f'T.cast({text}, "{dtype}")'
+
+
+def position(w: Writer, s: Scope) -> str:
+    """A whole number known from where the program is."""
+    names = [name for name, _ in s.index] + w.counters
+    if not names:
+        return str(w.between(0, 9))
+    return w.one_of(names) if w.chance(0.7) else f"({w.one_of(names)} + {w.between(1, 9)})"
+
+
+def condition(w: Writer, s: Scope) -> str:
+    if w.scalars and w.chance(0.2):
+        name, _ = w.one_of(w.scalars)
+        return f"{name} {w.one_of(('<', '>=', '!='))} {w.between(0, 3)}"
+    op = w.one_of(("<", "<=", ">", ">=", "==", "!="))
+    return f"{position(w, s)} {op} {w.between(0, 12)}"
+
+
+def element(w: Writer, s: Scope, tensor: Input) -> str:
+    """An element of an input, maybe beyond its bounds."""
+    entries = []
+    for extent in tensor.shape:
+        at = position(w, s)
+        kind = w.below(6)
+        if kind == 0:
+            at = f"{at} * {w.one_of((2, 3, -1))}"
+        if kind in (1, 2):
+            at = f"{at} + {w.between(-3, max(1, extent - 1))}"
+        if kind == 3:
+            at = f"({at}) % {max(1, extent)}"
+        entries.append(at)
+    return f"{tensor.name}[{', '.join(entries)}]"
+
+
+def tile_element(w: Writer, s: Scope, tile: Tile) -> str:
+    """An element of a tile: within its bounds."""
+    entries = []
+    for d, extent in enumerate(tile.shape):
+        same = [n for n, e in s.index if e <= extent]
+        straight = [n for k, (n, e) in enumerate(s.index) if e == extent and k == d]
+        if straight and w.chance(0.7):
+            entries.append(straight[0])
+        elif same and w.chance(0.6):
+            entries.append(w.one_of(same))
+        elif w.chance(0.3):
+            entries.append(str(w.below(extent)))
+        else:
+            entries.append(f"({position(w, s)}) % {extent}")
+    return f"{tile.name}[{', '.join(entries)}]"
+
+
+def own_element(tile: Tile, names: Sequence[str]) -> str:
+    return f"{tile.name}[{', '.join(names)}]"

@@ -1,0 +1,375 @@
+"""What the source of a kernel means, in NumPy: the words of `tilec.language`, one method a word.
+
+`prepared` runs the very function that tilec compiles, block after block, with these words in place
+of the language's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import tilec.language as T
+from tilec.annotations import dtype_of
+from tilec.fuzz.buffers import Buffer, Invalid, Place, Region, whole
+from tilec.fuzz.numbers import (
+    Array,
+    Number,
+    arithmetic,
+    function_of,
+    index,
+    pair,
+    select,
+    unit,
+)
+from tilec.ir.types import BOOL, FLOAT16, FLOAT32, find_dtype
+
+MOST_ITERATIONS = 200_000  # of one loop: beyond, a program counts as running for ever
+
+
+class Words:
+    """Stands for `tilec.language` while a kernel's function is run by Python."""
+
+    GemmWarpPolicy = T.GemmWarpPolicy
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._grid: tuple[int, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        dtype = find_dtype(name)
+        if dtype is None:
+            raise Invalid(f"T.{name} has no meaning here")
+        return dtype
+
+    # --- the grid ---
+
+    def Kernel(self, *grid: Any, threads: Any = None, cluster_dims: Any = None) -> Iterator[Any]:
+        extents = [int(g) for g in grid]
+        full = (*extents, 1, 1, 1)[:3]
+        self._grid = tuple(full)
+        for number in range(math.prod(full)):
+            self._place.block = number
+            self._place.iteration = None
+            x, rest = number % full[0], number // full[0]
+            coordinates = [index(c) for c in (x, rest % full[1], rest // full[1])]
+            yield coordinates[0] if len(extents) == 1 else tuple(coordinates[: len(extents)])
+
+    def Persistent(
+        self, domain: Any, wave_size: Any = None, index_: Any = None, group_size: int = 8
+    ) -> Iterator[Any]:
+        extents = [int(e) for e in domain]
+        wave = int(wave_size) if wave_size is not None else math.prod(self._grid)
+        mine = int(index_) if index_ is not None else self._place.block
+        total = math.prod(extents)
+        first, rest = extents[0], math.prod(extents[1:])
+        for tile in range(mine, total, wave):
+            group, inside = divmod(tile, group_size * rest)
+            rows = min(group_size, first - group * group_size)
+            other, row = divmod(inside, rows)
+            coordinates = [group * group_size + row]
+            tail = []
+            for extent in reversed(extents[1:]):
+                other, c = divmod(other, extent)
+                tail.append(c)
+            found = [index(c) for c in (*coordinates, *reversed(tail))]
+            yield found[0] if len(found) == 1 else tuple(found)
+
+    # --- placement ---
+
+    def alloc_shared(self, shape: Any, dtype: Any, scope: str = "") -> Buffer:
+        extents = tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
+        return Buffer("a tile", extents, dtype_of(dtype), self._place, tile=True)
+
+    alloc_fragment = alloc_local = alloc_shared
+
+    def alloc_var(self, dtype: Any, init: Any = 0) -> Number:
+        return Number(init or 0, dtype_of(dtype), fnuz=self._place.fnuz)
+
+    # --- movement ---
+
+    def copy(self, src: Any, dst: Any, **options: Any) -> None:
+        a, b = _region(src), _region(dst)
+        if None not in a.extents:
+            extents = a.filled(())
+            theirs = b.filled(_trimmed(extents, len(b.starts)))
+        else:
+            theirs = b.filled(b.buffer.shape)
+            extents = a.filled(_trimmed(theirs, len(a.starts)))
+        if math.prod(extents) != math.prod(theirs):
+            raise Invalid("a copy between regions of different sizes")
+        read = a.buffer.box(a.starts, extents)
+        made = Number(
+            read.value.reshape(theirs), read.dtype, read.errors().reshape(theirs), read.fnuz
+        )
+        b.buffer.put(b.starts, theirs, made)
+
+    def fill(self, buffer: Any, value: Any) -> None:
+        to = _region(buffer)
+        to.buffer.put(to.starts, to.filled(to.buffer.shape), value)
+
+    def clear(self, buffer: Any) -> None:
+        self.fill(buffer, 0)
+
+    # --- compute ---
+
+    def gemm(
+        self,
+        A: Any,
+        B: Any,
+        C: Any,
+        transpose_A: bool = False,
+        transpose_B: bool = False,
+        policy: Any = None,
+        clear_accum: bool = False,
+        allow_tf32: bool = False,
+        fast_accum: bool = True,
+    ) -> None:
+        a, b = (_matrix(_region(x)) for x in (A, B))
+        a, b = (_turned(x) if turn else x for x, turn in ((a, transpose_A), (b, transpose_B)))
+        c = _region(C)
+        extents = c.filled(c.buffer.shape)
+        old = Number(np.zeros(extents), c.buffer.dtype, fnuz=self._place.fnuz)
+        if not clear_accum:
+            old = c.buffer.box(c.starts, extents)
+        c.buffer.put(c.starts, extents, product(a, b, old, allow_tf32))
+
+    def if_then_else(self, cond: Any, on_true: Any, on_false: Any) -> Any:
+        return select(cond, on_true, on_false)
+
+    Select = if_then_else
+
+    def cast(self, value: Any, dtype: Any) -> Number:
+        to = dtype_of(dtype)
+        if not isinstance(value, Number):
+            default = FLOAT32 if isinstance(value, float) else index(0).dtype
+            value = Number(value, BOOL if isinstance(value, bool) else default)
+            value.fnuz = self._place.fnuz
+        return value.to(to)
+
+    def Cast(self, dtype: Any, value: Any) -> Number:
+        return self.cast(value, dtype)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Number:
+        return arithmetic("add", arithmetic("mul", a, b), c)
+
+    def min(self, a: Any, b: Any) -> Any:
+        return arithmetic("min", a, b)
+
+    def max(self, a: Any, b: Any) -> Any:
+        return arithmetic("max", a, b)
+
+    def ceildiv(self, a: Any, b: Any) -> Any:
+        return (a + (b - 1)) // b
+
+    cdiv = ceildiv
+
+    def floordiv(self, a: Any, b: Any) -> Any:
+        return a // b
+
+    def floormod(self, a: Any, b: Any) -> Any:
+        return a % b
+
+    def truncdiv(self, a: Any, b: Any) -> Any:
+        x, y = pair(a, b)
+        quotient = np.abs(x.value) // np.abs(y.value)
+        return Number(np.where((x.value < 0) == (y.value < 0), quotient, -quotient), x.dtype)
+
+    def truncmod(self, a: Any, b: Any) -> Any:
+        return a - b * self.truncdiv(a, b)
+
+    def bitwise_and(self, a: Any, b: Any) -> Any:
+        return arithmetic("and", a, b)
+
+    def bitwise_or(self, a: Any, b: Any) -> Any:
+        return arithmetic("or", a, b)
+
+    def bitwise_xor(self, a: Any, b: Any) -> Any:
+        return arithmetic("xor", a, b)
+
+    def bitwise_not(self, a: Number) -> Number:
+        return Number(~a.value, a.dtype, a.error, a.fnuz)
+
+    def shift_left(self, a: Any, b: Any) -> Any:
+        return arithmetic("shl", a, b)
+
+    def shift_right(self, a: Any, b: Any) -> Any:
+        return arithmetic("shr", a, b)
+
+    def abs(self, x: Number) -> Number:
+        return Number(np.abs(x.value), x.dtype, x.error, x.fnuz)
+
+    def floor(self, x: Number) -> Number:
+        return _whole(np.floor, x)
+
+    def ceil(self, x: Number) -> Number:
+        return _whole(np.ceil, x)
+
+    def trunc(self, x: Number) -> Number:
+        return _whole(np.trunc, x)
+
+    def round(self, x: Number) -> Number:
+        return _whole(np.rint, x)
+
+    def exp(self, x: Number) -> Number:
+        return function_of(x, np.exp, lambda v, e: np.exp(v + e), 4)
+
+    def exp2(self, x: Number) -> Number:
+        return function_of(x, np.exp2, lambda v, e: np.exp2(v + e), 4)
+
+    def tanh(self, x: Number) -> Number:
+        return function_of(x, np.tanh, lambda v, e: np.ones_like(v), 4)
+
+    def sigmoid(self, x: Number) -> Number:
+        return function_of(x, lambda v: 1 / (1 + np.exp(-v)), lambda v, e: np.ones_like(v), 8)
+
+    def sin(self, x: Number) -> Number:
+        return function_of(x, np.sin, lambda v, e: np.ones_like(v), 8)
+
+    def cos(self, x: Number) -> Number:
+        return function_of(x, np.cos, lambda v, e: np.ones_like(v), 8)
+
+    def sqrt(self, x: Number) -> Number:
+        def slope(v: Array, e: Array) -> Array:
+            room = v - e
+            return np.where(room > 0, 0.5 / np.sqrt(np.maximum(room, 1e-300)), np.inf)
+
+        return function_of(x, np.sqrt, slope, 4)
+
+    # --- loops ---
+
+    def every(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
+        """T.Parallel, all iterations at once."""
+        shape = tuple(int(e) for e in extents)
+        if math.prod(shape) == 0:
+            return
+        self._enter(np.arange(math.prod(shape)).reshape(shape))
+        found = [
+            index(np.arange(e).reshape([e if d == k else 1 for k in range(len(shape))]))
+            for d, e in enumerate(shape)
+        ]
+        yield found[0] if len(found) == 1 else tuple(found)
+        self._place.iteration = None
+
+    def each(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
+        """T.Parallel, one iteration after the other."""
+        shape = tuple(int(e) for e in extents)
+        numbers = np.arange(math.prod(shape))
+        self._enter(numbers)
+        for number in numbers:
+            self._place.iteration = np.asarray(number)
+            found = [index(c) for c in np.unravel_index(number, shape)]
+            yield found[0] if len(found) == 1 else tuple(found)
+        self._place.iteration = None
+
+    def _enter(self, iterations: Array) -> None:
+        self._place.loops += 1
+        self._place.loop = self._place.loops
+        self._place.iteration = iterations
+
+    def serial(self, start: Any, stop: Any = None, step: int = 1) -> Iterator[Number]:
+        low, high = (0, int(start)) if stop is None else (int(start), int(stop))
+        for turn, i in enumerate(range(low, high, int(step))):
+            if turn > MOST_ITERATIONS:
+                raise Invalid("a loop of very many iterations")
+            yield index(i)
+
+    unroll = vectorized = serial
+
+    def Pipelined(self, start: Any, stop: Any = None, **options: Any) -> Iterator[Number]:
+        return self.serial(start, stop)
+
+    def turns(self, condition: Callable[[], Any]) -> Iterator[None]:
+        """`while condition():`, not for ever."""
+        for _ in range(MOST_ITERATIONS):
+            if not condition():
+                return
+            yield
+        raise Invalid("a loop that does not end")
+
+    # --- what changes no number ---
+
+    def annotate_safe_value(self, values: Mapping[Buffer, Any]) -> None:
+        for buffer, value in values.items():
+            buffer.safe = value
+
+    def annotate_layout(self, layouts: Any) -> None:
+        pass
+
+    def use_swizzle(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def annotate_schedule(self, **options: Any) -> None:
+        pass
+
+    def Layout(self, shape: Any, function: Any) -> None:
+        return None
+
+
+def _trimmed(extents: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Extents less leading ones, as many as `rank` at most."""
+    while len(extents) > rank and extents[0] == 1:
+        extents = extents[1:]
+    return extents
+
+
+def _region(x: Any) -> Region:
+    return x if isinstance(x, Region) else whole(x)
+
+
+def _matrix(r: Region) -> Number:
+    extents = r.filled(r.buffer.shape)
+    n = r.buffer.box(r.starts, extents)
+    return Number(n.value.reshape(extents[-2:]), n.dtype, n.errors().reshape(extents[-2:]), n.fnuz)
+
+
+def _turned(x: Number) -> Number:
+    return Number(x.value.T, x.dtype, x.error.T, x.fnuz)
+
+
+def _whole(f: Callable[..., Any], x: Number) -> Number:
+    low, high = f(x.value - x.error), f(x.value + x.error)
+    return Number(f(x.value), x.dtype, np.where(low == high, 0.0, x.error + 1), x.fnuz)
+
+
+def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
+    """C + A @ B in C's dtype. Exact where every partial sum, in whatever order, fits the sum's
+    mantissa; else within a bound that grows with the root of the length (rounding errors of either
+    sign) times the sum of the absolute values."""
+    if not c.dtype.is_float:
+        made = a.value.astype(np.int64) @ b.value.astype(np.int64) + c.value
+        return Number(made.astype(c.value.dtype), c.dtype, c.error, c.fnuz)
+    x, y = a.value, b.value
+    ex, ey = a.errors(), b.errors()
+    bits = {"f16": 11, "f32": 24, "f64": 53}[c.dtype.short]
+    if a.dtype.bits == 8 and c.dtype is FLOAT32:
+        bits = 13  # what Hopper's tensor cores keep of a sum of float8
+    if tf32:
+        low = x.astype(np.float32).view(np.uint32) & 0x1FFF
+        lowy = y.astype(np.float32).view(np.uint32) & 0x1FFF
+        ex = np.where(low, ex + np.abs(x) * 2.0**-11, ex)
+        ey = np.where(lowy, ey + np.abs(y) * 2.0**-11, ey)
+    with np.errstate(all="ignore"):
+        value = x @ y + c.value
+        size = np.abs(x) @ np.abs(y) + np.abs(c.value)
+        moved = np.abs(x) @ ey + ex @ np.abs(y) + ex @ ey + c.errors()
+    step = _grain(x) * _grain(y)
+    step = min(step, _grain(c.value)) if step else 0.0
+    exact = (moved == 0) & (size <= step * 2.0**bits)
+    root = math.sqrt(x.shape[1] + 16.0)
+    rough = size * 2.0**-bits * root * 2 + size * unit(FLOAT16 if c.dtype is FLOAT16 else c.dtype)
+    error = np.where(exact, 0.0, moved + rough)
+    beyond = ~(size < (60000.0 if c.dtype is FLOAT16 else 1e38))
+    return Number(value, c.dtype, np.where(beyond, np.inf, error), c.fnuz).to(c.dtype)
+
+
+def _grain(x: Array) -> float:
+    """A power of two of which all elements are multiples; 0 where there is none of size."""
+    for step in (1.0, 2.0**-4, 2.0**-10):
+        scaled = x / step
+        if np.all(scaled == np.trunc(scaled)):
+            return step
+    return 0.0

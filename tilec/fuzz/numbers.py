@@ -1,0 +1,389 @@
+"""Numbers as kernels compute them, with a bound of the error that a target may make.
+
+A `Number` holds an array of a dtype: integers and bools in NumPy's type of that dtype, floats in
+float64. `error` bounds how far a target's result may be from it. Where it is 0 the result is fixed
+to the bit: whatever is only moved or converted, and sums and products that the dtype holds without
+rounding, in whatever order they are made. This is running error analysis (Higham, Accuracy and
+Stability of Numerical Algorithms, 3.3). The error is infinite where a result hangs on how others
+were rounded, and where it leaves the dtype's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT32,
+    FLOAT64,
+    INT32,
+    DType,
+)
+
+Array = np.ndarray[Any, Any]
+
+KINDS: dict[DType, Any] = {
+    BFLOAT16: ml_dtypes.bfloat16,
+    FLOAT8_E4M3: ml_dtypes.float8_e4m3fn,
+    FLOAT8_E5M2: ml_dtypes.float8_e5m2,
+    BOOL: np.bool_,
+}
+FNUZ: dict[DType, Any] = {
+    FLOAT8_E4M3: ml_dtypes.float8_e4m3fnuz,
+    FLOAT8_E5M2: ml_dtypes.float8_e5m2fnuz,
+}
+MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3}
+_NO_ERROR = np.zeros(())
+
+
+_finfo: Any = ml_dtypes.finfo
+
+
+class Unclear(Exception):
+    """The program's meaning hangs on how its numbers are rounded."""
+
+
+def numpy_dtype(dtype: DType, fnuz: bool = False) -> np.dtype[Any]:
+    """NumPy's type of an array of `dtype`. `fnuz`: float8 is AMD's."""
+    made: np.dtype[Any] = np.dtype(
+        FNUZ[dtype] if fnuz and dtype in FNUZ else KINDS.get(dtype, dtype.name)
+    )
+    return made
+
+
+def held(dtype: DType) -> np.dtype[Any]:
+    """NumPy's type in which a Number of `dtype` holds its values."""
+    return np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
+
+
+def rounded(value: Array, dtype: DType, fnuz: bool = False) -> Array:
+    """float64 values to nearest even in `dtype`; float8 saturates."""
+    if dtype is FLOAT64:
+        return value
+    kind = numpy_dtype(dtype, fnuz)
+    if dtype in FNUZ:
+        most = float(_finfo(kind).max)
+        value = np.clip(value, -most, most)
+    with np.errstate(all="ignore"):
+        return value.astype(kind).astype(np.float64)
+
+
+def largest(dtype: DType, fnuz: bool = False) -> float:
+    return float(_finfo(numpy_dtype(dtype, fnuz)).max)
+
+
+def unit(dtype: DType) -> float:
+    """Relative error of one rounding to a float dtype."""
+    return float(2.0 ** -MANTISSA[dtype.short])
+
+
+def smallest(dtype: DType) -> float:
+    """The smallest normal number: what targets do below it may differ."""
+    return float(_finfo(numpy_dtype(dtype)).tiny)
+
+
+class Number:
+    """`value` with `error`, of `dtype`; see the module's opening. Arithmetic follows the rules of
+    `tilec.language`."""
+
+    __slots__ = ("value", "error", "dtype", "fnuz")
+    __array_priority__ = 100
+
+    def __init__(
+        self, value: Any, dtype: DType, error: Any = _NO_ERROR, fnuz: bool = False
+    ) -> None:
+        self.value = np.asarray(value, held(dtype))
+        self.error = np.asarray(error, np.float64)
+        self.dtype = dtype
+        self.fnuz = fnuz
+
+    def errors(self) -> Array:
+        """The error of every element."""
+        return np.broadcast_to(self.error, self.value.shape)
+
+    def exact(self) -> bool:
+        return not self.error.any()
+
+    # --- conversion ---
+
+    def to(self, dtype: DType) -> Number:
+        """`T.cast`: to nearest even; float to int truncates and saturates."""
+        if dtype is self.dtype:
+            return self
+        if dtype is BOOL:
+            unclear = (self.error > 0) & (np.abs(self.value) <= self.error)
+            return Number(self.value != 0, BOOL, np.where(unclear, np.inf, 0.0), self.fnuz)
+        if not dtype.is_float:
+            return self._to_int(dtype)
+        wide = self.value.astype(np.float64)
+        made = rounded(wide, dtype, self.fnuz)
+        if self.exact():
+            error = np.where(np.isnan(wide) & (dtype in FNUZ), np.inf, 0.0)
+            if dtype.bits < 32:  # some convert by way of float32
+                twice = rounded(wide, FLOAT32) != wide
+                error = np.where(twice & (made != wide), 2 * _half_step(wide, dtype), error)
+            return Number(made, dtype, error, self.fnuz)
+        slack = self.error + np.where(self.error > 0, _half_step(wide, dtype), 0.0)
+        beyond = np.abs(wide) + slack >= largest(dtype, self.fnuz)
+        return Number(made, dtype, np.where(beyond, np.inf, slack), self.fnuz)
+
+    def _to_int(self, dtype: DType) -> Number:
+        kind = numpy_dtype(dtype)
+        if not self.dtype.is_float:
+            return Number(self.value.astype(kind), dtype, self.error, self.fnuz)
+        limits = np.iinfo(kind)
+        low, high = float(limits.min), float(limits.max)
+
+        def truncated(x: Array) -> Array:
+            x = np.trunc(np.nan_to_num(x, nan=0.0))
+            inside = np.clip(x, low, high)
+            if dtype.bits < 64:
+                return inside.astype(kind)
+            top = np.where(x >= high, limits.max, 0)
+            return np.where(x >= high, top, np.where(x >= high, 0, inside).astype(kind)).astype(
+                kind
+            )
+
+        made = truncated(self.value)
+        near = self.error + 1
+        steady = truncated(self.value - self.error) == truncated(self.value + self.error)
+        error = np.where(steady & ~np.isnan(self.value), 0.0, near)
+        return Number(made, dtype, error, self.fnuz)
+
+    def __bool__(self) -> bool:
+        if not self.exact():
+            raise Unclear("a branch hangs on a number that is rounded")
+        return bool(self.value)
+
+    def __index__(self) -> int:
+        if not self.exact():
+            raise Unclear("an index hangs on a number that is rounded")
+        return int(self.value)
+
+    __int__ = __index__
+
+    # --- operators ---
+
+    def __add__(self, other: Any) -> Number:
+        return arithmetic("add", self, other)
+
+    def __radd__(self, other: Any) -> Number:
+        return arithmetic("add", other, self)
+
+    def __sub__(self, other: Any) -> Number:
+        return arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Number:
+        return arithmetic("sub", other, self)
+
+    def __mul__(self, other: Any) -> Number:
+        return arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Number:
+        return arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Number:
+        return arithmetic("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Number:
+        return arithmetic("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Number:
+        return arithmetic("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Number:
+        return arithmetic("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Number:
+        return arithmetic("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Number:
+        return arithmetic("mod", other, self)
+
+    def __and__(self, other: Any) -> Number:
+        return arithmetic("and", self, other)
+
+    def __or__(self, other: Any) -> Number:
+        return arithmetic("or", self, other)
+
+    def __xor__(self, other: Any) -> Number:
+        return arithmetic("xor", self, other)
+
+    def __lshift__(self, other: Any) -> Number:
+        return arithmetic("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Number:
+        return arithmetic("shr", self, other)
+
+    def __neg__(self) -> Number:
+        return Number(-self.value, self.dtype, self.error, self.fnuz)
+
+    def __invert__(self) -> Number:
+        return Number(~self.value, self.dtype, self.error, self.fnuz)
+
+    def __lt__(self, other: Any) -> Number:
+        return compare(np.less, self, other)
+
+    def __le__(self, other: Any) -> Number:
+        return compare(np.less_equal, self, other)
+
+    def __gt__(self, other: Any) -> Number:
+        return compare(np.greater, self, other)
+
+    def __ge__(self, other: Any) -> Number:
+        return compare(np.greater_equal, self, other)
+
+    def __eq__(self, other: object) -> Number:  # type: ignore[override]
+        return compare(np.equal, self, other)
+
+    def __ne__(self, other: object) -> Number:  # type: ignore[override]
+        return compare(np.not_equal, self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _half_step(value: Array, dtype: DType) -> Array:
+    """What rounding to `dtype` may add to an error."""
+    made: Array = np.abs(value) * unit(dtype) + smallest(dtype)
+    return made
+
+
+def index(value: Any) -> Number:
+    """An index or a size."""
+    return Number(value, INT32)
+
+
+def pair(a: Any, b: Any) -> tuple[Number, Number]:
+    """Two operands in the dtype that the language computes in: a literal takes the other's."""
+    if not isinstance(a, Number):
+        a = _literal(a, b) if isinstance(b, Number) else _literal(a, None)
+    if not isinstance(b, Number):
+        b = _literal(b, a)
+    dtype = common(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
+
+
+def _literal(value: Any, other: Number | None) -> Number:
+    if other is None or (isinstance(value, float) and not other.dtype.is_float):
+        dtype = BOOL if isinstance(value, bool) else FLOAT32 if isinstance(value, float) else INT32
+    else:
+        dtype = other.dtype
+    made = Number(value, dtype, fnuz=other.fnuz if other is not None else False)
+    return Number(rounded(made.value, dtype), dtype, fnuz=made.fnuz) if dtype.is_float else made
+
+
+def common(a: DType, b: DType) -> DType:
+    """The dtype of a result of two dtypes (rules: `tilec.language`)."""
+    if a is b:
+        return a
+    if a.is_float != b.is_float:
+        return a if a.is_float else b
+    if a.kind == "bool" or b.kind == "bool":
+        return b if a.kind == "bool" else a
+    if a.bits != b.bits:
+        return a if a.bits > b.bits else b
+    if a.is_float:
+        raise TypeError(f"{a.name} and {b.name} have no common dtype")
+    return a if a.kind == "uint" else b
+
+
+def settle(value: Array, error: Array, dtype: DType, fnuz: bool = False, ulps: float = 1) -> Number:
+    """A float result, computed in float64 from operands off by `error` in all, as `dtype`: exact
+    where nothing is rounded, else within `ulps` roundings."""
+    made = rounded(value, dtype, fnuz)
+    whole = dtype is FLOAT64 and np.all((value == np.trunc(value)) & (np.abs(value) < 2**52))
+    same = (made == value) if dtype is not FLOAT64 or whole else np.zeros(np.shape(value), bool)
+    error = np.where(same & (error == 0), 0.0, error + ulps * _half_step(value, dtype))
+    beyond = ~(np.abs(value) + error < largest(dtype, fnuz))
+    return Number(made, dtype, np.where(beyond, np.inf, error), fnuz)
+
+
+_INTEGER: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide,
+    "mod": np.mod, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
+
+
+def arithmetic(kind: str, left: Any, right: Any) -> Number:
+    """`left kind right` for two numbers, one of which may be a literal."""
+    a, b = pair(left, right)
+    fnuz = a.fnuz or b.fnuz
+    if kind == "div" and not a.dtype.is_float:
+        a, b = a.to(FLOAT32), b.to(FLOAT32)
+    x, y, ea, eb, dtype = a.value, b.value, a.error, b.error, a.dtype
+    with np.errstate(all="ignore"):
+        if not dtype.is_float:
+            made = _INTEGER[kind](x, y).astype(x.dtype)
+            if not (ea.any() or eb.any()):
+                return Number(made, dtype, _NO_ERROR, fnuz)
+            linear = kind in ("add", "sub", "min", "max")
+            return Number(made, dtype, np.where(ea + eb > 0, (ea + eb) if linear else np.inf, 0.0))
+        match kind:
+            case "add":
+                # x + y may stand for a part of a long sum that is made in another order
+                r = settle(x + y, ea + eb, dtype, fnuz)
+                more = (np.abs(x) + np.abs(y)) * unit(dtype)
+                return Number(r.value, dtype, np.where(r.error > 0, r.error + more, 0.0), fnuz)
+            case "sub":
+                r = settle(x - y, ea + eb, dtype, fnuz)
+                more = (np.abs(x) + np.abs(y)) * unit(dtype)
+                return Number(r.value, dtype, np.where(r.error > 0, r.error + more, 0.0), fnuz)
+            case "mul":
+                return settle(x * y, np.abs(x) * eb + np.abs(y) * ea + ea * eb, dtype, fnuz)
+            case "div":
+                q = x / y
+                room = np.abs(y) - eb
+                error = np.where(room > 0, (ea + np.abs(q) * eb) / room, np.inf)
+                error = np.where((ea == 0) & (eb == 0) & (y != 0), 0.0, error)
+                return settle(q, error, dtype, fnuz, 4)
+            case "min" | "max":
+                made = (np.minimum if kind == "min" else np.maximum)(x, y)
+                error = np.where(np.abs(x - y) > ea + eb, np.where(made == x, ea, eb), ea + eb)
+                return Number(made, dtype, np.where(np.isnan(x - y), np.inf, error), fnuz)
+    raise TypeError(f"{kind} of {dtype.name}")
+
+
+def compare(function: Callable[..., Any], left: Any, right: Any) -> Number:
+    """A bool, whose error is infinite where it hangs on rounding."""
+    a, b = pair(left, right)
+    e = a.error + b.error
+    if not e.any():
+        return Number(function(a.value, b.value), BOOL, fnuz=a.fnuz)
+    gap = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64))
+    unclear = (e > 0) & ~(gap > e)
+    return Number(function(a.value, b.value), BOOL, np.where(unclear, np.inf, 0.0), a.fnuz)
+
+
+def select(cond: Any, on_true: Any, on_false: Any) -> Number:
+    """`on_true` where `cond`, else `on_false`."""
+    a, b = pair(on_true, on_false)
+    if not isinstance(cond, Number):
+        return a if cond else b
+    error = np.where(cond.value, a.error, b.error)
+    return Number(
+        np.where(cond.value, a.value, b.value),
+        a.dtype,
+        np.where(cond.error > 0, np.inf, error),
+        a.fnuz or b.fnuz,
+    )
+
+
+def function_of(
+    x: Number, f: Callable[..., Any], slope: Callable[[Array, Array], Array], ulps: float
+) -> Number:
+    """`f(x)`, whose derivative is at most `slope(value, error)` around x, good to `ulps`."""
+    with np.errstate(all="ignore"):
+        y = f(x.value)
+        moved = np.where(x.error > 0, x.error * slope(x.value, x.error), 0.0)
+        rough = np.abs(y) * 2.0**-18  # of the fast functions of float32, which narrower ones use
+        wide = x.dtype is FLOAT64
+        made = settle(y, moved + (0.0 if wide or ulps == 0 else rough), x.dtype, x.fnuz, ulps)
+    return made

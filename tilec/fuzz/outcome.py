@@ -1,0 +1,193 @@
+"""Runs a program on every target and compares the results with its meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tilec
+from tilec.fuzz import gpu, prepared
+from tilec.fuzz.arrays import Array, Made
+from tilec.fuzz.buffers import Invalid
+from tilec.fuzz.numbers import Number, Unclear
+from tilec.fuzz.program import Program, make_arguments
+from tilec.kernel import Kernel
+
+SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+TARGETS = ("cpu", *SIMULATED)
+SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a target made of a program. `kind`: "ok"; "refused" (a CompileError other than an
+    internal one); else a failure: "numbers", "outside" (memory beside an array was written),
+    "finding" (of the simulator), "error". `detail` tells failures of one kind apart; `text` is for
+    people."""
+
+    target: str
+    kind: str
+    detail: str = ""
+    text: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.kind not in ("ok", "refused")
+
+    def same(self, other: Outcome) -> bool:
+        """Whether both are the same failure."""
+        mine, theirs = (
+            (self.target, self.kind, self.detail),
+            (
+                other.target,
+                other.kind,
+                other.detail,
+            ),
+        )
+        return mine == theirs
+
+
+def targets() -> tuple[str, ...]:
+    """The targets that can run here: the CPU, the simulated ones, and a GPU where there is one."""
+    return (*TARGETS, "gpu") if gpu.present() else TARGETS
+
+
+def check(
+    kernel: Kernel,
+    arguments: Mapping[str, Array | int | float],
+    chosen: Sequence[str] = TARGETS,
+) -> None:
+    """Assert that `kernel` gives on every target what its source means: what a test file that the
+    fuzzer wrote calls."""
+    wants = Wants(kernel, arguments)
+    for target in chosen:
+        outcome = run_on(kernel, arguments, wants, target)
+        assert not outcome.failed, f"{outcome.target}: {outcome.kind}\n{outcome.text}"
+
+
+class Wants:
+    """What the arrays must hold in the end, with OCP's float8 and, where it differs, AMD's."""
+
+    def __init__(self, kernel: Kernel, arguments: Mapping[str, Array | int | float]) -> None:
+        """Raises Invalid or Unclear for a program without a meaning."""
+        self._kernel, self._arguments = kernel, arguments
+        self._made: dict[bool, dict[str, Number]] = {}
+        self._float8 = any(
+            isinstance(a, Array) and "float8" in a.dtype for a in arguments.values()
+        ) or "float8" in _text(kernel)
+        self.of(False)
+
+    def of(self, fnuz: bool) -> dict[str, Number]:
+        fnuz = fnuz and self._float8
+        if fnuz not in self._made:
+            given = {
+                n: a.view if isinstance(a, Made) else a
+                for n, a in make_arguments(self._arguments, fnuz).items()
+            }
+            with np.errstate(all="ignore"):
+                self._made[fnuz] = prepared.run(self._kernel.function, given, fnuz)
+        return self._made[fnuz]
+
+
+def _text(kernel: Kernel) -> str:
+    return " ".join(str(c) for c in kernel.function.__code__.co_consts)
+
+
+def run_program(program: Program, chosen: Sequence[str]) -> list[Outcome]:
+    """The outcome on each target. Raises Invalid or Unclear for a program without a meaning."""
+    try:
+        kernel = program.load()
+        wants = Wants(kernel, program.arguments)
+        return [run_on(kernel, program.arguments, wants, target) for target in chosen]
+    finally:
+        program.forget()
+
+
+def run_on(
+    kernel: Kernel, arguments: Mapping[str, Array | int | float], wants: Wants, target: str
+) -> Outcome:
+    """The outcome on one target: "cpu", a simulated one, or "gpu"."""
+    fnuz = target == "hip:gfx942"
+    made = make_arguments(arguments, fnuz)
+    before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
+    given = [a.view if isinstance(a, Made) else a for a in made.values()]
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            if target == "cpu":
+                kernel(*given)
+            elif target == "gpu":
+                gpu.launch(kernel, made)
+            else:
+                report = tilec.simulate(kernel, *given, target=target)
+                if report.findings:
+                    first = report.findings[0]
+                    return Outcome(target, "finding", first.kind, _findings(report))
+    except (Invalid, Unclear):
+        raise
+    except gpu.Unable as e:
+        return Outcome(target, "refused", "arrays", str(e))
+    except tilec.CompileError as e:
+        return Outcome(target, "refused", _class_of(e), str(e))
+    except Exception as e:  # whatever goes wrong in the compiler is what is looked for
+        return Outcome(target, "error", _class_of(e), _error(e))
+    for name, a in made.items():
+        if isinstance(a, Made) and a.outside() != before[name]:
+            return Outcome(target, "outside", name, f"memory beside {name} was written")
+    for name, want in wants.of(fnuz).items():
+        array = made[name]
+        assert isinstance(array, Made)
+        wrong = differing(array.view, want)
+        if wrong:
+            return Outcome(target, "numbers", name, f"{name}: {wrong}")
+    return Outcome(target, "ok")
+
+
+def _class_of(e: BaseException) -> str:
+    return type(e).__name__
+
+
+def _error(e: BaseException) -> str:
+    where = e.__traceback__
+    frames = []
+    while where is not None:
+        code = where.tb_frame.f_code
+        frames.append(f"{code.co_filename.rpartition('/tilec/')[2]}:{where.tb_lineno}")
+        where = where.tb_next
+    return f"{type(e).__name__}: {e}\nat {' '.join(frames[-4:])}"
+
+
+def _findings(report: Any) -> str:
+    return str(report).split("\n\nline")[0][:4000]
+
+
+def differing(got: Any, want: Number) -> str:
+    """What is wrong with an array, in words; "" where it is within bounds."""
+    if got.size == 0:
+        return ""
+    mine = got.astype(np.float64) if want.dtype.is_float else got
+    error = want.errors()
+    with np.errstate(all="ignore"):
+        same = (mine == want.value) | ((mine != mine) & (want.value != want.value))
+        near = np.isinf(error)
+        if want.dtype.is_float:
+            near = near | (np.abs(mine - want.value) <= SLACK * error)
+        else:
+            gap = mine.astype(np.float64) - want.value.astype(np.float64)
+            near = near | (np.abs(gap) <= SLACK * error)
+    bad = ~(same | ((error > 0) & near))
+    if not bad.any():
+        return ""
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    allowed = SLACK * error[first]
+    bound = f" +- {allowed:.3g}" if allowed else ""
+    return (
+        f"{int(bad.sum())} of {bad.size} elements are wrong; element {list(first)} is "
+        f"{got[first]} and must be {want.value[first]}{bound}"
+    )

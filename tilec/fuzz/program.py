@@ -1,0 +1,78 @@
+"""A fuzzed program: the source of a kernel and the arguments it is called with."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tilec.language as T
+from tilec.fuzz.arrays import Array, Made
+from tilec.kernel import Kernel, kernel
+from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
+
+SIZES = ("M", "N", "K", "P", "Q")
+HEADER = f"""\
+import tilec
+import tilec.language as T
+from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
+
+{", ".join(SIZES)} = T.dynamic("{", ".join(SIZES)}")
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`source`: the kernel as a `def`, decorator included. `arguments`: by name, in the order of
+    its parameters; ints and floats for scalars. `words`: what the generator wrote it from."""
+
+    source: str
+    arguments: Mapping[str, Array | int | float]
+    words: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def digest(self) -> str:
+        """A short name of the program."""
+        text = f"{self.source}\n{dict(self.arguments)!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def load(self) -> Kernel:
+        """The kernel. Raises SyntaxError, and CompileError for its annotations."""
+        file = f"<fuzz {self.digest}>"
+        lines = self.source.splitlines(keepends=True)
+        linecache.cache[file] = (len(self.source), None, lines, file)
+        sizes = dict(zip(SIZES, T.dynamic(", ".join(SIZES))))
+        scope: dict[str, Any] = {
+            "T": T,
+            "kernel": kernel,
+            "make_swizzled_layout": make_swizzled_layout,
+            "make_mma_swizzle_layout": make_mma_swizzle_layout,
+            "tilec": _Tilec,
+            **sizes,
+        }
+        exec(compile(self.source, file, "exec", dont_inherit=True), scope)
+        made = [v for v in scope.values() if isinstance(v, Kernel)]
+        return made[-1]
+
+    def forget(self) -> None:
+        """Drop the source that `load` registered."""
+        linecache.cache.pop(f"<fuzz {self.digest}>", None)
+
+    def make(self, fnuz: bool = False) -> dict[str, Made | int | float]:
+        """New arguments. `fnuz`: float8 is AMD's."""
+        return make_arguments(self.arguments, fnuz)
+
+
+class _Tilec:
+    """What `tilec` is in the source of a program."""
+
+    kernel = staticmethod(kernel)
+
+
+def make_arguments(
+    arguments: Mapping[str, Array | int | float], fnuz: bool = False
+) -> dict[str, Made | int | float]:
+    """New arrays for those described; numbers as they are."""
+    return {n: a.make(fnuz) if isinstance(a, Array) else a for n, a in arguments.items()}

@@ -1,0 +1,199 @@
+"""Writes random programs: what the words of `words` write with.
+
+A program has a grid of blocks, each with a part of (bm, bn) elements of every output. Inputs are
+only read; a block writes nothing but its own part, so that blocks do not depend on one another.
+Tiles are filled before anything else is done. Everything else a word may do as it likes: what has
+no meaning is dropped (`meaning` raises Invalid), but costs time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tilec.fuzz.arrays import Array
+from tilec.fuzz.program import Program
+
+X = TypeVar("X")
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTS = ("int8", "uint8", "int16", "int32", "int64")
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
+DTYPES = (*FLOATS, "float32", "float16", *INTS, "int32")
+VIEWS = ("plain",) * 8 + ("transposed", "padded", "offset", "steps", "reversed")
+THREADS = (64, 128, 128, 128, 256)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """An on-chip buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    space: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that is only read."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor of which this block writes the part that starts at `at`, `part` elements large."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    at: tuple[str, ...]
+    part: tuple[int, ...]
+
+
+@dataclass
+class Writer:
+    """The state of a program that is being written."""
+
+    rng: np.random.Generator
+    lines: list[str] = field(default_factory=list)
+    depth: int = 2
+    head: list[str] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    arguments: dict[str, Array | int | float] = field(default_factory=dict)
+    tiles: list[Tile] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    counters: list[str] = field(default_factory=list)
+    scalars: list[tuple[str, str]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    made: int = 0
+    bm: int = 16
+    bn: int = 16
+    rows: int = 16
+    columns: int = 16
+    threads: int = 128
+    products: int = 0
+
+    # --- chance ---
+
+    def below(self, n: int) -> int:
+        return int(self.rng.integers(n))
+
+    def between(self, low: int, high: int) -> int:
+        """An int of [low, high]."""
+        return int(self.rng.integers(low, high + 1))
+
+    def chance(self, p: float) -> bool:
+        return bool(self.rng.random() < p)
+
+    def one_of(self, items: Sequence[X]) -> X:
+        return items[self.below(len(items))]
+
+    def size(self, most: int) -> int:
+        """An extent: powers of two and their neighbours, and others."""
+        kind = self.below(4)
+        power = 2 ** self.below(max(1, most.bit_length()))
+        found = (power, power + self.between(-1, 1), self.between(1, most), self.between(1, 9))
+        return min(most, max(1, found[kind]))
+
+    # --- text ---
+
+    def name(self, prefix: str) -> str:
+        self.made += 1
+        return f"{prefix}{self.made}"
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+    @contextmanager
+    def block(self, line: str) -> Any:
+        """A statement with a body, which is never empty."""
+        self.emit(line)
+        before = len(self.lines)
+        self.depth += 1
+        kept = len(self.counters), len(self.scalars)
+        yield
+        if len(self.lines) == before:
+            self.emit("pass")
+        del self.counters[kept[0] :], self.scalars[kept[1] :]
+        self.depth -= 1
+
+    # --- what a program has ---
+
+    def tile(self, shape: tuple[int, ...], dtype: str, space: str = "") -> Tile:
+        """A new tile; its allocation stands before everything."""
+        odd = math.prod(shape) > 160 and any(e & (e - 1) for e in shape)
+        # a fragment of odd extents, of which every thread holds all, must be small
+        space = space or ("shared" if odd else self.one_of(("shared", "fragment")))
+        made = Tile(self.name("S" if space == "shared" else "f"), shape, dtype, space)
+        extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+        self.head.append(f'{made.name} = T.alloc_{space}(({extents}), "{dtype}")')
+        return made
+
+    def tensor(
+        self,
+        prefix: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        content: str,
+        view: str = "",
+        sizes: Sequence[str] = (),
+        high: int = 4,
+    ) -> str:
+        """A tensor parameter. `sizes`: names of the run-time sizes among its extents, "" for a
+        compile-time one."""
+        name = self.name(prefix)
+        shown = [s or str(e) for s, e in zip(sizes or [""] * len(shape), shape)]
+        extents = ", ".join(shown) + ("," if len(shape) == 1 else "")
+        self.parameters.append(f'{name}: T.Tensor(({extents}), "{dtype}")')
+        view = view or self.one_of(VIEWS)
+        self.arguments[name] = Array(shape, dtype, view, content, self.below(1000), high)
+        return name
+
+    def input(self, shape: tuple[int, ...], dtype: str, sizes: Sequence[str] = ()) -> Input:
+        content = self.one_of(("ints", "ints", "real", "wild"))
+        views = (*VIEWS, "broadcast")
+        name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
+        made = Input(name, shape, dtype)
+        self.inputs.append(made)
+        return made
+
+    def output(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        at: tuple[str, ...],
+        part: tuple[int, ...],
+        sizes: Sequence[str] = (),
+    ) -> Output:
+        name = self.tensor("C", shape, dtype, "blank", "", sizes)
+        made = Output(name, shape, dtype, at, part)
+        self.outputs.append(made)
+        return made
+
+    def scalar(self, dtype: str, value: float) -> str:
+        name = self.name("n")
+        self.parameters.append(f"{name}: T.{dtype}")
+        self.arguments[name] = value
+        self.scalars.append((name, dtype))
+        return name
+
+    def program(self, header: Sequence[str]) -> Program:
+        """The program, `header` being the lines up to the block's body."""
+        parameters = ", ".join(self.parameters)
+        head = ["        " + line for line in self.head]
+        first, *rest = header  # tiles are made before a loop over the grid
+        text = ["@tilec.kernel", f"def kernel({parameters}):", first, *head, *rest, *self.lines]
+        return Program("\n".join(text) + "\n", self.arguments, tuple(self.words))
+
+
+Word = Callable[[Writer], None]
