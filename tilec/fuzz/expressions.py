@@ -123,7 +123,9 @@ def fused(w: Writer, s: Scope, dtype: str, depth: int) -> str:
 
 
 Kind = Callable[[Writer, Scope, str, int], str]
-LEAVES: tuple[Kind, ...] = (literal, of_index, of_input, of_input, of_tile, of_tile, of_scalar)
+LEAVES: tuple[Kind, ...] = (
+    literal, of_index, of_input, of_input, of_input, of_tile, of_tile, of_tile, of_scalar,
+)  # fmt: skip
 INNER: tuple[Kind, ...] = (
     binary, binary, binary, clamped, with_literal, unary, elementary, integer, chosen, through,
     fused,
@@ -156,6 +158,11 @@ def condition(w: Writer, s: Scope) -> str:
 def element(w: Writer, s: Scope, tensor: Input) -> str:
     """An element of an input, maybe beyond its bounds."""
     entries = []
+    starts = [""] * (len(tensor.shape) - 2) + [f"by * {w.bm} + ", f"bx * {w.bn} + "]
+    own = [n for n, _ in s.index]
+    if len(own) == len(tensor.shape) > 1 and w.chance(0.5):  # where the block is
+        shift = w.one_of(("", "", " + 1", " - 2"))
+        return f"{tensor.name}[{', '.join(a + b for a, b in zip(starts, own))}{shift}]"
     for extent in tensor.shape:
         at = position(w, s)
         kind = w.below(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilec.fuzz.program import Program
-from tilec.fuzz.words import OUTER, STATEMENTS, filled, finish
+from tilec.fuzz.words import OUTER, STATEMENTS, filled, finish, show
 from tilec.fuzz.writer import DTYPES, THREADS, Writer
 
 
@@ -25,10 +25,13 @@ def generate(seed: int, number: int) -> Program:
     for _ in range(w.between(1, 3)):
         filled(w, _tile_shape(w), w.one_of(DTYPES))
     filled(w, (w.bm, w.bn), w.one_of(DTYPES))
-    for _ in range(w.between(1, 4)):
+    for _ in range(w.between(1, 5)):
         word = w.one_of(STATEMENTS if w.chance(0.65) else OUTER)
         w.words.append(word.__name__)
         word(w)
+    for tile in w.tiles[::-1][:3]:
+        if w.chance(0.6):
+            show(w, tile)
     for output in [o for o in w.outputs if o.part == (w.bm, w.bn)]:
         finish(w, output)
     return w.program(header)

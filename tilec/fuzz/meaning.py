@@ -143,12 +143,11 @@ class Words:
     Select = if_then_else
 
     def cast(self, value: Any, dtype: Any) -> Number:
-        to = dtype_of(dtype)
-        if not isinstance(value, Number):
-            default = FLOAT32 if isinstance(value, float) else index(0).dtype
-            value = Number(value, BOOL if isinstance(value, bool) else default)
-            value.fnuz = self._place.fnuz
-        return value.to(to)
+        if isinstance(value, Number):
+            return value.to(dtype_of(dtype))
+        default = FLOAT32 if isinstance(value, float) else index(0).dtype
+        literal = BOOL if isinstance(value, bool) else default
+        return Number(value, literal, fnuz=self._place.fnuz).to(dtype_of(dtype))
 
     def Cast(self, dtype: Any, value: Any) -> Number:
         return self.cast(value, dtype)

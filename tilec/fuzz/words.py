@@ -33,6 +33,8 @@ def copy_in(w: Writer) -> None:
 
 def corner(w: Writer, source: Input) -> str:
     """Where a tile may start in an input."""
+    if w.chance(0.4):  # where the block is
+        return f"by * {w.bm}, bx * {w.bn}"
     starts = []
     for extent in source.shape:
         names = ["bx", "by", *w.counters]
@@ -205,7 +207,7 @@ def gather(w: Writer) -> None:
 
 def broadcast(w: Writer) -> None:
     """A tile combined with one of fewer dimensions."""
-    tiles = [t for t in w.tiles if len(t.shape) == 2]
+    tiles = [t for t in w.tiles if len(t.shape) == 2 and not is_float8(t)]
     if not tiles:
         return
     tile = w.one_of(tiles)
@@ -221,9 +223,20 @@ def broadcast(w: Writer) -> None:
         w.emit(f"{scope.own} = {made}")
 
 
+def is_float8(tile: Tile) -> bool:
+    """Whether it is for storage and products only."""
+    return "float8" in tile.dtype
+
+
 def filled(w: Writer, shape: tuple[int, ...], dtype: str = "") -> Tile:
     """A new tile with numbers in it, made where the program is."""
     made = w.tile(shape, dtype or w.one_of(("float32", "float16", "int32", "bfloat16")))
+    tensors = [t for t in w.inputs if len(t.shape) == 2 == len(shape)]
+    if tensors and w.chance(0.5):
+        source = w.one_of(tensors)
+        w.emit(f"T.copy({source.name}[{corner(w, source)}], {made.name}{options(w)})")
+        w.tiles.append(made)
+        return made
     names = indices(w, len(shape))
     scope = Scope(tuple(zip(names, shape)), made.name)
     with w.block(head(names, shape)):
@@ -351,7 +364,7 @@ def while_loop(w: Writer) -> None:
 def pipelined(w: Writer) -> None:
     """Tiles of an input, one after the other, added up."""
     tensors = [t for t in w.inputs if len(t.shape) == 2]
-    tiles = [t for t in w.tiles if len(t.shape) == 2]
+    tiles = [t for t in w.tiles if len(t.shape) == 2 and not is_float8(t)]
     if not tensors or not tiles or w.depth > 3:
         return
     source, total = w.one_of(tensors), w.one_of(tiles)
@@ -462,6 +475,16 @@ OUTER: tuple[Word, ...] = (
     annotate_layout, annotate_safe_value, use_swizzle, annotate_schedule, pipelined_product,
     pipelined_product, pipelined,
 )  # fmt: skip
+
+
+def show(w: Writer, tile: Tile) -> None:
+    """Copy a tile to an output of its own, where all of it is seen."""
+    lead = len(tile.shape) - 1
+    at = (f"(by * {w.columns} + bx) * {tile.shape[0]}", *["0"] * lead)
+    shape = (w.rows * w.columns * tile.shape[0], *tile.shape[1:])
+    kinds = (tile.dtype, tile.dtype, "float32")
+    made = w.output(shape, w.one_of(kinds), at, tile.shape)
+    w.emit(f"T.copy({tile.name}, {made.name}[{', '.join(at)}])")
 
 
 def finish(w: Writer, output: Output) -> None:

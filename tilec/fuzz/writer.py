@@ -100,9 +100,10 @@ class Writer:
 
     def size(self, most: int) -> int:
         """An extent: powers of two and their neighbours, and others."""
-        kind = self.below(4)
-        power = 2 ** self.below(max(1, most.bit_length()))
-        found = (power, power + self.between(-1, 1), self.between(1, most), self.between(1, 9))
+        kind = self.below(5)
+        power = 2 ** self.between(most.bit_length() // 2, most.bit_length() - 1)
+        near = power + self.between(-1, 1)
+        found = (power, power, near, self.between(1, most), self.between(1, 9))
         return min(most, max(1, found[kind]))
 
     # --- text ---
@@ -160,7 +161,7 @@ class Writer:
         return name
 
     def input(self, shape: tuple[int, ...], dtype: str, sizes: Sequence[str] = ()) -> Input:
-        content = self.one_of(("ints", "ints", "real", "wild"))
+        content = self.one_of(("ints", "real", "real", "wild"))
         views = (*VIEWS, "broadcast")
         name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
         made = Input(name, shape, dtype)
