@@ -60,10 +60,16 @@ class Agent(Primitives):
     ) -> tuple[Any, ...]:
         """A row or intrinsic that does not wait."""
         self.inst = self.block.executing = inst
-        if inst.opcode == "asm" and not inst.row.startswith("wgmma"):  # these look themselves
-            args = tuple(map(touched, args))
-            if any(map(is_undefined, args)):
-                args = self._report_undefined(inst, args)
+        args = tuple(map(touched, args))
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        return self.compute(meaning, inst, args)
+
+    def compute(
+        self, meaning: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """One that takes arguments as they are."""
+        self.inst = self.block.executing = inst
         result: tuple[Any, ...] = meaning(self, *args)
         return result
 

@@ -16,7 +16,7 @@ from typing import Any
 from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
-from tilec.sim.intrinsics import intrinsic
+from tilec.sim.intrinsics import intrinsic, is_pure
 from tilec.sim.undefined import UNDEF
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
@@ -416,7 +416,10 @@ class _Reader:
         if meaning is None:
             raise InternalError(f"{i.row or i.text[:60]} has no meaning in the simulator", i.loc)
         what, record = self._object(meaning), self._object(i)
-        call = f"m.call({what}, {record}, ({''.join(a + ', ' for a in args)}))"
+        # What only computes, and wgmma, which looks itself, may be given what was never written.
+        absorbs = is_pure(i.row) if i.opcode == "call" else i.row.startswith("wgmma")
+        word = "compute" if absorbs else "call"
+        call = f"m.{word}({what}, {record}, ({''.join(a + ', ' for a in args)}))"
         if i.result is None:
             return [call]
         single = not i.result.type.startswith("{")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilec.sim.agent import Agent, Group, meet
 from tilec.sim.block import Block
-from tilec.sim.program import Branch, Edge, Program, Segment, Wait, operand_value
+from tilec.sim.program import Branch, Edge, Program, Wait, operand_value
 
 
 class StepLimit(Exception):
@@ -139,7 +139,7 @@ class Scheduler:
         return True
 
     def _meet(self, group: Group) -> None:
-        """Those who have arrived go on as one agent for each block."""
+        """Those who have arrived go on as one agent."""
         arrived, group.arrived = group.arrived, []
         group.total -= sum(len(a.lanes) for a in arrived)
         if not group.total:
@@ -201,8 +201,3 @@ class Scheduler:
                 self._meet(group)
                 return True
         return False
-
-
-def segment_of(program: Program, agent: Agent) -> Segment:
-    """Where an agent is."""
-    return program.segments[agent.at]
