@@ -26,11 +26,12 @@ class Invalid(Exception):
 @dataclass
 class Place:
     """Where the program is: the block's number, the T.Parallel (0 outside) and its iteration, as an
-    array where all are done at once."""
+    array where all are done at once. `mask`: which of these take the branch at hand."""
 
     block: int = 0
     loop: int = 0
     iteration: Array | None = None
+    mask: Array | None = None
     loops: int = 0
     fnuz: bool = False
 
@@ -85,10 +86,8 @@ class Buffer:
     # --- elements ---
 
     def __getitem__(self, index: Any) -> Number:
-        at, inside = self._at(index)
+        at, inside = self._at(index, "read")
         value = Number(self.safe, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
-        if not np.all(inside) and self.tile:
-            raise Invalid(f"{self.name} is read outside of its bounds")
         clipped = tuple(np.where(inside, a, 0) for a in at)
         if 0 in self.shape:
             return Number(np.broadcast_to(value.value, inside.shape), self.dtype)
@@ -103,9 +102,7 @@ class Buffer:
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        at, inside = self._at(index)
-        if not np.all(inside) and self.tile:
-            raise Invalid(f"{self.name} is written outside of its bounds")
+        at, inside = self._at(index, "written")
         number = value if isinstance(value, Number) else self._literal(value)
         number = number.to(self.dtype)
         where = tuple(np.broadcast_to(a, inside.shape)[inside] for a in at)
@@ -117,9 +114,9 @@ class Buffer:
     def _literal(self, value: Any) -> Number:
         return Number(value, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
 
-    def _at(self, index: Any) -> tuple[tuple[Array, ...], Array]:
+    def _at(self, index: Any, what: str) -> tuple[tuple[Array, ...], Array]:
         """Coordinates as arrays of one shape (that of the iterations at hand), and which of them
-        are in bounds."""
+        are in bounds and touched."""
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) != len(self.shape):
             raise Invalid(f"{len(entries)} indices of {self.name}")
@@ -136,6 +133,11 @@ class Buffer:
         inside = np.ones(at[0].shape if at else (), bool)
         for a, extent in zip(at, self.shape):
             inside = inside & (a >= 0) & (a < extent)
+        mask = self.place.mask
+        if self.tile and not np.all(inside if mask is None else inside | ~mask):
+            raise Invalid(f"{self.name} is {what} outside of its bounds")
+        if mask is not None:
+            inside = inside & mask
         return at, inside
 
     # --- regions ---

@@ -19,8 +19,10 @@ class Scope:
     own: str = ""
 
 
-def value(w: Writer, s: Scope, dtype: str, depth: int = 3) -> str:
-    """The text of a value of `dtype`."""
+def value(w: Writer, s: Scope, dtype: str, depth: int = 2) -> str:
+    """The text of a value of `dtype`. What is only stored (float8) is computed in float16."""
+    if "float8" in dtype:
+        return converted(w, value(w, s, "float16", depth), dtype)
     options = LEAVES if depth <= 0 else (*LEAVES, *INNER, *INNER)
     return w.one_of(options)(w, s, dtype, depth)
 

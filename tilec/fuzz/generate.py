@@ -12,8 +12,8 @@ from tilec.fuzz.writer import DTYPES, THREADS, Writer
 def generate(seed: int, number: int) -> Program:
     """Program `number` of `seed`."""
     w = Writer(np.random.default_rng([seed, number]))
-    w.bm, w.bn = w.size(40), w.size(48)
-    w.rows, w.columns = w.one_of((1, 1, 2, 3)), w.one_of((1, 2, 2, 3))
+    w.bm, w.bn = w.size(32), w.size(40)
+    w.rows, w.columns = w.one_of(((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 2)))
     w.threads = w.one_of(THREADS)
     header = _grid(w)
     for _ in range(w.between(1, 3)):
@@ -94,4 +94,4 @@ def _tile_shape(w: Writer) -> tuple[int, ...]:
         return (w.between(1, 3), w.size(8), w.size(16))
     if kind < 5:
         return (w.bm, w.bn)
-    return (w.size(32), w.size(40))
+    return (w.size(24), w.size(32))

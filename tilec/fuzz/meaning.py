@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tilec.fuzz.buffers import Buffer, Invalid, Place, Region, whole
 from tilec.fuzz.numbers import (
     Array,
     Number,
+    Unclear,
     arithmetic,
     function_of,
     index,
@@ -263,6 +265,19 @@ class Words:
             found = [index(c) for c in np.unravel_index(number, shape)]
             yield found[0] if len(found) == 1 else tuple(found)
         self._place.iteration = None
+
+    @contextmanager
+    def when(self, condition: Any, holds: bool) -> Iterator[None]:
+        """`if condition:` (`holds`), or its else, of all iterations at once."""
+        if isinstance(condition, Number) and not condition.exact():
+            raise Unclear("a branch hangs on a number that is rounded")
+        taken = np.asarray(condition.value if isinstance(condition, Number) else condition, bool)
+        before = self._place.mask
+        assert self._place.iteration is not None
+        mask = np.broadcast_to(taken == holds, self._place.iteration.shape)
+        self._place.mask = mask if before is None else mask & before
+        yield
+        self._place.mask = before
 
     def _enter(self, iterations: Array) -> None:
         self._place.loops += 1

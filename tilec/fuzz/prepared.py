@@ -2,7 +2,8 @@
 
 The function's syntax tree is changed first: `with T.Kernel(…)` becomes a loop over blocks, a
 subscript given to a word on tiles a region, T.Parallel one of two loops of `Words`: done at once,
-with arrays for its indices, where its body only computes, iteration by iteration elsewhere.
+with arrays for its indices and masks for its branches, where that can be, else iteration by
+iteration.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from tilec.fuzz.numbers import Number, index
 from tilec.ir.types import find_dtype
 
 TILE_WORDS = ("copy", "fill", "clear", "gemm")
-_ITERATED = (ast.If, ast.For, ast.While, ast.IfExp, ast.BoolOp)
 
 
 class _Prepared(ast.NodeTransformer):
@@ -37,6 +37,8 @@ class _Prepared(ast.NodeTransformer):
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
         (item,) = node.items
+        if isinstance(item.context_expr, ast.Call) and _is(item.context_expr, "when"):
+            return node
         target = item.optional_vars or ast.Name("_", ast.Store())
         return ast.For(target, item.context_expr, node.body, [])
 
@@ -48,30 +50,69 @@ class _Prepared(ast.NodeTransformer):
         return ast.For(ast.Name("_", ast.Store()), turns, node.body, [])
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        iterated = any(isinstance(n, _ITERATED) for s in node.body for n in ast.walk(s))
-        scalars = any(isinstance(n, ast.AugAssign | ast.Assign) and _plain(n) for n in node.body)
-        self.generic_visit(node)
         match node.iter:
             case ast.Call(func=ast.Attribute(attr="Parallel") as word):
-                word.attr = "each" if iterated or scalars else "every"
+                word.attr = "every" if _at_once(node) else "each"
+                if word.attr == "every":
+                    _Masked().generic_visit(node)
             case ast.Call(func=ast.Name(id="range")):
                 node.iter.func = _word("serial")
+        self.generic_visit(node)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in TILE_WORDS:
+        if _is(node, *TILE_WORDS):
             node.args = [_as_region(a) for a in node.args]
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "Persistent":
+        if _is(node, "Persistent"):
             for keyword in node.keywords:
                 keyword.arg = "index_" if keyword.arg == "index" else keyword.arg
         return node
+
+
+class _Masked(ast.NodeTransformer):
+    """`if` of all iterations at once."""
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        self.generic_visit(node)
+        name = f"_taken{node.lineno}"
+        made: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], node.test)]
+        for body, holds in ((node.body, True), (node.orelse, False)):
+            if body:
+                taken = ast.Call(
+                    _word("when"), [ast.Name(name, ast.Load()), ast.Constant(holds)], []
+                )
+                made.append(ast.With([ast.withitem(taken)], body))
+        return made
+
+
+def _at_once(loop: ast.For) -> bool:
+    """Whether the iterations of a T.Parallel can be done at once: none goes a way of its own but
+    by an `if` that changes no variable."""
+    own = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    for node in (n for s in loop.body for n in ast.walk(s)):
+        match node:
+            case ast.While() | ast.IfExp() | ast.BoolOp() | ast.Break() | ast.Continue():
+                return False
+            case ast.For():
+                if any(isinstance(n, ast.Name) and n.id in own for n in ast.walk(node.iter)):
+                    return False
+            case ast.If():
+                if any(isinstance(n, ast.Assign | ast.AugAssign) and _plain(n)
+                       for n in ast.walk(node)):  # fmt: skip
+                    return False
+    return True
 
 
 def _plain(node: ast.AugAssign | ast.Assign) -> bool:
     """Whether a name, no element, is assigned."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return any(isinstance(t, ast.Name) for t in targets)
+
+
+def _is(node: ast.Call, *words: str) -> bool:
+    """Whether one of these words is called."""
+    return isinstance(node.func, ast.Attribute) and node.func.attr in words
 
 
 def _word(name: str) -> ast.expr:

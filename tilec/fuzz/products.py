@@ -51,11 +51,11 @@ def shape_of(w: Writer, m: int = 0, n: int = 0) -> Shape:
     odd = w.chance(0.15)
     dtypes = w.one_of(DTYPES)
     wide = 2 if dtypes[0] in ("float32", "float64") else 1
-    m = m or (w.size(40) if odd else w.one_of((16, 32, 64, 64, 64, 128)))
-    n = n or (w.size(40) if odd else w.one_of((8, 16, 24, 32, 48, 64)))
-    k = w.size(40) if odd else w.one_of((16, 32, 32, 64)) // wide
-    if m * n > 4096:
-        n = max(8, 4096 // m)
+    m = m or (w.size(40) if odd else w.one_of((16, 32, 64, 64, 64)))
+    n = n or (w.size(40) if odd else w.one_of((8, 16, 16, 24, 32, 64)))
+    k = w.size(40) if odd else w.one_of((16, 32, 32)) // wide
+    if m * n > 2048:
+        n = max(8, 2048 // m)
     return Shape(m, n, k, dtypes, w.chance(0.4), w.chance(0.4))
 
 

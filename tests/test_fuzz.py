@@ -1,0 +1,300 @@
+"""The fuzzer: programs of a fixed seed and of a fresh one on all targets, and that it finds,
+shrinks and writes down faults that are planted."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilec.language as T
+from tilec import __main__ as command_line
+from tilec import passes
+from tilec.fuzz import cli, outcome, session
+from tilec.fuzz.arrays import VIEWS, Array
+from tilec.fuzz.buffers import Invalid
+from tilec.fuzz.generate import generate
+from tilec.fuzz.numbers import Number, Unclear, arithmetic, settle
+from tilec.fuzz.outcome import Outcome, Wants, differing
+from tilec.fuzz.prepared import run as run_meaning
+from tilec.fuzz.program import Program
+from tilec.fuzz.testfile import test_text as text_of_test
+from tilec.ir.core import Func, Op, rewrite
+from tilec.ir.ops import Barrier, Binary
+from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT16, FLOAT32, INT8, INT32
+from tilec.target import Target
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled with a planted fault stays here."""
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+
+
+# --- the runs -------------------------------------------------------------------------------------
+
+
+def check_seed(seed: int, count: int) -> None:
+    for number in range(count):
+        result = session.try_program(seed, number, outcome.targets())
+        said = f"python -m tilec fuzz --seed {seed} --program {number}"
+        shown = [f"{o.target} {o.kind}: {o.text}" for o in result.failures]
+        assert not shown, "\n".join([said, *shown])
+        assert not result.refused, f"{said}: refused by every target"
+
+
+def test_a_fixed_seed() -> None:
+    check_seed(2024, 5)
+
+
+def test_a_fresh_seed() -> None:
+    seed = int(np.random.default_rng().integers(2**31))
+    print(f"seed {seed}")
+    check_seed(seed, 5)
+
+
+def test_many_programs_on_the_cpu() -> None:
+    tally = session.Tally()
+    for result in session.results(11, iter(range(25)), ("cpu",), 1):
+        tally.add(result)
+    assert tally.programs >= 24 and not tally.failures, tally.summary()
+    assert tally.refused <= 1 and len(tally.words) > 15, tally.summary()
+
+
+# --- the generator --------------------------------------------------------------------------------
+
+
+def test_programs_are_the_same_in_every_process() -> None:
+    script = (
+        "from tilec.fuzz.generate import generate\n"
+        "print([generate(3, n).digest for n in range(20)])"
+    )
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert ast.literal_eval(done.stdout) == [generate(3, n).digest for n in range(20)]
+    assert len({generate(3, n).digest for n in range(20)}) == 20
+
+
+@pytest.mark.parametrize("view", VIEWS[:-1])
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (0, 4), (3,), (2, 3, 4)])
+def test_views_hold_what_they_say(view: str, shape: tuple[int, ...]) -> None:
+    made = Array(shape, "float8_e4m3", view, "real", 3).make()
+    assert made.view.shape == shape and made.view.dtype == ml_dtypes.float8_e4m3fn
+    before = made.outside()
+    if view != "broadcast":
+        first = Array(shape, "float8_e4m3", "plain", "real", 3).make().view
+        assert made.view.tobytes() == first.tobytes()
+        made.view[...] = 1
+    assert made.outside() == before
+    made.base.view(np.uint8)[-1] ^= 1
+    assert made.outside() != before or made.outside() == b""
+
+
+# --- numbers and meanings -------------------------------------------------------------------------
+
+
+def test_exact_numbers_stay_exact_and_others_have_a_bound() -> None:
+    a = Number([1.0, 3.0, float(np.float32(0.1))], FLOAT32).to(FLOAT16)
+    assert a.exact()
+    total = arithmetic("add", a, 1.0)
+    assert list(total.errors() > 0) == [False, False, True]
+    want = np.float16(0.1) + np.float16(1.0)
+    assert abs(total.value[2] - float(want)) <= total.errors()[2] < 2e-3
+    assert Number(300, INT32).to(INT8).value == 44
+    assert Number([-1e9, 1e9], FLOAT32).to(INT8).value.tolist() == [-128, 127]
+    assert Number(1000.0, FLOAT32).to(FLOAT8_E4M3).value == 448
+    assert Number(1000.0, FLOAT32, fnuz=True).to(FLOAT8_E4M3).value == 240
+    assert Number(1.00390625, FLOAT32).to(BFLOAT16).value == 1.0  # a tie, to even
+    assert np.isinf(settle(np.float64(1e6), np.float64(0), FLOAT16).error)
+    with pytest.raises(Unclear):
+        bool(Number(1.0, FLOAT32, 0.5) < 1.25)
+    assert Number(1.0, FLOAT32, 0.1) < 1.25
+
+
+@pytest.mark.parametrize("values", [np.float32, np.float64])
+def test_errors_bound_sums_in_any_order(values: type, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(500).astype(np.float32)
+    total = Number(0.0, FLOAT32)
+    for v in x:
+        total = total + Number(float(v), FLOAT32)
+    for _ in range(10):
+        rng.shuffle(x)
+        other = np.float32(0)
+        for v in x:
+            other += v
+        assert abs(float(other) - float(total.value)) <= total.error
+
+
+def _program(body: str, **arguments: Array) -> Program:
+    parameters = ", ".join(f'{n}: T.Tensor({a.shape}, "{a.dtype}")' for n, a in arguments.items())
+    lines = "".join(f"        {line}\n" for line in body.strip().split("\n"))
+    head = f"@tilec.kernel\ndef kernel({parameters}):\n    with T.Kernel(2, threads=64) as bx:\n"
+    return Program(head + lines, arguments)
+
+
+SHARED = "S = T.alloc_shared((4,), 'int32')\n"
+FILLED = SHARED + "T.fill(S, 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("for i in T.Parallel(4):\n    C[0] = i", "written where"),
+        ("C[0] = 1", "written where"),
+        (SHARED + "for i in T.Parallel(4):\n    C[bx * 4 + i] = S[i]", "before it is written"),
+        (FILLED + "for i in T.Parallel(4):\n    S[i] = S[(i + 1) % 4]", "touches"),
+        (FILLED + "x = S[5]", "outside"),
+        ("while bx < 5:\n    pass", "end"),
+    ],
+)  # fmt: skip
+def test_programs_without_a_meaning(body: str, why: str) -> None:
+    program = _program(body, C=Array((8,), "int32"))
+    with pytest.raises(Invalid, match=why):
+        Wants(program.load(), program.arguments)
+
+
+def test_a_meaning_is_that_of_the_source() -> None:
+    body = (
+        "S = T.alloc_shared((3, 4), 'float32')\nT.copy(A[bx * 3, 1], S)\nS[0, 0] += 2.0\n"
+        "for i, j in T.Parallel(3, 4):\n    if i == 1:\n        S[i, j] = T.cast(j, 'float32')\n"
+        "T.copy(S, C[bx * 3, 0])"
+    )
+    a = np.arange(20, dtype=np.float32).reshape(5, 4)
+    program = _program(body, A=Array((5, 4)), C=Array((6, 4)))
+    kernel = program.load()
+    got = run_meaning(kernel.function, {"A": a, "C": np.zeros((6, 4), np.float32)})
+    want = np.zeros((6, 4))
+    want[:5, :3] = a[:, 1:]
+    want[[0, 3], 0] += 2
+    want[[1, 4]] = np.arange(4)
+    assert np.array_equal(got["C"].value, want) and got["C"].exact()
+
+
+def test_differences_are_named() -> None:
+    want = Number(np.zeros((2, 3)), FLOAT32)
+    got = np.zeros((2, 3), np.float32)
+    assert differing(got, want) == ""
+    got[1, 2] = 5
+    assert "element [1, 2] is 5.0 and must be 0.0" in differing(got, want)
+    assert differing(got, Number(want.value, FLOAT32, 2.0)) == ""
+
+
+# --- planted faults -------------------------------------------------------------------------------
+
+
+def wrong_maximum(func: Func, target: Target) -> Func:
+    """A pass that takes the smaller of two floats for the larger."""
+
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, Binary) and o.kind == "max" and o.lhs.dtype.is_float:
+            return replace(o, kind="min")
+        return None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def no_barriers(func: Func, target: Target) -> Func:
+    """A pass that loses every barrier."""
+    return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, Barrier) else None))
+
+
+def lines(program: Program) -> int:
+    return len(program.source.strip().splitlines())
+
+
+def first_failure(seed: int, target: str) -> tuple[Program, Outcome, int]:
+    for number in range(60):
+        result = session.try_program(seed, number, (target,))
+        if result.failures:
+            return generate(seed, number), result.failures[0], number
+    raise AssertionError("the planted fault was not found")
+
+
+def test_a_miscompiled_operation_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "NORMALISE", (*passes.NORMALISE, (wrong_maximum, "TILE")))
+    program, failure, number = first_failure(5, "cpu")
+    assert failure.kind == "numbers"
+    smaller = session.shrunk(program, failure, 15)
+    assert lines(smaller) <= min(8, lines(program) - 1), smaller.source
+    assert "T.max" in smaller.source
+    monkeypatch.undo()
+    assert not outcome.run_program(smaller, ("cpu",))[0].failed
+
+
+def test_a_lost_barrier_is_found_and_shrunk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(passes, "EXPAND", (*passes.EXPAND, (no_barriers, "LOWERED")))
+    program, failure, number = first_failure(6, "cuda:sm_80")
+    smaller = session.shrunk(program, failure, 8)
+    assert lines(smaller) < lines(program)
+    path = tmp_path / "fuzz_it.py"
+    path.write_text(text_of_test(smaller, failure, 6, number))
+    scope: dict[str, object] = {"__name__": "fuzz_it"}
+    exec(compile(path.read_text(), str(path), "exec", dont_inherit=True), scope)
+    test = scope["test_kernel"]
+    assert callable(test)
+    with pytest.raises(AssertionError, match=failure.kind):
+        test()
+    monkeypatch.undo()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ["fuzz", "--count", "3", "--seed", "4", "--target", "cpu", "--out", str(tmp_path)]
+    assert command_line.main(given) == 0
+    said = capsys.readouterr().out
+    assert "seed 4" in said and "3 programs, 0 failed" in said and "cpu: 3 ok" in said
+
+
+def test_failures_give_status_1_and_a_test_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(passes, "NORMALISE", (*passes.NORMALISE, (wrong_maximum, "TILE")))
+    _, _, number = first_failure(5, "cpu")
+    given = ["--seed", "5", "--program", str(number), "--target", "cpu", "--shrink", "3"]
+    assert cli.command([*given, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "numbers" in said and "shrunk to" in said
+    (written,) = tmp_path.glob("fuzz_*.py")
+    assert f"--seed 5 --program {number}" in written.read_text()
+
+
+def test_interrupting_gives_the_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def interrupted(*args: object) -> session.Result:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return session.Result(1, 0, (Outcome("cpu", "ok"),))
+
+    monkeypatch.setattr(session, "try_program", interrupted)
+    assert cli.command(["--seed", "1", "--target", "cpu"]) == 0
+    assert "1 programs, 0 failed" in capsys.readouterr().out
+
+
+def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["fuz"]) == 2
+    assert "did you mean 'fuzz'?" in capsys.readouterr().err
+    assert command_line.main(["--help"]) == 0
+
+
+def test_words_name_the_language() -> None:
+    """Every word that a program may use means something here."""
+    from_language = {n for n in dir(T) if not n.startswith("_")}
+    text = "".join(generate(1, n).source for n in range(100))
+    used = {w.split("(")[0] for w in text.split("T.")[1:]}
+    used = {"".join(c for c in w if c.isalnum() or c == "_") for w in used}
+    assert len(used & from_language) > 30
