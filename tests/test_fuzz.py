@@ -233,7 +233,7 @@ def test_a_lost_barrier_is_found_and_shrunk(
 ) -> None:
     monkeypatch.setattr(passes, "EXPAND", (*passes.EXPAND, (no_barriers, "LOWERED")))
     program, failure, number = first_failure(6, "cuda:sm_80")
-    smaller = session.shrunk(program, failure, 8)
+    smaller = session.shrunk(program, failure, 5)
     assert lines(smaller) < lines(program)
     path = tmp_path / "fuzz_it.py"
     path.write_text(text_of_test(smaller, failure, 6, number))

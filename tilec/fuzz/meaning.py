@@ -29,7 +29,7 @@ from tilec.fuzz.numbers import (
 )
 from tilec.ir.types import BOOL, FLOAT16, FLOAT32, find_dtype
 
-MOST_ITERATIONS = 200_000  # of one loop: beyond, a program counts as running for ever
+MOST_ITERATIONS = 5000  # of one loop: beyond, a program counts as running for ever
 
 
 class Words:
@@ -88,8 +88,10 @@ class Words:
 
     alloc_fragment = alloc_local = alloc_shared
 
-    def alloc_var(self, dtype: Any, init: Any = 0) -> Number:
-        return Number(init or 0, dtype_of(dtype), fnuz=self._place.fnuz)
+    def alloc_var(self, dtype: Any, init: Any = None) -> object:
+        if init is None:
+            return object()  # nothing can be done with it before it is assigned
+        return self.cast(init, dtype)
 
     # --- movement ---
 
