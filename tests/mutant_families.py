@@ -1,5 +1,6 @@
-"""The kernels that `mutants` breaks: one for every way in which tilec orders work, with small arrays
-on which each of its loops goes round often enough for every phase of its barriers to come twice."""
+"""The kernels that `mutants` breaks: one for every way in which tilec orders work, with arrays so
+small that a run takes no time, on which each loop still goes round often enough for every phase of
+its barriers to come twice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ def blank(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 def spaced(a: np.ndarray) -> np.ndarray:
-    """The same values in rows that are 16 elements longer than what is used of them: what lies
-    beyond a row's end is no element."""
-    wide = np.full((*a.shape[:-1], a.shape[-1] + 16), 99, a.dtype)
+    """The same values in rows that are at least 16 elements longer than what is used of them: what
+    lies beyond a row's end is no element."""
+    wide = np.full((*a.shape[:-1], (a.shape[-1] + 31) // 16 * 16), 99, a.dtype)
     view = wide[..., : a.shape[-1]]
     view[...] = a
     return view
@@ -73,8 +74,10 @@ def product_kernel(
     consumers: str = "cooperative",
     store: str = "tma",
     stages: int = 3,
+    bm: int = 64,
+    threads: int = 128,
 ) -> Any:
-    """C = A @ B^T in tiles of 64 x 64 x 32 with a schedule of its own."""
+    """C = A @ B^T in tiles of `bm` x 64 x 32 with a schedule of its own."""
 
     @tilec.kernel
     def matmul(
@@ -82,7 +85,7 @@ def product_kernel(
         B: T.Tensor((N, K), "float16"),
         C: T.Tensor((M, N), "float32"),
     ):
-        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, bm), threads=threads) as (bx, by):
             T.annotate_schedule(
                 persistent=persistent,
                 specialise=specialise,
@@ -91,15 +94,15 @@ def product_kernel(
                 consumers=consumers,
                 store=store,
             )
-            a = T.alloc_shared((64, 32), "float16")
+            a = T.alloc_shared((bm, 32), "float16")
             b = T.alloc_shared((64, 32), "float16")
-            acc = T.alloc_fragment((64, 64), "float32")
+            acc = T.alloc_fragment((bm, 64), "float32")
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(K, 32), num_stages=stages):
-                T.copy(A[by * 64, k * 32], a)
+                T.copy(A[by * bm, k * 32], a)
                 T.copy(B[bx * 64, k * 32], b)
                 T.gemm(a, b, acc, transpose_B=True)
-            T.copy(acc, C[by * 64, bx * 64])
+            T.copy(acc, C[by * bm, bx * 64])
 
     return matmul
 
@@ -244,7 +247,7 @@ def grouped(
     B: T.Tensor((G, N, K), "float16"),
     offsets: T.Tensor((G + 1,), "int32"),
     C: T.Tensor((M, N), "float16"),
-    blocks: T.constexpr = 1,
+    blocks: T.constexpr = 2,
 ):
     """Products of groups whose sizes only the device knows: a while loop finds each tile's."""
     with T.Kernel(blocks, threads=128) as block:
@@ -280,9 +283,9 @@ def _grouped_arrays(rng: np.random.Generator) -> Arrays:
     ends = np.cumsum([0, *GROUPS]).astype(np.int32)
     return {
         "A": spaced(half(rng, int(ends[-1]), 88)),
-        "B": half(rng, len(GROUPS), 56, 88),
+        "B": half(rng, len(GROUPS), 63, 88),
         "offsets": ends,
-        "C": spaced(blank(int(ends[-1]), 56, dtype=np.float16)),
+        "C": spaced(blank(int(ends[-1]), 63, dtype=np.float16)),
     }
 
 
@@ -295,7 +298,8 @@ def _grouped(x: Arrays) -> Arrays:
     return {"C": np.concatenate(parts)}
 
 
-def _matrix(m: int, n: int, out: Callable[[int, int], tuple[int, int]]) -> Callable[..., Arrays]:
+def matrix(m: int, n: int, out: Callable[[int, int], tuple[int, int]]) -> Callable[..., Arrays]:
+    """A is (m, n); C has the shape that `out` makes of it."""
     return lambda rng: {"A": spaced(single(rng, m, n)), "C": spaced(blank(*out(m, n)))}
 
 
@@ -303,7 +307,7 @@ def _same(m: int, n: int) -> tuple[int, int]:
     return m, n
 
 
-def _turned(m: int, n: int) -> tuple[int, int]:
+def turned(m: int, n: int) -> tuple[int, int]:
     return n, m
 
 
@@ -322,15 +326,15 @@ def _vector(rng: np.random.Generator) -> Arrays:
 FAMILIES: dict[str, Family] = {
     "elementwise": Family(neighbours, SM80, _vector, _neighbours),
     "elementwise, wave64": Family(neighbours, GFX942, _vector, _neighbours),
-    "transposition": Family(transpose, SM90, _matrix(40, 45, _turned), _transposed),
-    "transposition, wave64": Family(transpose, GFX942, _matrix(40, 45, _turned), _transposed),
-    "stencil": Family(stencil, SM80, _matrix(14, 41, _same), _stencil),
-    "stencil by TMA": Family(stencil, SM90, _matrix(14, 41, _same), _stencil),
+    "transposition": Family(transpose, SM90, matrix(40, 45, turned), _transposed),
+    "transposition, wave64": Family(transpose, GFX942, matrix(40, 45, turned), _transposed),
+    "stencil": Family(stencil, SM80, matrix(15, 63, _same), _stencil),
+    "stencil by TMA": Family(stencil, SM90, matrix(15, 63, _same), _stencil),
     "pipeline without product": Family(
-        streamed_rows, SM90, _matrix(40, 152, _narrow), _streamed
+        streamed_rows, SM90, matrix(40, 152, _narrow), _streamed
     ),
     "pipeline without product, cp.async": Family(
-        streamed_rows, SM80, _matrix(40, 152, _narrow), _streamed
+        streamed_rows, SM80, matrix(40, 152, _narrow), _streamed
     ),
     "GEMM in a plain loop": Family(unstaged_matmul, SM80, operands(50, 72, 88), product),
     "GEMM, cp.async": Family(plain_matmul, SM80, operands(50, 72, 152), product),
@@ -347,9 +351,18 @@ FAMILIES: dict[str, Family] = {
     "persistent": Family(
         product_kernel(), SM90, operands(50, 136, 88), product
     ),
+    "persistent, two warpgroups": Family(
+        product_kernel(bm=128, threads=256), SM90, operands(100, 136, 88), product
+    ),
+    "two warpgroups without roles": Family(
+        product_kernel(
+            specialise=False, persistent=False, store="direct", bm=128, threads=256
+        ),
+        SM90, operands(100, 72, 152), product,
+    ),
     "ping-pong": Family(
         product_kernel(consumers="pingpong"),
-        SM90, operands(100, 136, 88), product,
+        SM90, operands(100, 136, 120), product,
     ),
     "clusters with multicast": Family(
         product_kernel(cluster=(2, 1), stages=2),
@@ -357,7 +370,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "split-K shared sums": Family(
         product_kernel(persistent=False, split=2, store="direct"),
-        SM90, operands(50, 56, 152), product,
+        SM90, operands(50, 56, 280), product,
     ),
     "fused epilogue": Family(
         linear, SM90,

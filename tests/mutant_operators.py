@@ -17,6 +17,7 @@ from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Barrier,
     Binary,
+    Cast,
     ClusterBarrier,
     ClusterLoad,
     ClusterSum,
@@ -41,6 +42,7 @@ from tilec.ir.ops import (
     Parallel,
     ProxyFence,
     Scope,
+    Select,
     Stmatrix,
     Store,
     TmaLoad,
@@ -235,7 +237,9 @@ def _next_slot(slots: int) -> Make:
     def make(o: Any) -> Sequence[Op]:
         b = Builder(o.loc)
         more = b.value(Binary, "add", o.slot, b.value(Const, 1, INT32))
-        return _after(b, replace(o, slot=b.value(Binary, "mod", more, b.value(Const, slots, INT32))))
+        return _after(
+            b, replace(o, slot=b.value(Binary, "mod", more, b.value(Const, slots, INT32)))
+        )
 
     return make
 
@@ -256,15 +260,15 @@ def moves(func: Func, places: Sequence[Op]) -> Iterator[Change]:
         def put(o: Op, kept: list[Op] = kept) -> Sequence[Op]:
             return [o, *kept]
 
-        def apply(f: Func, makes: dict[int, Make] = {first: keep, second: put}) -> Func:
-            return change_all(f, makes)
-
+        makes: dict[int, Make] = {first: keep, second: put}
         if type(a) is type(b) and not isinstance(a, MbarrierArrive | MbarrierWait):
             continue
         if isinstance(a, ACQUIRING):
-            yield Change(f"{a.opname} too late", f"{said(a)} behind {said(b)}", a.loc, apply)
+            name, text = f"{a.opname} too late", f"{said(a)} behind {said(b)}"
+            yield Change(name, text, a.loc, lambda f, makes=makes: change_all(f, makes))
         elif isinstance(b, RELEASING):
-            yield Change(f"{b.opname} too early", f"{said(b)} before {said(a)}", b.loc, apply)
+            name, text = f"{b.opname} too early", f"{said(b)} before {said(a)}"
+            yield Change(name, text, b.loc, lambda f, makes=makes: change_all(f, makes))
 
 
 def _neighbours(func: Func, places: Sequence[Op]) -> Iterator[tuple[int, int]]:
@@ -291,25 +295,38 @@ def _blocks(block: Block) -> Iterator[Block]:
 
 
 def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
-    """Guards that are missing or off by one, loops that go round once more than the others'."""
+    """Guards that are missing or off by one, loops that go round once more than the other role's.
+
+    The guards of one line are changed together: of an unrolled access only some reach the bound."""
     made = defining_ops(func.body)
     guards: set[Value] = set()
     in_scope = {id(o) for s in walk(func.body) if isinstance(s, Scope) for o in walk(s.body)}
     for o in walk(func.body):
-        guard = getattr(o, "guard", None)
-        if isinstance(o, MemLoad | MemStore) and guard is not None:
-            guards |= _parts(guard, made)
+        if isinstance(o, MemLoad | MemStore | CpAsync):
+            for guard in (getattr(o, "guard", None), getattr(o, "valid", None)):
+                guards |= set() if guard is None else _parts(guard, made)
+        elif isinstance(o, If) and any(isinstance(x, MemLoad | MemStore) for x in walk(o.then)):
+            guards |= _parts(o.cond, made)
+    groups: dict[tuple[str, str, int], tuple[Loc, dict[int, Make]]] = {}
+
+    def together(operator: str, what: str, i: int, make: Make) -> None:
+        loc = places[i].loc
+        groups.setdefault((operator, what, loc.line), (loc, {}))[1][i] = make
+
     for i, o in enumerate(places):
         match o:
             case MemLoad() | MemStore() if o.guard is not None:
-                yield _at("guard removed", said(o), o, i, _set(guard=None, **_no_other(o)))
+                together("guard removed", said(o), i, _set(guard=None, **_no_other(o)))
             case CpAsync() if o.valid is not None:
-                yield _at("guard removed", said(o), o, i, _set(valid=None))
+                together("guard removed", said(o), i, _set(valid=None))
             case Compare(kind="lt" | "le" | "gt" | "ge") if o.result in guards:
-                what = f"{o.lhs.name or 'index'} {o.kind} {o.rhs.name or 'bound'}"
-                yield _at("bound off by one", what, o, i, _wider)
+                rhs = made.get(o.rhs)
+                bound = str(rhs.value) if isinstance(rhs, Const) else o.rhs.name or "bound"
+                together("bound off by one", f"index {o.kind} {bound}", i, _wider)
             case For(kind="pipelined" | "persistent" | "serial") if id(o) in in_scope:
                 yield _at("extent + 1", f"{o.kind} loop of one role", o, i, _longer)
+    for (operator, what, _), (loc, makes) in groups.items():
+        yield Change(operator, what, loc, lambda f, makes=makes: change_all(f, makes))
 
 
 def _at(operator: str, description: str, o: Op, i: int, make: Make) -> Change:
@@ -320,14 +337,16 @@ def _no_other(o: Op) -> dict[str, None]:
     return {"other": None} if isinstance(o, MemLoad) else {}
 
 
-def _parts(guard: Value, made: dict[Value, Op]) -> set[Value]:
-    """The comparisons that a guard is made of."""
-    o = made.get(guard)
-    if isinstance(o, Binary) and o.kind in ("and", "or"):
-        return _parts(o.lhs, made) | _parts(o.rhs, made)
+def _parts(value: Value, made: dict[Value, Op]) -> set[Value]:
+    """The comparisons that a guard, or a number of bytes, is made of."""
+    o = made.get(value)
     if isinstance(o, Compare) and isinstance(o.lhs.type, ScalarType) and o.lhs.dtype.is_int:
-        return {guard}
-    return set()
+        return {value}
+    found: set[Value] = set()
+    if isinstance(o, Binary | Select | Cast):
+        for v in o.operands:
+            found |= _parts(v, made)
+    return found
 
 
 def _wider(o: Op) -> Sequence[Op]:
@@ -359,9 +378,7 @@ def rings(func: Func) -> Iterator[Change]:
         loc, versions = places[at[0]].loc, root.buffer.versions
         makes: dict[int, Make] = dict.fromkeys(at, _at_most(versions - 2))
         text = f"{root.name}: {versions - 1} versions, not {versions}"
-        yield Change(
-            "ring too short", text, loc, lambda f, makes=makes: change_all(f, makes)
-        )
+        yield Change("ring too short", text, loc, lambda f, makes=makes: change_all(f, makes))
         for i in at:
             yield _at("slot off by one", said(places[i]), places[i], i, _next_slot(versions))
 
@@ -369,6 +386,8 @@ def rings(func: Func) -> Iterator[Change]:
 def _at_most(slot: int) -> Make:
     def make(o: Any) -> Sequence[Op]:
         b = Builder(o.loc)
-        return _after(b, replace(o, slot=b.value(Binary, "min", o.slot, b.value(Const, slot, INT32))))
+        return _after(
+            b, replace(o, slot=b.value(Binary, "min", o.slot, b.value(Const, slot, INT32)))
+        )
 
     return make

@@ -1,9 +1,9 @@
 """A mutation suite for the simulator: kernels of every family (`mutant_families`), each broken in
 every way that `mutant_operators` knows, one at a time, and run.
 
-    python tests/mutants.py            # every mutant; prints the figures and the survivors
+    python tests/mutants.py --all      # every mutant; prints the figures and what is unexplained
     python tests/mutants.py FAMILY     # of one family, mutant by mutant
-    python tests/mutants.py --gpu      # ten of them on the GPU of this machine
+    python tests/mutants.py --gpu      # ten of them on the GPU of this machine (mutants_gpu.py)
 
 A mutant is made of the SCHEDULED function, behind `insert_sync` so that no pass mends it, or of the
 LOWERED one where an op exists only there. The passes that follow and the emitter are the
@@ -13,19 +13,21 @@ later pass or the emitter refuses it; else it has *survived*.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from mutant_families import FAMILIES, Arrays, Family
 from mutant_operators import Change, changes
+from mutant_survivors import Rule, explanation
 
 from tilec import passes
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func
 from tilec.ir.errors import TilecError
 from tilec.ir.loc import Loc
 from tilec.ir.verify import verify
@@ -83,16 +85,19 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A family's kernel with one change. `level`: the form that is changed."""
+    """A family's kernel with one change. `level`: the form that is changed; `number`: of those that
+    read the same."""
 
     prepared: Prepared
     change: Change
     level: str
+    number: int = 1
 
     @property
     def name(self) -> str:
         c = self.change
-        return f"{self.prepared.name} | {c.operator} | {c.description} | {self.level}"
+        more = f" ({self.number})" if self.number > 1 else ""
+        return f"{self.prepared.name}: {c.operator}: {c.description}{more}"
 
     def lowered(self) -> Func:
         """The LOWERED form. Raises TilecError where a pass refuses the mutant."""
@@ -115,15 +120,22 @@ class Outcome:
     right: bool = True
     why: str = ""
 
+    @property
+    def reason(self) -> Rule | None:
+        """Why it has survived, if it has."""
+        c = self.mutant.change
+        return explanation(self.mutant.prepared.name, c.operator, c.description)
+
     def __str__(self) -> str:
         extra = ", ".join(self.kinds) or self.why or ("" if self.right else "wrong numbers")
         return f"{self.verdict:9} {self.mutant.name} @ {self.mutant.change.loc.line}: {extra}"
 
 
-def prepare(name: str) -> Prepared:
-    """Plan the family's launch and compile it down to the two forms."""
+def prepare(name: str, arrays: Arrays | None = None) -> Prepared:
+    """Plan the family's launch, with these arrays or its own, and compile it down to the two
+    forms."""
     family = FAMILIES[name]
-    arrays = family.arrays()
+    arrays = family.arrays() if arrays is None else arrays
     planned = family.kernel.plan_launch(family.target, None, tuple(arrays.values()), {})
     plan = planned.variant.plan
     assert plan is not None
@@ -143,20 +155,24 @@ def _copy(a: np.ndarray) -> np.ndarray:
     return a.copy() if a.base is None else _whole(a).copy()[..., : a.shape[-1]]
 
 
-def mutants(p: Prepared) -> Iterator[Mutant]:
+def mutants(p: Prepared) -> list[Mutant]:
     """All mutants of a family."""
-    names = {o.opname for o in walk(p.scheduled.body)}
     early = changes(p.scheduled)
-    seen = {(c.operator, c.loc) for c in early}
-    yield from (Mutant(p, c, "SCHEDULED") for c in early)
+    chosen = [(c, "SCHEDULED") for c in early]
+    seen = Counter((c.operator, c.loc) for c in early)
     groups: dict[tuple[str, Loc], list[Change]] = {}
     for c in changes(p.lowered):
-        if (c.operator, c.loc) not in seen or c.operator not in {x.operator for x in early}:
-            groups.setdefault((c.operator, c.loc), []).append(c)
-    del names
-    for group in groups.values():
-        step = max(1, (len(group) - 1) // max(1, PER_LINE - 1))
-        yield from (Mutant(p, c, "LOWERED") for c in group[::step][:PER_LINE])
+        groups.setdefault((c.operator, c.loc), []).append(c)
+    for key, group in groups.items():
+        if len(group) > seen[key]:  # there is something that a later pass has made
+            step = max(1, (len(group) - 1) // max(1, PER_LINE - 1))
+            chosen += [(c, "LOWERED") for c in group[::step][:PER_LINE]]
+    met: Counter[tuple[str, str]] = Counter()
+    made = []
+    for c, level in chosen:
+        met[c.operator, c.description] += 1
+        made.append(Mutant(p, c, level, met[c.operator, c.description]))
+    return made
 
 
 def try_out(m: Mutant) -> Outcome:
@@ -178,31 +194,50 @@ def try_out(m: Mutant) -> Outcome:
     return Outcome(m, "survived", right=m.prepared.right())
 
 
+def check(p: Prepared) -> None:
+    """The unmutated kernel must be right and without findings. Raises AssertionError."""
+    report = p.simulate(p.lowered)
+    assert not report.findings and p.right(), f"{p.name}, unmutated: {report}"
+
+
 def run_all(names: Iterable[str], show: bool = False) -> list[Outcome]:
-    """Try out every mutant of these families, whose unmutated kernels must pass."""
+    """Try out every mutant of these families."""
     outcomes: list[Outcome] = []
     for name in names:
         p = prepare(name)
-        report = p.simulate(p.lowered)
-        if report.findings or not p.right():
-            raise SystemExit(f"{name}, unmutated: {report}")
+        check(p)
         start, before = time.time(), len(outcomes)
         for m in mutants(p):
-            t = time.time()
-            outcomes.append(try_out(m))
-            if show or outcomes[-1].verdict in ("crashed", "survived"):
-                print(outcomes[-1], f"({time.time() - t:.1f} s)" if show else "")
+            o = try_out(m)
+            outcomes.append(o)
+            if show or o.verdict == "crashed" or (o.verdict == "survived" and o.reason is None):
+                print(o)
         count = Counter(o.verdict for o in outcomes[before:])
         print(f"-- {name}: {dict(count)} in {time.time() - start:.0f} s")
     return outcomes
 
 
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """The figures in two sentences."""
+    count = Counter(o.verdict for o in outcomes)
+    run_ = len(outcomes) - count["rejected"]
+    harmless = sum(o.verdict == "survived" and o.reason is not None for o in outcomes)
+    return (
+        f"{len(outcomes)} mutants of {len({o.mutant.prepared.name for o in outcomes})} kernels: "
+        f"{count['found']} found, {count['survived']} survived, {count['rejected']} refused by the "
+        f"compiler, {count['crashed']} crashed the simulator. {count['found'] / run_:.1%} of those "
+        f"that ran are found, and {count['found'] / (run_ - harmless):.1%} of those that change "
+        "anything that matters."
+    )
+
+
 def main(arguments: Sequence[str]) -> None:
     chosen = [a for a in arguments if not a.startswith("--")]
-    outcomes = run_all(chosen or FAMILIES, show=bool(chosen))
-    count: Any = Counter(o.verdict for o in outcomes)
-    tried = len(outcomes) - count["rejected"]
-    print(f"{len(outcomes)} mutants: {dict(count)}; found {count['found'] / tried:.1%} of {tried}")
+    if "--gpu" in arguments:
+        raise SystemExit(
+            subprocess.call([sys.executable, Path(__file__).with_name("mutants_gpu.py")])
+        )
+    print(summary(run_all(chosen or FAMILIES, show=bool(chosen))))
 
 
 if __name__ == "__main__":

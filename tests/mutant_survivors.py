@@ -1,0 +1,133 @@
+"""Why some mutants survive: what each of them changes orders nothing that is not ordered anyway.
+
+A rule explains the survivors whose family, operator and description it matches. A survivor that no
+rule explains is a hole of the simulator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`title` names the reason, `text` gives it. `family`, `operator` and `description` are regular
+    expressions for whole texts."""
+
+    title: str
+    text: str
+    cases: tuple[tuple[str, str, str], ...]
+
+    def explains(self, family: str, operator: str, description: str) -> bool:
+        given = family, operator, description
+        return any(
+            all(re.fullmatch(pattern, x) for pattern, x in zip(case, given)) for case in self.cases
+        )
+
+
+ONE_TILE = "GEMM, TMA . wgmma|GEMM, staged TMA store|split-K shared sums"
+ONE_WARPGROUP = "GEMM, wgmma without roles|grouped, while"
+BY_THREADS = (
+    "pipeline without product, cp.async|GEMM, cp.async|GEMM, wgmma without roles|"
+    "two warpgroups without roles|grouped, while"
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "the last slot is never asked for again",
+        "After the loop of a block that has one tile the consumers free the last slot of the ring, "
+        "and no producer waits for it: the arrival, the slot it names, how many threads arrive and "
+        "what it comes behind make no difference. (In a persistent kernel, where the next tile "
+        "uses the slot, the same mutants are found.)",
+        (
+            (ONE_TILE, "remove mbarrier_arrive|guard removed|slot off by one",
+             "(no )?mbarrier_arrive ring0_empty"),
+            (ONE_TILE, "wgmma_wait too late", "wgmma_wait acc behind mbarrier_arrive ring0_empty"),
+        ),
+    ),
+    Rule(
+        "the groups of cp.async left after the loop are empty",
+        "The wait for all groups behind the loop: each group that brings a tile has been waited "
+        "for in the iteration that uses it, and the last ones committed hold no copy.",
+        ((BY_THREADS, "(remove )?cp_async_wait(: one more| too late)?", ".*"),),
+    ),
+    Rule(
+        "one warpgroup waits for its products as one",
+        "The barrier keeps threads from overwriting what a product of others may still read. Where "
+        "the block computes with a single warpgroup, `wgmma.wait_group` has ended the product of "
+        "all its four warps (the groups of wgmma are the warpgroup's: PTX ISA, wgmma.commit_group),"
+        " so the barrier is implied. With two warpgroups the same mutants are found.",
+        (
+            ("GEMM, staged TMA store|split-K shared sums",
+             "remove barrier|barrier too (early|late)", ".*"),
+            (ONE_WARPGROUP, "barrier too late|remove barrier", ".*"),
+        ),
+    ),
+    Rule(
+        "another number for all",
+        "All threads that meet at the barrier come to the one with the other number, which nobody "
+        "else uses.",
+        (("GEMM, staged TMA store|split-K shared sums", "barrier number", ".*"),),
+    ),
+    Rule(
+        "a fence by those who start the engine does as well",
+        "The proxy fence comes behind the barrier (or the warp's) instead of in front of it. All "
+        "threads execute both, so the one that starts the TMA store or the product has the others' "
+        "writes behind it when it executes the fence: it stands on the path of causality (PTX ISA, "
+        "proxy-preserved base causality order).",
+        ((".*", "proxy_fence too late", "proxy_fence behind (barrier|warp_sync)"),),
+    ),
+    Rule(
+        "at the end of a kernel reading is enough",
+        "The wait at the end need only keep the block's shared memory alive until the store has "
+        "read it; the writes are complete when the launch is.",
+        ((".*", "tma_store_wait: read only", ".*"),),
+    ),
+    Rule(
+        "two fences of one thread",
+        "One thread initialises the barriers of the sums and those of the ring, with a fence "
+        "behind each; the second covers both.",
+        (("split-K shared sums", "remove mbarrier_init_fence", ".*"),),
+    ),
+    Rule(
+        "the barrier of the whole block follows",
+        "Moved behind the initialisation of the ring, the cluster's barrier still comes before the "
+        "first use of another block's memory.",
+        (("split-K shared sums", "cluster_barrier too late", ".* behind if"),),
+    ),
+    Rule(
+        "a barrier that is used once has one phase",
+        "The wait for the parts of a sum always has parity 0.",
+        (("split-K shared sums", "parity stale", "mbarrier_wait parts_written: always 0"),),
+    ),
+    Rule(
+        "teams that swap their buffers",
+        "Each team stages its tile in the other team's buffer, and both do.",
+        (("ping-pong", "slot off by one", "version C_staging"),),
+    ),
+    Rule(
+        "the guard never fails, or not on its own",
+        "No index of these accesses is below 0; `g < G` keeps the reads of `offsets` inside; "
+        "`row + i < end` keeps the rows inside of C, so that the compiler's own comparison with M "
+        "does nothing.",
+        (
+            (".*", "bound off by one", "index ge 0"),
+            ("grouped, while", "bound off by one", "index lt (offsets_size0|M)"),
+            ("grouped, while", "guard removed", "mem_load offsets"),
+        ),
+    ),
+    Rule(
+        "one tile more, of zeros, that nobody uses",
+        "The tile beyond the last one is read as zeros (each element's guard still holds, TMA "
+        "fills them in) and never multiplied, or never stored (TMA drops what is outside).",
+        (
+            ("GEMM, MFMA", "bound off by one", "index (gt 0|lt bound)"),
+            ("clusters with multicast", "bound off by one", "index lt bound"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def explanation(family: str, operator: str, description: str) -> Rule | None:
+    """The rule that explains why this mutant survives; None if there is none."""
+    return next((r for r in RULES if r.explains(family, operator, description)), None)

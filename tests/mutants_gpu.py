@@ -1,0 +1,143 @@
+"""Ten mutants on an NVIDIA GPU of the Hopper generation: what the hardware makes of what the
+simulator reports.
+
+    python tests/mutants_gpu.py
+
+Each kernel, unmutated and mutated, is compiled to machine code in the usual way and run many times
+with larger arrays than the simulator's, in a process of its own that is ended when it hangs. Prints
+for each how many runs were right, and what the simulator had found. The exit status is 1 if an
+unmutated kernel was not right each time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from mutant_families import FAMILIES, SM90, Arrays, matrix, operands, turned
+from mutants import Mutant, Prepared, mutants, prepare, try_out
+
+from tilec.codegen import assemble, emit
+from tilec.ir.core import Func
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.stages import Stages
+from tilec.runtime.image import Image
+from tilec.target import find_target
+
+RUNS = 50
+SECONDS = 90  # of one process, with its compilation
+CHOSEN: tuple[tuple[str, str], ...] = (
+    ("transposition", "remove barrier: no barrier"),
+    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_full slot"),
+    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_empty slot"),
+    ("GEMM, TMA + wgmma", "bytes expected: 4096, not 8192"),
+    ("GEMM, TMA + wgmma", "bytes expected: 8208, not 8192"),
+    ("GEMM, TMA + wgmma", "parity flipped: mbarrier_wait ring0_empty slot"),
+    ("GEMM, wgmma without roles", "remove cp_async_wait: no cp_async_wait"),
+    ("persistent", "ring too short: a: 2 versions, not 3"),
+    ("GEMM, staged TMA store", "remove proxy_fence: no proxy_fence"),
+    ("split-K shared sums", "remove mbarrier_wait: no mbarrier_wait parts_written"),
+)
+LARGE: dict[str, Callable[[np.random.Generator], Arrays]] = {
+    "transposition": matrix(1000, 1000, turned),
+}
+_PRODUCTS = operands(1000, 1032, 1000)
+
+
+def larger(name: str) -> Arrays:
+    """Arrays of several waves of blocks."""
+    return LARGE.get(name, _PRODUCTS)(np.random.default_rng(5))
+
+
+def find(p: Prepared, text: str) -> Mutant:
+    """The mutant of this name. Raises LookupError."""
+    for m in mutants(p):
+        if m.name == f"{p.name}: {text}":
+            return m
+    raise LookupError(f"{p.name} has no mutant {text!r}")
+
+
+def image_of(p: Prepared, lowered: Func) -> Image:
+    """The family's image with the machine code of `lowered`."""
+    target = find_target(SM90)
+    made: Any = assemble(emit(lowered, target), target)
+    before = p.planned.variant.image
+    threads, shared = int(lowered.attrs["launch_threads"]), int(lowered.attrs["shared_bytes"])
+    resources = replace(
+        before.resources,
+        registers=made.registers,
+        spilled_bytes=made.spilled_bytes,
+        threads=threads,
+        shared_bytes=shared,
+    )
+    binary = made.asm.encode() if made.binary is None else made.binary
+    kind = "ptx" if made.binary is None else "cubin"
+    return replace(before, binary=binary, format=kind, resources=resources)
+
+
+def on_device(a: np.ndarray) -> Any:
+    """The array on the GPU, with the same strides."""
+    import torch
+
+    whole = torch.from_numpy(a if a.base is None else a.base.copy()).cuda()
+    return whole[..., : a.shape[-1]]
+
+
+def run_one(name: str, text: str) -> dict[str, int]:
+    """Run a kernel, mutated if `text` names a mutant, and count its right and wrong results."""
+    import torch
+
+    arrays = larger(name)
+    p = prepare(name, arrays)
+    lowered = find(p, text).lowered() if text else p.lowered
+    kernel = CompiledKernel(image_of(p, lowered), Stages())
+    given = {n: on_device(a) for n, a in arrays.items()}
+    wanted = {n: torch.from_numpy(w).cuda() for n, w in p.family.want(arrays).items()}
+    count = {"right": 0, "wrong": 0}
+    for _ in range(RUNS):
+        for n in wanted:
+            given[n].fill_(77)
+        kernel(*given.values())
+        torch.cuda.synchronize()
+        off = [float((given[n].double() - w).norm() / w.norm()) for n, w in wanted.items()]
+        count["right" if max(off) <= 1e-3 else "wrong"] += 1
+    return count
+
+
+def in_a_process(name: str, text: str) -> str:
+    """What became of the runs, in a few words."""
+    command = [sys.executable, __file__, name, text]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return "hung"
+    if done.returncode:
+        return f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1][:100]}"
+    count = json.loads(done.stdout.splitlines()[-1])
+    return f"{count['right']} right, {count['wrong']} wrong"
+
+
+def main() -> int:
+    good = True
+    for name in dict.fromkeys(n for n, _ in CHOSEN):
+        result = in_a_process(name, "")
+        good = good and result == f"{RUNS} right, 0 wrong"
+        print(f"| {name} | unmutated | {result} | |", flush=True)
+        p = prepare(name)
+        for text in (t for n, t in CHOSEN if n == name):
+            found = ", ".join(try_out(find(p, text)).kinds)
+            print(f"| {name} | {text} | {in_a_process(name, text)} | {found} |", flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(run_one(sys.argv[1], sys.argv[2])))
+    else:
+        assert all(FAMILIES[name].target == SM90 for name, _ in CHOSEN)
+        raise SystemExit(main())
