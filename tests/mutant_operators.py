@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tilec.ir.core import Block, Builder, Func, Op, Replacement, Value, defining_ops, rewrite, walk
@@ -218,7 +219,8 @@ def _constant(field: str, value: int | bool) -> Make:
     def make(o: Op) -> Sequence[Op]:
         b = Builder(o.loc)
         dtype = BOOL if isinstance(value, bool) else INT32
-        return _after(b, replace(o, **{field: b.value(Const, value, dtype)}))
+        fields: dict[str, Any] = {field: b.value(Const, value, dtype)}
+        return _after(b, replace(o, **fields))
 
     return make
 
@@ -265,10 +267,10 @@ def moves(func: Func, places: Sequence[Op]) -> Iterator[Change]:
             continue
         if isinstance(a, ACQUIRING):
             name, text = f"{a.opname} too late", f"{said(a)} behind {said(b)}"
-            yield Change(name, text, a.loc, lambda f, makes=makes: change_all(f, makes))
+            yield Change(name, text, a.loc, partial(change_all, makes=makes))
         elif isinstance(b, RELEASING):
             name, text = f"{b.opname} too early", f"{said(b)} before {said(a)}"
-            yield Change(name, text, b.loc, lambda f, makes=makes: change_all(f, makes))
+            yield Change(name, text, b.loc, partial(change_all, makes=makes))
 
 
 def _neighbours(func: Func, places: Sequence[Op]) -> Iterator[tuple[int, int]]:
@@ -326,7 +328,7 @@ def bounds(func: Func, places: Sequence[Op]) -> Iterator[Change]:
             case For(kind="pipelined" | "persistent" | "serial") if id(o) in in_scope:
                 yield _at("extent + 1", f"{o.kind} loop of one role", o, i, _longer)
     for (operator, what, _), (loc, makes) in groups.items():
-        yield Change(operator, what, loc, lambda f, makes=makes: change_all(f, makes))
+        yield Change(operator, what, loc, partial(change_all, makes=makes))
 
 
 def _at(operator: str, description: str, o: Op, i: int, make: Make) -> Change:
@@ -378,7 +380,7 @@ def rings(func: Func) -> Iterator[Change]:
         loc, versions = places[at[0]].loc, root.buffer.versions
         makes: dict[int, Make] = dict.fromkeys(at, _at_most(versions - 2))
         text = f"{root.name}: {versions - 1} versions, not {versions}"
-        yield Change("ring too short", text, loc, lambda f, makes=makes: change_all(f, makes))
+        yield Change("ring too short", text, loc, partial(change_all, makes=makes))
         for i in at:
             yield _at("slot off by one", said(places[i]), places[i], i, _next_slot(versions))
 

@@ -35,13 +35,14 @@ from tilec.jit.build import trace_variant
 from tilec.jit.simulate import launch_of
 from tilec.jit.simulated import records_of
 from tilec.kernel import Planned
+from tilec.passes.insert_sync import insert_sync
 from tilec.sim.launch import Wishes, run
 from tilec.sim.report import Report
 from tilec.target import find_target
 
 STEPS = 30_000  # several times what any family needs
 PER_LINE = 2  # mutants of one operator and line of a LOWERED function, in which loops are unrolled
-_BEHIND = next(i for i, (p, _) in enumerate(passes.EXPAND) if p is passes.insert_sync) + 1
+_BEHIND = next(i for i, (p, _) in enumerate(passes.EXPAND) if p is insert_sync) + 1
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ CHOSEN: tuple[tuple[str, str], ...] = (
     ("GEMM, staged TMA store", "remove proxy_fence: no proxy_fence"),
     ("split-K shared sums", "remove mbarrier_wait: no mbarrier_wait parts_written"),
 )
-LARGE: dict[str, Callable[[np.random.Generator], Arrays]] = {
+LARGE: dict[str, Callable[..., Arrays]] = {
     "transposition": matrix(1000, 1000, turned),
 }
 _PRODUCTS = operands(1000, 1032, 1000)
@@ -51,7 +51,8 @@ _PRODUCTS = operands(1000, 1032, 1000)
 
 def larger(name: str) -> Arrays:
     """Arrays of several waves of blocks."""
-    return LARGE.get(name, _PRODUCTS)(np.random.default_rng(5))
+    make: Callable[..., Arrays] = LARGE.get(name, _PRODUCTS)
+    return make(np.random.default_rng(5))
 
 
 def find(p: Prepared, text: str) -> Mutant:
