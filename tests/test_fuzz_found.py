@@ -63,6 +63,17 @@ def one_element_written_twice(C: T.Tensor((3, 6), "float32")):
         T.copy(f, C)
 
 
+@found(C=Array((32, 10), "int32", content="blank"))
+@tilec.kernel
+def narrowed_beside_an_edge(C: T.Tensor((32, 10), "int32")):
+    """The CPU wrote the whole int64 where one element was left of a row."""
+    with T.Kernel(1, threads=64) as bx:
+        S = T.alloc_shared((32, 9), "int64")
+        for i, j in T.Parallel(32, 9):
+            S[i, j] = 1
+        T.copy(S, C[bx, bx])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FOUND)
 def test_program(name: str, target: str) -> None:

@@ -274,8 +274,9 @@ class Access:
             return
         if contiguous:
             name, where = "masked.store", self._mapped(memory, place, self.nowhere)
-            if mask is not None and align < 4:
-                # LLVM 22 stores 4 bytes where it knows that one narrow element is left.
+            if mask is not None and (align < 4 or (align < 8 and not dtype.is_float)):
+                # LLVM 22 stores what a narrow element was truncated from where it knows that only
+                # one is left: 4 bytes, or the 8 of an int64.
                 mask = self.both(mask, splat(fn, self.truth, lanes))
         else:
             name, where = "masked.scatter", self._addresses(memory, place, lanes)
