@@ -1,5 +1,7 @@
 """What the simulator counts, beside what Nsight Compute counts on a GPU: sectors of global memory
 and wavefronts of shared memory (which bank conflicts multiply), of loads and stores by threads.
+Through shared memory's pipe go others too: `ncu` counts a wavefront for each shuffle, each barrier
+of a block and each warp that starts, so they are added here.
 
     python -m benchmarks.bench_counts [--json results/counts.json]
 
@@ -33,6 +35,8 @@ METRICS = {  # a count is the sum of its metrics
         "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     ),
 }
+# Barriers that a block comes to.
+BARRIERS = {"transpose": 1, "transpose_padded": 1, "transpose_half": 1, "stencil": 1, "product": 6}
 Arrays = list[np.ndarray]
 
 
@@ -151,14 +155,17 @@ CASES: dict[str, tuple[Any, Callable[[], Arrays]]] = {
     "product": (product, _operands),
 }
 
+WARPS = {name: 2 if name == "product" else 4 for name in CASES}
+
 
 def simulated(name: str, target: str) -> dict[str, int]:
     kernel, make = CASES[name]
     report = tilec.simulate(kernel, *make(), target=target)
     assert not list(report.findings), str(report)
     lines = report.counts.lines
+    others = sum(c.shuffles for c in lines) + report.blocks * (WARPS[name] + BARRIERS.get(name, 0))
     return {
-        "shared wavefronts": sum(c.wavefronts for c in lines),
+        "shared wavefronts": sum(c.wavefronts for c in lines) + others,
         "global sectors": sum(c.sectors for c in lines),
     }
 
@@ -202,11 +209,12 @@ def main() -> None:
         real = profiled(name) if shutil.which("ncu") else {}
         for what, count in mine.items():
             row = {"what": f"{name}: {what}", "unit": "count", "simulated": count}
-            rows.append({**row, **({"ncu": real[what]} if real else {})})
+            known = {"ncu": real[what], "ratio": count / max(real[what], 1)} if real else {}
+            rows.append({**row, **known})
             shown = f"{real[what]:10,d} ncu" if real else ""
             same = "" if not real or real[what] == count else "  differs"
             print(f"{name:18s} {what:22s} {count:10,d} simulated {shown}{same}", flush=True)
-    if options.json:
+    if options.json and shutil.which("ncu"):
         save(options.json, "counts", rows)
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from sim_accesses import Block, numbers, tensor
 
+import tilec
+import tilec.language as L
 from tilec.ir.loc import Loc
 from tilec.sim.counts import Counts, LineCount
 
@@ -131,3 +133,24 @@ def test_table():
     head, row = text.split("\n")
     assert "shared wavefronts" in head and "kernel.py" in head and "sectors" not in head
     assert "64 (32x) (32 ways)" in row and row.endswith("1: x = s[i, 0]")
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80", "hip:gfx942"])
+def test_special_functions_and_shuffles_of_a_kernel(target: str) -> None:
+    """One power of two and one reciprocal for each element of a sigmoid; every warp learns its
+    number from one lane, once."""
+
+    @tilec.kernel
+    def squashed(A: L.Tensor((512,), "float32"), B: L.Tensor((512,), "float32")):
+        with L.Kernel(2, threads=128) as b:
+            for i in L.Parallel(256):
+                B[b * 256 + i] = L.sigmoid(A[b * 256 + i])
+
+    a = np.random.default_rng(3).standard_normal(512).astype(np.float32)
+    out = np.zeros_like(a)
+    report = tilec.simulate(squashed, a, out, target=target)
+    assert report.ok and np.abs(out - 1 / (1 + np.exp(-a.astype(float)))).max() < 1e-6
+    lines = report.counts.lines
+    assert sum(c.special for c in lines) == 2 * 512
+    warps = 2 * 128 // (64 if target.startswith("hip") else 32)
+    assert sum(c.shuffles for c in lines) == warps

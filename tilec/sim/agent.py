@@ -73,6 +73,16 @@ class Agent(Primitives):
         result: tuple[Any, ...] = meaning(self, *args)
         return result
 
+    def count_special(self, inst: Inst) -> None:
+        counts = self.block.memory.counts
+        if counts is not None:
+            counts.special(inst, len(self.lanes))
+
+    def count_shuffle(self, inst: Inst) -> None:
+        counts = self.block.memory.counts
+        if counts is not None:
+            counts.shuffles(self, inst)
+
     def load(self, access: Access, at: Any) -> Any:
         self.inst = access.inst
         if at is UNDEF:

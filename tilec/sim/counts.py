@@ -40,7 +40,7 @@ class LineCount:
     the most wavefronts that took the place of one. `sectors` of global memory and `ideal_sectors`.
     Bytes by level: those of threads, and those of engines (TMA, cp.async, wgmma). `flops`: of
     matrix instructions, by type of the operands, a multiply-add being two. `special`: operations
-    such as exp2, by lane.
+    such as exp2, by lane. `shuffles`: exchanges of a word within a warp.
     """
 
     loc: Loc = UNKNOWN
@@ -60,6 +60,7 @@ class LineCount:
     engine_global_read: int = 0
     engine_global_written: int = 0
     special: int = 0
+    shuffles: int = 0
     flops: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -155,6 +156,11 @@ class Counts:
     def special(self, inst: Inst | None, count: int) -> None:
         """`count` special-function operations, of all lanes together."""
         self._of(inst).special += count
+
+    def shuffles(self, agent: Agent, inst: Inst | None) -> None:
+        """Each warp exchanges a word between its lanes."""
+        warps = np.unique(agent.lanes // agent.block.warp_size)
+        self._of(inst).shuffles += len(warps)
 
     def _cost(self, agent: Agent, at: Offsets, size: int, period: int, count: Any) -> Cost:
         """What an access costs, remembered by its pattern of addresses."""
@@ -299,6 +305,7 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("async global B r/w", lambda c: _bytes(c.engine_global_read, c.engine_global_written)),
     ("matrix flops", lambda c: ", ".join(f"{n:,} {k}" for k, n in sorted(c.flops.items()))),
     ("special", lambda c: f"{c.special:,}" if c.special else ""),
+    ("shuffles", lambda c: f"{c.shuffles:,}" if c.shuffles else ""),
 )
 """Titles of the table and what stands below them; empty columns are left out."""
 

@@ -39,9 +39,25 @@ def intrinsic(name: str) -> Meaning | None:
     return _typed(name)
 
 
+_SPECIAL = re.compile(
+    r"^llvm\.(nvvm\.(ex2|lg2|rcp|rsqrt|sin|cos|tanh)\.approx|amdgcn\.(exp2|log|rcp|rsq|sin|cos)\.)"
+)
+_SHUFFLE = re.compile(
+    r"^llvm\.(nvvm\.shfl\.|amdgcn\.(update\.dpp|ds\.swizzle|ds\.bpermute|readfirstlane))"
+)
+
+
 def is_pure(name: str) -> bool:
     """Whether an intrinsic only computes: what it makes of undefined values is undefined."""
     return intrinsic(name) is not None and name not in MEANINGS
+
+
+def work_of(name: str) -> str:
+    """What an intrinsic asks of the machine besides its arithmetic: "special" (a special function),
+    "shuffle" (an exchange between lanes) or ""."""
+    if _SPECIAL.search(name):
+        return "special"
+    return "shuffle" if _SHUFFLE.search(name) else ""
 
 
 @functools.cache

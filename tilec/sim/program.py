@@ -16,7 +16,7 @@ from typing import Any
 from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
-from tilec.sim.intrinsics import intrinsic, is_pure
+from tilec.sim.intrinsics import intrinsic, is_pure, work_of
 from tilec.sim.undefined import UNDEF
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
@@ -420,10 +420,12 @@ class _Reader:
         absorbs = is_pure(i.row) if i.opcode == "call" else i.row.startswith("wgmma")
         word = "compute" if absorbs else "call"
         call = f"m.{word}({what}, {record}, ({''.join(a + ', ' for a in args)}))"
+        work = work_of(i.row) if i.opcode == "call" else ""
+        counted = [f"m.count_{work}({record})"] if work else []
         if i.result is None:
-            return [call]
+            return [*counted, call]
         single = not i.result.type.startswith("{")
-        return [f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
+        return [*counted, f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
 
 
 SHARED_BASE = 1024
