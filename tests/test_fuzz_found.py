@@ -13,6 +13,7 @@ import tilec.language as T
 from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import TARGETS, check
 
+M = T.dynamic("M")
 FOUND: dict[str, tuple[Any, dict[str, Any]]] = {}
 
 
@@ -72,6 +73,29 @@ def narrowed_beside_an_edge(C: T.Tensor((32, 10), "int32")):
         for i, j in T.Parallel(32, 9):
             S[i, j] = 1
         T.copy(S, C[bx, bx])
+
+
+@found(A=Array((2, 16), "int64"), C=Array((2, 16), "uint8", content="blank"), n=1)
+@tilec.kernel
+def narrow_vectors_beside_the_end(
+    A: T.Tensor((2, 16), "int64"), C: T.Tensor((2, 16), "uint8"), n: T.int32
+):
+    """The CPU wrote 16 bytes where 8 elements of a byte each were stored."""
+    with T.Kernel(n, threads=64) as bx:
+        S = T.alloc_shared((16, 16), "int64")
+        T.copy(A[bx, 0], S)
+        for _ in T.serial(n):
+            for i, j in T.Parallel(3, 16):
+                C[i, j] = A[i, i]
+        T.copy(S, C[bx, bx])
+
+
+@found(A=Array((0, 1)), C=Array((1, 1), content="blank"))
+@tilec.kernel
+def tensor_without_rows(A: T.Tensor((M, 1), "float32"), C: T.Tensor((1, 1), "float32")):
+    """GPUs read the first element of it."""
+    with T.Kernel(1, threads=64) as bx:
+        C[bx, bx] = A[bx, bx]
 
 
 @pytest.mark.parametrize("target", TARGETS)

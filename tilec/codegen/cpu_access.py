@@ -25,6 +25,7 @@ from tilec.codegen.lanes import (
     memory_type,
     shaped,
     splat,
+    with_lanes,
 )
 from tilec.ir.llvm import Function, Val, int_val
 from tilec.ir.types import BOOL, DType
@@ -278,6 +279,10 @@ class Access:
                 # LLVM 22 stores what a narrow element was truncated from where it knows that only
                 # one is left: 4 bytes, or the 8 of an int64.
                 mask = self.both(mask, splat(fn, self.truth, lanes))
+            if mask is not None and 1 < lanes < 16 // align:
+                # LLVM 22 widens a store of fewer bytes itself, at times with its mask repeated.
+                made = with_lanes(fn, made, 16 // align, Val(made.type, "poison"))
+                mask = with_lanes(fn, mask, 16 // align, constant(mask.type, 0))
         else:
             name, where = "masked.scatter", self._addresses(memory, place, lanes)
         mask = mask if mask is not None else constant(shaped("i1", lanes), 1)

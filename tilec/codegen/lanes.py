@@ -77,6 +77,15 @@ def splat(fn: Function, v: Val, lanes: int) -> Val:
     )
 
 
+def with_lanes(fn: Function, v: Val, lanes: int, rest: Val) -> Val:
+    """A vector with more lanes: those of `v`, then the first of `rest`, which is of its type."""
+    count = lanes_of(v.type)
+    picked = ", ".join(f"i32 {k if k < count else count}" for k in range(lanes))
+    type = shaped(elem_of(v.type), lanes)
+    text = f"shufflevector {v}, {rest}, <{lanes} x i32> <{picked}>"
+    return fn.pure("shufflevector", type, (v,), text)
+
+
 def convert(fn: Function, opcode: str, v: Val, elem: str) -> Val:
     """LLVM's cast `opcode` to elements of type `elem`, keeping the shape."""
     return fn.cast(opcode, v, like(v.type, elem))

@@ -16,7 +16,6 @@ from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Binary,
     Cast,
-    Const,
     Load,
     Store,
 )
@@ -109,10 +108,8 @@ class MemoryFacts:
         for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
             lo, hi = self.facts.range(index)
             low = lo is None or lo < 0
-            if isinstance(extent, int):
-                high = hi is None or hi >= extent
-            else:
-                high = not (index in self.defs and _is_zero(self.defs[index]))
+            # A run-time extent may be 0: then even index 0 is not inside.
+            high = not isinstance(extent, int) or hi is None or hi >= extent
             if low or high:
                 found.append((d, low, high))
         return tuple(found)
@@ -122,7 +119,3 @@ def in_memory(o: Op) -> bool:
     """Whether `o` loads or stores an element of shared or global memory."""
     buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
     return buffer is not None and buffer.buffer.space in ("global", "shared")
-
-
-def _is_zero(o: Op) -> bool:
-    return isinstance(o, Const) and o.value == 0
