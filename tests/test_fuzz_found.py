@@ -98,6 +98,17 @@ def tensor_without_rows(A: T.Tensor((M, 1), "float32"), C: T.Tensor((1, 1), "flo
         C[bx, bx] = A[bx, bx]
 
 
+@found(A=Array((1, 4), "bool"), C=Array((32, 4), content="blank"))
+@tilec.kernel
+def bools_between_lanes(A: T.Tensor((1, 4), "bool"), C: T.Tensor((32, 4), "float32")):
+    """The simulator did not know i2, which two bools are for a shuffle."""
+    with T.Kernel(1, threads=64) as bx:
+        f = T.alloc_fragment((32, 4), "float64")
+        T.copy(A[bx, bx], f)
+        for i, j in T.Parallel(32, 4):
+            C[i, j] = f[i, j]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FOUND)
 def test_program(name: str, target: str) -> None:

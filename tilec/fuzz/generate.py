@@ -73,6 +73,8 @@ def _input(w: Writer) -> None:
         w.input((w.size(60),), dtype)
     elif kind == 1:
         w.input((w.between(1, 3), w.size(20), w.size(30)), dtype)
+    elif kind == 2 and w.chance(0.3):
+        w.input((w.between(1, 3), w.size(30)), w.one_of(("float16", "int8")))
     else:
         shape = (w.bm * w.rows + w.between(-3, 3), w.bn * w.columns + w.between(-3, 3))
         if w.chance(0.4):

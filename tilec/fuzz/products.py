@@ -145,7 +145,7 @@ def pipelined_product(w: Writer) -> None:
         w.emit(f"T.copy({left.name}[{', '.join(ends)}], {a.name})")
         ends = (column, deep) if s.right else (deep, column)
         w.emit(f"T.copy({right.name}[{', '.join(ends)}], {b.name})")
-        if w.chance(0.15):
+        if w.chance(0.15) and "float8" not in s.dtypes[0]:
             i, j = "p", "q"
             with w.block(f"for {i}, {j} in T.Parallel({s.a[0]}, {s.a[1]}):"):
                 half = "" if s.dtypes[0] in ("int8", "uint8") else ".0"

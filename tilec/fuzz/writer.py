@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilec.fuzz.arrays import Array
+from tilec.fuzz.arrays import MOST_FAR, Array
 from tilec.fuzz.program import Program
 
 X = TypeVar("X")
@@ -162,7 +162,9 @@ class Writer:
 
     def input(self, shape: tuple[int, ...], dtype: str, sizes: Sequence[str] = ()) -> Input:
         content = self.one_of(("ints", "real", "real", "wild"))
-        views = (*VIEWS, "broadcast")
+        views: tuple[str, ...] = (*VIEWS, "broadcast")
+        if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR and dtype in ("float16", "int8"):
+            views = ("plain", "far", "far")
         name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
         made = Input(name, shape, dtype)
         self.inputs.append(made)

@@ -31,6 +31,14 @@ KINDS: dict[str, Any] = {
 }
 """NumPy's scalar type of each scalar LLVM type."""
 
+_MASKS = {f"i{n}": (1 << n) - 1 for n in range(2, 32) if n not in (8, 16)}
+"""The bits of integers that are as wide as a vector of i1 has elements. They are held without a
+sign, in the next wider type."""
+KINDS |= {
+    type: np.int8 if mask < 1 << 7 else np.int16 if mask < 1 << 15 else np.int32
+    for type, mask in _MASKS.items()
+}
+
 BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4,
          "double": 8}  # fmt: skip
 
@@ -232,6 +240,8 @@ def cast(opcode: str, x: Value, source: str, to: str) -> Value:
         case "fptoui":
             unsigned_kind = _UNSIGNED[np.dtype(kind).itemsize]
             return _saturated(x, unsigned_kind).view(kind)
+        case "trunc" if to in _MASKS:
+            return (x & _MASKS[to]).astype(kind)
         case "trunc" if to == "i1":
             return (x & 1).astype(np.bool_)
         case "addrspacecast" | "inttoptr" | "ptrtoint":
@@ -247,6 +257,12 @@ def bitcast(x: Value, source: str, to: str) -> Value:
     parts = x if from_vector else (x,)
     old = from_vector[1] if from_vector else source
     new = to_vector[1] if to_vector else to
+    if old == "i1" and not to_vector:
+        return _packed(parts, to)
+    if new == "i1" and to_vector:
+        return tuple(
+            x if x is UNDEF else (x >> k & 1).astype(np.bool_) for k in range(to_vector[0])
+        )
     if BYTES[old] == BYTES[new]:
         made = tuple(p if p is UNDEF else _reinterpret(p, new) for p in parts)
     elif BYTES[old] > BYTES[new]:
@@ -255,6 +271,14 @@ def bitcast(x: Value, source: str, to: str) -> Value:
         step = BYTES[new] // BYTES[old]
         made = tuple(_joined(parts[i : i + step], new) for i in range(0, len(parts), step))
     return made if to_vector else made[0]
+
+
+def _packed(parts: tuple[Value, ...], to: str) -> Value:
+    """Bools as the bits of an integer, the first in the lowest."""
+    if any(p is UNDEF for p in parts):
+        return UNDEF
+    bits = sum(p.astype(np.int64) << k for k, p in enumerate(parts))
+    return np.asarray(bits, np.int64).astype(KINDS[to])[()]
 
 
 def _reinterpret(x: Value, to: str) -> Value:
