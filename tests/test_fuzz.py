@@ -16,8 +16,8 @@ import pytest
 import tilec.language as T
 from tilec import __main__ as command_line
 from tilec import passes
-from tilec.fuzz import cli, outcome, session
-from tilec.fuzz.arrays import VIEWS, Array
+from tilec.fuzz import cli, gpu, outcome, session
+from tilec.fuzz.arrays import VIEWS, Array, Made
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.generate import generate
 from tilec.fuzz.numbers import Number, Unclear, arithmetic, settle
@@ -65,6 +65,26 @@ def test_many_programs_on_the_cpu() -> None:
         tally.add(result)
     assert tally.programs >= 24 and not tally.failures, tally.summary()
     assert tally.refused <= 1 and len(tally.words) > 15, tally.summary()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arrays_by_way_of_torch() -> None:
+    """What a GPU is given: strides, float8 and what lies beside an array are kept."""
+    pytest.importorskip("torch")
+    for number in range(12):
+        program = generate(21, number)
+        kernel = program.load()
+        wants = Wants(kernel, program.arguments)
+        made = program.make()
+        before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
+        try:
+            gpu.launch(kernel, made, "cpu")
+        except gpu.Unable:
+            continue
+        for name, want in wants.of(False).items():
+            array = made[name]
+            assert isinstance(array, Made)
+            assert differing(array.view, want) == "" and array.outside() == before[name]
 
 
 # --- the generator --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tilec.fuzz.generate import generate
-from tilec.fuzz.outcome import Outcome, targets
+from tilec.fuzz.outcome import run_program, targets
 from tilec.fuzz.session import Result, Tally, results, shrunk
 from tilec.fuzz.testfile import write_test
 
@@ -93,12 +93,9 @@ def _report(result: Result, options: argparse.Namespace, seen: set[tuple[str, st
     seen.add(key)
     program = generate(result.seed, result.number)
     smaller = shrunk(program, failure, options.shrink)
-    path = write_test(smaller, _again(smaller, failure), result.seed, result.number, options.out)
+    (now,) = run_program(smaller, (failure.target,))
+    path = write_test(smaller, now, result.seed, result.number, options.out)
     print(f"shrunk to:\n{_indented(smaller.source)}\nwritten to {path}", flush=True)
-
-
-def _again(program: object, failure: Outcome) -> Outcome:
-    return failure
 
 
 def _indented(text: str) -> str:

@@ -19,12 +19,6 @@ class Unable(Exception):
 
 MOST_BYTES = 2**30  # of an array's memory; what is larger does not run here
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-_NAMES = {
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-    "float8_e4m3fnuz": "float8_e4m3fnuz",
-    "float8_e5m2fnuz": "float8_e5m2fnuz",
-}
 
 
 @functools.cache
@@ -37,8 +31,10 @@ def present() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def launch(kernel: Kernel, arguments: Mapping[str, Made | int | float]) -> None:
-    """Call the kernel with copies of the arrays on the GPU, then copy all their memory back.
+def launch(
+    kernel: Kernel, arguments: Mapping[str, Made | int | float], device: str = "cuda"
+) -> None:
+    """Call the kernel with copies of the arrays on the device, then copy all their memory back.
     Raises Unable for arrays that span more than `MOST_BYTES`, and for negative strides, which torch
     does not have."""
     import torch
@@ -56,17 +52,13 @@ def launch(kernel: Kernel, arguments: Mapping[str, Made | int | float]) -> None:
         strides = tuple(s // item for s in a.view.strides)
         if min(strides, default=1) < 0:
             raise Unable("torch has no negative strides")
-        bits = torch.from_numpy(a.base.view(np.dtype(_BITS[item]))).cuda()
+        bits = torch.from_numpy(a.base.view(np.dtype(_BITS[item]))).to(device, copy=True)
         name = a.view.dtype.name
-        typed = bits.view(getattr(torch, _NAMES.get(name, name)))
+        typed = bits.view(getattr(torch, name))
         given.append(torch.as_strided(typed, a.view.shape, strides, start))
         back.append((a, bits))
     kernel(*given)
-    torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
     for a, bits in back:
-        a.base.view(np.dtype(_BITS[item_of(a)]))[...] = bits.cpu().numpy()
-
-
-def item_of(a: Made) -> int:
-    """Bytes of an element."""
-    return int(a.view.itemsize)
+        a.base.view(np.dtype(_BITS[a.view.itemsize]))[...] = bits.cpu().numpy()
