@@ -434,10 +434,13 @@ def use_swizzle(w: Writer) -> None:
 def annotate_schedule(w: Writer) -> None:
     if any("use_swizzle" in line or "annotate_schedule" in line for line in w.head):
         return
+    pipelines = any("T.Pipelined" in line for line in w.lines)
+    walks = pipelines and w.depth == 2  # what a persistent schedule takes
+    teams = walks and w.products and w.threads % 128 == 0
     choices = (
-        f"persistent={w.chance(0.5)}",
-        f"specialise={w.chance(0.5)}",
-        f'consumers="{w.one_of(("cooperative", "cooperative", "pingpong"))}"',
+        f"persistent={walks and w.chance(0.7)}",
+        f"specialise={pipelines and w.chance(0.5)}",
+        f'consumers="{"pingpong" if teams and w.chance(0.5) else "cooperative"}"',
         f"panel={w.between(1, 4)}",
         f'store="{w.one_of(("tma", "direct"))}"',
         f"stages={w.between(1, 4)}",

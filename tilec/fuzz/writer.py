@@ -164,7 +164,7 @@ class Writer:
         content = self.one_of(("ints", "real", "real", "wild"))
         views: tuple[str, ...] = (*VIEWS, "broadcast")
         if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR and dtype in ("float16", "int8"):
-            views = ("plain", "far", "far")
+            views = ("plain", "plain", "far")
         name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
         made = Input(name, shape, dtype)
         self.inputs.append(made)
