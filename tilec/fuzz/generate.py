@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilec.fuzz.program import Program
-from tilec.fuzz.words import OUTER, STATEMENTS, filled, finish, show
+from tilec.fuzz.words import OUTER, STATEMENTS, annotate_schedule, filled, finish, show
 from tilec.fuzz.writer import DTYPES, THREADS, Writer
 
 
@@ -29,6 +29,9 @@ def generate(seed: int, number: int) -> Program:
         word = w.one_of(STATEMENTS if w.chance(0.65) else OUTER)
         w.words.append(word.__name__)
         word(w)
+    if w.chance(0.4) and any("T.Pipelined" in line for line in w.lines):
+        w.words.append(annotate_schedule.__name__)
+        annotate_schedule(w)
     for tile in w.tiles[::-1][:3]:
         if w.chance(0.6):
             show(w, tile)

@@ -436,7 +436,7 @@ def annotate_schedule(w: Writer) -> None:
         return
     pipelines = any("T.Pipelined" in line for line in w.lines)
     walks = pipelines and w.depth == 2  # what a persistent schedule takes
-    teams = walks and w.products and w.threads % 128 == 0
+    teams = walks and w.products and w.threads == 128
     choices = (
         f"persistent={walks and w.chance(0.7)}",
         f"specialise={pipelines and w.chance(0.5)}",
