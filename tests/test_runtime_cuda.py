@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import types
+from collections.abc import Callable
 
 import pytest
 
@@ -66,6 +67,7 @@ class FakeCuda(types.ModuleType):
         self.failing: dict[str, int] = {}
         self.contexts: dict[int, list[int]] = {}
         self.maps = 0
+        self.at_launch: Callable[[int], object] = lambda params: None  # while its block is alive
 
     def stack(self) -> list[int]:
         return self.contexts.setdefault(threading.get_ident(), [])
@@ -149,6 +151,7 @@ class FakeCuda(types.ModuleType):
 
     def launch(self, config: int, function: int, params: int, extra: None) -> int:
         c = cuda.LaunchConfig.from_address(config)
+        self.at_launch(params)
         code = self.record(
             "launch", tuple(c.grid), tuple(c.block), c.shared_bytes, c.stream, function, params
         )
@@ -494,13 +497,18 @@ def test_a_tensor_that_tma_cannot_read_gets_another_variant(gpu: FakeCuda) -> No
 def test_grid_and_scalars_reach_the_driver(gpu: FakeCuda) -> None:
     kernel = tilec.kernel(scale.function)
     x = OnGpu(0x7F0000000010, (1000,), "<f4")
+    scalars = []
+
+    def read(params: int) -> None:
+        (variant,) = kernel._variants.values()
+        where = next(i for i, p in enumerate(variant.image.params) if p.role == "scalar")
+        pointer = ctypes.c_uint64.from_address(params + 8 * where).value
+        scalars.append(ctypes.c_float.from_address(pointer).value)
+
+    gpu.at_launch = read
     kernel[lambda meta: (T.cdiv(1000, meta["BN"]),)](x, 2.5, BN=128)
-    ((grid, _, _, stream, _, params),) = launches(gpu)
-    assert grid == (8, 1, 1) and stream is None
-    (variant,) = kernel._variants.values()
-    where = next(i for i, p in enumerate(variant.image.params) if p.role == "scalar")
-    pointer = ctypes.c_uint64.from_address(params + 8 * where).value
-    assert ctypes.c_float.from_address(pointer).value == 2.5
+    ((grid, _, _, stream, _, _),) = launches(gpu)
+    assert grid == (8, 1, 1) and stream is None and scalars == [2.5]
 
 
 def test_the_exporters_stream_is_waited_for(gpu: FakeCuda) -> None:
