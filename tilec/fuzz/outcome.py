@@ -131,6 +131,8 @@ def run_on(
                 gpu.launch(kernel, made)
             else:
                 report = tilec.simulate(kernel, *given, target=target)
+                if not report.complete:
+                    raise KeyboardInterrupt  # which the simulator has taken for itself
                 if report.findings:
                     first = report.findings[0]
                     return Outcome(target, "finding", first.kind, _findings(report))
