@@ -7,7 +7,7 @@ well as one of the kernel. Values are NumPy arrays over the threads that go the 
 - `program`: records -> Python functions, one per piece of a basic block that cannot wait
 - `numbers`, `fused`, `undefined`: LLVM's arithmetic; a value that nobody wrote
 - `agent`, `primitives`: threads that go together, and what they can do
-- `scheduler`, `waiting`: who runs next, what they wait for
+- `scheduler`: who runs next, where threads part and meet
 - `memory`, `global_memory`, `storage`, `places`, `tensors`: bytes, and what they are to the user
 - `shadow`, `global_shadow`, `order`: who touched them when; what is ordered behind what
 - `barriers`, `mbarriers`, `meeting`: everything that threads wait at

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir.instr.machine import Waits
 from tilec.ir.llvm import Inst
 from tilec.sim import numbers
 from tilec.sim.in_flight import settled, touched
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
 from tilec.sim.undefined import UNDEF, is_undefined
-from tilec.sim.waiting import Waiting
 
 if TYPE_CHECKING:
     from tilec.sim.block import Block
@@ -46,7 +46,7 @@ class Agent(Primitives):
         self, block: Block, lanes: Lanes, env: list[Any], at: int, group: Group | None
     ) -> None:
         self.block, self.lanes, self.env, self.at, self.group = block, lanes, env, at, group
-        self.waiting: Waiting | None = None
+        self.waiting: Waits | None = None
         self.inst: Inst | None = None
 
     def full(self, x: Any) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Everything at which the threads of a block wait for one another, and who waits for ever.
 
 `Barriers` belongs to one block. Its methods take the agent that acts; what may wait gives an object
-as `waiting.Waiting` describes it."""
+as `ir.instr.machine.Waits` describes it."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from tilec.ir.types import TFLOAT32
 from tilec.sim.barriers import PEER_READ
 from tilec.sim.findings import Kind
 from tilec.sim.in_flight import Flight, in_flight, settled, touched, waited
+from tilec.sim.intrinsics import round_tf32
 from tilec.sim.memory import at_block
 from tilec.sim.order import Clock
 from tilec.sim.tensors import TensorMap
@@ -354,8 +355,5 @@ class Engines:
 def _rounded(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """float32 as a map of TF32 brings it to shared memory (see
     `tilec.ir.instr.memory.TMA_CONVERSIONS`)."""
-    bits = data.view(np.uint32)
-    even = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-    nan = bits & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000)
-    made = np.where(nan, _QUIET_NAN, even & np.uint32(0xFFFFE000))
-    return made.view(np.uint8)
+    rounded: NDArray[Any] = round_tf32(data.view(np.float32), _QUIET_NAN)
+    return rounded.view(np.uint8)

@@ -133,14 +133,17 @@ def _inverse_root(x: Value) -> Value:
     return (1.0 / np.sqrt(x.astype(np.float64))).astype(np.float32)
 
 
-def round_tf32(x: Value) -> Value:
-    """float32 rounded to 10 bits of fraction, nearest even; every nan becomes 0x7fffffff, as by
-    `cvt.rn.tf32.f32`."""
+_TF32_NAN = np.uint32(0x7FFFFFFF)
+
+
+def round_tf32(x: Value, nan: Any = _TF32_NAN) -> Value:
+    """float32 rounded to 10 bits of fraction, nearest even; every nan gets the bits `nan`, if not
+    given those of `cvt.rn.tf32.f32`."""
     bits = x.view(np.uint32)
     even = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
     kept = (even & np.uint32(0xFFFFE000)).view(np.float32)
     kept = np.where(np.isinf(x), x, kept)
-    made: Value = np.where(np.isnan(x), np.uint32(0x7FFFFFFF).view(np.float32), kept)
+    made: Value = np.where(np.isnan(x), nan.view(np.float32), kept)
     return made[()]
 
 

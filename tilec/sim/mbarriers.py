@@ -137,8 +137,8 @@ def _any_after(clock: Clock, rows: Ints, time: int) -> bool:
 
 
 class MbarrierWait:
-    """Threads of an agent that wait for phases (see `waiting.Waiting`): `of[i]` is the barrier of
-    thread i, with its parity. `acquires`: at the scope of the cluster."""
+    """Threads of an agent that wait for phases (see `ir.instr.machine.Waits`): `of[i]` is the
+    barrier of thread i, with its parity. `acquires`: at the scope of the cluster."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class Meeting:
 
 
 class MeetingWait:
-    """Threads of an agent at meetings (see `waiting.Waiting`): thread i waits for
+    """Threads of an agent at meetings (see `ir.instr.machine.Waits`): thread i waits for
     `meetings[which[i]]`. `acquires`: going on puts what the others have done behind them; AMD's
     barrier leaves that to a fence."""
 
@@ -116,7 +116,7 @@ class Registers:
 
 
 class RegisterWait:
-    """Warps that wait until the pool has what they ask for (see `waiting.Waiting`)."""
+    """Warps that wait until the pool has what they ask for (see `ir.instr.machine.Waits`)."""
 
     def __init__(self, agent: Agent, lanes: Ints, pool: Registers, wanted: int) -> None:
         self.agent, self.lanes, self.pool, self.wanted = agent, lanes, pool, wanted
