@@ -52,6 +52,27 @@ def fragment_of_one_element(A: T.Tensor((3, 2), "int16"), C: T.Tensor((2, 2), "f
         T.copy(S, C[by, bx])
 
 
+@found(A=Array((1, 1), "float16"), B=Array((1, 1), "float16"), C=Array((1, 1)))
+@tilec.kernel
+def bits_of_one_value_for_all(
+    A: T.Tensor((1, 1), "float16"), B: T.Tensor((1, 1), "float16"), C: T.Tensor((1, 1), "float32")
+):
+    """Parts of a value that is the same for all lanes became an array of one lane."""
+    with T.Kernel(1, 1, threads=128) as (bx, by):
+        kept = T.alloc_fragment((1, 1), "float32")
+        f = T.alloc_fragment((16, 64), "float16")
+        S = T.alloc_shared((16, 16), "float16")
+        acc = T.alloc_fragment((64, 16), "float32")
+        T.copy(A[by, bx], kept)
+        for _ in T.Pipelined(2):
+            kept[0, 0] = kept[0, 0]
+        T.copy(B[0, 1], f)
+        for i, j in T.Parallel(16, 16):
+            S[i, j] = i
+        T.gemm(f, S, acc, transpose_A=True, clear_accum=True)
+        T.copy(acc, C[by, bx])
+
+
 @found(C=Array((3, 6), content="blank"))
 @tilec.kernel
 def one_element_written_twice(C: T.Tensor((3, 6), "float32")):

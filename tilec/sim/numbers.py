@@ -289,7 +289,7 @@ def _parted(x: Value, to: str, count: int) -> tuple[Value, ...]:
     """An element's bits as `count` smaller ones, low bits first."""
     if x is UNDEF:
         return (UNDEF,) * count
-    smaller = np.ascontiguousarray(x)[..., None].view(KINDS[to])
+    smaller = np.ascontiguousarray(np.asarray(x)[..., None]).view(KINDS[to])
     return tuple(smaller[..., i] for i in range(count))
 
 
