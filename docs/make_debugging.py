@@ -259,7 +259,11 @@ SECTIONS = (
     (
         "Following values",
         "No fault here: `trace` shows what the elements of a buffer hold after each line that "
-        "writes them, and `T.print` prints what it prints on the other targets.",
+        "writes them, and `T.print` prints what it prints on the cpu and cuda targets: what all "
+        "threads of a block would print is printed once, in a parallel loop each iteration prints, "
+        "in thread-level code each thread that comes to it, and a whole buffer an element a line. "
+        "For hip targets the simulator prints too; machine code for them with a `T.print` in it is "
+        "refused, because printing takes a library there.",
         running_sum,
         None,
         traced,

@@ -329,13 +329,13 @@ class Kernel:
         facts = self._choices.facts(
             call, signature, parameters, target, threads, grid, grid is not None
         )
-        variant = self.variant(facts)
+        variant = self._simulated(facts)
         outputs = {name: make() for name, make in variant.output_makers(call).items()}
         add_outputs(call, outputs)
         variant.check_writable(call)
         if variant.aliases(call):
             facts = dataclasses.replace(facts, may_alias=True)
-            variant = self.variant(facts)
+            variant = self._simulated(facts)
         given = None if grid is None else spread_grid(grid, call.constants)
         return Planned(call, facts, variant, outputs, variant.grid(call, given))
 
@@ -415,6 +415,13 @@ class Kernel:
                     store_variant(self.function, facts, found)
                 self._variants[facts] = found
         return found
+
+    def _simulated(self, facts: Facts) -> CompiledKernel:
+        """The variant whose records the simulator runs."""
+        try:
+            return self.variant(facts)
+        except build.OnlySimulated:
+            return self.variant(dataclasses.replace(facts, simulated=True))
 
     def _build(self, facts: Facts) -> CompiledKernel:
         made: CompiledKernel = build.compile_variant(self.signature, facts)

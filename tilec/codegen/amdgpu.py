@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
-from tilec.codegen.gpu import MAX_INDEX, Emitter
+from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
+from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.numerics import Format, encode
 from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
@@ -65,7 +66,7 @@ class AmdgpuScalars(GpuScalars):
         return self.f.intrinsic("float", "llvm.amdgcn.rsq.f32", [x])
 
 
-class AmdgpuEmitter(Emitter):
+class AmdgpuEmitter(PrintingEmitter):
     """Code objects through LLVM's AMDGPU target."""
 
     linkage = "amdgpu_kernel"
@@ -86,7 +87,7 @@ class AmdgpuEmitter(Emitter):
         self.warp = self.block_warp
 
     def header(self) -> list[str]:
-        return ['target triple = "amdgcn-amd-amdhsa"']
+        return ['target triple = "amdgcn-amd-amdhsa"', *self.strings]
 
     def attributes(self) -> str:
         return (
@@ -181,8 +182,3 @@ class AmdgpuEmitter(Emitter):
             return f.intrinsic("i32", "llvm.amdgcn.ds.bpermute", [address, word])
 
         self.env[result] = in_words(f, self.get(value), move)
-
-    def emit_print(self, o: ops.Print) -> None:
-        raise CompileError(
-            "T.print is not available on hip targets", o.loc, "print on the cpu target"
-        )

@@ -4,24 +4,21 @@ threads do not mix.
 
 from __future__ import annotations
 
-import re
-
 from tilec.codegen.cpu_emitter import Emitter
 from tilec.ir.core import Value
 from tilec.ir.llvm import Val
 from tilec.ir.ops import Print
 from tilec.ir.types import BOOL, FLOAT64, DType
 
-_HOLE = re.compile(r"\{[^{}]*\}")
-
 
 def emit_print(e: Emitter, o: Print) -> None:
     if o.buffer is not None:
-        _print_buffer(e, o.format, o.buffer)
+        _print_buffer(e, o.pieces()[0], o.buffer)
         return
-    parts = [_escape(p) for p in _HOLE.split(o.format)]
-    line = "".join(p + _directive(v.dtype) for p, v in zip(parts, o.values))
-    _printf(e, line + "".join(parts[len(o.values) :]) + "\n", [_argument(e, v) for v in o.values])
+    text, *rest = map(_escape, o.pieces())
+    for v, piece in zip(o.values, rest):
+        text += _directive(v.dtype) + piece
+    _printf(e, text + "\n", [_argument(e, v) for v in o.values])
 
 
 def _escape(text: str) -> str:
@@ -58,9 +55,10 @@ def _printf(e: Emitter, line: str, args: list[Val]) -> None:
 
 
 def _print_buffer(e: Emitter, title: str, buffer: Value) -> None:
-    """The title, then the elements row by row."""
-    _printf(e, _escape(title) + "\n", [])
+    """The elements row by row, each with its indices behind the title."""
     t = buffer.buffer
+    holes = ", ".join("%lld" for _ in t.shape)
+    line = f"{_escape(title)}[{holes}] = {_directive(t.dtype)}\n"
     memory = e.memories[buffer]
     sizes = [e.extent(n) for n in t.shape]
 
@@ -68,10 +66,8 @@ def _print_buffer(e: Emitter, title: str, buffer: Value) -> None:
         if d == len(sizes):
             place = e.access.place(memory, indices, 1, (True,) * len(indices))
             x = e.access.load(memory, place, 1, None)
-            _printf(e, _directive(t.dtype) + " ", [_promoted(e, x, t.dtype)])
+            _printf(e, line, [*indices, _promoted(e, x, t.dtype)])
             return
         e.repeat(sizes[d], lambda i: level(d + 1, [*indices, i]))
-        if d == len(sizes) - 1:
-            _printf(e, "\n", [])
 
     level(0, [])

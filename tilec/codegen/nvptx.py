@@ -3,35 +3,26 @@ rows."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from tilec.codegen.casts import memory_type
-from tilec.codegen.gpu import MAX_INDEX, Emitter
+from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
+from tilec.codegen.gpu_print import PrintingEmitter
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
-from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.clusters import SINGLE, launched_cluster
-from tilec.ir.core import Func, Value
-from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.core import Value
+from tilec.ir.errors import InternalError
 from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync, wgmma_wait
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.row import LLVM_TYPES
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT64, INT32, INT64, DType
-from tilec.target import Target
+from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
 DIMS = "xyz"
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
-
-
-def _directive(dtype: DType) -> str:
-    """C's word for printing a value so that nothing of it is lost, as on the CPU."""
-    if dtype.is_float:
-        return "%.17g" if dtype == FLOAT64 else "%.9g"
-    return "%llu" if dtype.kind == "uint" else "%lld"
 
 
 class NvptxScalars(GpuScalars):
@@ -72,7 +63,7 @@ class NvptxScalars(GpuScalars):
         return self.f.cast("fpext", self.f.extract_element(pair, 0, "half"), "float")
 
 
-class NvptxEmitter(Emitter):
+class NvptxEmitter(PrintingEmitter):
     """PTX through LLVM's NVPTX target."""
 
     linkage = "ptx_kernel"
@@ -80,10 +71,6 @@ class NvptxEmitter(Emitter):
 
     def make_scalars(self) -> NvptxScalars:
         return NvptxScalars(self.f, self.ranges, self.target.has("wgmma"))
-
-    def __init__(self, func: Func, target: Target) -> None:
-        super().__init__(func, target)
-        self.strings: list[str] = []
 
     def enter(self) -> None:
         f = self.f
@@ -361,40 +348,3 @@ class NvptxEmitter(Emitter):
         self.env[result] = in_words(self.f, self.get(value), move)
 
     # --- printing ---
-
-    def emit_print(self, o: ops.Print) -> None:
-        """`vprintf` with the C format of the values; a value that is the same in the whole block is
-        printed by one thread."""
-        if o.buffer is not None:
-            raise CompileError(
-                f"printing all of {o.buffer.name} is not available on cuda targets",
-                o.loc,
-                "print its elements in a loop, or run the kernel on the cpu target",
-            )
-        text, values = o.format.replace("%", "%%"), []
-        for v in o.values:
-            dtype = v.dtype
-            text = text.replace("{}", _directive(dtype), 1)
-            wide = FLOAT64 if dtype.is_float else INT64
-            values.append(self.scalars.cast(self.get(v), dtype, wide))
-        if any(self.uniform.level(v) != Level.BLOCK for v in o.values):
-            self._vprintf(text, values)
-            return
-        first = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), int_val(0))
-        self.only_if(first, lambda: self._vprintf(text, values), "print")
-
-    @functools.cached_property
-    def uniform(self) -> Uniformity:
-        return Uniformity(self.func)
-
-    def _vprintf(self, text: str, values: Sequence[Val]) -> None:
-        """Print one line; each value takes 8 bytes of the argument block."""
-        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\n\0"
-        spelled = "".join(f"\\{c:02X}" for c in raw)
-        kind = f"[{len(raw)} x i8]"
-        self.strings.append(f'{name} = private addrspace(4) constant {kind} c"{spelled}"')
-        block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
-        for i, x in enumerate(values):
-            f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
-        pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
-        f.call("i32", "vprintf", [pointer, block])

@@ -180,7 +180,7 @@ def print_(t: Expressions, c: Call) -> None:
             raise t.error(
                 "T.print of a whole buffer cannot stand in T.Parallel", "print an element"
             )
-        t.emit(Print, prefix + f"{obj.name} = {{}}", (), obj.value)
+        t.emit(Print, prefix + obj.name, (), obj.value)
     else:
         with t.at(node):
             number = t.run_time(t.number(obj, "obj of T.print"))

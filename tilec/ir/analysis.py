@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     Load,
     Lookup,
     Parallel,
+    Print,
     Scope,
     Select,
     Store,
@@ -343,6 +344,7 @@ class Uniformity:
 
     def __init__(self, func: Func) -> None:
         self._levels: dict[Value, Level] = {}
+        self._around: dict[Op, Level] = {}
         self._changed = True
         while self._changed:
             self._changed = False
@@ -350,6 +352,10 @@ class Uniformity:
 
     def level(self, value: Value) -> Level:
         return self._levels.get(value, Level.BLOCK)
+
+    def around(self, o: Op) -> Level:
+        """The largest group whose threads come to `o`, which has an effect, together."""
+        return self._around[o]
 
     def _raise(self, value: Value, level: Level) -> None:
         if level > self._levels.get(value, Level.BLOCK):
@@ -364,6 +370,8 @@ class Uniformity:
                 case Store(dest=dest):
                     if dest.buffer.space == "local":
                         self._raise(dest, max(level, around))
+                case Print():
+                    self._around[o] = around
                 case Parallel():
                     for arg in o.body.args:
                         self._raise(arg, Level.THREAD)

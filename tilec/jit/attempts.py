@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tilec import codegen
 from tilec.codegen.assemble import Assembled, assemble
+from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
@@ -54,9 +55,11 @@ class Attempts:
         self.least: Attempt | None = None
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
-        """Machine code of `func`, which has been through the passes."""
+        """Machine code of `func`, which has been through the passes; on AMD without what it
+        prints."""
         text = codegen.emit(func, self.target)
-        return Attempt(plan, func, text, assemble(text, self.target))
+        coded = without_prints(text) if self.target.kind == "hip" else text
+        return Attempt(plan, func, text, assemble(coded, self.target))
 
     def check(self, plan: Plan, func: Func) -> None:
         """Make the code of a plan and keep it. Raises ResourceError if the assembler finds fault

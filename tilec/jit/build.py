@@ -17,9 +17,9 @@ from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, split_of
 from tilec.ir.core import Func, Param, walk
-from tilec.ir.errors import InternalError, ResourceError
+from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, Copy, Fill, Store
+from tilec.ir.ops import Alloc, Copy, Fill, Print, Store
 from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
@@ -34,6 +34,10 @@ from tilec.target import Target, find_target
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 _WRITES = (Copy, Fill, Store)
+
+
+class OnlySimulated(CompileError):
+    """The target cannot do what the simulator can do for it."""
 
 
 def trace_variant(
@@ -59,8 +63,10 @@ def trace_variant(
 
 def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
     """Trace the kernel under `facts` and compile it, with this plan where one is given. Raises
-    CompileError and its kinds."""
+    CompileError and its kinds: OnlySimulated where the simulator can run it for the target."""
     func = trace_variant(signature, facts)
+    if facts.target.startswith("hip") and not facts.simulated:
+        _refuse_prints(func, facts.target)
     # An output's extents are written so that the sizes of the inputs give them.
     written = {p.name: p.shape or () for p in bind_constants(signature, facts.values).parameters}
     arguments = [
@@ -74,6 +80,19 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
     target = find_target(facts.target)
     first = () if facts.plan is None else (facts.plan, *facts.ranked)
     return build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
+
+
+def _refuse_prints(func: Func, target: str) -> None:
+    """AMD's printf is a protocol between a library for the device and the host, not a function of
+    the driver as on NVIDIA."""
+    for o in walk(func.body):
+        if isinstance(o, Print):
+            raise OnlySimulated(
+                f"{target} has no function that prints, so T.print works in the simulator only",
+                o.loc,
+                f'print with tilec.simulate({func.name}, …, target="{target}") or on '
+                'target="cpu", and leave T.print out here',
+            )
 
 
 def _output_shape(

@@ -120,7 +120,7 @@ class Facts:
     `constants` pairs each compile-time argument with a text that tells its value from every
     other; the values themselves are in `values` and do not take part in comparisons. `plan` was
     chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
-    `choice` says from what.
+    `choice` says from what. `simulated`: for the simulator alone, which can do more.
     """
 
     target: str
@@ -134,6 +134,7 @@ class Facts:
     plan: Plan | None = None
     ranked: tuple[Plan, ...] = field(default=(), compare=False)
     choice: Callable[[], str] = field(default=str, compare=False)
+    simulated: bool = False
 
     def text(self) -> str:
         """The facts as text for a cache key."""
@@ -147,6 +148,7 @@ class Facts:
                 self.wide,
                 self.may_alias,
                 self.plan,
+                self.simulated,
             )
         )
 

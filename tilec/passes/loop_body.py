@@ -30,6 +30,7 @@ from tilec.ir.ops import (
     MemStore,
     Pack,
     Parallel,
+    Print,
     RegRead,
     RegWrite,
     Select,
@@ -44,6 +45,7 @@ from tilec.passes.addressing import (
     shared_offset,
 )
 from tilec.passes.memory_access import Memory, MemoryFacts, in_memory
+from tilec.passes.rings import only_if
 
 
 class LoopBody:
@@ -114,6 +116,9 @@ class LoopBody:
 
     def _effect(self, o: Op, env: Substitution, e: int) -> None:
         """An op with regions or effects, for one element: its inside is lowered in turn."""
+        if isinstance(o, Print) and self.replica is not None:
+            only_if(self.b, self.replica, [clone(o, env)])
+            return
         if not o.region_fields:
             self.b.ops.append(clone(o, env))
             return

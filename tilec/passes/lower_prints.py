@@ -1,11 +1,16 @@
-"""lower_prints: printing a whole buffer becomes printing its elements.
+"""lower_prints: printing a whole buffer becomes printing its elements, and what all threads would
+print is printed once.
 
-Before: `print` ops may name a buffer. After: none does. An on-chip buffer is printed by a parallel
-loop, each element with its indices; a tensor by one thread, in order, because its size may be
-known at run time only."""
+Before: `print` ops may name a buffer. After: none does, and those are marked `once` which all
+threads of a block come to with the same values. An on-chip buffer is printed by a parallel loop,
+each element with its indices; a tensor by one thread, in order, because its size may be known at
+run time only."""
 
 from __future__ import annotations
 
+import dataclasses
+
+from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -15,11 +20,14 @@ from tilec.target import Target
 
 def lower_prints(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    tensors = Tensors(func)
+    tensors, uniformity = Tensors(func), Uniformity(func)
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Print) or o.buffer is None:
+        if not isinstance(o, Print):
             return None
+        if o.buffer is None:
+            levels = (uniformity.around(o), *map(uniformity.level, o.values))
+            return [dataclasses.replace(o, once=True)] if max(levels) == Level.BLOCK else None
         if o.buffer.buffer.space == "global":
             return _tensor(o, o.buffer, tensors)
         return _on_chip(o, o.buffer)
@@ -28,9 +36,8 @@ def lower_prints(func: Func, target: Target) -> Func:
 
 
 def _element(b: Builder, o: Print, buffer: Value, indices: tuple[Value, ...]) -> None:
-    title = o.format.replace(" = {}", "").rstrip()
     holes = ", ".join("{}" for _ in indices)
-    b.emit(Print, f"{title}[{holes}] = {{}}", (*indices, b.value(Load, buffer, indices)))
+    b.emit(Print, f"{o.format}[{holes}] = {{}}", (*indices, b.value(Load, buffer, indices)))
 
 
 def _on_chip(o: Print, buffer: Value) -> list[Op]:

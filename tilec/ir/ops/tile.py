@@ -4,6 +4,7 @@ dimension."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -182,12 +183,24 @@ class Gemm(Op):
 
 @op("print")
 class Print(Op):
-    """Debug output: `format` has one `{}` for each value; one thread of a block prints a scalar
-    that is the same in all of them. `buffer`: print a whole on-chip buffer or tensor instead."""
+    """Debug output: `format` has one `{}` for each value, and braces of the text doubled; one
+    thread of a block prints what all of them would (on GPUs `lower_prints` says which is `once`).
+    `buffer`: print a whole on-chip buffer or tensor instead, an element a line, each behind
+    `format` and its indices."""
 
     format: str
     values: tuple[Value, ...] = ()
     buffer: Value | None = None
+    once: bool = False
+
+    def pieces(self) -> list[str]:
+        """The text before the first value, between the values, and after the last."""
+        found = [""]
+        for text, hole, _, _ in string.Formatter().parse(self.format):
+            found[-1] += text
+            if hole is not None:
+                found.append("")
+        return found
 
 
 @op("annotate_layout")

@@ -1,0 +1,64 @@
+"""T.print on GPUs: a call of `vprintf`, CUDA's, with C's format of the values.
+
+NVIDIA's driver provides the function. On AMD it stands in the records for the simulator alone:
+machine code is made without (`without_prints`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tilec.codegen.gpu import Emitter
+from tilec.ir import ops
+from tilec.ir.core import Func
+from tilec.ir.llvm import Val, int_val
+from tilec.ir.types import FLOAT64, INT64, DType
+from tilec.target import Target
+
+_CALL = re.compile(r"^.*@vprintf\(.*\n", re.MULTILINE)
+
+
+def without_prints(llvm_text: str) -> str:
+    """A module without its calls of `vprintf`, whose results nothing uses, and its declaration."""
+    return _CALL.sub("", llvm_text)
+
+
+class PrintingEmitter(Emitter):
+    """An emitter that knows T.print. `strings` are the module's constant texts."""
+
+    def __init__(self, func: Func, target: Target) -> None:
+        super().__init__(func, target)
+        self.strings: list[str] = []
+
+    def emit_print(self, o: ops.Print) -> None:
+        """A print that is made `once` is made by the first thread."""
+        text, *rest = (piece.replace("%", "%%") for piece in o.pieces())
+        values = []
+        for v, piece in zip(o.values, rest):
+            text += _directive(v.dtype) + piece
+            wide = FLOAT64 if v.dtype.is_float else INT64
+            values.append(self.scalars.cast(self.get(v), v.dtype, wide))
+        if not o.once:
+            self._vprintf(text, values)
+            return
+        mine = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), int_val(0))
+        self.only_if(mine, lambda: self._vprintf(text, values), "print")
+
+    def _vprintf(self, text: str, values: Sequence[Val]) -> None:
+        """Print one line; each value takes 8 bytes of the argument block."""
+        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\n\0"
+        spelled = "".join(f"\\{c:02X}" for c in raw)
+        kind = f"[{len(raw)} x i8]"
+        self.strings.append(f'{name} = private addrspace(4) constant {kind} c"{spelled}"')
+        block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
+        for i, x in enumerate(values):
+            f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
+        pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
+        f.call("i32", "vprintf", [pointer, block])
+
+
+def _directive(dtype: DType) -> str:
+    """C's word for printing a value so that nothing of it is lost, as on the CPU."""
+    if dtype.is_float:
+        return "%.17g" if dtype == FLOAT64 else "%.9g"
+    return "%llu" if dtype.kind == "uint" else "%lld"
