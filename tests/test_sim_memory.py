@@ -15,7 +15,7 @@ from tilec.passes import run
 from tilec.sim.findings import Findings
 from tilec.sim.numbers import KINDS
 from tilec.sim.order import Clocks
-from tilec.sim.places import SharedPlaces, shared_buffers, shared_granule
+from tilec.sim.places import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
 from tilec.sim.storage import Storage
 from tilec.target import find_target
 
@@ -108,7 +108,20 @@ def test_out_of_bounds_of_the_buffer_that_the_record_names():
     got = block.load(T[:16], 4 + T[:16] * 4, buffer="a")
     (found,) = block.findings
     assert found.kind == "out of bounds" and found.buffer == "a" and found.threads == (15,)
+    assert found.message == "a[16]; a has the shape (16,)"
     assert got[15] == 0 and (got[:15] == numbers(16)[1:]).all()
+
+
+def test_out_of_bounds_in_elements():
+    plain = buffer("a", 64, (6, 5, 2), bits=16)
+    assert plain.outside(64 + 2 * 60, 2) == "a[6, 0, 0]; a has the shape (6, 5, 2)"
+    assert plain.outside(64 + 2 * 57, 16) == "a[5, 3, 1] and 7 after it; a has the shape (6, 5, 2)"
+    assert plain.outside(62, 2) == "a[-1, 4, 1]; a has the shape (6, 5, 2)"
+    assert buffer("n", 0, (7,), bits=4).outside(4, 1).startswith("n[8] and 1 after it")
+    ring = SharedBuffer("r", 0, 384, 32, (8, 4), versions=3, stride=128)
+    assert ring.outside(400, 4) == (
+        "element 100 of r, as it lies in memory, which has 96 (3 times the shape (8, 4))"
+    )
 
 
 def test_out_of_bounds_of_a_tensor():

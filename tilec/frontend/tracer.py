@@ -21,6 +21,7 @@ from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Sca
 from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.loc import Loc
 from tilec.ir.ops import Yield
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
 
@@ -127,7 +128,7 @@ class _KernelTracer(Statements):
         )
 
     def _empty_grid(self) -> Block:
-        builder = Builder(self.signature.loc)
+        builder = Builder(self._threads_loc() or self.signature.loc)
         builder.emit(Yield)
         return builder.block()
 
@@ -298,7 +299,8 @@ class _KernelTracer(Statements):
             with self.at(header.loc):
                 self._check_header(header)
                 extents = tuple(self.index_value(e) for e in header.grid)
-                self.emit(Yield, extents)
+            with self.at(header.threads_loc or self._threads_loc() or header.loc):
+                self.emit(Yield, extents)  # its place is that of the number of threads
         self.grid = self._standalone(builder.ops, header)
         if header.threads is not None:
             self.threads = header.threads
@@ -314,6 +316,15 @@ class _KernelTracer(Statements):
                 "code after T.Kernel would belong to no block", "move it into the with", at=node
             )
         super().statement(node)
+
+    def _threads_loc(self) -> Loc | None:
+        """The decorator's `threads=`."""
+        source = self.signature.source
+        for decorator in source.node.decorator_list:
+            for k in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                if k.arg == "threads":
+                    return source.loc(k.value)
+        return None
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:

@@ -105,12 +105,13 @@ class LoopHeader:
 
 @dataclass(frozen=True, slots=True)
 class KernelHeader:
-    """A call of `T.Kernel`."""
+    """A call of `T.Kernel`, and where it says how many threads."""
 
     grid: tuple[int | Scalar, ...]
     threads: int | None
     loc: Loc
     cluster: tuple[int, int, int] | None = None
+    threads_loc: Loc | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             c.place("threads"),
         )
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
-    return KernelHeader(tuple(extents), threads, t.loc, cluster)
+    said = None if threads is None else t.frame.loc(c.place("threads"))
+    return KernelHeader(tuple(extents), threads, t.loc, cluster, said)
 
 
 def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int, int, int]:

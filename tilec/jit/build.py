@@ -28,6 +28,7 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.specialise import Facts
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.select_gemm import check_threads
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 
@@ -45,6 +46,9 @@ def trace_variant(
 ) -> Func:
     """The kernel's TILE form under `facts`, the arguments that were left open with the `chosen`
     values. Raises CompileError."""
+    target = find_target(facts.target)
+    if facts.threads is not None and target.kind != "cpu":
+        check_threads(facts.threads, target, None)  # the launch asks for them
     known = Specialisation(
         tensors={
             a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)

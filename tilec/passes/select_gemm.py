@@ -20,6 +20,7 @@ from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MatrixRow, rows_of
 from tilec.ir.layout import Layout
+from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.types import (
     FLOAT8_E4M3,
@@ -44,19 +45,25 @@ MAX_PRODUCT_REGISTERS = 208  # of a thread for accumulators and a fragment A of 
 FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 
 
-def select_gemm(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a number of threads the target cannot
-    run."""
-    threads = func.attrs.get("threads") or DEFAULT_THREADS
+def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
+    """Raise CompileError, at the place that asks for them, unless a block of `target` can have
+    that many threads."""
     if threads % target.warp_size or threads > target.max_threads:
         unit = target.warp_size
         fits = max(unit, min(target.max_threads, threads) // unit * unit)
         raise CompileError(
             f"threads={threads} is not a multiple of {unit} up to {target.max_threads}, which "
             f"{target} needs",
-            func.loc,
+            loc,
             f"write threads={fits}",
         )
+
+
+def select_gemm(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError for a number of threads the target cannot
+    run."""
+    threads = func.attrs.get("threads") or DEFAULT_THREADS
+    check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func

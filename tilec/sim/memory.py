@@ -134,10 +134,10 @@ class Memory:
             self.counts.shared(agent, access.inst, at, total, write=False)
         if shared.shadow is not None:
             team, places = self.order.team(agent.lanes), self._granules(at, total)
-            if good is not None and len(at) > 1:
-                team, places = self.order.team(agent.lanes[good]), places[good]
-            elif len(at) == 1:
+            if len(at) == 1:
                 places = np.broadcast_to(places, (team.size, places.shape[1]))
+            elif good is not None and good.any():
+                team, places = self.order.team(agent.lanes[good]), places[good]
             if good is None or good.any():
                 shared.shadow.read(agent, team, places, access.inst)
         data = shared.storage.gather(at, total)
@@ -330,12 +330,10 @@ class Memory:
         good = (at >= low) & (at + size <= high)
         bad = at[~good]
         name = inst.buffer if inst is not None else ""
-        what = name or "shared memory"
-        over = int(bad[0]) - low
         agent.block.report(
             agent,
             "out of bounds",
-            f"{size} bytes at byte {over} of {what}, which has {high - low}",
+            shared.places.outside(int(bad[0]), size, name, shared.size),
             *here(inst),
             buffer=name,
             threads=threads_at(agent, at, ~good),

@@ -60,6 +60,23 @@ class SharedBuffer:
         index = tuple(int(i) for i in np.unravel_index(flat, self.shape))
         return index if self.versions == 1 else (copy, *index)
 
+    def outside(self, offset: int, size: int) -> str:
+        """What an access of `size` bytes at byte `offset` would be of this buffer, and what the
+        buffer has."""
+        first, count = (offset - self.start) * 8 // self.bits, max(size * 8 // self.bits, 1)
+        shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
+        after = f" and {count - 1} after it" if count > 1 else ""
+        if self.versions == 1 and (self.layout is None or _is_row_major(self.layout)):
+            leading, rest = divmod(first, int(np.prod(self.shape[1:], dtype=np.int64)))
+            index = ", ".join(map(str, (leading, *np.unravel_index(rest, self.shape[1:]))))
+            return f"{self.name}[{index}]{after}; {self.name} has the shape {shape}"
+        copies = f"{self.versions} times " if self.versions > 1 else ""
+        total = (self.end - self.start) * 8 // self.bits
+        return (
+            f"element {first}{after} of {self.name}, as it lies in memory, which has {total} "
+            f"({copies}the shape {shape})"
+        )
+
 
 @functools.cache
 def _elements(layout: Layout) -> NDArray[np.int64]:
@@ -122,6 +139,11 @@ def _access_bytes(i: Inst) -> int:
     return WORD if i.row.startswith("ld.cluster") else WIDEST
 
 
+@functools.cache
+def _is_row_major(layout: Layout) -> bool:
+    return layout.pad is None and bool((np.diff(_elements(layout)) == 1).all())
+
+
 class SharedPlaces:
     """Finds the buffer of a byte. Buffers whose lives do not meet may lie over one another: the one
     that the record names is meant."""
@@ -139,6 +161,14 @@ class SharedPlaces:
         for b in sorted(here, key=lambda b: b.name != name):
             return b.name, b.index_of(offset)
         return name, None
+
+    def outside(self, offset: int, size: int, name: str, end: int) -> str:
+        """What lies at `size` bytes from byte `offset` on that are not of the buffer `name` they
+        were meant for; shared memory ends at byte `end`."""
+        for b in self.buffers:
+            if b.name == name:
+                return b.outside(offset, size)
+        return f"{size} bytes at byte {offset} of shared memory, which has {end}"
 
 
 def tell(
