@@ -6,15 +6,16 @@ A module of `COMMANDS` has `add_arguments(parser)`, which adds its options to an
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
+from tilec.cli.usage import Parser
 from tilec.ir.errors import TilecError, did_you_mean
 
 # Name: its module, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "simulate": ("tilec.cli.simulate", "run a kernel's GPU code on the CPU and find its faults"),
     "fuzz": ("tilec.fuzz.cli", "run random programs on every target and compare the results"),
 }
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tilec has no command {name!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
     module = importlib.import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(f"python -m tilec {name}", description=module.__doc__)
+    parser = Parser(f"python -m tilec {name}", description=module.__doc__)
     module.add_arguments(parser)
     try:
         return int(module.main(parser.parse_args(rest)))

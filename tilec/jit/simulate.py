@@ -137,10 +137,11 @@ def _checked(kernel: object, target: object, meta: Mapping[str, Any]) -> Target:
             else "simulate(kernel, A, B), not simulate(kernel(A, B))",
         )
     _check_keywords(kernel, meta)
-    return _target(target)
+    return simulated_target(target)
 
 
-def _target(name: object) -> Target:
+def simulated_target(name: object) -> Target:
+    """The GPU called `name` ("cuda" and "hip": the one found). Raises TargetError."""
     known = ", ".join(GPU_TARGETS)
     if not isinstance(name, str):
         raise TargetError(f"target is a {type(name).__name__}; expected one of {known}")

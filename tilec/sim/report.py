@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ Line = tuple[str, int]
 
 
 class ReportError(TilecError):
-    """A file is not a report that `Report.save` wrote."""
+    """A file cannot be read or written, or is not a report that `Report.save` wrote."""
 
 
 @dataclass
@@ -113,7 +115,8 @@ class Report:
     # --- files ---
 
     def save(self, path: str | Path) -> None:
-        """Write everything but the arrays to a file that `load` reads."""
+        """Write everything but the arrays to a file that `load` reads. Raises ReportError where
+        that cannot be written; a report that was there before then stays as it was."""
         self.keep_sources()
         content = {
             "format": FORMAT,
@@ -123,22 +126,41 @@ class Report:
             "trace": [t.to_json() for t in self.trace],
             "sources": [[file, line, text] for (file, line), text in self.sources.items()],
         }
-        Path(path).write_text(json.dumps(content, indent=1))
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "that is a folder")
+            partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            partial.replace(path)
+        except OSError as e:
+            partial.unlink(missing_ok=True)
+            raise ReportError(
+                f"the report cannot be written to {path}: {e.strerror}",
+                hint='name a file in a folder that exists: report.save("report.json")',
+            ) from e
 
     @staticmethod
     def load(path: str | Path) -> Report:
-        """The report that `save` wrote. Raises ReportError if the file is none, OSError if it
-        cannot be read."""
+        """The report that `save` wrote. Raises ReportError if the file is none or cannot be
+        read."""
+        hint = "reports are written by report.save(path)"
         try:
-            content = json.loads(Path(path).read_text())
-            if content["format"] != FORMAT:
-                raise ReportError(f"{path} has the format {content['format']!r}, not {FORMAT!r}")
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise ReportError(f"{path} cannot be read: {e.strerror}", hint=hint) from e
+        except ValueError as e:
+            what = f"{path} is damaged, or not a report of tilec.simulate: {e}"
+            raise ReportError(what, hint=hint) from e
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            other = f"it has the format {found!r}, not {FORMAT!r}" if found else "it has no format"
+            raise ReportError(f"{path} is not a report of tilec.simulate: {other}", hint=hint)
+        try:
             return _report_of(content)
-        except (ValueError, KeyError, TypeError) as e:
-            raise ReportError(
-                f"{path} is not a report of tilec.simulate: {e}",
-                hint="reports are written by report.save(path)",
-            ) from e
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            what = f"no {e}" if isinstance(e, KeyError) else str(e)
+            raise ReportError(f"{path} is a damaged report: {what}", hint=hint) from e
 
 
 _PLAIN = ("kernel", "target", "plan", "grid", "launched", "blocks", "seconds", "complete",

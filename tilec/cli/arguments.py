@@ -1,0 +1,363 @@
+"""The arguments of a kernel, from words on the command line and from what its annotations say.
+
+An array is `SHAPE:DTYPE:CONTENT`, any part of which may be left out, or a file. The shape is that
+of the annotation otherwise, with sizes from other arrays or from `--dim`; the dtype too; the
+content is random."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.cli.usage import UsageError
+from tilec.frontend import bind_constants
+from tilec.ir.errors import did_you_mean
+from tilec.ir.types import DTYPES, find_dtype
+from tilec.jit.specialise import parameters_of
+from tilec.kernel import Kernel
+from tilec.runtime.arguments import REQUIRED, Parameter
+from tilec.runtime.expressions import evaluate, is_name, names_in
+from tilec.runtime.tensors import array_dtype, contiguous_strides, numpy_dtype
+
+Array = NDArray[Any]
+
+CONTENTS = ("random", "zeros", "ones", "arange")
+_SHAPE = re.compile(r"\d+(?:[x,]\d+)*")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_MOST_INT = 3  # of random integers, which may be indices
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the command line says of the arguments, taken apart: `arrays` by name ("" for a file
+    that names its arrays itself), `sizes`, `values` of numbers and constants. `seed` of what is
+    random."""
+
+    arrays: tuple[tuple[str, str], ...] = ()
+    sizes: Mapping[str, int] | None = None
+    values: Mapping[str, Any] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernel is called with: its parameters in order, and the launch's own keywords."""
+
+    by_name: Mapping[str, Any]
+    keywords: Mapping[str, Any]
+
+
+def read_words(
+    arrays: Sequence[str], sizes: Sequence[str], values: Sequence[str], seed: int
+) -> Words:
+    """The words of `--arg`, `--dim` and `--set`. Raises UsageError."""
+    return Words(
+        tuple(_array_word(a) for a in arrays),
+        {name: _size(name, text) for name, text in (_pair("--dim", w, "M=256") for w in sizes)},
+        {name: _value(text) for name, text in (_pair("--set", w, "BM=64") for w in values)},
+        seed,
+    )
+
+
+def _array_word(word: str) -> tuple[str, str]:
+    if "=" not in word and word.endswith(".npz"):
+        return "", word
+    return _pair("--arg", word, "A=256x64:float16")
+
+
+def _pair(option: str, word: str, example: str) -> tuple[str, str]:
+    name, equals, text = word.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise UsageError(f"{option} {word}: expected NAME=…", hint=f"write {option} {example}")
+    return name.strip(), text.strip()
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"--dim {name}={text}: a size is a number", hint=f"write --dim {name}=256")
+    return int(text)
+
+
+def _value(text: str) -> Any:
+    """A Python literal, "true" and "false", or else the text itself (the name of a dtype)."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return float(text) if text.lstrip("-") in ("inf", "nan") else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def make_arguments(kernel: Kernel, words: Words, target: str) -> Arguments:
+    """The arguments of one call on `target`, made anew. Raises UsageError."""
+    values = dict(words.values or {})
+    _check_names(kernel, words, values)
+    constants = {p.name: values.get(p.name, p.default) for p in kernel.parameters}
+    constants = {p.name: constants[p.name] for p in kernel.parameters if p.kind == "constexpr"}
+    _check_given(kernel, values)
+    signature = bind_constants(kernel.signature, constants)
+    parameters = {p.name: p for p in parameters_of(signature) if p.kind != "output"}
+    loaded = _Arrays(kernel, parameters, words, target)
+    found: dict[str, Any] = {}
+    for name, p in parameters.items():
+        found[name] = loaded.make(p) if p.kind == "tensor" else values.get(name, p.default)
+    return Arguments(found, {"threads": values["threads"]} if "threads" in values else {})
+
+
+def _check_names(kernel: Kernel, words: Words, values: Mapping[str, Any]) -> None:
+    """Raise UsageError for names that the kernel has not."""
+    tensors = [p.name for p in kernel.parameters if p.kind == "tensor"]
+    others = [p.name for p in kernel.parameters if p.kind != "tensor"]
+    sizes = list(kernel.signature.sizes)
+    allocated = {*kernel.signature.out, *kernel.signature.allocated} - {*tensors}
+    for option, given, known, what, several in (
+        ("--arg", [n for n, _ in words.arrays if n], tensors, "array", "arrays"),
+        ("--dim", words.sizes or {}, sizes, "size", "sizes"),
+        ("--set", values, [*others, "threads"], "number or constant", "numbers and constants"),
+    ):
+        for name in given:
+            if name in known:
+                continue
+            hint = f"its {several} are {', '.join(known)}" if known else f"it has no {several}"
+            for right, names in (("--arg", tensors), ("--dim", sizes), ("--set", others)):
+                hint = f"{name} is given by {right}" if name in names else hint
+            if name in allocated:
+                hint = f"{name} is allocated by the call; leave {option} {name} out"
+            raise UsageError(
+                f"{option} {name}: {kernel.name} has no {what} {name!r}{did_you_mean(name, known)}",
+                kernel.signature.loc,
+                hint,
+            )
+
+
+def _check_given(kernel: Kernel, values: Mapping[str, Any]) -> None:
+    """Raise UsageError for numbers and constants that nothing gives."""
+    missing = [
+        p
+        for p in kernel.parameters
+        if p.kind != "tensor" and p.default is REQUIRED and p.name not in values
+    ]
+    if missing:
+        example = " ".join(f"--set {p.name}={_example(p)}" for p in missing)
+        raise UsageError(
+            f"{kernel.name} also takes {', '.join(p.describe() for p in missing)}",
+            kernel.signature.loc,
+            f"add {example}",
+        )
+
+
+def _example(p: Parameter) -> str:
+    if p.kind == "constexpr":
+        return "64"
+    return "0.5" if p.dtype is None or DTYPES[p.dtype].is_float else "3"
+
+
+# --- arrays ---
+
+
+class _Arrays:
+    """Makes the arrays of one call. All sizes that files and shapes tell are known first, so that
+    the order of the options does not matter."""
+
+    def __init__(
+        self, kernel: Kernel, parameters: Mapping[str, Parameter], words: Words, target: str
+    ) -> None:
+        self.kernel, self.target, self.seed = kernel, target, words.seed
+        self.words = {name: text for name, text in words.arrays if name}
+        self.files: dict[str, Array] = {}
+        tensors = {n: p for n, p in parameters.items() if p.kind == "tensor"}
+        for name, text in words.arrays:
+            self.files |= _load(kernel, name, text, tensors)
+        self.sizes = dict(words.sizes or {})
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for name, p in tensors.items():
+            shape = self._told_shape(name)
+            if shape is None:
+                continue
+            self.shapes[name] = shape
+            for size, extent in zip(p.shape or (), shape):
+                if isinstance(size, str) and is_name(size):
+                    self.sizes.setdefault(size, extent)
+        self._check_sizes(tensors)
+        self.number = {name: i for i, name in enumerate(tensors)}
+
+    def _told_shape(self, name: str) -> tuple[int, ...] | None:
+        if name in self.files:
+            return self.files[name].shape
+        text = self.words.get(name, "").split(":")[0]
+        if not text:
+            return None
+        if not _SHAPE.fullmatch(text):
+            raise UsageError(
+                f"--arg {name}={self.words[name]}: {text!r} is not a shape",
+                hint=f"write --arg {name}=256x64:float16, or {name}=FILE.npy",
+            )
+        return tuple(map(int, re.split("[x,]", text)))
+
+    def _check_sizes(self, tensors: Mapping[str, Parameter]) -> None:
+        """Raise UsageError where a shape to be made needs what nobody tells."""
+        wanted = dict[str, None]()
+        for name, p in tensors.items():
+            if name in self.files:
+                continue
+            parts = (
+                (p.strides or ()) if name in self.shapes else (*(p.shape or ()), *(p.strides or ()))
+            )
+            for e in parts:
+                wanted |= dict.fromkeys(sorted(names_in(e))) if isinstance(e, str) else {}
+        missing = [n for n in wanted if n not in self.sizes]
+        if missing:
+            raise UsageError(
+                f"{self.kernel.name}: how large {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} is not known",
+                self.kernel.signature.loc,
+                f"add {' '.join(f'--dim {n}=256' for n in missing)}, or arrays with --arg",
+            )
+
+    def make(self, p: Parameter) -> Array:
+        """The array of a parameter, new."""
+        if p.name in self.files:
+            return np.array(self.files[p.name], order="K")
+        word = self.words.get(p.name, "")
+        _, dtype, content, *more = [*word.split(":"), "", ""]
+        if any(more):
+            raise UsageError(
+                f"--arg {p.name}={word}: expected SHAPE:DTYPE:CONTENT",
+                hint=f"write --arg {p.name}=256x64:float16:zeros",
+            )
+        shape = self.shapes.get(p.name)
+        if shape is None:
+            shape = self._shape(p)
+        if p.shape is not None and len(p.shape) != len(shape):
+            raise UsageError(
+                f"--arg {p.name}={word}: expected {len(p.shape)} sizes ({p.describe()})",
+                self.kernel.signature.loc,
+                f"write --arg {p.name}={'x'.join(['64'] * len(p.shape))}",
+            )
+        kind = self._dtype(p, dtype, word)
+        rng = np.random.default_rng([self.seed, self.number[p.name]])
+        values = _content(p.name, content or "random", shape, kind, rng)
+        return values if p.strides is None else self._strided(p, values)
+
+    def _shape(self, p: Parameter) -> tuple[int, ...]:
+        if p.shape is None or None in p.shape:
+            raise UsageError(
+                f"{p.name} has no shape in {self.kernel.name}'s annotations",
+                self.kernel.signature.loc,
+                f"add --arg {p.name}=256x64:{p.dtype or 'float16'}, or {p.name}=FILE.npy",
+            )
+        return tuple(self._extent(p, e) for e in p.shape)
+
+    def _extent(self, p: Parameter, e: int | str | None) -> int:
+        return int(evaluate(e, self.sizes, p.name)) if isinstance(e, str) else int(e or 0)
+
+    def _dtype(self, p: Parameter, name: str, word: str) -> Any:
+        if not name and p.dtype is None:
+            raise UsageError(
+                f"{p.name} has no dtype in {self.kernel.name}'s annotations",
+                self.kernel.signature.loc,
+                f"add --arg {p.name}={word.split(':')[0] or '256x64'}:float16",
+            )
+        found = find_dtype(name or p.dtype)
+        if found is None:
+            near = did_you_mean(name, DTYPES)
+            raise UsageError(
+                f"--arg {p.name}={word}: unknown dtype {name!r}{near}",
+                hint=f"write --arg {p.name}=256x64:float16",
+            )
+        stored = array_dtype(found.name, self.target)
+        if p.dtype is not None and stored != array_dtype(p.dtype, self.target):
+            raise UsageError(
+                f"--arg {p.name}={word}: expected {p.dtype}, got {found.name} ({p.describe()})",
+                self.kernel.signature.loc,
+                f"leave the dtype out, or write --arg {p.name}={word.replace(name, p.dtype)}",
+            )
+        return numpy_dtype(stored)
+
+    def _strided(self, p: Parameter, values: Array) -> Array:
+        """`values` in memory with the strides that the annotation asks for."""
+        dense = contiguous_strides(values.shape)
+        given = zip(p.strides or (), dense)
+        steps = [d if s is None else self._extent(p, s) for s, d in given]
+        span = 1 + sum((n - 1) * s for n, s in zip(values.shape, steps) if n)
+        base = np.zeros(max(span, 1), values.dtype)
+        at = tuple(s * values.itemsize for s in steps)
+        view = np.lib.stride_tricks.as_strided(base, values.shape, at)
+        view[...] = values
+        return view
+
+
+def _content(name: str, content: str, shape: tuple[int, ...], dtype: Any, rng: Any) -> Array:
+    count = math.prod(shape)
+    between = _RANGE.fullmatch(content)
+    real = dtype.kind not in "biu"
+    made: Array
+    match content:
+        case "random" if real:
+            made = rng.standard_normal(count)
+        case "random":
+            made = rng.integers(0, 2 if dtype.kind == "b" else _MOST_INT + 1, count)
+        case "zeros":
+            made = np.zeros(count)
+        case "ones":
+            made = np.ones(count)
+        case "arange":
+            made = np.arange(count)
+        case _ if between and int(between[1]) <= int(between[2]):
+            low, high = int(between[1]), int(between[2])
+            made = rng.uniform(low, high, count) if real else rng.integers(low, high + 1, count)
+        case _:
+            raise UsageError(
+                f"--arg {name}: unknown content {content!r}{did_you_mean(content, CONTENTS)}",
+                hint=f"write {', '.join(CONTENTS)}, or 0..63 for numbers between",
+            )
+    return made.astype(dtype).reshape(shape)
+
+
+def _load(
+    kernel: Kernel, name: str, text: str, tensors: Mapping[str, Parameter]
+) -> dict[str, Array]:
+    """The arrays that a word takes from a file: of an .npz without a name all that it has."""
+    file, _, key = text.rpartition(":") if ".npz:" in text else (text, "", name)
+    if not file.endswith((".npy", ".npz")):
+        return {}
+    try:
+        content = np.load(Path(file), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise UsageError(f"--arg {text}: {file} cannot be read: {e}") from e
+    if isinstance(content, np.ndarray):
+        return {name: _typed(content, tensors[name])}
+    with content:
+        if not name:
+            found = [n for n in content.files if n in tensors]
+            if not found:
+                raise UsageError(
+                    f"--arg {file}: no array of {file} ({', '.join(content.files)}) has the name "
+                    f"of one of {kernel.name}'s ({', '.join(tensors)})",
+                    hint=f"write --arg {next(iter(tensors), 'A')}={file}:KEY",
+                )
+            return {n: _typed(content[n], tensors[n]) for n in found}
+        if key not in content.files:
+            near = did_you_mean(key, content.files)
+            raise UsageError(
+                f"--arg {name}={text}: {file} has no array {key!r}{near}",
+                hint=f"it has {', '.join(content.files)}; write --arg {name}={file}:KEY",
+            )
+        return {name: _typed(content[key], tensors[name])}
+
+
+def _typed(array: Array, p: Parameter) -> Array:
+    """An array of a file, which has lost the dtype if NumPy has none of the kind (bfloat16,
+    float8): then that of the annotation."""
+    if array.dtype.kind != "V" or p.dtype is None:
+        return array
+    kind = numpy_dtype(array_dtype(p.dtype, ""))
+    return array.view(kind) if kind.itemsize == array.itemsize else array

@@ -1,0 +1,189 @@
+"""`python -m tilec simulate FILE.py:kernel`: run a kernel's GPU code on the CPU and say what is
+wrong with it. Status 0: nothing; 1: there are findings; 2: it could not be run."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilec.cli.arguments import Words, make_arguments, read_words
+from tilec.cli.kernels import find_kernel
+from tilec.cli.usage import UsageError
+from tilec.ir.errors import LaunchError, TilecError
+from tilec.jit.simulate import simulate, simulated_target
+from tilec.kernel import Kernel
+from tilec.sim.launch import DEFAULT_STEPS
+from tilec.sim.report import Report
+from tilec.target import TargetError
+
+DEFAULT_TARGET = "cuda:sm_90a"
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    add = parser.add_argument
+    add("kernel", nargs="?", help="FILE.py, FILE.py:kernel or 'FILE.py:factory(\"float16\")'")
+    add(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=SPEC",
+        help="an array: SHAPE:DTYPE:CONTENT (256x64:float16:zeros; parts may be left out; content "
+        "random, zeros, ones, arange or LOW..HIGH), FILE.npy, FILE.npz:KEY; or FILE.npz alone",
+    )
+    add("--dim", action="append", default=[], metavar="M=256", help="a size of the annotations")
+    add("--set", action="append", default=[], metavar="BM=64", help="a number or constant")
+    add("--grid", help="where the launch gives it: 4 or 4,2")
+    add(
+        "--target",
+        action="append",
+        help=f"{DEFAULT_TARGET} (default), cuda:sm_80, hip:gfx942; may be repeated",
+    )
+    add("--blocks", help="4: the first four; [0,5] or [(0,1)]: these")
+    add("--no-checks", action="store_true", help="numbers only, faster")
+    add("--check-outputs", action="store_true", help="report outputs that nobody has written")
+    add("--schedules", type=int, default=1, help="run so often, with warps in another order")
+    add("--trace", action="append", default=[], metavar="'acc[0, :4]'", help="follow elements")
+    add("--seed", type=int, default=0, help="of random arrays and of schedules")
+    add("--steps", type=int, default=DEFAULT_STEPS, help="after which a block runs for ever")
+    add("--save", type=Path, metavar="FILE.json", help="keep the report")
+    add("--show", type=Path, metavar="FILE.json", help="print a report that was kept")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run; the exit status."""
+    try:
+        return _show(options) if options.show is not None else _simulate(options)
+    except TilecError as e:
+        print(e, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before there was anything to report
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _show(options: argparse.Namespace) -> int:
+    if options.kernel is not None:
+        raise UsageError(
+            f"--show prints a report and runs nothing, but {options.kernel} is given",
+            hint=f"leave one out: python -m tilec simulate --show {options.show}",
+        )
+    report = Report.load(options.show)
+    print(report)
+    return status_of([report])
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    if options.kernel is None:
+        raise UsageError(
+            "which kernel is to be run?", hint="write python -m tilec simulate FILE.py:kernel"
+        )
+    targets = [_target(name) for name in dict.fromkeys(options.target or [DEFAULT_TARGET])]
+    words = read_words(options.arg, options.dim, options.set, options.seed)
+    grid, blocks = _grid(options.grid), _blocks(options.blocks)
+    files = _files(options.save, targets)
+    kernel = find_kernel(options.kernel)
+    reports = list[Report]()
+    for name in targets:
+        report = _run(kernel, words, name, options, grid, blocks)
+        print(report if not reports else f"\n{report}", flush=True)
+        reports.append(report)
+        if files:
+            report.save(files[name])
+        if not report.complete:
+            break
+    return status_of(reports)
+
+
+def status_of(reports: Sequence[Report]) -> int:
+    """1 where something was found, else 130 where one was interrupted, else 0."""
+    if any(r.findings for r in reports):
+        return 1
+    return 0 if all(r.complete for r in reports) else INTERRUPTED
+
+
+def _run(
+    kernel: Kernel, words: Words, target: str, options: argparse.Namespace, grid: Any, blocks: Any
+) -> Report:
+    given = make_arguments(kernel, words, target)
+    if grid is None and kernel.signature.grid_from_launch:
+        raise UsageError(
+            f"{kernel.name} takes its grid from the launch",
+            kernel.signature.loc,
+            "add --grid 4,2, or put the body under `with T.Kernel(…)`",
+        )
+    try:
+        return simulate(
+            kernel,
+            *given.by_name.values(),
+            grid=grid,
+            target=target,
+            blocks=blocks,
+            checks=not options.no_checks,
+            schedules=options.schedules,
+            trace=options.trace,
+            seed=options.seed,
+            steps=options.steps,
+            check_outputs=options.check_outputs,
+            **given.keywords,
+        )
+    except LaunchError as e:
+        # There is no line of a call to show: the kernel's own says what it takes.
+        raise LaunchError(e.message, kernel.signature.loc, _in_words(e.hint)) from None
+
+
+def _in_words(hint: str) -> str:
+    """A hint that speaks of arguments of `tilec.simulate`, as options."""
+    for name in ("blocks", "grid", "steps"):
+        hint = hint.replace(f"{name}=", f"--{name} ")
+    return hint
+
+
+def _target(name: str) -> str:
+    try:
+        return simulated_target(name).name
+    except TargetError as e:
+        raise UsageError(f"--target {name}: {e}") from None
+
+
+def _grid(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if not 1 <= len(parts) <= 3 or not all(p.strip().isdecimal() for p in parts):
+        raise UsageError(f"--grid {text}: a grid is one to three sizes", hint="write --grid 4,2")
+    return tuple(map(int, parts))
+
+
+def _blocks(text: str | None) -> Any:
+    """As in Python: a number, or a list of numbers and coordinates."""
+    if text is None:
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise UsageError(
+            f"--blocks {text}: expected a number or a list",
+            hint="write --blocks 4 for the first four, or --blocks '[(0, 1)]' for that one",
+        ) from None
+
+
+def _files(save: Path | None, targets: Sequence[str]) -> Mapping[str, Path]:
+    """Where the report of each target goes. Raises UsageError at once if that cannot be written,
+    not after the run."""
+    if save is None:
+        return {}
+    files = {t: save for t in targets}
+    if len(targets) > 1:
+        files = {t: save.with_stem(f"{save.stem}-{t.replace(':', '-')}") for t in targets}
+    for file in files.values():
+        there = file if file.exists() else file.parent
+        if not os.access(there, os.W_OK) or file.is_dir() or not file.parent.is_dir():
+            raise UsageError(f"--save {file}: that place cannot be written")
+    return files
