@@ -17,7 +17,19 @@ from tilec.sim import numbers
 from tilec.sim.in_flight import settled, touched
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
-from tilec.sim.undefined import UNDEF, is_undefined
+from tilec.sim.registers import tell_outside, tell_undefined
+from tilec.sim.undefined import (
+    UNDEF,
+    Lost,
+    Partly,
+    Undefined,
+    filled,
+    is_undefined,
+    lost_in,
+    partly,
+    read_at,
+    sure_in,
+)
 
 if TYPE_CHECKING:
     from tilec.sim.block import Block
@@ -85,7 +97,7 @@ class Agent(Primitives):
 
     def load(self, access: Access, at: Any) -> Any:
         self.inst = access.inst
-        if at is UNDEF:
+        if isinstance(at, Lost):
             (at,) = self._report_undefined(access.inst, (at,))
         if access.space == "constant":
             return self.block.constant(at, access)
@@ -94,7 +106,7 @@ class Agent(Primitives):
     def store(self, access: Access, at: Any, value: Any) -> None:
         self.inst = self.block.executing = access.inst
         value = touched(value)
-        if at is UNDEF or is_undefined(value):
+        if isinstance(at, Lost) or is_undefined(value):
             at, value = self._report_undefined(access.inst, (at, value))
         self.block.memory.store(self, at, value, access)
 
@@ -119,22 +131,42 @@ class Agent(Primitives):
         self.waiting = found
         return None
 
-    def undefined_condition(self, inst: Inst) -> tuple[Any, ...]:
+    def undefined_condition(self, inst: Inst, cond: Any) -> tuple[Any, ...]:
         """A branch on a value that was never written: reported, and not taken."""
-        return self._report_undefined(inst, (UNDEF,))
+        return self._report_undefined(inst, (cond,))
 
     def _report_undefined(self, inst: Inst, values: Sequence[Any]) -> tuple[Any, ...]:
         """Say that a value was never written; go on with zeros."""
-        self.block.report(
-            self,
-            "uninitialised read",
-            "a value that was never written is used here",
-            inst.loc,
-        )
+        tell_undefined(self, inst, values)
         types = [v.type for v in inst.operands]
         if inst.opcode == "store":
             types = [types[1], types[0]]
         return tuple(_defined(x, t) for x, t in zip(values, types))
+
+    # --- arrays of one's own ---
+
+    def pick(self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any) -> Any:
+        """The element of a stack array at `index`; the first one for what is out of bounds."""
+        index, _ = self._inside(inst, slot, len(parts), index)
+        return read_at(numbers.pick(parts, index), inst.loc)
+
+    def put(
+        self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any, value: Any
+    ) -> tuple[Any, ...]:
+        """The stack array with `value` at `index`; what is out of bounds is dropped."""
+        index, good = self._inside(inst, slot, len(parts), index)
+        return numbers.put(parts, index, value, good)
+
+    def _inside(self, inst: Inst, slot: str, size: int, index: Any) -> tuple[Any, Any]:
+        """`index` with 0 for what is out of bounds, which is reported, and where it is not (None:
+        it is nowhere)."""
+        if isinstance(index, Lost):
+            index = self._report_undefined(inst, (UNDEF, index))[1]
+        good = (index >= 0) & (index < size)
+        if good.all():
+            return index, None
+        tell_outside(self, inst, slot, size, self.full(index), ~self.full(good))
+        return np.where(good, index, 0)[()], self.full(good)
 
     # --- parting and meeting ---
 
@@ -173,7 +205,7 @@ def meet(agents: Sequence[Agent], live: Iterable[int], at: int, group: Group | N
 def _take(x: Any, mask: Any) -> Any:
     if type(x) is tuple:
         return tuple(_take(e, mask) for e in x)
-    if isinstance(x, np.ndarray) and x.ndim:
+    if isinstance(x, (np.ndarray, Partly)) and x.ndim:
         return x[mask]
     return x
 
@@ -185,17 +217,25 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
     if all(v is first for v in values):
         if not isinstance(first, np.ndarray) or not first.ndim:
             return first
-    defined = [v for v in values if v is not UNDEF]
+    lost = [v for v in values if isinstance(v, Lost)]
+    defined = [v for v in values if type(v) is not Undefined]
     if not defined:
-        return UNDEF
-    kind = defined[0].dtype
-    if all(np.ndim(v) == 0 for v in values) and len(defined) == len(values):
+        return first
+    kind = defined[0].dtype.type
+    if not lost and all(np.ndim(v) == 0 for v in values):
         if all(v.tobytes() == first.tobytes() for v in values):
             return first
-    parts = [
-        np.zeros(n, kind) if v is UNDEF else np.broadcast_to(v, (n,)) for v, n in zip(values, sizes)
-    ]
-    return np.concatenate(parts)[order]
+    parts = [np.broadcast_to(filled(v, kind(0)), (n,)) for v, n in zip(values, sizes)]
+    made = np.concatenate(parts)[order]
+    if not lost:
+        return made
+
+    def of_lanes(part: Callable[[Any], Any]) -> Any:
+        each = [np.broadcast_to(part(v), (n,)) for v, n in zip(values, sizes)]
+        return np.concatenate(each)[order]
+
+    sure = of_lanes(lambda v: sure_in(v, lost[0]))
+    return partly(made, of_lanes(lost_in), sure, lost[0].origin)
 
 
 def _defined(x: Any, type: str) -> Any:
@@ -204,4 +244,4 @@ def _defined(x: Any, type: str) -> Any:
     if vector:
         parts = x if isinstance(x, tuple) else (x,) * vector[0]
         return tuple(_defined(e, vector[1]) for e in parts)
-    return numbers.kind_of(type)(0) if x is UNDEF else x
+    return filled(x, numbers.kind_of(type)(0))

@@ -23,7 +23,7 @@ from tilec.sim.order import Clocks, Order
 from tilec.sim.places import shared_buffers
 from tilec.sim.printing import lines_of
 from tilec.sim.tensors import TensorMap
-from tilec.sim.trace import Tracer
+from tilec.sim.trace import RegisterBuffer, Tracer
 from tilec.sim.traced_memory import TracedMemory
 from tilec.target import Target
 
@@ -39,7 +39,8 @@ _GRID_OF_PACKET = 12  # bytes from the packet's start to the grid's three sizes,
 @dataclass
 class Setting:
     """What all blocks of one run have in common. `granule`: bytes of the narrowest access to shared
-    memory. `seed` makes the noise in memory that nobody has written."""
+    memory. `seed` makes the noise in memory that nobody has written. `registers`: the user's
+    buffers that threads hold in stack slots."""
 
     func: Func
     target: Target
@@ -55,6 +56,7 @@ class Setting:
     checks: bool = True
     seed: int = 0
     tracer: Tracer | None = None
+    registers: Sequence[RegisterBuffer] = ()
     printed: list[str] = field(default_factory=list)
 
     @property

@@ -19,7 +19,7 @@ from tilec.ir.instr.machine import Meaning
 from tilec.sim import numbers
 from tilec.sim.fused import fma
 from tilec.sim.lanes import first_lane, gather, lane_numbers
-from tilec.sim.undefined import UNDEF, is_undefined
+from tilec.sim.undefined import absorbed, is_undefined
 
 Value = Any
 
@@ -76,7 +76,7 @@ def _typed(name: str) -> Meaning | None:
 
 def _pure(compute: Callable[..., Value]) -> Meaning:
     def meaning(m: Any, *args: Value) -> tuple[Value, ...]:
-        return (UNDEF if any(map(is_undefined, args)) else compute(*args),)
+        return (absorbed(compute, *args) if any(map(is_undefined, args)) else compute(*args),)
 
     return meaning
 

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.sim.undefined import UNDEF
+from tilec.sim.undefined import UNDEF, Lost, absorbed, chosen, is_undefined
 
 Value = Any
 
@@ -99,8 +99,8 @@ def unsigned(x: Value) -> Value:
 
 def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     def compute(a: Value, b: Value) -> Value:
-        if a is UNDEF or b is UNDEF:
-            return UNDEF
+        if isinstance(a, Lost) or isinstance(b, Lost):
+            return absorbed(compute, a, b)
         return fn(unsigned(a), unsigned(b)).view(a.dtype)
 
     return compute
@@ -108,8 +108,8 @@ def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, V
 
 def _divide(a: Value, b: Value) -> Value:
     """Towards zero; by zero, which LLVM leaves open, 0."""
-    if a is UNDEF or b is UNDEF:
-        return UNDEF
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(_divide, a, b)
     safe = np.where(b == 0, b.dtype.type(1), b)
     found = a // safe
     found = found + ((a % safe != 0) & ((a < 0) != (safe < 0)))
@@ -117,8 +117,8 @@ def _divide(a: Value, b: Value) -> Value:
 
 
 def _remainder(a: Value, b: Value) -> Value:
-    if a is UNDEF or b is UNDEF:
-        return UNDEF
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(_remainder, a, b)
     return (a - _divide(a, b) * b).astype(a.dtype)
 
 
@@ -166,8 +166,8 @@ _ORDERED: dict[str, Callable[[Value, Value], Value]] = {
 
 def compare_ints(pred: str, a: Value, b: Value) -> Value:
     """icmp."""
-    if a is UNDEF or b is UNDEF:
-        return UNDEF
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(lambda a, b: compare_ints(pred, a, b), a, b)
     if pred in ("eq", "ne"):
         return _ORDERED[pred](a, b)
     if pred[0] == "u":
@@ -177,8 +177,8 @@ def compare_ints(pred: str, a: Value, b: Value) -> Value:
 
 def compare_floats(pred: str, a: Value, b: Value) -> Value:
     """fcmp: ordered predicates are false, unordered ones true, where an operand is nan."""
-    if a is UNDEF or b is UNDEF:
-        return UNDEF
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(lambda a, b: compare_floats(pred, a, b), a, b)
     unordered = (a != a) | (b != b)
     if pred in ("uno", "ord"):
         return unordered if pred == "uno" else ~unordered
@@ -192,12 +192,12 @@ def select(cond: Value, a: Value, b: Value) -> Value:
 
 
 def _select(cond: Value, a: Value, b: Value) -> Value:
-    if cond is UNDEF:
-        return UNDEF
+    if isinstance(cond, Lost):
+        return absorbed(_select, cond, a, b)
     if np.ndim(cond) == 0:
         return a if cond else b
-    if a is UNDEF or b is UNDEF:
-        return a if cond.all() else b if not cond.any() else UNDEF
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return chosen(cond, a, b)
     return np.where(cond, a, b)
 
 
@@ -225,8 +225,8 @@ def cast(opcode: str, x: Value, source: str, to: str) -> Value:
         inner = vector_of(source)
         assert inner is not None
         return tuple(cast(opcode, e, inner[1], vector[1]) for e in x)
-    if x is UNDEF:
-        return UNDEF
+    if isinstance(x, Lost):
+        return absorbed(lambda x: cast(opcode, x, source, to), x)
     kind = kind_of(to)
     match opcode:
         case "zext":
@@ -253,18 +253,16 @@ def bitcast(x: Value, source: str, to: str) -> Value:
     """The same bits as another type of the same size, scalar or vector."""
     from_vector, to_vector = vector_of(source), vector_of(to)
     if from_vector is None and to_vector is None:
-        return x if x is UNDEF else _reinterpret(x, to)
+        return _reinterpret(x, to)
     parts = x if from_vector else (x,)
     old = from_vector[1] if from_vector else source
     new = to_vector[1] if to_vector else to
     if old == "i1" and not to_vector:
         return _packed(parts, to)
     if new == "i1" and to_vector:
-        return tuple(
-            x if x is UNDEF else (x >> k & 1).astype(np.bool_) for k in range(to_vector[0])
-        )
+        return tuple((x >> k & 1).astype(np.bool_) for k in range(to_vector[0]))
     if BYTES[old] == BYTES[new]:
-        made = tuple(p if p is UNDEF else _reinterpret(p, new) for p in parts)
+        made = tuple(_reinterpret(p, new) for p in parts)
     elif BYTES[old] > BYTES[new]:
         made = tuple(e for p in parts for e in _parted(p, new, BYTES[old] // BYTES[new]))
     else:
@@ -275,28 +273,31 @@ def bitcast(x: Value, source: str, to: str) -> Value:
 
 def _packed(parts: tuple[Value, ...], to: str) -> Value:
     """Bools as the bits of an integer, the first in the lowest."""
-    if any(p is UNDEF for p in parts):
-        return UNDEF
+    if is_undefined(parts):
+        return absorbed(lambda *parts: _packed(parts, to), *parts)
     bits = sum(p.astype(np.int64) << k for k, p in enumerate(parts))
     return np.asarray(bits, np.int64).astype(KINDS[to])[()]
 
 
 def _reinterpret(x: Value, to: str) -> Value:
+    if isinstance(x, Lost):
+        return absorbed(lambda x: _reinterpret(x, to), x)
     return x.astype(np.int64) if to.startswith("ptr") else x.view(KINDS[to])
 
 
 def _parted(x: Value, to: str, count: int) -> tuple[Value, ...]:
     """An element's bits as `count` smaller ones, low bits first."""
-    if x is UNDEF:
-        return (UNDEF,) * count
+    if isinstance(x, Lost):
+        made = absorbed(lambda x: _parted(x, to, count), x)
+        return made if type(made) is tuple else (made,) * count
     smaller = np.ascontiguousarray(np.asarray(x)[..., None]).view(KINDS[to])
     return tuple(smaller[..., i] for i in range(count))
 
 
 def _joined(parts: tuple[Value, ...], to: str) -> Value:
     """Several elements' bits as one larger one, the first in the low bits."""
-    if any(p is UNDEF for p in parts):
-        return UNDEF
+    if is_undefined(parts):
+        return absorbed(lambda *parts: _joined(parts, to), *parts)
     stacked = np.stack(np.broadcast_arrays(*parts), -1)
     return np.ascontiguousarray(stacked).view(KINDS[to])[..., 0]
 
@@ -317,21 +318,13 @@ def pick(parts: tuple[Value, ...], index: Value) -> Value:
     return found
 
 
-def put(parts: tuple[Value, ...], index: Value, value: Value) -> tuple[Value, ...]:
-    """The array with `value` at `index`."""
-    if np.ndim(index) == 0:
+def put(
+    parts: tuple[Value, ...], index: Value, value: Value, where: Value = None
+) -> tuple[Value, ...]:
+    """The array with `value` at `index`, in the lanes `where` (None: all)."""
+    if np.ndim(index) == 0 and where is None:
         return (*parts[: int(index)], value, *parts[int(index) + 1 :])
-    for i in np.unique(index):
-        old = parts[int(i)]
-        parts = (*parts[: int(i)], _over(index == i, value, old), *parts[int(i) + 1 :])
+    for i in np.unique(index if where is None else np.broadcast_to(index, where.shape)[where]):
+        here = index == i if where is None else (index == i) & where
+        parts = (*parts[: int(i)], select(here, value, parts[int(i)]), *parts[int(i) + 1 :])
     return parts
-
-
-def _over(cond: Value, value: Value, old: Value) -> Value:
-    """`value` where `cond` holds; elsewhere what was there, or zeros where that was undefined."""
-    if type(value) is tuple:
-        olds = old if type(old) is tuple else (old,) * len(value)
-        return tuple(_over(cond, v, o) for v, o in zip(value, olds))
-    if old is UNDEF and value is not UNDEF:
-        return value if cond.all() else np.where(cond, value, value.dtype.type(0))
-    return _select(cond, value, old)

@@ -17,7 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
 from tilec.sim.intrinsics import intrinsic, is_pure, work_of
-from tilec.sim.undefined import UNDEF
+from tilec.sim.undefined import UNDEF, Undefined, read_at
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
 _GLOBAL = "ptr addrspace(1)"
@@ -121,7 +121,8 @@ class _Reader:
         self.stack: dict[str, Any] = {}  # stack slots -> their first value
         for a in f.allocas:
             assert a.result is not None
-            self.stack[a.result.ref] = _nothing(a.text.split("alloca ", 1)[1].split(", align")[0])
+            kind = a.text.split("alloca ", 1)[1].split(", align")[0]
+            self.stack[a.result.ref] = _nothing(kind, a.result.ref)
             self.arrays[a.result.ref] = a.result.ref
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
@@ -393,15 +394,18 @@ class _Reader:
         if whole:
             if load:
                 assert i.result is not None
-                return [f"{self._define(i.result.ref)} = {name}"]
+                return [f"{self._define(i.result.ref)} = read_at({name}, {self._object(i.loc)})"]
             value = self._use(i.operands[0])
             return [f"{self._define(slot)} = {value}", *self._watch(i, slot)]
-        index = self._use(pointer) if slot != pointer.ref else "0"
+        index = self._use(pointer) if slot != pointer.ref else "K_first"
+        record = self._object(i)
         if load:
             assert i.result is not None
-            return [f"{self._define(i.result.ref)} = pick({name}, {index})"]
+            found = f"m.pick({record}, {slot!r}, {name}, {index})"
+            return [f"{self._define(i.result.ref)} = {found}"]
         value = self._use(i.operands[0])
-        return [f"{self._define(slot)} = put({name}, {index}, {value})", *self._watch(i, slot)]
+        put = f"m.put({record}, {slot!r}, {name}, {index}, {value})"
+        return [f"{self._define(slot)} = {put}", *self._watch(i, slot)]
 
     def _watch(self, i: Inst, slot: str) -> list[str]:
         if slot not in self.watched:
@@ -452,13 +456,16 @@ def _may_wait(i: Inst) -> bool:
     return i.opcode in ("asm", "call") and i.row.startswith(_WAITS)
 
 
-def _nothing(type: str) -> Any:
-    """The first value of a stack slot."""
+def _nothing(type: str, slot: str, part: int = 0) -> Any:
+    """The first value of a stack slot, or of the element `part` of one."""
     if type.startswith("["):
         count, _, elem = type[1:-1].partition(" x ")
-        return (_nothing(elem),) * int(count)
+        each = (numbers.vector_of(elem) or (1,))[0]
+        return tuple(_nothing(elem, slot, i * each) for i in range(int(count)))
     vector = numbers.vector_of(type)
-    return (UNDEF,) * vector[0] if vector else UNDEF
+    if vector:
+        return tuple(Undefined(slot, part + i) for i in range(vector[0]))
+    return Undefined(slot, part)
 
 
 def _is_array(first: Any, i: Inst, load: bool) -> bool:
@@ -483,10 +490,8 @@ _HELPERS: dict[str, Any] = {
         "negate",
         "insert",
         "cast",
-        "pick",
-        "put",
     )
-} | {"int64": numbers.KINDS["i64"]}
+} | {"int64": numbers.KINDS["i64"], "K_first": numbers.KINDS["i32"](0), "read_at": read_at}
 
 
 def operand_value(env: Sequence[Any], operand: Operand) -> Any:

@@ -112,7 +112,7 @@ class Scheduler:
         """Whether the agent goes on as it is."""
         cond = operand_value(agent.env, end.cond)
         if cond is None or not isinstance(cond, (np.ndarray, np.generic)):
-            (cond,) = agent.undefined_condition(end.inst)
+            (cond,) = agent.undefined_condition(end.inst, cond)
         taken = bool(cond.all()) if np.ndim(cond) else bool(cond)
         if taken or not np.any(cond):
             self._follow(agent, end.then if taken else end.orelse)

@@ -262,7 +262,7 @@ class Tracer:
         memory = {t.name: _global(t) for t in tensors} | _shared_buffers(func)
         shapes = {name: m.shape for name, m in memory.items()}
         shapes |= {r.value.name: r.value.buffer.static_shape for r in registers}
-        first_warps = _first_warps(func.body)
+        scopes = first_warps(func.body)
         warp_size = target.warp_size
         self._float8 = _FLOAT8[target.kind]
         for number, text in enumerate(asked):
@@ -280,7 +280,7 @@ class Tracer:
             found = [r for r in registers if r.value.name == name]
             self._dtypes.append(found[0].value.dtype)
             for r in found:
-                warp = first_warps.get(r.value, 0)
+                warp = scopes.get(r.value, 0)
                 self._watch_slots(number, elements, r, warp * warp_size, warp_size)
 
     def _watch_slots(
@@ -383,7 +383,7 @@ class Tracer:
             found.missed += 1
 
 
-def _first_warps(body: Block) -> dict[Value, int]:
+def first_warps(body: Block) -> dict[Value, int]:
     """The first warp of the scope that each buffer is allocated in."""
     found: dict[Value, int] = {}
 

@@ -1,15 +1,36 @@
-"""`UNDEF`: the value of what was never written.
+"""The values of what was never written: `UNDEF` in all lanes, a `Partly` in some of them.
 
-It absorbs arithmetic, so that code which computes with it and throws the result away runs on. Where
-it reaches memory, a branch or a hardware row, that is a finding."""
+They absorb arithmetic, so that code which computes with them and throws the result away runs on.
+Where they reach memory, a branch or a hardware row, that is a finding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
 
-class Undefined:
-    """The type of `UNDEF`; arithmetic with it, NumPy's too, gives `UNDEF`."""
+from tilec.ir.loc import UNKNOWN, Loc
+
+
+class Lost:
+    """`slot`: the stack slot that nobody had written, "" if it is not known; `part`: which of its
+    elements; `loc`: where it was read."""
+
+    __slots__ = ("loc", "part", "slot")
+
+    def __init__(self, slot: str = "", part: int = 0, loc: Loc = UNKNOWN) -> None:
+        self.slot, self.part, self.loc = slot, part, loc
+
+    @property
+    def origin(self) -> tuple[str, int, Loc]:
+        return self.slot, self.part, self.loc
+
+
+class Undefined(Lost):
+    """What is undefined in all lanes; arithmetic with it, NumPy's too, gives it again."""
 
     __slots__ = ()
 
@@ -41,8 +62,137 @@ class Undefined:
 UNDEF = Undefined()
 
 
+class Partly(NDArrayOperatorsMixin, Lost):
+    """An array over the lanes that is undefined where `lost` holds; `value` is anything there.
+    `sure`: those of these lanes of which the origin is known to be right."""
+
+    __slots__ = ("lost", "sure", "value")
+
+    def __init__(
+        self,
+        value: NDArray[Any],
+        lost: NDArray[np.bool_],
+        sure: NDArray[np.bool_],
+        origin: tuple[str, int, Loc],
+    ) -> None:
+        super().__init__(*origin)
+        self.value, self.lost, self.sure = value, lost, sure
+
+    def __repr__(self) -> str:
+        return f"{self.value} where not {self.lost}"
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.dtype
+
+    @property
+    def ndim(self) -> int:
+        return 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.lost.shape
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return absorbed(lambda *plain: getattr(ufunc, method)(*plain, **kwargs), *args)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Some of the lanes, or one."""
+        value, lost = self.value[index], self.lost[index]
+        if np.ndim(lost) == 0:
+            return Undefined(*self.origin) if lost else value
+        return partly(value, lost, self.sure[index], self.origin)
+
+    def astype(self, kind: Any) -> Partly:
+        return Partly(self.value.astype(kind), self.lost, self.sure, self.origin)
+
+
+def partly(
+    value: Any, lost: NDArray[np.bool_], sure: NDArray[np.bool_], origin: tuple[str, int, Loc]
+) -> Any:
+    """`value`, an array or the same for all lanes, undefined where `lost` holds."""
+    if not lost.any():
+        return value
+    if lost.all() and sure.all():
+        return Undefined(*origin)
+    return Partly(np.broadcast_to(value, lost.shape), lost, sure, origin)
+
+
 def is_undefined(x: Any) -> bool:
-    """Whether any part of a value was never written."""
+    """Whether any part of a value was never written, in any lane."""
     if type(x) is tuple:
         return any(is_undefined(e) for e in x)
-    return x is UNDEF
+    return isinstance(x, Lost)
+
+
+def lost_parts(x: Any) -> list[Lost]:
+    """The parts of a value that were not written, or not in all lanes."""
+    if type(x) is tuple:
+        return [found for e in x for found in lost_parts(e)]
+    return [x] if isinstance(x, Lost) else []
+
+
+def absorbed(compute: Callable[..., Any], *args: Any) -> Any:
+    """What `compute` makes of `args`, undefined in the lanes in which one of these is."""
+    found = [x for a in args for x in lost_parts(a)]
+    for x in found:
+        if type(x) is Undefined:
+            return x
+    first, *others = [x for x in found if isinstance(x, Partly)]
+    lost = first.lost
+    for x in others:
+        lost = lost | x.lost
+    made = compute(*(settled(a) for a in args))
+    if type(made) is tuple:
+        return tuple(partly(e, lost, first.sure, first.origin) for e in made)
+    return partly(made, lost, first.sure, first.origin)
+
+
+def settled(x: Any) -> Any:
+    """A value with something in the lanes in which it is undefined; not of what is so in all."""
+    if type(x) is tuple:
+        return tuple(map(settled, x))
+    return x.value if isinstance(x, Partly) else x
+
+
+def filled(x: Any, zero: Any) -> Any:
+    """A value with `zero` in the lanes in which it is undefined."""
+    if isinstance(x, Partly):
+        return np.where(x.lost, zero, x.value)
+    return zero if isinstance(x, Lost) else x
+
+
+def chosen(cond: Any, a: Any, b: Any) -> Any:
+    """`a` in the lanes in which `cond` (an array) holds, else `b`; either may be undefined."""
+    first = a if isinstance(a, Lost) else b
+    if type(a) is Undefined and type(b) is Undefined:
+        return first
+    kind = (b if type(a) is Undefined else a).dtype.type(0)
+    lost = np.where(cond, lost_in(a), lost_in(b))
+    sure = np.where(cond, sure_in(a, first), sure_in(b, first))
+    return partly(np.where(cond, filled(a, kind), filled(b, kind)), lost, sure, first.origin)
+
+
+def lost_in(x: Any) -> Any:
+    """The lanes in which a value is undefined: one answer for all, or one each."""
+    return x.lost if isinstance(x, Partly) else isinstance(x, Lost)
+
+
+def sure_in(x: Any, first: Lost) -> Any:
+    """Those of which the origin is that of `first`."""
+    if not isinstance(x, Lost) or (x.slot, x.part) != (first.slot, first.part):
+        return False
+    return x.sure if isinstance(x, Partly) else True
+
+
+def read_at(x: Any, loc: Loc) -> Any:
+    """What a record at `loc` has read from a stack slot: what is undefined remembers it."""
+    if isinstance(x, Lost):
+        if x.loc is not UNKNOWN:
+            return x
+        if isinstance(x, Partly):
+            return Partly(x.value, x.lost, x.sure, (x.slot, x.part, loc))
+        return Undefined(x.slot, x.part, loc)
+    if type(x) is tuple and any(isinstance(e, Lost) for e in x):
+        return tuple(read_at(e, loc) for e in x)
+    return x

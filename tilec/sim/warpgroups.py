@@ -26,8 +26,9 @@ from tilec.sim.matrices import (
     tiles,
     words,
 )
+from tilec.sim.registers import tell_undefined
 from tilec.sim.tma import PIECE, swizzled
-from tilec.sim.undefined import UNDEF
+from tilec.sim.undefined import Lost, filled, is_undefined
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -158,9 +159,8 @@ def _fragments(
 
 def _one(agent: Agent, descriptor: Any, mine: Any) -> int:
     """The descriptor of a warpgroup, which must be the same in all its threads."""
-    if descriptor is UNDEF:
-        _defined(agent, (descriptor,), np.int64)
-        return 0
+    if isinstance(descriptor, Lost):
+        (descriptor,) = _defined(agent, (descriptor,), np.int64)
     if np.ndim(descriptor) == 0:
         return int(descriptor)
     found = descriptor[mine]
@@ -176,13 +176,7 @@ def _one(agent: Agent, descriptor: Any, mine: Any) -> int:
 
 def _defined(agent: Agent, given: Sequence[Any], kind: Any) -> list[Any]:
     """The registers, zeros for those that were never written, which is reported."""
-    if any(x is UNDEF for x in given):
-        inst = agent.inst
-        agent.block.report(
-            agent,
-            "uninitialised read",
-            "a register that was never written is an operand of wgmma",
-            *([inst.loc] if inst else []),
-            buffer=inst.buffer if inst else "",
-        )
-    return [kind(0) if x is UNDEF else x for x in given]
+    if is_undefined(tuple(given)):
+        assert agent.inst is not None
+        tell_undefined(agent, agent.inst, given)
+    return [filled(x, kind(0)) for x in given]

@@ -1,0 +1,166 @@
+"""Programs that were written to test the simulator from outside: right ones of many kinds, in which
+nothing may be found, and mistakes as users make them, of which the finding has to name the line,
+the buffer, the elements and the threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.sim.findings import Finding
+
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+M, N, K = T.dynamic("M, N, K")
+EVERY_TARGET = pytest.mark.parametrize("target", TARGETS)
+
+
+def singles(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def halves(*shape: int) -> np.ndarray:
+    return singles(*shape).astype(np.float16)
+
+
+def only(report: Any) -> Finding:
+    """The one finding, whose part of the report is short enough to read."""
+    assert len(report.findings) == 1, str(report)
+    text = str(report).split("\n1. ")[1].split("\n\n")[0]
+    assert len(text.splitlines()) <= 12, text
+    (finding,) = report.findings
+    return finding
+
+
+def lines(finding: Finding) -> list[str]:
+    return [loc.source_line().strip() for loc in finding.locations]
+
+
+# --- registers that nobody has written ------------------------------------------------------------
+
+
+@tilec.kernel
+def kept_where_positive(A: T.Tensor((M, 32), "float32"), C: T.Tensor((M, 32), "float32")):
+    with T.Kernel(M, threads=64) as r:
+        f = T.alloc_fragment((32,), "float32")
+        for j in T.Parallel(32):
+            if A[r, j] > 0:
+                f[j] = A[r, j]
+        for j in T.Parallel(32):
+            C[r, j] = f[j]
+
+
+@EVERY_TARGET
+def test_a_fragment_that_some_threads_have_not_written(target: str) -> None:
+    A = singles(1, 32)
+    found = only(tilec.simulate(kept_where_positive, A, np.zeros_like(A), target=target))
+    missing = np.flatnonzero(A[0] <= 0)[:8]
+    assert found.kind == "uninitialised read" and lines(found) == ["C[r, j] = f[j]"]
+    assert found.buffer == "f" and found.indices == tuple((int(j),) for j in missing)
+    assert found.threads == tuple(int(j) for j in missing)
+    assert not tilec.simulate(kept_where_positive, abs(A), np.zeros_like(A), target=target).findings
+
+
+@tilec.kernel
+def largest(A: T.Tensor((M, N), "float32"), C: T.Tensor((M,), "float32")):
+    with T.Kernel(T.ceildiv(M, 8), threads=64) as b:
+        most = T.alloc_fragment((8,), "float32")
+        for j in T.serial(N):
+            for i in T.Parallel(8):
+                most[i] = T.max(most[i], A[b * 8 + i, j])
+        T.copy(most, C[b * 8])
+
+
+@EVERY_TARGET
+def test_a_maximum_without_a_start(target: str) -> None:
+    """Where it is read first, and where the result is used."""
+    found = only(tilec.simulate(largest, singles(8, 5), np.zeros(8, np.float32), target=target))
+    assert found.kind == "uninitialised read" and found.buffer == "most"
+    assert lines(found) == [
+        "most[i] = T.max(most[i], A[b * 8 + i, j])",
+        "T.copy(most, C[b * 8])",
+    ]
+    assert found.indices == tuple((i,) for i in range(8))
+
+
+@tilec.kernel
+def sum_without_clear(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        a = T.alloc_shared((64, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 64, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@EVERY_TARGET
+def test_an_accumulator_that_is_not_cleared(target: str) -> None:
+    arrays = halves(64, 64), halves(64, 64), np.zeros((64, 64), np.float32)
+    found = only(tilec.simulate(sum_without_clear, *arrays, target=target))
+    assert found.kind == "uninitialised read" and lines(found) == ["T.gemm(a, b, acc)"]
+    assert found.buffer == "acc" and (0, 0) in found.indices and 0 in found.threads
+
+
+@tilec.kernel
+def triangle(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"),
+             C: T.Tensor((64, 64), "float32")):  # fmt: skip
+    with T.Kernel(1, threads=128):
+        b = T.alloc_shared((64, 64), "float16")
+        p = T.alloc_fragment((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.copy(B, b)
+        T.clear(acc)
+        for i, j in T.Parallel(64, 64):
+            if j <= i:
+                p[i, j] = A[i, j]
+        T.gemm(p, b, acc)
+        T.copy(acc, C)
+
+
+@EVERY_TARGET
+def test_a_factor_of_which_half_is_written(target: str) -> None:
+    arrays = halves(64, 64), halves(64, 64), np.zeros((64, 64), np.float32)
+    found = only(tilec.simulate(triangle, *arrays, target=target))
+    assert found.kind == "uninitialised read" and lines(found)[-1] == "T.gemm(p, b, acc)"
+    assert found.buffer == "p" and found.indices and all(i < j for i, j in found.indices)
+
+
+# --- arrays of a thread ---------------------------------------------------------------------------
+
+
+@tilec.kernel
+def chosen_of_eight(
+    A: T.Tensor((64,), "float32"), at: T.Tensor((M,), "int32"), C: T.Tensor((M,), "float32")
+):
+    with T.Kernel(1, threads=64) as _:
+        tx = T.get_thread_binding()
+        mine = T.alloc_local((8,), "float32")
+        for i in T.serial(8):
+            mine[i] = A[i]
+        if tx < M:
+            mine[at[M - 1 - tx]] = 7.0
+            C[tx] = mine[at[tx]]
+
+
+@EVERY_TARGET
+def test_a_local_array_is_indexed_out_of_bounds(target: str) -> None:
+    at = np.array([1, 2, 9, 4, -1], np.int32)
+    A, C = singles(64), np.zeros(5, np.float32)
+    report = tilec.simulate(chosen_of_eight, A, at, C, target=target)
+    write, read = report.findings
+    assert write.kind == read.kind == "out of bounds"
+    assert lines(write) == ["mine[at[M - 1 - tx]] = 7.0"] and lines(read) == [
+        "C[tx] = mine[at[tx]]"
+    ]
+    assert write.buffer == read.buffer == "mine" and write.indices == ((-1,), (9,))
+    assert read.indices == ((9,), (-1,)) and read.threads == (2, 4) and write.threads == (0, 2)
+    assert "mine[9] is read; mine has 8 elements" in str(report)
+    np.testing.assert_array_equal(C[[0, 1, 3]], A[at[[0, 1, 3]]])

@@ -1,0 +1,100 @@
+"""What a thread's stack slot is to the user: a fragment's or a variable's element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+from tilec.ir.loc import UNKNOWN
+from tilec.sim.findings import MOST_NAMED, Index
+from tilec.sim.trace import RegisterBuffer, first_warps
+from tilec.sim.undefined import Lost, Partly, lost_parts
+
+if TYPE_CHECKING:
+    from tilec.sim.agent import Agent
+    from tilec.sim.block import Setting
+
+
+def tell_undefined(agent: Agent, inst: Inst, values: Sequence[Any]) -> None:
+    """Report that `inst` is given values that were never written: one finding for each buffer."""
+    told = set[str]()
+    for lost in lost_parts(tuple(values)):
+        held = _holder(agent.block.setting, lost.slot)
+        name = held.value.name if held is not None else ""
+        if name in told:
+            continue
+        told.add(name)
+        lanes = sure = agent.lanes
+        if isinstance(lost, Partly):
+            lanes, sure = lanes[lost.lost], lanes[lost.sure & lost.lost]
+        found = (_element(agent, held, lost, int(t)) for t in sure[:MOST_NAMED])
+        indices = [i for i in found if i is not None]
+        what = _spelled(name, indices[0] if indices else None) if name else "a value"
+        read = "read" if name else "used here"
+        agent.block.report(
+            agent,
+            "uninitialised read",
+            f"{what} is {read}, and nobody has written it",
+            *(loc for loc in (lost.loc, inst.loc) if loc is not UNKNOWN),
+            buffer=name,
+            indices=list(dict.fromkeys(indices)),
+            threads=(sure if len(sure) else lanes).tolist(),
+        )
+
+
+def tell_outside(
+    agent: Agent, inst: Inst, slot: str, size: int, index: NDArray[Any], bad: NDArray[np.bool_]
+) -> None:
+    """Report that `inst` names elements `index` of a stack array of `size`, which are not there
+    where `bad` holds."""
+    held = _holder(agent.block.setting, slot)
+    name = held.value.name if held is not None else "an array"
+    shape = held.value.buffer.static_shape if held is not None else (size,)
+    at = int(index[bad][0])
+    what = f"{name}[{at}]" if len(shape) == 1 else f"element {at} of {name}"
+    does = "written" if inst.opcode == "store" else "read"
+    agent.block.report(
+        agent,
+        "out of bounds",
+        f"{what} is {does}; {name} has {'x'.join(map(str, shape))} elements",
+        inst.loc,
+        buffer=name,
+        indices=[(int(i),) for i in index[bad][:MOST_NAMED]] if len(shape) == 1 else [],
+        threads=agent.lanes[bad].tolist(),
+    )
+
+
+def _holder(setting: Setting, slot: str) -> RegisterBuffer | None:
+    """The buffer that has a stack slot."""
+    return next((r for r in setting.registers if slot in r.slots), None)
+
+
+def _element(agent: Agent, held: RegisterBuffer | None, lost: Lost, thread: int) -> Index | None:
+    """The element that `thread` holds in the slot."""
+    if held is None:
+        return None
+    t = held.value.buffer
+    slot = held.slots.index(lost.slot)
+    register = lost.part if held.is_array else slot * held.pack + lost.part
+    if t.layout is None or t.space != "fragment":
+        inside = register < int(np.prod(t.static_shape))
+        return _unravelled(register, t.static_shape) if inside else None
+    first = first_warps(agent.block.setting.func.body).get(held.value, 0)
+    warp, lane = divmod(thread, agent.block.warp_size)
+    owners = t.layout.flat("warp", "lane", "reg")
+    at = (warp - first, lane, register)
+    if not all(0 <= i < n for i, n in zip(at, owners.shape)):
+        return None
+    return _unravelled(int(owners[at]), t.static_shape)
+
+
+def _unravelled(flat: int, shape: tuple[int, ...]) -> Index:
+    return tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+def _spelled(name: str, index: Index | None) -> str:
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
