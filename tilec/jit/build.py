@@ -223,7 +223,7 @@ def _compiled(
         split=split_of(final),
         plan={} if plan is None else asdict(plan),
     )
-    return CompiledKernel(image, stages)
+    return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
 
 
 def written_tensors(func: Func) -> set[str]:

@@ -30,6 +30,7 @@ from tilec.runtime.tensors import allocator, read_tensor
 
 if TYPE_CHECKING:
     from tilec.ir import plan as ir_plan
+    from tilec.ir.core import Func
 else:  # whoever only launches does not need it
     ir_plan = Lazy("tilec.ir.plan")
 
@@ -42,12 +43,14 @@ class CompiledKernel:
     `stages` maps the name of each stage to its text, `resources` says what the kernel takes of
     the machine, `binary` is a cubin (PTX text where no assembler was found), hsaco or host
     object. Call it like the kernel, less the compile-time arguments; `compiled[grid](…)` where
-    the launch gives the grid.
+    the launch gives the grid. `lowered` is its LOWERED function, where this process has compiled it
+    for a GPU.
     """
 
-    def __init__(self, image: Image, stages: Stages) -> None:
+    def __init__(self, image: Image, stages: Stages, lowered: Func | None = None) -> None:
         self.image = image
         self.stages = stages
+        self.lowered = lowered
         self._parameters = tuple(_parameter(a) for a in image.arguments if not a.output)
         self._loaded: dict[int, Kernel] = {}
         self._lock = threading.Lock()

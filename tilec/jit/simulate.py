@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.jit.build import occupancy
+from tilec.jit.compiled import CompiledKernel
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
 from tilec.runtime.block import pack_value
@@ -102,10 +104,22 @@ def simulate_changed(
 
 
 def records_for(kernel: Kernel, planned: Planned) -> Records:
-    """The records of the variant that a planned launch runs."""
-    plan = planned.variant.plan
-    assert plan is not None  # GPUs have plans
-    return variant_records(kernel.signature, planned.facts, plan)
+    """The records of the variant that a planned launch runs, made when it is first asked for: from
+    what its compilation has left, or by the passes where it came from the disk cache."""
+    variant = planned.variant
+    found = _records.get(variant)
+    if found is None:
+        plan = variant.plan
+        assert plan is not None  # GPUs have plans
+        if variant.lowered is not None:
+            found = records_of(variant.lowered, variant.target)
+        else:
+            found = variant_records(kernel.signature, planned.facts, plan)
+        _records[variant] = found
+    return found
+
+
+_records: WeakKeyDictionary[CompiledKernel, Records] = WeakKeyDictionary()
 
 
 def _run(
@@ -204,6 +218,7 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
         records.func,
         records.function,
         records.strings,
+        records.program,
         records.registers,
         target,
         planned.variant.plan.describe() if planned.variant.plan else "",

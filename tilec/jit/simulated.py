@@ -6,6 +6,7 @@ records print as the very text that LLVM is given."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tilec.ir.llvm import Function
 from tilec.ir.plan import Plan
 from tilec.jit.build import trace_variant
 from tilec.jit.specialise import Facts
+from tilec.sim.program import Program, read_program
 from tilec.sim.trace import RegisterBuffer
 from tilec.target import find_target
 
@@ -34,6 +36,11 @@ class Records:
     text: str
     strings: Mapping[str, str]
     registers: tuple[RegisterBuffer, ...]
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The records made ready to run, once for all runs in which nothing is traced."""
+        return read_program(self.function, self.strings)
 
 
 def variant_records(signature: Signature, facts: Facts, plan: Plan) -> Records:

@@ -19,7 +19,7 @@ from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.machine import Machine
 from tilec.sim.places import shared_granule
-from tilec.sim.program import read_program
+from tilec.sim.program import Program, read_program
 from tilec.sim.progress import Progress
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
@@ -38,14 +38,15 @@ _FIRST = 10.0  # seconds after which the time of the others is estimated
 
 @dataclass(frozen=True)
 class Launch:
-    """A resolved launch: `function` are the records of `func` (LOWERED). `parameters` in the
-    function's order as NumPy scalars: values, addresses, numbers of `maps`. `grid`: the blocks that
-    are launched; `cluster`: how many of them form a cluster."""
+    """A resolved launch: `function` are the records of `func` (LOWERED), `program` the same made
+    ready to run. `parameters` in the function's order as NumPy scalars: values, addresses, numbers
+    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster."""
 
     name: str
     func: Func
     function: Function
     strings: Mapping[str, str]
+    program: Program
     registers: tuple[RegisterBuffer, ...]
     target: Target
     plan: str
@@ -80,8 +81,9 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     tracer = None
     if wishes.trace:
         tracer = Tracer(wishes.trace, launch.func, launch.target, launch.registers, launch.tensors)
-    watched = tuple(tracer.watched) if tracer else ()
-    program = read_program(launch.function, launch.strings, watched)
+    program = launch.program
+    if tracer is not None:
+        program = read_program(launch.function, launch.strings, tuple(tracer.watched))
     setting = _setting(launch, wishes, tracer, shared_granule(program.function))
     before = _contents(launch) if wishes.schedules > 1 else []
     everything = len(chosen) * per_cluster == x * y * z

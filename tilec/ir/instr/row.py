@@ -214,10 +214,28 @@ class MatrixRow:
         arrays (m, k), (k, n), (m, n). TF32 ignores the low 13 bits of its inputs."""
         if self.a_dtype == TFLOAT32:
             a, b = (_tf32(x) for x in (a, b))
+        if self.c_dtype.is_int:  # sums of int8 products are exact in float64, and BLAS has those
+            exact = _product(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+            return (exact + c.astype(np.int64)).astype(c.dtype)
         wide = np.float64 if self.c_dtype == FLOAT64 else np.float32
-        kind = np.int64 if self.c_dtype.is_int else wide
-        product: Array = a.astype(kind) @ b.astype(kind) + c.astype(kind)
+        product: Array = _product(a.astype(wide), b.astype(wide)) + c.astype(wide)
         return product.astype(c.dtype)
+
+
+_ALONE = 1 << 18  # multiply-adds up to which OpenBLAS takes one thread
+
+
+def _product(a: Array, b: Array) -> Array:
+    """a @ b, some rows at a time, so that BLAS takes one thread: on a machine with other work the
+    waiting of several for one another takes a hundred times as long as a small product."""
+    if b.ndim > 2:  # as many products as instructions, each of them small
+        return a @ b
+    rows = max(1, _ALONE // max(1, b.size))
+    flat = a.reshape(-1, a.shape[-1])
+    out = np.empty((len(flat), b.shape[1]), a.dtype)
+    for first in range(0, len(flat), rows):
+        np.matmul(flat[first : first + rows], b, out=out[first : first + rows])
+    return out.reshape(*a.shape[:-1], -1)
 
 
 def _tf32(x: Array) -> Array:
