@@ -150,7 +150,7 @@ def test_bytes_must_be_those_announced(bytes):
     assert bench.kinds == ["deadlock", "transaction bytes"]
     found = list(bench.findings)
     assert f"{bytes} have come" in found[1].message
-    assert "warp 0 wait for the end of a phase" in found[0].details[0]
+    assert "warp 0 waits for the end of a phase" in found[0].details[0]
 
 
 def test_a_copy_is_not_seen_before_its_phase_was_waited_for():

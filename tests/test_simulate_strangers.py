@@ -164,3 +164,113 @@ def test_a_local_array_is_indexed_out_of_bounds(target: str) -> None:
     assert read.indices == ((9,), (-1,)) and read.threads == (2, 4) and write.threads == (0, 2)
     assert "mine[9] is read; mine has 8 elements" in str(report)
     np.testing.assert_array_equal(C[[0, 1, 3]], A[at[[0, 1, 3]]])
+
+
+# --- shared memory --------------------------------------------------------------------------------
+
+
+@tilec.kernel
+def turns(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32"),
+    write: T.constexpr, read: T.constexpr,
+):  # fmt: skip
+    """A buffer of two tiles by hand; `write` and `read`: how many the indices think it has."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        b = T.alloc_shared((32, 64), "float16")
+        a = T.alloc_shared((2, 64, 32), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.serial(T.ceildiv(K, 32)):
+            T.copy(A[by * 64, k * 32], a[k % write, :, :])
+            T.copy(B[k * 32, bx * 64], b)
+            T.gemm(a[k % read, :, :], b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@EVERY_TARGET
+def test_the_turn_of_a_buffer_is_wrong(target: str) -> None:
+    """The factor is named whose index is wrong, also where a product reads two buffers."""
+    A, B, C = halves(64, 96), halves(96, 64), np.zeros((64, 64), np.float32)
+    found = only(tilec.simulate(turns, A, B, C, write=2, read=3, target=target))
+    assert found.kind == "out of bounds" and found.buffer == "a"
+    assert lines(found) == ["T.gemm(a[k % read, :, :], b, acc)"]
+    assert "a[2, 0, 0]" in found.message and "(2, 64, 32)" in found.message
+    report = tilec.simulate(turns, A, B, C, write=2, read=2, target=target)
+    assert not report.findings, str(report)
+    np.testing.assert_allclose(C, A.astype(float) @ B.astype(float), atol=1e-2)
+
+
+@tilec.kernel
+def flag_between_warps(A: T.Tensor((128,), "float32"), C: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=128):
+        tx = T.get_thread_binding()
+        ready = T.alloc_shared((1,), "int32")
+        s = T.alloc_shared((64,), "float32")
+        T.clear(ready)
+        if tx >= 64:
+            s[tx - 64] = A[tx]
+            if tx == 64:
+                ready[0] = 1
+        else:
+            while ready[0] == 0:
+                C[tx] = 0.0
+            C[tx] = s[tx]
+
+
+@EVERY_TARGET
+def test_a_flag_of_ones_own(target: str) -> None:
+    """Who waits for it lets the others run, so that what is wrong shows, not only that it waits."""
+    report = tilec.simulate(
+        flag_between_warps, singles(128), np.zeros(64, np.float32), target=target
+    )
+    kinds = {(f.kind, f.buffer) for f in report.findings}
+    assert ("data race", "ready") in kinds and ("data race", "s") in kinds
+    assert all(f.kind != "step limit" for f in report.findings)
+    race = next(f for f in report.findings if f.buffer == "s")
+    assert lines(race) == ["C[tx] = s[tx]", "s[tx - 64] = A[tx]"] and race.indices[0] == (0,)
+    assert {0, 64} <= set(race.threads) or {0, 1} <= set(race.threads)
+
+
+# --- several blocks -------------------------------------------------------------------------------
+
+
+@tilec.kernel
+def column_sums(A: T.Tensor((M, 64), "float32"), C: T.Tensor((64,), "float32")):
+    with T.Kernel(M, threads=64) as r:
+        for j in T.Parallel(64):
+            C[j] += A[r, j]
+
+
+@EVERY_TARGET
+def test_blocks_that_add_up_without_atomics(target: str) -> None:
+    report = tilec.simulate(column_sums, singles(3, 64), np.zeros(64, np.float32), target=target)
+    assert {f.kind for f in report.findings} == {"data race"} and "help: blocks run" in str(report)
+    for f in report.findings:
+        assert set(lines(f)) == {"C[j] += A[r, j]"} and f.buffer == "C" and f.block == (1, 0, 0)
+        assert f.indices[:3] == ((0,), (1,), (2,)) and "another block" in f.message
+
+
+@tilec.kernel
+def groups_without_a_guard(
+    A: T.Tensor((M, K), "float16"), W: T.Tensor((3, K, 32), "float16"),
+    first: T.Tensor((4,), "int32"), C: T.Tensor((M, 32), "float32"),
+):  # fmt: skip
+    with T.Kernel(3, threads=128) as g:
+        a = T.alloc_shared((64, 32), "float16")
+        w = T.alloc_shared((32, 32), "float16")
+        acc = T.alloc_fragment((64, 32), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[first[g], k * 32], a)
+            T.copy(W[g, k * 32, 0], w)
+            T.gemm(a, w, acc)
+        T.copy(acc, C[first[g], 0])
+
+
+@EVERY_TARGET
+def test_a_group_overwrites_the_next_ones_rows(target: str) -> None:
+    first = np.array([0, 20, 33, 50], np.int32)
+    arrays = halves(50, 32), halves(3, 32, 32), first, np.zeros((50, 32), np.float32)
+    found = only(tilec.simulate(groups_without_a_guard, *arrays, target=target))
+    assert found.kind == "data race" and lines(found) == ["T.copy(acc, C[first[g], 0])"]
+    assert found.buffer == "C" and found.block == (1, 0, 0) and found.indices[0][0] == 20

@@ -339,7 +339,8 @@ class Barriers:
                 continue
             warps = np.unique(other.lanes // self.block.warp_size)
             where = f" of block {other.block.index}" if len(self.block.cluster) > 1 else ""
-            lines.append(f"{_range('warp', warps)}{where} wait {other.waiting.describe()}")
+            waits = "waits" if len(warps) == 1 else "wait"
+            lines.append(f"{_range('warp', warps)}{where} {waits} {other.waiting.describe()}")
             insts.append(other.inst)
             if isinstance(other.waiting, RegisterWait):
                 kind = "register pool"

@@ -67,7 +67,7 @@ class Machine:
             *lines,
             details=(
                 f"pass steps= to allow more than steps={self.steps}",
-                f"warps {_span([int(t) // agent.block.warp_size for t in agent.lanes])} are there",
+                _there([int(t) // agent.block.warp_size for t in agent.lanes]),
             ),
         )
 
@@ -98,7 +98,7 @@ def lines_of_loop(program: Program, at: int) -> list[Loc]:
     for inst in itertools.chain(ends, *(segments[i].insts for i in loop)):
         if inst.loc is not UNKNOWN:
             found.setdefault((inst.loc.file, inst.loc.line), inst.loc)
-    return list(found.values())[:4]
+    return list(found.values())[:2]
 
 
 def _following(segment: Segment) -> list[int]:
@@ -124,6 +124,6 @@ def _reachable(start: int, following: Callable[[int], Iterable[int]]) -> set[int
     return found
 
 
-def _span(warps: Sequence[int]) -> str:
+def _there(warps: Sequence[int]) -> str:
     low, high = min(warps), max(warps)
-    return str(low) if low == high else f"{low} to {high}"
+    return f"warp {low} is there" if low == high else f"warps {low} to {high} are there"

@@ -219,11 +219,18 @@ class Memory:
     # --- engines ---
 
     def engine_read(
-        self, agent: Agent, at: Any, size: int, column: Any, issuers: Any = None
+        self,
+        agent: Agent,
+        at: Any,
+        size: int,
+        column: Any,
+        issuers: Any = None,
+        buffer: str = "",
     ) -> Bytes:
         """What an engine reads: `size` bytes at each of n addresses (n, size). `column`: the
         engine, which all `issuers` (threads; None: the agent's) start; an array: one engine for
-        each address, started by the thread of the same place in `issuers`."""
+        each address, started by the thread of the same place in `issuers`. `buffer`: what it reads,
+        where the record has several."""
         at = np.ascontiguousarray(at, np.int64)
         team = self.order.team(agent.lanes if issuers is None else issuers)
         if not len(at):
@@ -231,7 +238,8 @@ class Memory:
         if at[0] >= _GLOBAL:
             return self.globals.engine_read(self, agent, at, size, column, team)
         shared = self._block_of(at)
-        at, good = self._reach(agent, shared, (at & _INSIDE) - SHARED_BASE, size, _align(size))
+        offsets = (at & _INSIDE) - SHARED_BASE
+        at, good = self._reach(agent, shared, offsets, size, _align(size), buffer)
         if shared.shadow is not None:
             if np.ndim(column):
                 # Only what reads through the generic proxy has an engine for each thread.
@@ -316,20 +324,25 @@ class Memory:
         return self._granules(at, size).ravel()
 
     def _reach(
-        self, agent: Agent, shared: SharedMemory, at: Numbers, size: int, align: int
+        self,
+        agent: Agent,
+        shared: SharedMemory,
+        at: Numbers,
+        size: int,
+        align: int,
+        buffer: str = "",
     ) -> tuple[Numbers, NDArray[np.bool_] | None]:
-        """The offsets, moved inside where they are not, and which were inside (None: all)."""
-        low, high = 0, shared.size
+        """The offsets, moved inside where they are not, and which were inside (None: all).
+        `buffer`: where they belong, if the record does not say it."""
         inst = agent.inst
-        if inst is not None and inst.buffer in shared.places.bounds:
-            low, high = shared.places.bounds[inst.buffer]
+        name = buffer or (inst.buffer if inst is not None else "")
+        low, high = shared.places.bounds.get(name, (0, shared.size))
         if align > 1 and int(np.bitwise_or.reduce(at)) & (align - 1) and self.checks:
             self._misaligned(agent, shared, at, align)
         if int(at.min()) >= low and int(at.max()) + size <= high:
             return at, None
         good = (at >= low) & (at + size <= high)
         bad = at[~good]
-        name = inst.buffer if inst is not None else ""
         agent.block.report(
             agent,
             "out of bounds",

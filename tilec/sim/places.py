@@ -66,8 +66,9 @@ class SharedBuffer:
         first, count = (offset - self.start) * 8 // self.bits, max(size * 8 // self.bits, 1)
         shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
         after = f" and {count - 1} after it" if count > 1 else ""
-        if self.versions == 1 and (self.layout is None or _is_row_major(self.layout)):
+        if self.versions == 1 and (self.layout is None or _leads(self.layout)):
             leading, rest = divmod(first, int(np.prod(self.shape[1:], dtype=np.int64)))
+            rest = rest if self.layout is None else int(_elements(self.layout)[rest])
             index = ", ".join(map(str, (leading, *np.unravel_index(rest, self.shape[1:]))))
             return f"{self.name}[{index}]{after}; {self.name} has the shape {shape}"
         copies = f"{self.versions} times " if self.versions > 1 else ""
@@ -140,8 +141,10 @@ def _access_bytes(i: Inst) -> int:
 
 
 @functools.cache
-def _is_row_major(layout: Layout) -> bool:
-    return layout.pad is None and bool((np.diff(_elements(layout)) == 1).all())
+def _leads(layout: Layout) -> bool:
+    """Whether what differs in the first index lies one after the other, without padding."""
+    each, found = int(np.prod(layout.shape[1:], dtype=np.int64)), _elements(layout)
+    return layout.pad is None and bool((found // each == np.arange(len(found)) // each).all())
 
 
 class SharedPlaces:

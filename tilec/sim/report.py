@@ -15,6 +15,7 @@ from typing import Any
 
 from tilec.ir.errors import TilecError
 from tilec.ir.loc import Loc
+from tilec.sim.advice import advice
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Finding
 from tilec.sim.trace import Trace
@@ -110,7 +111,10 @@ class Report:
         about = _about(f)
         if about:
             lines.append(f"  {about}")
-        return "\n".join([*lines, *(f"  {line}" for line in f.details)])
+        hint = advice(f)
+        return "\n".join(
+            [*lines, *(f"  {line}" for line in f.details), *([f"  help: {hint}"] if hint else [])]
+        )
 
     # --- files ---
 

@@ -17,6 +17,8 @@ from tilec.sim.agent import Agent, Group, meet
 from tilec.sim.block import Block
 from tilec.sim.program import Branch, Edge, Program, Wait, operand_value
 
+_TURN = 1000  # segments that an agent runs before others get their turn
+
 
 class StepLimit(Exception):
     """More segments have run than a block may take."""
@@ -74,11 +76,15 @@ class Scheduler:
         return self.running.popleft()
 
     def _run(self, agent: Agent) -> None:
-        """Run an agent until it waits, meets others, parts or ends."""
+        """Run an agent until it waits, meets others, parts or ends, or has had its turn."""
         segments = self.program.segments
+        turn = self.left - _TURN
         while True:
             if self.left <= 0:
                 raise StepLimit(agent)
+            if self.left <= turn and self.running:
+                self.running.append(agent)  # it may be waiting for what others are still to write
+                return
             self.left -= 1
             segment = segments[agent.at]
             segment.run(agent, agent.env)

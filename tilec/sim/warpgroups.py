@@ -77,11 +77,12 @@ def read_operand(
     size: int,
     kind: Any,
     mn_major: bool,
+    buffer: str,
 ) -> Array:
     """The operand that successive descriptors name, k after k: (size, all of k)."""
     bits = np.dtype(kind).itemsize * 8
     places = np.stack([operand_places(d, size, bits, mn_major) for d in descriptors])
-    data = agent.block.memory.engine_read(agent, places.ravel(), PIECE, column, lanes)
+    data = agent.block.memory.engine_read(agent, places.ravel(), PIECE, column, lanes, buffer)
     read: Array = data.reshape(*places.shape[:2], -1).view(kind)  # steps, then as in `_offsets`
     if mn_major:
         return read.reshape(-1, size).T
@@ -117,6 +118,8 @@ def product(
     if in_registers:
         of_registers = [_fragments(agent, row, part, groups, at) for part in a]
     count_product(agent, row, count // size * blocks * steps)
+    # Of A and B, unless A is in registers, or both are parts of one buffer.
+    buffers = (agent.inst.buffer if agent.inst is not None else "").split(", ")
     members = np.arange(groups) if at is None else np.unique(at // size)
     made = np.zeros((groups, blocks, row.m, row.n), kind_of(row.c_dtype))
     for g in members.tolist():
@@ -124,7 +127,9 @@ def product(
         lanes = agent.lanes[mine]
         names = [_one(agent, d, mine) for d in b]
         b_kind = kind_of(row.b_dtype)
-        right = read_operand(agent, columns[g], lanes, names, row.n, b_kind, transposed[1]).T
+        right = read_operand(
+            agent, columns[g], lanes, names, row.n, b_kind, transposed[1], buffers[-1]
+        ).T
         left = np.empty((blocks, row.m, row.k * steps), kind_of(row.a_dtype))
         for block in range(blocks):
             part = range(block * steps, (block + 1) * steps)
@@ -134,7 +139,7 @@ def product(
             else:
                 names = [_one(agent, a[i][0], mine) for i in part]
                 left[block] = read_operand(
-                    agent, columns[g], lanes, names, row.m, left.dtype, transposed[0]
+                    agent, columns[g], lanes, names, row.m, left.dtype, transposed[0], buffers[0]
                 )
         total = np.zeros((blocks, row.m, row.n), made.dtype)
         if sums and keeps[mine].any():
