@@ -65,7 +65,7 @@ LAYOUT = (
     Mistake(
         "layout by name",
         layout('{A_s: "swizzle"}'),
-        'T.annotate_layout({A_s: "swizzle"})',
+        '"swizzle"',
         ("the layout of A_s is the str 'swizzle'",),
         "make_swizzled_layout(A_s)",
     ),
@@ -81,9 +81,9 @@ LAYOUT = (
     Mistake(
         "layout of a tensor",
         layout("{A: make_swizzled_layout(A)}"),
-        "T.annotate_layout({A: make_swizzled_layout(A)})",
+        "A",
         ("A (global (M, K) float16) is a tensor argument",),
-        "annotate shared buffers",
+        "annotate the shared buffer",
     ),
     Mistake(
         "layout under T",

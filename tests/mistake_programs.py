@@ -222,7 +222,7 @@ FRONTEND = (
     Mistake(
         "whole tile",
         (LOOP, f"        acc *= scale\n{LOOP}"),
-        "acc *= scale",
+        "acc",
         ("acc (fragment (64, 64) float32), not a number",),
         "for i, j in T.Parallel(64, 64)",
         (LOOP, f"        for i, j in T.Parallel(64, 64):\n            acc[i, j] *= scale\n{LOOP}"),
@@ -294,7 +294,7 @@ FRONTEND = (
     Mistake(
         "run-time tile",
         ("BM: T.constexpr", "BM: int"),
-        "(BM, BK)",
+        "BM",
         ("an extent of T.alloc_shared is a run-time int32",),
         "T.constexpr",
     ),

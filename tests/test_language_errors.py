@@ -136,8 +136,8 @@ CASES: dict[str, tuple[str, str, str]] = {
     "plain function": ("x = plain_function(n)  #!", "is a plain Python function", "@tilec.macro"),
     "captured array": (
         "x = ARRAY  #!",
-        "ARRAY is a ndarray, which a kernel cannot use",
-        "parameters",
+        "ARRAY is an ndarray, which a kernel cannot use",
+        'pass it as a parameter: ARRAY: T.Tensor((3,), "float32")',
     ),
     "foreign attribute": ("x = np.pi  #!", "numpy.pi cannot be used in a kernel", "pi = numpy.pi"),
     "unbound size": ("x = n + P  #!", "nothing gives the size P a value", "T.Tensor((P, …)"),
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "copy from a number": (
         "T.copy(1.0, A_s)  #!",
         "the source is the float 1.0, not a buffer",
-        "A[i, j]",
+        "T.fill(buffer, value)",
     ),
     "rank": (
         "x = A[n]  #!",

@@ -144,6 +144,8 @@ class Subscripted(type):
             return super().__call__(*args, **kwargs)
         except TypeError as e:
             raise CompileError(f"T.{cls.__name__}: {e}", caller_loc(), hint) from None
+        except CompileError as e:
+            raise e.with_traceback(None) from None  # the user's own line ends the traceback
 
     def __getitem__(cls, args: Any) -> Any:
         return cls(*args) if isinstance(args, tuple) else cls(args)
@@ -191,9 +193,15 @@ class constexpr:
 
 
 def _extents(what: str, shape: Any) -> tuple[int | Size, ...]:
+    if isinstance(shape, str):
+        hint = 'write T.Tensor((M, N), "float16"): the shape first, a tuple of ints and sizes'
+        raise CompileError(f"the {what}s of a tensor are the string {shape!r}", caller_loc(), hint)
     entries = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     for e in entries:
-        whole = isinstance(e, int) and not isinstance(e, bool) and e >= 0
+        whole = isinstance(e, int) and not isinstance(e, bool)
+        if whole and e < 0:
+            hint = 'write T.dynamic("M") for a size that is known at run time'
+            raise CompileError(f"the {what} {e} of a tensor is negative", caller_loc(), hint)
         if not whole and not isinstance(e, Size):
             raise CompileError(
                 f"the {what} {e!r} of a tensor is neither an int nor a size",

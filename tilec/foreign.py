@@ -104,7 +104,22 @@ MEANWHILE: dict[str, str] = {
     "ws": "use T.Pipelined, whose loads get warps of their own where that pays",
     "assume": "leave it out",
     "device_assert": "check on the host",
-}
+    **dict.fromkeys(
+        ("alloc_barrier", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_wait_parity",
+         "named_barrier_arrive", "fence_proxy_async", "barrier_arrive", "barrier_wait"),
+        "leave it out: T.copy and T.gemm in T.Pipelined get their barriers from tilec",
+    ),
+    "get_lane_idx": "write T.get_thread_binding(0) % 32",
+    "get_warp_idx": "write T.get_thread_binding(0) // 32",
+    "get_thread_bindings": "write T.get_thread_binding(0)",
+    "get_block_bindings": "name the blocks: with T.Kernel(gx, gy) as (bx, by)",
+    "wgmma_gemm": "use T.gemm, which takes wgmma where the target has it",
+    "grid": "write a loop for each extent: for i in T.serial(m): then for j in T.serial(n):",
+    "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
+    "set_max_nreg": "leave it out: T.annotate_schedule(specialise=True) moves registers itself",
+}  # fmt: skip
+
+LATER = "help(tilec.language) lists the words that work today"
 
 # Keywords of other systems, by word: the keyword to use, or what to write instead.
 _KEYWORDS: dict[tuple[str, str], str] = {

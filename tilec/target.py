@@ -180,6 +180,6 @@ def find_target(name: str) -> Target:
             f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}"
         )
     meant = _OTHER_NAMES.get(str(name).lower())
-    near = [meant] if meant else difflib.get_close_matches(str(name), TARGETS, 1)
+    near = [meant] if meant else difflib.get_close_matches(str(name), (*TARGETS, "cuda", "hip"), 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TargetError(f"unknown target {name!r}{hint} (targets: {', '.join(TARGETS)})")

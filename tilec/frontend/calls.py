@@ -27,7 +27,7 @@ from tilec.frontend.values import (
 )
 from tilec.frontend.words import WORDS, Word, bind_call, parameters_of
 from tilec.ir.errors import CompileError, did_you_mean
-from tilec.ir.types import DType, find_dtype
+from tilec.ir.types import DTYPES, DType, find_dtype
 
 macro_source: Callable[[Callable[..., Any]], Source] = lru_cache(maxsize=256)(read_source)
 
@@ -49,7 +49,7 @@ class Calls(Expressions):
             case T.NotYet():
                 raise self.error(
                     f"T.{function.name} is not supported yet",
-                    foreign.MEANWHILE.get(function.name, ""),
+                    foreign.MEANWHILE.get(function.name, foreign.LATER),
                 )
             case T.Elementwise():
                 return self._elementwise(function, node)
@@ -75,10 +75,14 @@ class Calls(Expressions):
             )
         if type(function).__module__.startswith("tilec."):
             raise self.error(f"{shown} ({describe(function)}) cannot be called inside a kernel")
-        hint = "put what both do in a function under @tilec.macro, and call that"
+        if hasattr(function, "compile"):
+            raise self.error(
+                f"{shown} is a kernel; it cannot be called in a kernel",
+                "put what both do in a function under @tilec.macro, and call that",
+            )
         raise self.error(
             f"{shown} is {describe(function)}; it cannot be called in a kernel",
-            hint if hasattr(function, "compile") else "kernels call words and macros",
+            "kernels call words and macros",
         )
 
     def _word(self, known: Word, function: Callable[..., Any], node: ast.Call) -> object:
@@ -90,8 +94,11 @@ class Calls(Expressions):
         if node.keywords:
             raise self.error(f"{shown} takes no keywords", "leave the name out", node.keywords[0])
         if len(node.args) != count:
+            given = len(node.args)
             raise self.error(
-                f"{shown} takes {count} argument{'s' * (count != 1)}, {len(node.args)} were given"
+                f"{shown} takes {count} argument{'s' * (count != 1)}, {given} "
+                f"{'was' if given == 1 else 'were'} given",
+                f"write {shown}({', '.join('xyz'[:count])})",
             )
         return [self.expression(a) for a in node.args]
 
@@ -112,7 +119,13 @@ class Calls(Expressions):
         name = self.expression(node.args[0])
         dtype = find_dtype(name) if isinstance(name, str | DType) else None
         if dtype is None:
-            raise self.error(f"{describe(name)} is not a dtype", at=node.args[0])
+            meant = foreign.meant_dtype(name)
+            near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(name), DTYPES)
+            raise self.error(
+                f"{describe(name)} is not a dtype{near}",
+                f"known: {', '.join(DTYPES)}",
+                at=node.args[0],
+            )
         return words_scalar.cast_to(self, method.owner, dtype)
 
     def _layout_function(self, function: Any, node: ast.Call) -> object:
@@ -177,8 +190,15 @@ class Calls(Expressions):
             return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if any(isinstance(a, Scalar | Region | Buffer) for a in args):
             hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a word of T"
-            if name == "len" and isinstance(args[0], Buffer):
-                hint = f"use {args[0].name}.shape[0]"
+            first = args[0]
+            if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
+                hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "
+                hint += f"{first.name}[i] …"
+            elif isinstance(first, Buffer) and name in ("max", "min"):
+                hint = f"take it in a loop: for i in T.serial({first.type.shape[0]}): "
+                hint += f"m = T.{name}(m, {first.name}[i])"
+            elif name == "len" and isinstance(first, Buffer):
+                hint = f"use {first.name}.shape[0]"
             shown = ", ".join(describe(a) for a in args)
             raise self.error(f"{name}({shown}) is only known at run time", hint)
         try:

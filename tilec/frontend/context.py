@@ -69,7 +69,8 @@ class Context:
     emitted so far that may not run unasked: integer divisions, on-chip reads that may be out of
     bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
-    so that a grid may well have no blocks.
+    so that a grid may well have no blocks. `given_layouts`: the layout that the user gave a buffer,
+    and the line that says so.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -82,6 +83,7 @@ class Context:
         self.parallel: ParallelScope | None = None
         self.sizes: Mapping[str, int | Scalar] = {}
         self.has_empty_tensor = False
+        self.given_layouts: dict[Value, tuple[object, int]] = {}
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -53,6 +53,10 @@ INSTEAD = {
     "pow": "use T.pow or **",
     "isinstance": "decide outside the kernel",
     "super": "decide outside the kernel",
+    "divmod": "write a // b and a % b",
+    "sorted": "sort it outside the kernel",
+    "map": "write a list: [f(x) for x in …]",
+    "input": "take it as a parameter",
     "open": "a kernel cannot read files",
 }
 _COMPILE_TIME = (type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, T.Macro)
@@ -101,7 +105,10 @@ class Expressions(Operators):
         if name in self.names:
             value = self.names[name]
             if isinstance(value, Undefined):
-                raise self.error(f"{name} has no value here: {value.reason}")
+                hint = f"give {name} a value before that"
+                if "the variable of" in value.reason:
+                    hint = "use it inside of the loop, or give the loop's variable another name"
+                raise self.error(f"{name} has no value here: {value.reason}", hint)
             return self.size_value(value) if isinstance(value, T.Size) else value
         found, value = self.frame.source.lookup(name)
         if not found:
@@ -125,9 +132,9 @@ class Expressions(Operators):
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
         if isinstance(value, tuple | list):
-            return type(value)([self.captured(name, v) for v in value])
+            return type(value)([self.captured(f"{name}[{n}]", v) for n, v in enumerate(value)])
         if isinstance(value, Mapping):
-            return {k: self.captured(name, v) for k, v in value.items()}
+            return {k: self.captured(f"{name}[{k!r}]", v) for k, v in value.items()}
         if isinstance(value, types.ModuleType):
             return value
         if isinstance(value, numbers.Real):  # NumPy's
@@ -137,14 +144,16 @@ class Expressions(Operators):
             return dtype
         if callable(value):
             return value  # judged where it is called
-        raise self.error(
-            f"{name} is {describe(value)}, which a kernel cannot use",
-            "numbers, strings, dtypes, tuples, lists and dicts of these can be captured; "
-            "pass arrays as parameters",
-        )
+        hint = "numbers, strings, dtypes, tuples, lists and dicts of these can be captured"
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            extents = ", ".join(map(str, value.shape)) + "," * (len(value.shape) == 1)
+            given = str(value.dtype).removeprefix("torch.")
+            parameter = name if name.isidentifier() else "x"
+            hint = f'pass it as a parameter: {parameter}: T.Tensor(({extents}), "{given}")'
+        raise self.error(f"{name} is {describe(value)}, which a kernel cannot use", hint)
 
     def _attribute(self, node: ast.Attribute) -> object:
-        owner = self.expression(node.value)
+        owner = self._owner(node)
         name = node.attr
         known: tuple[str, ...] = ()
         match owner:
@@ -164,10 +173,35 @@ class Expressions(Operators):
                 known = tuple(owner.__members__)
             case DType() if name in ("name", "bits", "bytes"):
                 return getattr(owner, name)
+        hint = foreign.advice(name) or (f"it has: {', '.join(known)}" if known else "")
         raise self.error(
             f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
-            foreign.advice(name) or (f"it has: {', '.join(known)}" if known else ""),
+            self._about_owner(node) or hint or "numbers have astype and dtype only",
         )
+
+    def _owner(self, node: ast.Attribute) -> object:
+        """The value of what stands before the dot."""
+        try:
+            return self.expression(node.value)
+        except CompileError as e:
+            hint = self._about_owner(node)
+            if not hint:
+                raise
+            raise self.error(e.message, hint) from None
+
+    def _about_owner(self, node: ast.Attribute) -> str:
+        """What to do about an attribute of an object that kernels cannot use, or of a local name
+        that hides a module's."""
+        if not isinstance(node.value, ast.Name):
+            return ""
+        name = node.value.id
+        outside = self.frame.source.lookup(name)[1]
+        if name in self.names:
+            hidden = isinstance(outside, types.ModuleType)
+            return f"{name} hides {describe(outside)}: give it another name" if hidden else ""
+        if is_literal(getattr(outside, node.attr, None)):
+            return f"name the number outside of the kernel: {node.attr} = {ast.unparse(node)}"
+        return ""
 
     def _module_attribute(self, module: types.ModuleType, name: str) -> object:
         inside = module.__name__ == "tilec" or module.__name__.startswith("tilec.")
@@ -340,7 +374,9 @@ class Expressions(Operators):
                 "write one index or : per dimension",
                 at=node,
             )
-        return self.number_of(node, "an index")
+        index = self.number_of(node, "an index")
+        with self.at(node):
+            return self.index_number(index)
 
     def _container_item(self, owner: Any, key_node: ast.expr) -> object:
         if isinstance(key_node, ast.Slice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 from tilec.frontend.arithmetic import static_int
@@ -20,6 +21,7 @@ from tilec.frontend.values import (
 )
 from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Value
+from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
 
@@ -62,18 +64,20 @@ class ForLoops(Loops):
         with self.at(header.loc):
             if header.word == "Pipelined" and self.parallel is not None:
                 raise self.error("T.Pipelined cannot stand in T.Parallel")
-            start = self._bound(args["start"], header)
-            stop = self._bound(args["stop"], header)
+            start = self._bound(args["start"], header.place("start"))
+            stop = self._bound(args["stop"], header.place("stop"))
             step = static_int(args.get("step", 1))
             if step is None or step == 0:
                 raise self.error(
                     f"the step of a loop must be a compile-time int other than 0, it is "
-                    f"{describe(args['step'])}"
+                    f"{describe(args['step'])}",
+                    "count with a step of 1, and multiply the index",
+                    header.place("step"),
                 )
             if not isinstance(node.target, ast.Name):
                 raise self.error("this loop has one index; name one variable", at=node.target)
             kind = header.word.lower()
-            attributes = self._pipeline_attributes(args) if kind == "pipelined" else {}
+            attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.word, start, stop, step, attributes)
         with self.at(node.iter):
             self.counted_loop(loop, node.target, node.body)
@@ -98,8 +102,9 @@ class ForLoops(Loops):
 
         return Counted(kind, word, 0, trips, 1, falling, attributes)
 
-    def _bound(self, value: object, header: LoopHeader) -> int | Scalar:
-        number = self.number(value, "a loop bound")
+    def _bound(self, value: object, place: Loc) -> int | Scalar:
+        with self.at(place):
+            number = self.number(value, "a loop bound")
         if isinstance(number, Scalar) and not number.dtype.is_float:
             known = static_int(number)
             return self.to_index(number) if known is None else known
@@ -108,22 +113,29 @@ class ForLoops(Loops):
         raise self.error(
             f"a bound of this loop is {describe(number)}, not an integer",
             "write // instead of /, or T.ceildiv(a, b)",
+            place,
         )
 
-    def _pipeline_attributes(self, args: Any) -> dict[str, Any]:
+    def _pipeline_attributes(self, header: LoopHeader) -> dict[str, Any]:
+        args: Mapping[str, Any] = header.arguments
         stages = -1 if args["num_stages"] is None else static_int(args["num_stages"])
         if stages is None or (stages < 0 and args["num_stages"] is not None):
             raise self.error(
                 f"num_stages of T.Pipelined is {describe(args['num_stages'])}",
                 "write a compile-time int: 0 or 1 for no overlap, 2 or more to prefetch; without "
                 "one tilec chooses",
+                header.place("num_stages"),
             )
         lists: dict[str, tuple[int, ...]] = {}
         for name in ("order", "stage"):
             given = args[name] or ()
             values = [static_int(v) for v in given] if isinstance(given, tuple | list) else [None]
             if any(v is None for v in values):
-                raise self.error(f"{name} of T.Pipelined is {describe(given)}, not a list of ints")
+                raise self.error(
+                    f"{name} of T.Pipelined is {describe(given)}, not a list of ints",
+                    f"write {name}=[…], an int for each statement of the loop",
+                    header.place(name),
+                )
             lists[name] = tuple(v for v in values if v is not None)
         if lists["stage"]:
             wanted = max(lists["stage"]) + 1
@@ -137,7 +149,9 @@ class ForLoops(Loops):
                 )
         if not isinstance(args["reversible"], bool):
             raise self.error(
-                f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool"
+                f"reversible of T.Pipelined is {describe(args['reversible'])}, not a bool",
+                "write reversible=True",
+                header.place("reversible"),
             )
         return {"num_stages": stages, "reversible": args["reversible"], **lists}
 
@@ -210,9 +224,10 @@ class ForLoops(Loops):
             given = header.arguments["extents"]
             assert isinstance(given, tuple)
             if not given:
-                raise self.error("T.Parallel needs at least one extent")
+                raise self.error("T.Parallel needs at least one extent", "write T.Parallel(m, n)")
             extents = []
-            for e in given:
+            for d, e in enumerate(given):
+                place = header.place(f"extents[{d}]")
                 found = static_int(e)
                 if found is None:
                     hint = "loop over a compile-time tile: what is out of a tensor is guarded"
@@ -223,9 +238,11 @@ class ForLoops(Loops):
                     raise self.error(
                         f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
                         hint,
+                        place,
                     )
                 if found < 1:
-                    raise self.error(f"an extent of T.Parallel is {found}, the least is 1")
+                    message = f"an extent of T.Parallel is {found}, the least is 1"
+                    raise self.error(message, "write at least 1", place)
                 extents.append(found)
             return tuple(extents)
 
@@ -248,7 +265,7 @@ class ForLoops(Loops):
             domain = args["domain"]
             if not isinstance(domain, tuple | list) or not domain:
                 raise self.error("the domain of T.Persistent is a list of extents, e.g. [gx, gy]")
-            extents = [self._bound(e, header) for e in domain]
+            extents = [self._bound(e, header.place("domain")) for e in domain]
             group = static_int(args["group_size"])
             if group is None or group < 1:
                 raise self.error(
@@ -261,12 +278,12 @@ class ForLoops(Loops):
             first = (
                 block_index(self, 0)
                 if args["index"] is None
-                else self._bound(args["index"], header)
+                else self._bound(args["index"], header.place("index"))
             )
             if args["wave_size"] is None:
                 wave: int | Scalar = self.to_index(self.emit_scalar(GridSize, 0))
             else:
-                wave = self._bound(args["wave_size"], header)
+                wave = self._bound(args["wave_size"], header.place("wave_size"))
         targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
         if len(targets) != len(extents):
             raise self.error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
 from tilec import language as T
@@ -85,8 +86,16 @@ class Memory(Arithmetic):
                 hint = "take it apart: x, y = …, or with T.Kernel(…) as (bx, by)"
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case str():
-                hint = f"write {value} without quotes" if value.isdigit() else ""
+                hint = "text is for T.print only"
+                if value.isdigit():
+                    hint = f"write {value} without quotes"
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case list():
+                hint = "name one of its items, or loop over it: for x in …"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case None:
+                hint = "give it a value: x = 0; a macro gives what its last line returns"
+                raise self.error(f"{what} is None, not a number", hint)
             case _:
                 raise self.error(f"{what} is {describe(value)}, not a number")
 
@@ -111,12 +120,12 @@ class Memory(Arithmetic):
         extents: list[int | None] = []
         for dim, item in enumerate(items):
             if isinstance(item, Slice):
-                lower = 0 if item.lower is None else self._index_number(item.lower)
-                upper = buffer.shape[dim] if item.upper is None else self._index_number(item.upper)
+                lower = 0 if item.lower is None else self.index_number(item.lower)
+                upper = buffer.shape[dim] if item.upper is None else self.index_number(item.upper)
                 offsets.append(lower)
                 extents.append(self._slice_extent(buffer, dim, lower, upper))
             else:
-                offsets.append(self._index_number(item))
+                offsets.append(self.index_number(item))
                 extents.append(None)
         return Region(buffer, tuple(offsets), tuple(extents), self.loc)
 
@@ -133,14 +142,15 @@ class Memory(Arithmetic):
             raise self.error(f"this slice of {describe(buffer)} has {extent} elements")
         return extent
 
-    def _index_number(self, item: Number) -> int | Scalar:
+    def index_number(self, item: Number) -> int | Scalar:
+        """A number as an index. Raises CompileError for a float."""
         if isinstance(item, Scalar):
             if item.dtype.is_float:
                 hint = "write T.int32(x), or // instead of /"
                 raise self.error(f"an index is {describe(item)}, not an integer", hint)
             return item
         if isinstance(item, float):
-            hint = "write // instead of /" if item.is_integer() else ""
+            hint = "write // instead of /" if item.is_integer() else "elements are counted by ints"
             raise self.error(f"an index is {describe(item)}, not an integer", hint)
         return int(item)
 
@@ -272,6 +282,8 @@ class Memory(Arithmetic):
                 return Region(operand, zeros, tuple(extents), self.loc)
             case _:
                 hint = "pass a buffer, A[i, j] (where a tile starts) or A[i:i + m, j:j + n]"
+                if is_number(operand):
+                    hint = "T.fill(buffer, value) sets all elements of a tile"
                 raise self.error(f"{what} is {describe(operand)}, not a buffer or region", hint)
 
     def tile(self, operand: object, what: str) -> Tile:
@@ -284,9 +296,14 @@ class Memory(Arithmetic):
             )
         return self._sized(r, tuple(1 if e is None else e for e in r.extents), what)
 
-    def tiles(self, source: object, dest: object) -> tuple[Tile, Tile]:
-        """Both sides of a copy; a bare start takes the other side's extents."""
-        src, dst = self.region(source, "the source"), self.region(dest, "the destination")
+    def tiles(
+        self, source: object, dest: object, places: tuple[ast.AST, ast.AST]
+    ) -> tuple[Tile, Tile]:
+        """Both sides of a copy, at `places`; a bare start takes the other side's extents."""
+        with self.at(places[0]):
+            src = self.region(source, "the source")
+        with self.at(places[1]):
+            dst = self.region(dest, "the destination")
         if src.is_element and dst.is_element:
             raise self.error(
                 f"neither {describe(src)} nor {describe(dst)} says how large the tile is",

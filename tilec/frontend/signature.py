@@ -108,11 +108,15 @@ def _read(
             near = did_you_mean(name, names)
             raise CompileError(
                 f"out names {name!r}, which is no parameter of {source.name}{near}",
-                source.header_loc(),
+                source.decorator_loc("out"),
                 f"its tensors are {', '.join(p.name for p in parameters if p.kind == 'tensor')}",
             )
         if parameters[names.index(name)].kind != "tensor":
-            raise CompileError(f"out names {name!r}, which is not a tensor", source.header_loc())
+            raise CompileError(
+                f"out names {name!r}, which is not a tensor",
+                source.decorator_loc("out"),
+                f"annotate it: {name}: T.Tensor((M, N), dtype), or leave it out of out",
+            )
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
     returns = reader.returned() or out
     return Signature(

@@ -60,6 +60,14 @@ class Source:
         line, col = self.node.lineno, self.node.col_offset
         return Loc(self.file, line, col, col + len(f"def {self.name}"))
 
+    def decorator_loc(self, keyword: str) -> Loc:
+        """The value of a decorator's `keyword=`; the header where there is none."""
+        for decorator in self.node.decorator_list:
+            for k in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                if k.arg == keyword:
+                    return self.loc(k.value)
+        return self.header_loc()
+
     def line(self, number: int) -> str:
         index = number - self.first_line
         return self.lines[index] if 0 <= index < len(self.lines) else ""

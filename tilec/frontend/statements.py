@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from tilec import language as T
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.operators import BINARY
 from tilec.frontend.values import (
@@ -13,11 +14,13 @@ from tilec.frontend.values import (
     EmptyTensor,
     KernelHeader,
     LoopHeader,
+    Number,
     Region,
     Scalar,
     describe,
     is_number,
 )
+from tilec.ir.errors import CompileError
 
 # Statements that kernels do not have: what they are called, and what to write instead.
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
@@ -52,9 +55,12 @@ class Statements(ForLoops):
 
     def annotated(self, node: ast.AnnAssign) -> None:
         """`A: T.Tensor(…)` in a body."""
+        name, value = ast.unparse(node.target), "…" if node.value is None else node.value
+        hint = f"write {name} = T.float32(…) to give a local value a dtype"
+        if ast.unparse(node.annotation).endswith("constexpr") and isinstance(value, ast.expr):
+            hint = f"write {name} = {ast.unparse(value)}: it stays known at compile time"
         raise self.error(
-            "annotations inside a kernel are for its tensor parameters",
-            f"write {ast.unparse(node.target)} = T.float32(…) to give a local value a dtype",
+            "annotations inside a kernel are for its tensor parameters", hint, node.annotation
         )
 
     def block(self, statements: list[ast.stmt]) -> None:
@@ -95,8 +101,18 @@ class Statements(ForLoops):
             value = self._unpackable(node.value)
         else:
             value = self.expression(node.value)
+        if value is None and isinstance(node.value, ast.Call):
+            raise self._no_result(node.value)
         for target in node.targets:
-            self._assign_to(target, value)
+            self._assign_to(target, value, node.value)
+
+    def _no_result(self, call: ast.Call) -> CompileError:
+        """What to say of a name for what a call gives, where it gives nothing."""
+        shown = ast.unparse(call.func)
+        hint = f"write {ast.unparse(call)} in a line of its own: it changes its operands"
+        if isinstance(self.expression(call.func), T.Macro):
+            hint = f"end {shown} with a return, or call it in a line of its own"
+        return self.error(f"{shown} gives no value", hint, at=call)
 
     def _unpackable(self, node: ast.expr) -> object:
         """The right side of `a, b = …`, read before anything is assigned."""
@@ -105,27 +121,46 @@ class Statements(ForLoops):
             return value
         return tuple(self._read(v) for v in value)
 
-    def _assign_to(self, target: ast.expr, value: object) -> None:
+    def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
+        """Give `value`, which is written at `place`, to a name, an element or several of them."""
         match target:
             case ast.Name():
-                self._assign_name(target.id, value)
+                self._assign_name(target.id, value, place)
             case ast.Subscript():
-                self._store(target, value)
+                self._store(target, value, place)
             case ast.Tuple() | ast.List():
                 starred = [t for t in target.elts if isinstance(t, ast.Starred)]
                 if starred:
-                    raise self.error("* in an assignment is not allowed in a kernel", at=starred[0])
+                    raise self.error(
+                        "* in an assignment is not allowed in a kernel",
+                        "name each value, or take it by its index: x[0]",
+                        starred[0],
+                    )
                 if not isinstance(value, tuple | list):
-                    raise self.error(f"{describe(value)} cannot be unpacked", at=target)
+                    hint = "write one name, or a value for each: a, b = x, y"
+                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
                 if len(value) != len(target.elts):
-                    raise self.error(f"{len(value)} values for {len(target.elts)} names", at=target)
+                    hint = "write as many names as values"
+                    message = f"{len(value)} values for {len(target.elts)} names"
+                    raise self.error(message, hint, target)
                 for t, v in zip(target.elts, value):
-                    self._assign_to(t, v)
+                    self._assign_to(t, v, place)
             case _:
-                raise self.error("this cannot be assigned to in a kernel", at=target)
+                raise self.error(
+                    "this cannot be assigned to in a kernel",
+                    "assign to a name or an element: x = …, A[i, j] = …",
+                    target,
+                )
 
-    def _assign_name(self, name: str, value: object) -> None:
+    def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
         old = self.names.get(name)
+        if isinstance(old, Buffer) and old.is_global and value is not old and len(self.frames) == 1:
+            dims = ", ".join("ijklmn"[: old.type.rank])
+            hint = f"{name}[{dims}] = … writes an element, T.copy(tile, {name}[{dims}]) a tile"
+            raise self.error(
+                f"this does not write to {describe(old)}: it gives its name to {describe(value)}",
+                hint,
+            )
         if isinstance(value, EmptyTensor):
             self.names[name] = self.declare_output(name, value)
             return
@@ -134,10 +169,11 @@ class Statements(ForLoops):
             raise self.error(
                 f"{describe(value)} cannot be given a name",
                 "write it in the for itself" if loop else f"write with T.Kernel(…) as {name}:",
+                place,
             )
         fresh = isinstance(value, Buffer) and not value.value.name
         if isinstance(old, Buffer) and old.variable and not fresh:
-            self._store_variable(old, value)
+            self._store_variable(old, value, place)
             return
         value = self._read(value)
         self.names[name] = value
@@ -151,19 +187,34 @@ class Statements(ForLoops):
             return self.number(value, "this value")
         return value
 
-    def _store_variable(self, variable: Buffer, value: object) -> None:
+    def _store_variable(self, variable: Buffer, value: object, place: ast.expr) -> None:
         if self.parallel is not None and variable not in self.parallel.variables:
             raise self.error(
                 f"{variable.name} is changed by every iteration of T.Parallel, in any order",
                 "use T.serial, or a fragment with an element for each iteration",
             )
-        self.store(self.whole_element(variable), self.number(value, "this value"))
+        number = self._stored(variable, value, place)
+        self.store(self.whole_element(variable), number)
 
-    def _store(self, target: ast.Subscript, value: object) -> None:
+    def _stored(self, buffer: Buffer, value: object, place: ast.expr) -> Number:
+        """A value, written at `place`, as a number that the buffer can hold."""
+        with self.at(place):
+            number = self.number(value, "this value")
+            if not isinstance(number, Scalar):
+                try:
+                    self.constant(number, buffer.type.dtype)
+                except CompileError as e:
+                    hint = f"write one that it holds, or give {buffer.name} another dtype"
+                    raise self.error(f"{e.message}: it goes to {describe(buffer)}", hint) from None
+        return number
+
+    def _store(self, target: ast.Subscript, value: object, place: ast.expr) -> None:
         element = self.expression(target)
         if not isinstance(element, Region):
             raise self.error(
-                f"{describe(element)} is known at compile time and cannot be assigned to", at=target
+                f"{describe(element)} is known at compile time and cannot be assigned to",
+                "keep what changes in a buffer: T.alloc_shared, T.alloc_fragment, T.alloc_local",
+                target,
             )
         if not element.is_element:
             raise self.error(
@@ -171,7 +222,7 @@ class Statements(ForLoops):
                 "copy a tile with T.copy(src, dst), set it with T.fill(dst, value)",
                 at=target,
             )
-        self.store(element, self.number(value, "this value"))
+        self.store(element, self._stored(element.buffer, value, place))
 
     def _augmented(self, node: ast.AugAssign) -> None:
         kind = BINARY.get(type(node.op))
@@ -180,10 +231,10 @@ class Statements(ForLoops):
         if isinstance(node.target, ast.Name):
             load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
             old = self.expression(load)
-            changed = self.binary(
-                kind, self.number(old, node.target.id), self.number_of(node.value, "this operand")
-            )
-            self._assign_name(node.target.id, changed)
+            with self.at(node.target):
+                before = self.number(old, "this operand")
+            changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
+            self._assign_name(node.target.id, changed, node.value)
             return
         element = self.expression(node.target)
         if not isinstance(element, Region) or not element.is_element:
@@ -230,10 +281,12 @@ class Statements(ForLoops):
         self.names[self.frame.loops[-1].run] = False
 
     def _return(self, node: ast.Return) -> None:
-        raise self.error(
-            "return is allowed only as the last statement of a kernel or macro",
-            "put the rest under if … else",
-        )
+        last = self.frame.source.node.body[-1]
+        inside = isinstance(last, ast.With) and last.body[-1] is node
+        hint = "put the rest under if … else"
+        if inside and len(self.frames) == 1:
+            hint = "leave it out" if node.value is None else "write it behind the with, not inside"
+        raise self.error("return is allowed only as the last statement of a kernel or macro", hint)
 
     def _with(self, node: ast.With) -> None:
         self.kernel_block(node)

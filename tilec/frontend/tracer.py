@@ -21,7 +21,6 @@ from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Sca
 from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.loc import Loc
 from tilec.ir.ops import Yield
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
 
@@ -128,7 +127,7 @@ class _KernelTracer(Statements):
         )
 
     def _empty_grid(self) -> Block:
-        builder = Builder(self._threads_loc() or self.signature.loc)
+        builder = Builder(self.signature.source.decorator_loc("threads"))
         builder.emit(Yield)
         return builder.block()
 
@@ -220,7 +219,10 @@ class _KernelTracer(Statements):
     def _constant_parameter(self, p: Parameter) -> None:
         value = self.known.constants.get(p.name, p.default)
         if value is REQUIRED:
-            raise self.error(f"the constexpr parameter {p.name} was given no value")
+            raise self.error(
+                f"the constexpr parameter {p.name} was given no value",
+                f"pass {p.name}=…, or give it a default: {p.name}: T.constexpr = 128",
+            )
         self.names[p.name] = self.captured(p.name, value)
 
     def _check_distinct_names(self) -> None:
@@ -299,7 +301,7 @@ class _KernelTracer(Statements):
             with self.at(header.loc):
                 self._check_header(header)
                 extents = tuple(self.index_value(e) for e in header.grid)
-            with self.at(header.threads_loc or self._threads_loc() or header.loc):
+            with self.at(header.threads_loc or self.signature.source.decorator_loc("threads")):
                 self.emit(Yield, extents)  # its place is that of the number of threads
         self.grid = self._standalone(builder.ops, header)
         if header.threads is not None:
@@ -316,15 +318,6 @@ class _KernelTracer(Statements):
                 "code after T.Kernel would belong to no block", "move it into the with", at=node
             )
         super().statement(node)
-
-    def _threads_loc(self) -> Loc | None:
-        """The decorator's `threads=`."""
-        source = self.signature.source
-        for decorator in source.node.decorator_list:
-            for k in decorator.keywords if isinstance(decorator, ast.Call) else ():
-                if k.arg == "threads":
-                    return source.loc(k.value)
-        return None
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:
@@ -376,7 +369,8 @@ class _KernelTracer(Statements):
             extents = launch if isinstance(launch, tuple) else (None,) * count
             if count > len(extents) or count > 3:
                 raise self.error(
-                    f"{count} block indices, but the grid has {min(len(extents), 3)} extents"
+                    f"{count} block indices, but the grid has {min(len(extents), 3)} extents",
+                    "name one index for each extent of the grid",
                 )
             extents = extents[:count]
         if target is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from tilec import language as T
@@ -96,11 +96,17 @@ class Undefined:
 
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
-    """A call of a loop word (`range(n)`, `T.Pipelined(…)`): `word` and its arguments by name."""
+    """A call of a loop word (`range(n)`, `T.Pipelined(…)`): `word` and its arguments by name, and
+    where those stand that have a place of their own."""
 
     word: str
     arguments: Mapping[str, object]
     loc: Loc
+    places: Mapping[str, Loc] = field(default_factory=dict)
+
+    def place(self, name: str) -> Loc:
+        """Where an argument stands; the call, if that is not known."""
+        return self.places.get(name, self.loc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +181,5 @@ def describe(value: object) -> str:
         case Mapping() | Sequence():
             return f"a {type(value).__name__} of {len(value)}"
         case _:
-            return f"a {type(value).__name__}"
+            name = type(value).__name__
+            return f"{'an' if name[:1].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"

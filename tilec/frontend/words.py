@@ -102,9 +102,12 @@ def bind_call(
     else:
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"
+            needed = ", ".join(p.name for p in parameters if p.default is p.empty)
             raise t.error(
-                f"{shown} takes at most {len(names)} arguments ({listed}), "
-                f"{len(node.args)} were given"
+                f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} ({listed}), "
+                f"{len(node.args)} were given",
+                f"write {shown}({needed})",
+                node.args[len(names)],
             )
         for name, arg in zip(names, node.args):
             nodes[name] = arg
@@ -156,7 +159,9 @@ def bool_argument(t: Expressions, c: Call, name: str) -> bool:
     if isinstance(value, bool) or value in (0, 1):
         return bool(value)
     raise t.error(
-        f"{name} of T.{c.word} must be True or False, it is {describe(value)}", at=c.place(name)
+        f"{name} of T.{c.word} must be True or False, it is {describe(value)}",
+        f"write {name}=True",
+        c.place(name),
     )
 
 
@@ -183,18 +188,26 @@ def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
     """Compile-time extents of at least one."""
     value = c[name]
     entries = value if isinstance(value, tuple | list) else (value,)
+    written = c.place(name)
+    nodes = written.elts if isinstance(written, ast.Tuple | ast.List) else ()
     shape = []
-    for e in entries:
+    for d, e in enumerate(entries):
+        place = nodes[d] if len(nodes) == len(entries) else written
         found = static_int(e)
         if found is None:
+            hint = "use an int, a T.constexpr parameter or a closure value"
+            if isinstance(e, float):
+                hint = "write // instead of /" if e.is_integer() else "write an int"
+            elif isinstance(e, str):
+                hint = f'the shape stands first: T.{c.word}((64, 64), "{e}")'
             raise t.error(
                 f"an extent of T.{c.word} is {describe(e)}; tiles have compile-time extents",
-                "use an int, a T.constexpr parameter or a closure value",
-                c.place(name),
+                hint,
+                place,
             )
         if found < 1:
             message = f"an extent of T.{c.word} is {found}, the least is 1"
-            raise t.error(message, "write at least 1", c.place(name))
+            raise t.error(message, "write at least 1", place)
         shape.append(found)
     if not shape:
         raise t.error(f"T.{c.word} needs at least one extent", at=c.place(name))

@@ -18,9 +18,14 @@ _MAX_THREADS = 1024
 
 def _loop(t: Expressions, c: Call) -> LoopHeader:
     values = dict(c.values)
+    places = {name: t.frame.loc(node) for name, node in c.nodes.items()}
     if "start" in values and values.get("stop") is None:
         values["start"], values["stop"] = 0, values["start"]
-    return LoopHeader(c.word, values, t.loc)
+        if "start" in places:
+            places["stop"] = places.pop("start")
+    if "extents" in values and len(c.node.args) == len(values["extents"]):
+        places |= {f"extents[{d}]": t.frame.loc(a) for d, a in enumerate(c.node.args)}
+    return LoopHeader(c.word, values, t.loc, places)
 
 
 for _word in (T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persistent):
@@ -30,19 +35,21 @@ for _word in (T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persi
 @word(T.Kernel)
 def kernel(t: Expressions, c: Call) -> KernelHeader:
     extents: list[int | Scalar] = []
-    for given in c["grid"]:
+    for n, given in enumerate(c["grid"]):
+        written = c.node.args[min(n, len(c.node.args) - 1)]
         if isinstance(given, tuple | list):
             message = f"a grid extent is {describe(given)}; extents are arguments of their own"
-            written = c.node.args[0]
             hint = ast.unparse(written)[1:-1] if isinstance(written, ast.Tuple) else "gx, gy"
             raise t.error(message, f"write T.Kernel({hint})", written)
-        extent = t.number(given, "a grid extent")
+        with t.at(written):
+            extent = t.number(given, "a grid extent")
         known = static_int(extent)
         if known is not None and known < (0 if t.has_empty_tensor else 1):
-            raise t.error(f"a grid extent is {known}, the least is 1", "T.ceildiv(N, BN) rounds up")
+            hint = "T.ceildiv(N, BN) rounds up"
+            raise t.error(f"a grid extent is {known}, the least is 1", hint, written)
         if isinstance(extent, float) or (isinstance(extent, Scalar) and extent.dtype.is_float):
             hint = "write T.ceildiv(N, BN) or N // BN"
-            raise t.error(f"a grid extent is {describe(extent)}, not an integer", hint)
+            raise t.error(f"a grid extent is {describe(extent)}, not an integer", hint, written)
         extents.append(extent if known is None else known)
     if len(extents) > 3:
         raise t.error(

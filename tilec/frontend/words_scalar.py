@@ -34,7 +34,9 @@ def _axis(t: Expressions, c: Call, name: str) -> int:
     dim = int_argument(t, c, name, 0)
     if dim > 2:
         raise t.error(
-            f"{name} of T.{c.word} is {dim}; a grid has axes 0, 1 and 2", at=c.place(name)
+            f"{name} of T.{c.word} is {dim}; a grid has axes 0, 1 and 2",
+            f"write T.{c.word}(0)",
+            c.place(name),
         )
     return dim
 

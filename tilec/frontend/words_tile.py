@@ -23,6 +23,7 @@ from tilec.frontend.words import (
 )
 from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Layout, LayoutRequest
+from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
@@ -120,7 +121,7 @@ def copy(t: Expressions, c: Call) -> None:
     if c["eviction_policy"] is not None:
         known = ("evict_first", "evict_last", "evict_normal")
         policy = choice_argument(t, c, "eviction_policy", known)
-    source, dest = t.tiles(c["src"], c["dst"])
+    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     t.emit(
         Copy,
         source.buffer.value,
@@ -138,14 +139,19 @@ def copy(t: Expressions, c: Call) -> None:
 @word(T.fill)
 def fill(t: Expressions, c: Call) -> None:
     tile_level(t, c)
-    tile = t.tile(c["buffer"], "the destination")
+    tile = _destination(t, c)
     _fill(t, tile, number_argument(t, c, "value"))
 
 
 @word(T.clear)
 def clear(t: Expressions, c: Call) -> None:
     tile_level(t, c)
-    _fill(t, t.tile(c["buffer"], "the destination"), 0)
+    _fill(t, _destination(t, c), 0)
+
+
+def _destination(t: Expressions, c: Call) -> Tile:
+    with t.at(c.place("buffer")):
+        return t.tile(c["buffer"], "the destination")
 
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:
@@ -295,30 +301,37 @@ def _shown(tile: Tile) -> str:
 def annotate_layout(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     for buffer, layout in _buffer_dict(t, c, "layouts"):
+        key, value = _entry(t, c, "layouts", buffer)
         if buffer.is_global:
             raise t.error(
                 f"{describe(buffer)} is a tensor argument; its strides are the caller's",
-                "annotate shared buffers and fragments",
+                "annotate the shared buffer that it is copied to",
+                key,
             )
-        if isinstance(layout, Layout | LayoutRequest):
-            _check_layout(t, c, buffer, layout)
         if not isinstance(layout, Layout | LayoutRequest):
             raise t.error(
                 f"the layout of {buffer.name} is {describe(layout)}",
                 f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
+                value,
             )
+        _check_layout(t, buffer, layout, t.frame.loc(value))
         t.emit(AnnotateLayout, buffer.value, layout)
 
 
-def _check_layout(t: Expressions, c: Call, buffer: Buffer, layout: Layout | LayoutRequest) -> None:
-    """Raise LayoutError for a layout of other extents, or one of offsets for registers."""
-    place = c.place("layouts")
+def _entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
+    """Where the key `buffer` of a dict stands, and its value (the dict, where it is not written
+    out)."""
+    place = c.place(name)
     if isinstance(place, ast.Dict):
-        place = next(
-            (v for k, v in zip(place.keys, place.values) if k is not None and _names(t, k, buffer)),
-            place,
-        )
-    loc = t.frame.loc(place)
+        for k, v in zip(place.keys, place.values):
+            if isinstance(k, ast.Name) and t.names.get(k.id) is buffer:
+                return k, v
+    return place, place
+
+
+def _check_layout(t: Expressions, buffer: Buffer, layout: Layout | LayoutRequest, loc: Loc) -> None:
+    """Raise LayoutError for a layout of other extents, one of offsets for registers, and one
+    beside another."""
     if buffer.type.space == "fragment":
         raise LayoutError(
             f"a layout of offsets in memory for {describe(buffer)}, which is in registers",
@@ -331,10 +344,13 @@ def _check_layout(t: Expressions, c: Call, buffer: Buffer, layout: Layout | Layo
             loc,
             f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
         )
-
-
-def _names(t: Expressions, node: ast.expr, buffer: Buffer) -> bool:
-    return isinstance(node, ast.Name) and t.names.get(node.id) is buffer
+    known, line = t.given_layouts.setdefault(buffer.value, (layout, loc.line))
+    if known != layout:
+        raise LayoutError(
+            f"{describe(buffer)} has another layout already, from line {line}",
+            loc,
+            "leave one of them out",
+        )
 
 
 @word(T.annotate_safe_value)
@@ -348,7 +364,9 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
             raise t.error(
-                f"the safe value of {buffer.name} is {describe(value)}; it must be a literal"
+                f"the safe value of {buffer.name} is {describe(value)}; it must be a literal",
+                "write a number that is known at compile time",
+                _entry(t, c, "values", buffer)[1],
             )
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
 
@@ -357,11 +375,17 @@ def _buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, objec
     got = c[name]
     if not isinstance(got, dict):
         raise t.error(
-            f"T.{c.word} takes a dict of buffers, not {describe(got)}", "write {buffer: …}"
+            f"T.{c.word} takes a dict of buffers, not {describe(got)}",
+            "write {buffer: …}",
+            c.place(name),
         )
     for key in got:
         if not isinstance(key, Buffer):
-            raise t.error(f"a key of T.{c.word} is {describe(key)}, not a buffer")
+            raise t.error(
+                f"a key of T.{c.word} is {describe(key)}, not a buffer",
+                "write the buffer itself, without quotes or index",
+                c.place(name),
+            )
     return list(got.items())
 
 

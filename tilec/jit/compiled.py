@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -266,13 +267,21 @@ def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
                 hint='write kernel[lambda meta: (T.cdiv(n, meta["BN"]), 1)](…)',
             ) from e
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    if not 1 <= len(extents) <= 3 or not all(hasattr(e, "__index__") for e in extents):
+    if not 1 <= len(extents) <= 3 or not all(map(_is_index, extents)):
         raise LaunchError(
             f"a grid is one to three ints, got {grid!r}",
             hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
         )
     x, y, z = (*(e.__index__() for e in extents), 1, 1)[:3]
     return x, y, z
+
+
+def _is_index(extent: Any) -> bool:
+    try:
+        operator.index(extent)
+    except TypeError:  # of an array, too
+        return False
+    return True
 
 
 def stream_handle(stream: Any, call: Call) -> int:

@@ -356,6 +356,9 @@ def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) ->
     except (TypeError, ValueError) as e:
         message = f"{p.name}: expected {p.describe()}, got {value!r}"
         raise LaunchError(message, hint="pass a Python number") from e
+    except OverflowError as e:
+        message = f"{p.name}: an int of {len(str(value))} digits does not fit {p.describe()}"
+        raise LaunchError(message, hint="pass a number of its range") from e
 
 
 def alignment(address: int) -> int:
