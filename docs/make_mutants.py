@@ -8,6 +8,7 @@ compares.
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections import Counter
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("mutants.md")
-sys.path.insert(0, str(PAGE.parent.parent / "tests"))
+RESULTS = PAGE.parent.parent / "benchmarks" / "results" / "mutants.json"
+sys.path[:0] = [str(PAGE.parent.parent), str(PAGE.parent.parent / "tests")]
 
 from mutant_families import FAMILIES  # noqa: E402
 from mutant_survivors import RULES  # noqa: E402
 from mutants import Outcome, run_all, summary  # noqa: E402
+from mutants_gpu import RUNS, SECONDS  # noqa: E402
 
 INTRODUCTION = """# Mutants
 
@@ -39,6 +42,17 @@ that is not ordered anyway.
 """
 
 
+ON_A_GPU = """## On a GPU
+
+Ten of them, and the kernels as they are, on an {device} ({date}, driver {driver};
+`python tests/mutants.py --gpu`): each compiled in the usual way and run {runs} times on arrays of
+many blocks, outputs filled before. "Hung": no end within {seconds} s.
+
+| kernel | mutant | runs | what the simulator reports |
+|---|---|---|---|
+"""
+
+
 def page(outcomes: Sequence[Outcome]) -> str:
     """The whole page."""
     parts = [
@@ -48,6 +62,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         table("change", outcomes, lambda o: o.mutant.change.operator),
         "## By kernel\n",
         table("kernel", outcomes, lambda o: o.mutant.prepared.name),
+        on_a_gpu(),
         SURVIVORS,
         *survivors(outcomes),
     ]
@@ -74,6 +89,16 @@ def table(word: str, outcomes: Sequence[Outcome], key: Callable[[Outcome], str])
             f"| {name} | {len(mine)} | {count['found']} | {count['rejected']} | "
             f"{count['survived']} | {most} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def on_a_gpu() -> str:
+    """What the hardware made of ten mutants."""
+    measured = json.loads(RESULTS.read_text())
+    lines = ON_A_GPU.format(**measured["machine"], runs=RUNS, seconds=SECONDS).splitlines()
+    for r in measured["rows"]:
+        name = r["mutant"] or "none"
+        lines.append(f"| {r['kernel']} | {name} | {r['gpu']} | {r['simulator']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -27,11 +27,6 @@ class Rule:
 
 ONE_TILE = "GEMM, TMA . wgmma|GEMM, staged TMA store|split-K shared sums"
 ONE_WARPGROUP = "GEMM, wgmma without roles|grouped, while"
-BY_THREADS = (
-    "pipeline without product, cp.async|GEMM, cp.async|GEMM, wgmma without roles|"
-    "two warpgroups without roles|grouped, while"
-)
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "the last slot is never asked for again",
@@ -46,20 +41,13 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "the groups of cp.async left after the loop are empty",
-        "The wait for all groups behind the loop: each group that brings a tile has been waited "
-        "for in the iteration that uses it, and the last ones committed hold no copy.",
-        ((BY_THREADS, "(remove )?cp_async_wait(: one more| too late)?", ".*"),),
-    ),
-    Rule(
         "one warpgroup waits for its products as one",
         "The barrier keeps threads from overwriting what a product of others may still read. Where "
         "the block computes with a single warpgroup, `wgmma.wait_group` has ended the product of "
         "all its four warps (the groups of wgmma are the warpgroup's: PTX ISA, wgmma.commit_group),"
         " so the barrier is implied. With two warpgroups the same mutants are found.",
         (
-            ("GEMM, staged TMA store|split-K shared sums",
-             "remove barrier|barrier too (early|late)", ".*"),
+            ("split-K shared sums", "remove barrier|barrier too (early|late)", ".*"),
             (ONE_WARPGROUP, "barrier too late|remove barrier", ".*"),
         ),
     ),
@@ -67,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         "another number for all",
         "All threads that meet at the barrier come to the one with the other number, which nobody "
         "else uses.",
-        (("GEMM, staged TMA store|split-K shared sums", "barrier number", ".*"),),
+        (("split-K shared sums", "barrier number", ".*"),),
     ),
     Rule(
         "a fence by those who start the engine does as well",
@@ -76,12 +64,6 @@ RULES: tuple[Rule, ...] = (
         "writes behind it when it executes the fence: it stands on the path of causality (PTX ISA, "
         "proxy-preserved base causality order).",
         ((".*", "proxy_fence too late", "proxy_fence behind (barrier|warp_sync)"),),
-    ),
-    Rule(
-        "at the end of a kernel reading is enough",
-        "The wait at the end need only keep the block's shared memory alive until the store has "
-        "read it; the writes are complete when the launch is.",
-        ((".*", "tma_store_wait: read only", ".*"),),
     ),
     Rule(
         "two fences of one thread",

@@ -3,7 +3,7 @@ every way that `mutant_operators` knows, one at a time, and run.
 
     python tests/mutants.py --all      # every mutant; prints the figures and what is unexplained
     python tests/mutants.py FAMILY     # of one family, mutant by mutant
-    python tests/mutants.py --gpu      # ten of them on the GPU of this machine (mutants_gpu.py)
+    python tests/mutants.py --gpu [--json FILE]  # ten on this machine's GPU (mutants_gpu.py)
 
 A mutant is made of the SCHEDULED function, behind `insert_sync` so that no pass mends it, or of the
 LOWERED one where an op exists only there. The passes that follow and the emitter are the
@@ -13,6 +13,7 @@ later pass or the emitter refuses it; else it has *survived*.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -234,10 +235,11 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     chosen = [a for a in arguments if not a.startswith("--")]
-    if "--gpu" in arguments:
-        raise SystemExit(
-            subprocess.call([sys.executable, Path(__file__).with_name("mutants_gpu.py")])
-        )
+    if arguments[:1] == ["--gpu"]:
+        here = Path(__file__).parent
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+        command = [sys.executable, str(here / "mutants_gpu.py"), *arguments[1:]]
+        raise SystemExit(subprocess.call(command, env=env))
     print(summary(run_all(chosen or FAMILIES, show=bool(chosen))))
 
 

@@ -2,7 +2,8 @@
 
 A thread's access is ordered behind another's by a barrier of the scope between them, or within a
 warp by a `warp_sync`. Asynchronous accesses (cp.async writes, wgmma and TMA-store reads) last from
-their start to the wait for their group. What different scopes exchange is ordered by mbarriers and
+their start to the wait for their group; a warpgroup's wait for its products tells each of its
+threads that all have read the operands. What different scopes exchange is ordered by mbarriers and
 not looked at here; nor is global memory.
 """
 
@@ -13,6 +14,7 @@ from collections import deque
 import numpy as np
 
 IN_FLIGHT = 1 << 60
+WARPGROUP = 128
 
 
 class Race(Exception):
@@ -48,6 +50,7 @@ class RaceCheck:
         self.unfenced = np.zeros(size, bool)
         self.first, self.last = empty(1 << 40), empty(-1)  # the range of threads that have read
         self.r_epoch, self.r_warp, self.r_scope = empty(0), empty(0), empty(-1)
+        self.by_product = np.zeros(size, bool)  # nothing but products of a warpgroup has read
 
     def read(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
         """`thread` (n,) reads bytes `at` (n, …)."""
@@ -63,7 +66,7 @@ class RaceCheck:
         self._against_writes(c, at, thread, what)
         if (self.unfenced[at] & (self.w_scope[at] == c.number)).any():
             raise Race(f"{what} reads what a thread wrote, without a proxy fence")
-        self._note_read(c, at, thread, IN_FLIGHT)
+        self._note_read(c, at, thread, IN_FLIGHT, product=kind == "wgmma")
         c.start(kind, at, thread)
 
     def write(self, c: Clock, at: np.ndarray, thread: np.ndarray, what: str) -> None:
@@ -115,7 +118,10 @@ class RaceCheck:
         first, last, epoch = self.first[at], self.last[at], self.r_epoch[at]
         alone = (first == thread) & (last == thread)
         same_warp = (first // c.size == thread // c.size) & (last // c.size == thread // c.size)
+        group = thread // WARPGROUP
+        same_group = (first // WARPGROUP == group) & (last // WARPGROUP == group)
         ordered = alone | (same_warp & (self.r_warp[at] < c.warp_epoch))
+        ordered |= same_group & self.by_product[at]
         bad = (self.r_scope[at] == c.number) & (epoch >= c.epoch) & ~(ordered & (epoch < IN_FLIGHT))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
@@ -123,9 +129,13 @@ class RaceCheck:
                 f"{what}: thread {thread[i]} writes byte {at[i]}, read by {first[i]}..{last[i]}"
             )
 
-    def _note_read(self, c: Clock, at: np.ndarray, thread: np.ndarray, epoch: int) -> None:
+    def _note_read(
+        self, c: Clock, at: np.ndarray, thread: np.ndarray, epoch: int, product: bool = False
+    ) -> None:
         old = (self.r_epoch[at] < c.epoch) | (self.r_scope[at] != c.number)
         self.first[at[old]], self.last[at[old]] = 1 << 40, -1
+        self.by_product[at[old]] = True
+        self.by_product[at] &= product
         np.minimum.at(self.first, at, thread)
         np.maximum.at(self.last, at, thread)
         self.r_epoch[at] = np.where(old, epoch, np.maximum(self.r_epoch[at], epoch))

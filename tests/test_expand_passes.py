@@ -16,6 +16,7 @@ from tilec.ir.memory import alignment_bytes, version_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    Compare,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -29,6 +30,7 @@ from tilec.ir.ops import (
     Scope,
     TmaLoad,
     TmaStore,
+    TmaStoreWait,
     Version,
     WgmmaWait,
 )
@@ -121,7 +123,9 @@ def test_no_producer_where_nothing_runs_ahead() -> None:
 
 def test_stores_that_are_seen_again_do_not_leave_through_tma() -> None:
     """TMA's stores arrive at any time until the kernel ends."""
-    assert found(run(traced("product_of_each_step"), SM90), TmaStore)
+    leaves = run(traced("product_of_each_step"), SM90)
+    assert found(leaves, TmaStore)
+    assert all(o.read for o in found(leaves, TmaStoreWait)), "the launch's end waits for the rest"
     assert not found(run(traced("product_read_again"), SM90), TmaStore)
     text = matmul_text(64, 64, 32, 2, 128, 0, 0)
     assert found(run(parse_func(text), SM90), TmaStore)
@@ -160,7 +164,7 @@ def test_copies_in_flight(stages: int) -> None:
     assert len(found(loop, CpAsyncCommit)) == 1
     assert len(found(func, CpAsyncCommit)) == stages, "the prologue starts all but one"
     assert len(found(loop, Barrier)) == 1 and not found(loop, ProxyFence)
-    assert found(func, CpAsyncWait)[-1].pending == 0
+    assert [o.pending for o in found(func, CpAsyncWait)] == [stages - 2], "none behind the loop"
     plain = until(
         parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM90, "expand_pipeline", PLAIN
     )
@@ -318,6 +322,25 @@ def test_no_barrier_where_nothing_is_exchanged(name: str, target: Target) -> Non
     assert not found(run(traced(name), target), Barrier)
 
 
+@pytest.mark.parametrize("threads, barriers", [(128, 1), (256, 2)])
+def test_one_warpgroup_waits_for_its_product_as_one(threads: int, barriers: int) -> None:
+    """Its threads may overwrite the operands without a barrier; those of two warpgroups may not."""
+    func = parse_func(matmul_text(128, 64, 32, 1, threads, 0, 0))
+    done = run_plan(func, SM90, PLAIN)
+    (loop,) = [o for o in found(done, For) if o.kind == "serial"]
+    assert len(found(loop, Barrier)) == barriers
+    rng = np.random.default_rng(6)
+    a = rng.standard_normal((130, 100)).astype(np.float16)
+    b = rng.standard_normal((100, 70)).astype(np.float16)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    c = np.full((130, 70), np.nan, np.float16)
+    run_threads(done, SM90, {"A": a, "B": b, "C": c})
+    np.testing.assert_allclose(c, want, rtol=2e-2, atol=2e-2)
+    for number in range(barriers):
+        with pytest.raises(Race):
+            run_threads(without(done, number), SM90, {"A": a, "B": b, "C": c})
+
+
 def test_fences_are_needed() -> None:
     """Without the proxy fence, wgmma may read the tile as it was before the threads wrote it."""
     name = "product_parallel_fill"
@@ -363,6 +386,7 @@ def test_every_block_once(
     func = parse_func(text)
     chosen = plan if isinstance(plan, Plan) else plans(func, target)[plan]
     done = run_plan(func, target, chosen)
+    assert not [o for o in found(done, Compare) if o.kind == "ge"], "no block is below 0"
     c = np.zeros(shape, np.int32)
     run_threads(done, target, {"C": c}, launched=4)
     assert (c == 1).all()

@@ -89,9 +89,10 @@ class _Numbers:
         number = self.op("floordiv", tile, panel)
         first = self.op("mul", number, size)
         width = self.op("min", self.op("sub", along, first), size)
-        inside = self.op("sub", tile, self.op("mul", number, panel))
+        width = self.op("max", width, self.const(1))  # as it is; then no index can be below 0
+        inside = self.op("mod", tile, panel)
         x = self.op("floordiv", inside, width)
-        y = self.op("add", first, self.op("sub", inside, self.op("mul", x, width)))
+        y = self.op("add", first, self.op("mod", inside, width))
         return x, y
 
 
@@ -103,7 +104,7 @@ def _decode(n: _Numbers, tile: Value, grid: list[Value], group: int, along: int)
     indices: list[Value] = []
     if len(grid) == 3:
         z = n.op("floordiv", tile, plane)
-        tile = n.op("sub", tile, n.op("mul", z, plane))
+        tile = n.op("mod", tile, plane)
         indices = [z]
     if along == 1:
         x, y = n.grouped(tile, grid[0], grid[1], group)

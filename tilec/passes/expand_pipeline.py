@@ -155,7 +155,6 @@ class _Expander:
         at.advance(body, slot)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
-        b.emit(CpAsyncWait, 0)
         return b.ops
 
     def _through_registers(self, loop: For, copies: list[Copy]) -> list[Op]:

@@ -12,7 +12,8 @@ that is not the same for all of them) no barrier may stand: what is inside count
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
 conflict where their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to
 its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
-them."""
+them. Where the whole scope is the one group of threads that executes an asynchronous product, the
+wait for the product tells each of them that all have read the operands."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import Uniformity
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.instr import find_row
 from tilec.ir.loc import Loc
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import (
@@ -51,7 +53,7 @@ def insert_sync(func: Func, target: Target) -> Func:
     """See the module's opening."""
     threads = int(func.attrs["threads"])
     specialised = int(func.attrs["launch_threads"]) != threads
-    placer = _Placer(func, (1, threads) if specialised else (0, 0))
+    placer = _Placer(func, (1, threads) if specialised else (0, 0), threads)
     return func.with_body(placer.block(func.body, _State()))
 
 
@@ -94,6 +96,7 @@ class _Effects:
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
     engine_reads: set[Span] = field(default_factory=set)
+    waited: set[Span] = field(default_factory=set)  # reads that all threads wait for, each itself
     private: set[Span] = field(default_factory=set)  # each warp its own part, ordered by itself
     stored: set[Stored] = field(default_factory=set)
 
@@ -103,8 +106,9 @@ def _overlap(xs: set[Span], ys: set[Span]) -> bool:
 
 
 class _Placer:
-    def __init__(self, func: Func, barrier: tuple[int, int]) -> None:
+    def __init__(self, func: Func, barrier: tuple[int, int], threads: int) -> None:
         self.barrier = barrier
+        self.threads = threads
         self.uniformity = Uniformity(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
@@ -163,6 +167,8 @@ class _Placer:
                 e.reads = self.span(o.a) | self.span(o.b)
                 if o.row.startswith("wgmma"):
                     e.engine_reads = e.reads
+                if self.waited_by_all(o):
+                    e.waited = e.reads
             case Print() if o.buffer is not None:
                 e.reads = self.span(o.buffer)
             case _:
@@ -173,6 +179,24 @@ class _Placer:
                         e.writes |= got.writes
                         e.stored |= got.stored
         return e
+
+    def waited_by_all(self, o: Op) -> bool:
+        """Whether `o` is an asynchronous product of all threads of the scope as one group: each of
+        them waits until it has ended, for all."""
+        if not isinstance(o, Gemm) or not o.row.startswith("wgmma"):
+            return False
+        return find_row(o.row).warps * 32 == self.threads
+
+    def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
+        """The rings of which every slot is full for all threads, and read, when the loop ends."""
+        read_otherwise: set[Value] = set()
+        for o in walk(loop.body):
+            if not isinstance(o, Version) and not self.waited_by_all(o):
+                used = {self.root.get(v, v) for v in o.operands}
+                if isinstance(o, Copy):
+                    used.discard(self.root.get(o.dest, o.dest))
+                read_otherwise |= used
+        return rings - read_otherwise
 
     def stored(self, o: Store | Fill | Copy) -> set[Stored]:
         """Two statements that write one tensor may write an element each by another thread. Copies
@@ -221,7 +245,8 @@ class _Placer:
             rings = {
                 self.root.get(x.root, x.root) for x in walk(o.body) if isinstance(x, Version)
             } - self.own_rings
-        ring_spans = set().union(*(self.span(v) for v in rings)) if rings else set()
+        kept = rings - self.emptied(o, rings)
+        ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         self.own_rings |= rings
         after = state.copy()
         self.block(o.body, after)
@@ -247,7 +272,7 @@ class _Placer:
         ):
             ops.append(Barrier(*self.barrier, loc=o.loc))
             state.meet()
-        state.reads |= e.reads
+        state.reads |= e.reads - e.waited
         state.writes |= e.writes
         state.private |= e.private
         state.stored |= e.stored

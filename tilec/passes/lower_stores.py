@@ -6,7 +6,8 @@ shared tiles. After: none. For a fragment every warp works alone on its own 16 r
 chunk of columns at a time: wait until the last chunk has been read from there, write it (16-bit
 elements as 8x8 matrices, by `stmatrix`, others in vectors), fence, and let one lane start the box.
 A shared tile leaves at once, started by one thread. TMA drops what lies outside of the tensor, so
-ragged tiles need no guards. The scope ends by waiting for its stores."""
+ragged tiles need no guards. The scope ends by waiting until its stores have read the block's shared
+memory: what they write is complete when the launch is."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def lower_stores(func: Func, target: Target) -> Func:
 def _drained(body: Block, func: Func) -> Block:
     b = Builder(func.loc)
     wait = Builder(func.loc)
-    wait.emit(TmaStoreWait, 0, False)
+    wait.emit(TmaStoreWait, 0, True)
     only_if(b, b.value(Compare, "eq", Place(b).lane, b.value(Const, 0, INT32)), wait.ops)
     end = len(body.ops) - bool(body.ops and isinstance(body.ops[-1], Yield))
     return Block(body.args, (*body.ops[:end], *b.ops, *body.ops[end:]))
