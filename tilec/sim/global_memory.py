@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.sim.elements import Elements
 from tilec.sim.findings import Findings, Index
 from tilec.sim.global_shadow import GlobalShadow
 from tilec.sim.order import Numbers, Team
 from tilec.sim.places import here, tell, tell_several, threads_at
 from tilec.sim.shadow import Conflict
-from tilec.sim.storage import Bytes, Storage
+from tilec.sim.storage import Bytes, Restorable, Storage
 from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
+
+_CHUNK = 1 << 20  # elements that are looked at together in the end
+_NAMED = 8  # elements of a finding
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -24,48 +28,89 @@ if TYPE_CHECKING:
 
 
 class _Tensor:
-    """A tensor with its history. `holes`: by byte, where no element of it is; None: nowhere."""
+    """A tensor with its history. `elements`: where it has elements, if that is not everywhere from
+    the lowest to the highest; None: everywhere, or nobody asks."""
 
-    def __init__(self, tensor: GlobalTensor, checks: bool) -> None:
-        self.tensor, self.storage = tensor, Storage(tensor.memory)
+    def __init__(self, tensor: GlobalTensor, checks: bool, keep: bool) -> None:
+        self.tensor = tensor
+        self.storage = Restorable(tensor.memory) if keep else Storage(tensor.memory)
         # What is at byte 0 of the memory.
         self.start = tensor.address - tensor.first
         self.granule = tensor.itemsize & -tensor.itemsize
-        self.holes = _holes(tensor) if checks else None
-        self.shadow: GlobalShadow | None = None
-        if checks and tensor.written:
-            self.shadow = GlobalShadow(-(-len(tensor.memory) // self.granule))
+        self._each = tensor.itemsize // self.granule  # granules of an element
+        self.elements: Elements | None = None
+        self.count = len(tensor.memory) // self.granule
+        if checks and 0 not in tensor.shape:
+            elements = Elements(tensor.shape, tensor.strides)
+            if elements.gaps:
+                self.elements, self.count = elements, elements.count * self._each
+        self.shadow = GlobalShadow(self.count) if checks and tensor.written else None
 
     def find(self, offset: int) -> tuple[str, Index | None]:
+        """Name and element of the byte at an offset."""
         return self.tensor.name, self.tensor.index_of(self.start + offset)
 
+    def name_granule(self, granule: int) -> tuple[str, Index | None]:
+        """Name and element of a granule."""
+        if self.elements is None:
+            return self.find(granule * self.granule)
+        return self.find(self.elements.place(granule // self._each) * self.tensor.itemsize)
+
     def granules(self, at: Numbers, size: int) -> Numbers:
-        """(n, k): the granules of the `size` bytes at each offset."""
-        first = (at // self.granule)[:, None]
+        """(n, k): the granules of the `size` bytes at each offset, numbered without the gaps."""
+        first = at // self.granule
+        if self.elements is not None:
+            places = first if self._each == 1 else first // self._each
+            numbers, _ = self.elements.numbers(places)
+            first = numbers if self._each == 1 else numbers * self._each + first % self._each
         count = max(size // self.granule, 1)
-        return first if count == 1 else first + np.arange(count)
+        if count == 1:
+            return first[:, None]
+        every: Numbers = first[:, None] + np.arange(count)
+        return every if self.elements is None else np.minimum(every, self.count - 1)
 
+    def inside(self, at: Numbers, size: int) -> NDArray[np.bool_]:
+        """Which of the `size` bytes at each offset begin and end in an element."""
+        good: NDArray[np.bool_] = (at >= 0) & (at + size <= self.storage.size)
+        if self.elements is not None:
+            first = np.where(good, at, 0)
+            item = self.tensor.itemsize
+            for place in (first, first + size - 1) if size > item else (first,):
+                last = np.minimum(place, self.storage.size - 1)
+                good &= self.elements.numbers(last // item)[1]
+        return good
 
-def _holes(tensor: GlobalTensor) -> NDArray[np.bool_] | None:
-    count = int(np.prod(tensor.shape, dtype=np.int64))
-    if count * tensor.itemsize >= len(tensor.memory) or not count:
-        return None
-    holes = np.ones(len(tensor.memory), np.bool_)
-    strides = [s * tensor.itemsize for s in tensor.strides]
-    inside = np.lib.stride_tricks.as_strided(
-        holes[tensor.first :], (*tensor.shape, tensor.itemsize), (*strides, 1)
-    )
-    inside[...] = False
-    return holes
+    def unwritten(self) -> tuple[int, int, list[int]]:
+        """How many elements nobody has written, of how many, and the first granules of some."""
+        missing, total, named = 0, 0, list[int]()
+        for start in range(0, self.count, _CHUNK * self._each):
+            granules = np.arange(start, min(start + _CHUNK * self._each, self.count), self._each)
+            exist = np.ones(granules.shape, np.bool_)
+            if self.elements is not None:
+                exist = self.elements.exist(granules // self._each)
+            never = exist if self.shadow is None else exist & ~self.shadow.written(granules)
+            total += int(exist.sum())
+            missing += int(never.sum())
+            named += granules[never][: _NAMED - len(named)].tolist()
+        return missing, total, named
 
 
 class GlobalMemory:
-    """The tensors of one launch. `checks` False: nothing but bounds is checked."""
+    """The tensors of one launch, in the caller's arrays. `checks` False: nothing but bounds is
+    checked. `keep`: what the arrays hold now can be had back by `restore`."""
 
-    def __init__(self, tensors: Sequence[GlobalTensor], checks: bool = True) -> None:
+    def __init__(
+        self, tensors: Sequence[GlobalTensor], checks: bool = True, keep: bool = False
+    ) -> None:
         self.checks = checks
-        self._by_number = {t.number: _Tensor(t, checks) for t in tensors}
+        self._by_number = {t.number: _Tensor(t, checks, keep and t.written) for t in tensors}
         self._by_name = {t.tensor.name: t for t in self._by_number.values()}
+
+    def restore(self) -> None:
+        """Give the arrays what they held when this memory was made."""
+        for t in self._by_number.values():
+            if isinstance(t.storage, Restorable):
+                t.storage.restore()
 
     # --- loads and stores of threads ---
 
@@ -173,19 +218,13 @@ class GlobalMemory:
             wanted = t.tensor.output if names is None else t.tensor.name in names
             if not wanted or not t.tensor.memory.size:
                 continue
-            written = np.zeros(1, np.bool_) if t.shadow is None else t.shadow.written
-            missing = ~np.broadcast_to(written, -(-len(t.tensor.memory) // t.granule))
-            if t.holes is not None:
-                missing = missing & ~t.holes[:: t.granule]
-            if not missing.any():
+            missing, total, first = t.unwritten()
+            if not missing:
                 continue
-            at = np.flatnonzero(missing)
-            found = [t.find(int(g) * t.granule)[1] for g in at[:8]]
-            each = t.tensor.itemsize // t.granule
+            found = [t.name_granule(g)[1] for g in first]
             findings.add(
                 "never written",
-                f"{len(at) // each} of {len(missing) // each} elements of {t.tensor.name} are "
-                "never written",
+                f"{missing} of {total} elements of {t.tensor.name} are never written",
                 buffer=t.tensor.name,
                 indices=[i for i in found if i is not None],
             )
@@ -227,22 +266,15 @@ class GlobalMemory:
             moved = at + t.start
             if int(np.bitwise_or.reduce(moved)) & (align - 1):
                 self._misaligned(agent, t, at, moved & (align - 1) != 0, align)
-        if int(at.min()) >= 0 and int(at.max()) + size <= t.storage.size and t.holes is None:
+        if t.elements is None and int(at.min()) >= 0 and int(at.max()) + size <= t.storage.size:
             return at, None
-        good = (at >= 0) & (at + size <= t.storage.size)
-        if t.holes is not None:
-            near = np.where(good, at, 0)
-            last = np.minimum(near + size - 1, t.storage.size - 1)
-            good &= ~(t.holes[near] | t.holes[last])
+        good = t.inside(at, size)
         if good.all():
             return at, None
-        offset = int(at[~good][0])
-        shape = "x".join(map(str, t.tensor.shape))
         agent.block.report(
             agent,
             "out of bounds",
-            f"{size} bytes at byte {offset - t.tensor.first} of {t.tensor.name}, which has "
-            f"{shape or 1} elements of {t.tensor.itemsize} bytes",
+            t.tensor.outside(t.start + int(at[~good][0]), size),
             *here(agent.inst),
             buffer=t.tensor.name,
             threads=threads_at(agent, at, ~good),
@@ -265,7 +297,7 @@ class GlobalMemory:
 
     def _teller(self, memory: Memory, t: _Tensor) -> Any:
         def report(agent: Agent, conflicts: list[Conflict]) -> None:
-            tell(agent, memory.order.clocks, conflicts, lambda g: t.find(g * t.granule))
+            tell(agent, memory.order.clocks, conflicts, t.name_granule)
 
         return report
 
@@ -290,9 +322,9 @@ class GlobalMemory:
             columns,
         )
         if t.tensor.output:
-            fresh = ~t.shadow.written[places]
+            fresh = ~t.shadow.written(places)
             if fresh.any():
-                name, index = t.find(int(places[fresh][0]) * t.granule)
+                name, index = t.name_granule(int(places[fresh][0]))
                 agent.block.report(
                     agent,
                     "uninitialised read",

@@ -3,6 +3,9 @@
 An element remembers its last write and two reads: the last one, and one before it by somebody who
 is not ordered before that. Tensors that the kernel only reads need no history. The blocks of one
 cluster share their clocks; they are one `party`, a number that grows from cluster to cluster.
+
+The histories of a large tensor are kept in pages, which are made when one of their elements is
+touched: 48 bytes a granule of what a run touches, not of what the tensor has.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 FOREIGN = -1  # the actor of a conflict with another cluster or block alone
 
+_PAGE = 10  # bits of a granule's number within its page
+PAGED = 1 << 18  # granules from which on a history is kept in pages
+
 
 class _Entry:
     """By element: who (party and column), when, and with which record."""
@@ -30,6 +36,13 @@ class _Entry:
         self.party, self.actor, self.time, self.record = (
             np.zeros(count, np.int32) for _ in range(4)
         )
+
+    def grow(self, count: int) -> None:
+        """Make room for `count`."""
+        for name in ("party", "actor", "time", "record"):
+            before, larger = getattr(self, name), np.zeros(count, np.int32)
+            larger[: len(before)] = before
+            setattr(self, name, larger)
 
     def put(self, at: Any, party: int, actor: Any, time: int, record: int) -> None:
         self.party[at] = party
@@ -56,6 +69,13 @@ class GlobalShadow:
     """The history of one tensor: `count` granules."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
+        # By page of granules, where its entries are; 0: nowhere, nobody has touched it.
+        self._pages: Numbers | None = None
+        if count > PAGED:
+            self._pages = np.zeros((count >> _PAGE) + 1, np.int64)
+            count = 16 << _PAGE
+        self._used = 1
         self.write_, self.read_, self.former = (_Entry(count) for _ in range(3))
         self._records: dict[int, int] = {}
         self._insts: list[Inst | None] = []
@@ -66,6 +86,23 @@ class GlobalShadow:
             found = self._records[id(inst)] = len(self._insts)
             self._insts.append(inst)
         return found
+
+    def _entries(self, granules: Numbers) -> Numbers:
+        """Where the entries of granules are."""
+        if self._pages is None:
+            return granules
+        pages = granules >> _PAGE
+        found = self._pages.take(pages)
+        if not found.all():
+            new = np.unique(pages[found == 0])
+            self._pages[new] = np.arange(self._used, self._used + len(new))
+            self._used += len(new)
+            while self._used << _PAGE > len(self.write_.party):
+                for entry in (self.write_, self.read_, self.former):
+                    entry.grow(2 * len(entry.party))
+            found = self._pages.take(pages)
+        at: Numbers = found << _PAGE | granules & (1 << _PAGE) - 1
+        return at
 
     def read(
         self,
@@ -80,19 +117,20 @@ class GlobalShadow:
     ) -> None:
         """Thread i of the team, or the engine `columns[i]` that it starts, reads `granules[i]`
         (lanes, k)."""
-        rows = team.rows[:, None]
-        late = self._late(self.write_, clocks, party, rows, granules)
+        rows, at = team.rows[:, None], self._entries(granules)
+        late = self._late(self.write_, clocks, party, rows, at)
         if late is not None and late.any():
-            self._report(agent, self.write_, party, rows, granules, late, False, clocks, report)
-        actors = np.broadcast_to(rows if columns is None else columns[:, None], granules.shape)
-        kept = self._late(self.read_, clocks, party, rows, granules)
+            places = at, granules
+            self._report(agent, self.write_, party, rows, places, late, False, clocks, report)
+        actors = np.broadcast_to(rows if columns is None else columns[:, None], at.shape)
+        kept = self._late(self.read_, clocks, party, rows, at)
         if kept is not None and kept.any():
-            self._keep(granules[kept])
+            self._keep(at[kept])
         time, record = clocks.tick(inst), self._record(inst)
-        self.read_.put(granules, party, actors, time, record)
-        lost = self.read_.actor.take(granules) != actors
+        self.read_.put(at, party, actors, time, record)
+        lost = self.read_.actor.take(at) != actors
         if lost.any():
-            self.former.put(granules[lost], party, actors[lost], time, record)
+            self.former.put(at[lost], party, actors[lost], time, record)
 
     def _keep(self, at: Numbers) -> None:
         """The last reads become the former ones."""
@@ -113,20 +151,21 @@ class GlobalShadow:
     ) -> bool:
         """Thread i of the team, or the engine `columns[i]` that it starts, writes `granules[i]`
         (lanes, k). Gives whether several write one granule."""
-        rows = team.rows[:, None]
+        rows, at = team.rows[:, None], self._entries(granules)
         for entry in (self.write_, self.read_, self.former):
-            late = self._late(entry, clocks, party, rows, granules)
+            late = self._late(entry, clocks, party, rows, at)
             if late is not None and late.any():
                 late &= ~same()[:, None]
-                self._report(agent, entry, party, rows, granules, late, True, clocks, report)
-        actors = np.broadcast_to(rows if columns is None else columns[:, None], granules.shape)
-        self.write_.put(granules, party, actors, clocks.tick(inst), self._record(inst))
-        return bool((self.write_.actor.take(granules) != actors).any())
+                places = at, granules
+                self._report(agent, entry, party, rows, places, late, True, clocks, report)
+        actors = np.broadcast_to(rows if columns is None else columns[:, None], at.shape)
+        self.write_.put(at, party, actors, clocks.tick(inst), self._record(inst))
+        return bool((self.write_.actor.take(at) != actors).any())
 
     def _late(
-        self, entry: _Entry, clocks: Clocks, party: int, rows: Numbers, granules: Numbers
+        self, entry: _Entry, clocks: Clocks, party: int, rows: Numbers, at: Numbers
     ) -> NDArray[np.bool_] | None:
-        return entry.unordered(granules, party, clocks.seen.ravel(), rows, clocks.width)
+        return entry.unordered(at, party, clocks.seen.ravel(), rows, clocks.width)
 
     def _report(
         self,
@@ -134,13 +173,14 @@ class GlobalShadow:
         entry: _Entry,
         party: int,
         rows: Numbers,
-        granules: Numbers,
+        places: tuple[Numbers, Numbers],
         late: NDArray[np.bool_],
         write: bool,
         clocks: Clocks,
         report: Report,
     ) -> None:
-        who, at = np.broadcast_to(rows, granules.shape)[late], granules[late]
+        """Tell of the `late` ones of `places`: entries, and the granules that they are of."""
+        who, (at, granules) = np.broadcast_to(rows, late.shape)[late], (p[late] for p in places)
         wrote = entry is self.write_
         found = []
         for i in _few(entry.record[at]).tolist():
@@ -151,12 +191,15 @@ class GlobalShadow:
             if ours and wrote and not write and actor > clocks.nobody:
                 kind = "read before wait"
             before = self._insts[int(entry.record[g])]
-            found.append(Conflict(kind, g, (int(who[i]),), actor, before, write, wrote))
+            granule = int(granules[i])
+            found.append(Conflict(kind, granule, (int(who[i]),), actor, before, write, wrote))
         if found:
             report(agent, found)
 
-    @property
-    def written(self) -> NDArray[np.bool_]:
-        """By granule: whether somebody has written it."""
-        written: NDArray[np.bool_] = self.write_.party != 0
+    def written(self, granules: Numbers) -> NDArray[np.bool_]:
+        """Which of the granules somebody has written."""
+        entries = granules
+        if self._pages is not None:
+            entries = self._pages.take(granules >> _PAGE) << _PAGE | granules & (1 << _PAGE) - 1
+        written: NDArray[np.bool_] = self.write_.party.take(entries) != 0
         return written

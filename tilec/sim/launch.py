@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError
@@ -85,7 +84,6 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     if tracer is not None:
         program = read_program(launch.function, launch.strings, tuple(tracer.watched))
     setting = _setting(launch, wishes, tracer, shared_granule(program.function))
-    before = _contents(launch) if wishes.schedules > 1 else []
     everything = len(chosen) * per_cluster == x * y * z
     with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
         turn = None
@@ -94,8 +92,8 @@ def run(launch: Launch, wishes: Wishes) -> Report:
         try:
             for number in range(wishes.schedules):
                 if number:
-                    _restore(launch, before)
-                    setting.globals = GlobalMemory(launch.tensors, wishes.checks)
+                    setting.globals.restore()
+                    setting.globals = _globals(launch, wishes)
                 seed = None if number == 0 else wishes.seed + number
                 machine = Machine(setting, program, seed, wishes.steps, turn)
                 for cluster in chosen:
@@ -126,7 +124,7 @@ def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int
         launch.maps,
         launch.grid,
         launch.cluster,
-        GlobalMemory(launch.tensors, wishes.checks),
+        _globals(launch, wishes),
         Findings(),
         Counts(),
         launch.strings,
@@ -136,6 +134,10 @@ def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int
         tracer,
         launch.registers,
     )
+
+
+def _globals(launch: Launch, wishes: Wishes) -> GlobalMemory:
+    return GlobalMemory(launch.tensors, wishes.checks, keep=wishes.schedules > 1)
 
 
 # --- which blocks ---
@@ -214,16 +216,3 @@ def _check_first(launch: Launch, progress: Progress) -> None:
         f"{progress.spent:.0f} s",
         hint="pass smaller arrays, or blocks=1 to wait for one of them",
     )
-
-
-# --- memory between schedules ---
-
-
-def _contents(launch: Launch) -> list[NDArray[np.uint8] | None]:
-    return [t.memory.copy() if t.written else None for t in launch.tensors]
-
-
-def _restore(launch: Launch, before: Sequence[NDArray[np.uint8] | None]) -> None:
-    for tensor, content in zip(launch.tensors, before):
-        if content is not None:
-            tensor.memory[:] = content

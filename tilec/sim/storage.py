@@ -57,6 +57,28 @@ class Storage:
         return differs
 
 
+class Restorable(Storage):
+    """A storage that remembers what it held before the first write to each page of it."""
+
+    _PAGE = 12  # bits of an offset within its page
+
+    def __init__(self, data: Bytes) -> None:
+        super().__init__(data)
+        self._before: dict[int, Bytes] = {}
+
+    def scatter(self, at: Offsets, data: Bytes) -> None:
+        pages = {*(at >> self._PAGE).tolist(), *(at + data.shape[1] - 1 >> self._PAGE).tolist()}
+        for page in pages - self._before.keys():
+            self._before[page] = self.data[page << self._PAGE : page + 1 << self._PAGE].copy()
+        super().scatter(at, data)
+
+    def restore(self) -> None:
+        """Hold what it held in the beginning."""
+        for page, content in self._before.items():
+            start = page << self._PAGE
+            self.data[start : start + len(content)] = content
+
+
 def _unit(at: Offsets, size: int) -> int:
     """The widest unit that divides the size and all offsets."""
     low = int(np.bitwise_or.reduce(at, initial=0)) | size | 16

@@ -47,17 +47,34 @@ class GlobalTensor:
 
     def index_of(self, address: int) -> tuple[int, ...] | None:
         """The element that `address` is in, for messages; None where it is in none."""
-        left, rest = divmod(address - self.address, self.itemsize)
-        del rest
-        found = [0] * len(self.shape)
-        order = sorted(range(len(self.shape)), key=lambda d: -abs(self.strides[d]))
-        for d in order:
-            if self.strides[d] == 0 or self.shape[d] <= 1:
-                continue
-            found[d], left = divmod(left, self.strides[d])
+        found, left = self._nearest(address)
         if left or any(not 0 <= i < n for i, n in zip(found, self.shape)):
             return None
-        return tuple(found)
+        return found
+
+    def _nearest(self, address: int) -> tuple[tuple[int, ...], int]:
+        """The index before `address`, as far as strides tell, and elements from there to it."""
+        back = sum((n - 1) * s for n, s in zip(self.shape, self.strides) if s < 0)
+        left = (address - self.address) // self.itemsize - back
+        found = [0] * len(self.shape)
+        for d in sorted(range(len(self.shape)), key=lambda d: -abs(self.strides[d])):
+            extent, stride = self.shape[d], self.strides[d]
+            if stride and extent > 1:
+                step, left = divmod(left, abs(stride))
+                found[d] = step if stride > 0 else extent - 1 - step
+        return tuple(found), left
+
+    def outside(self, address: int, size: int) -> str:
+        """What is said of an access of `size` bytes at `address` that is not in an element."""
+        count = max(size // self.itemsize, 1)
+        after = f" and {count - 1} after it" if count > 1 else ""
+        shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
+        found, left = self._nearest(address)
+        if left:
+            place = f"byte {address - self.address} from the start of {self.name}{after}"
+        else:
+            place = f"{self.name}[{', '.join(map(str, found))}]{after}"
+        return f"{place} is not in its shape {shape}"
 
 
 @dataclass(frozen=True)
