@@ -130,6 +130,46 @@ def bools_between_lanes(A: T.Tensor((1, 4), "bool"), C: T.Tensor((32, 4), "float
             C[i, j] = f[i, j]
 
 
+@found(C=Array((32,), content="blank"), D=Array((32, 2), content="blank"))
+@tilec.kernel
+def elements_held_twice_by_a_thread(C: T.Tensor((32,), "float32"), D: T.Tensor((32, 2), "float32")):
+    """A fragment whose elements lie in two registers of a thread: GPUs added to memory twice."""
+    with T.Kernel(1, threads=32) as bx:
+        S = T.alloc_shared((32, 2), "float32")
+        total = T.alloc_shared((32,), "float32")
+        f = T.alloc_fragment((32,), "float32")
+        for i, j in T.Parallel(32, 2):
+            S[i, j] = i * 2 + j
+        T.fill(f, 9.0)
+        T.clear(total)
+        for i in T.Parallel(32):
+            total[i] += f[i]
+        for i, j in T.Parallel(32, 2):
+            S[i, j] = S[i, j] - f[i]
+        T.copy(total, C[bx * 32])
+        T.copy(S, D[bx * 32, 0])
+
+
+@found(C=Array((32,), content="blank"), D=Array((32, 2), content="blank"))
+@tilec.kernel
+def elements_held_twice_and_written(C: T.Tensor((32,), "float32"), D: T.Tensor((32, 2), "float32")):
+    """The same where the loop changes the fragment, too."""
+    with T.Kernel(1, threads=32) as bx:
+        S = T.alloc_shared((32, 2), "float32")
+        total = T.alloc_shared((32,), "float32")
+        f = T.alloc_fragment((32,), "float32")
+        for i, j in T.Parallel(32, 2):
+            S[i, j] = i * 2 + j
+        T.fill(total, 2.0)
+        for i in T.Parallel(32):
+            f[i] = total[i] * 3.0
+            total[i] = total[i] * total[i] + 1.0
+        for i, j in T.Parallel(32, 2):
+            S[i, j] = S[i, j] - f[i]
+        T.copy(total, C[bx * 32])
+        T.copy(S, D[bx * 32, 0])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", FOUND)
 def test_program(name: str, target: str) -> None:

@@ -84,6 +84,14 @@ def fragment_accesses(p: Parallel) -> list[Access]:
     return out
 
 
+def changes_memory(p: Parallel) -> bool:
+    """Whether the loop reads and writes one buffer in memory: an iteration that is run twice may
+    read then what it has changed already."""
+    loads = {o.source for o in walk(p.body) if isinstance(o, Load)}
+    stores = {o.dest for o in walk(p.body) if isinstance(o, Store)}
+    return any(v.buffer.space not in ("fragment", "local") for v in loads & stores)
+
+
 def together(o: For | While | If, uniformity: Uniformity) -> bool:
     """Whether all threads of the scope go the same way: a barrier may stand inside."""
     decides: tuple[Value, ...]

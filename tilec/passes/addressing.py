@@ -118,19 +118,29 @@ def shared_offset(b: Builder, layout: Layout, coords: Sequence[Value]) -> Value:
 def unique_replica(b: Builder, layout: Layout, place: Place) -> Value | None:
     """True in the one thread among those that hold the same elements that acts for them; None if
     no element is held twice."""
+    lanes = _first_of(b, layout, "lane", place.lane)
+    return conjunction(b, [*lanes, *_first_of(b, layout, "warp", place.warp)])
+
+
+def unique_register(b: Builder, layout: Layout, register: Value) -> Value | None:
+    """True in the first of a thread's registers that hold the same element; None if none is held
+    twice."""
+    return conjunction(b, _first_of(b, layout, "reg", register))
+
+
+def _first_of(b: Builder, layout: Layout, owner: str, at: Value) -> list[Value]:
+    """That the owner's index `at` is the first among those with the same elements."""
     n = Numbers(b)
     conds = []
-    for owner in ("lane", "warp"):
-        below = 1
-        for d in layout.digits:
-            if d.owner != owner:
-                continue
-            if not any(d.step) and d.radix > 1:
-                at = place.lane if owner == "lane" else place.warp
-                digit = n.op("mod", n.op("floordiv", at, n.const(below)), n.const(d.radix))
-                conds.append(b.value(Compare, "eq", digit, n.const(0)))
-            below *= d.radix
-    return conjunction(b, conds)
+    below = 1
+    for d in layout.digits:
+        if d.owner != owner:
+            continue
+        if not any(d.step) and d.radix > 1:
+            digit = n.op("mod", n.op("floordiv", at, n.const(below)), n.const(d.radix))
+            conds.append(b.value(Compare, "eq", digit, n.const(0)))
+        below *= d.radix
+    return conds
 
 
 def conjunction(b: Builder, conds: Sequence[Value]) -> Value | None:

@@ -9,7 +9,7 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
 from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.accesses import fragment_accesses, parallel_accesses
+from tilec.passes.accesses import changes_memory, fragment_accesses, parallel_accesses
 from tilec.passes.gemm_layouts import (
     accumulator_type,
     operand_shared_layout,
@@ -110,12 +110,10 @@ class _Wants:
 
 def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
     """The fragments written by a loop that also changes memory in place, if several threads run the
-    same iterations: only one of them may, for another might read what has changed already."""
-    if layout.replicas("lane") * layout.replicas("warp") == 1:
-        return set()
-    loads = {o.source for o in walk(p.body) if isinstance(o, Load)}
-    stores = {o.dest for o in walk(p.body) if isinstance(o, Store)}
-    if all(v.buffer.space in ("fragment", "local") for v in loads & stores):
+    same iterations, or one thread does for several registers: only one of them may, for another
+    might read what has changed already."""
+    replicas = (layout.replicas(owner) for owner in ("reg", "lane", "warp"))
+    if all(n == 1 for n in replicas) or not changes_memory(p):
         return set()
     return {a.buffer for a in fragment_accesses(p) if a.write}
 

@@ -44,12 +44,14 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32
+from tilec.passes.accesses import changes_memory
 from tilec.passes.addressing import (
     Place,
     clone_expression,
     conjunction,
     coordinates,
     depends,
+    unique_register,
     unique_replica,
 )
 from tilec.passes.loop_body import LoopBody
@@ -242,6 +244,9 @@ class Lowering:
             for c, own, covered in zip(coords, p.extents, p.layout.shape)
             if covered > own
         ]
+        if changes_memory(p) and not _leaves_registers(p):
+            first_of_all = unique_register(inner, p.layout, first)
+            inside += [] if first_of_all is None else [first_of_all]
         work = Builder(p.loc) if inside else inner
         body = LoopBody(self.known, work, p, width, guarded, replica)
         body.first = first
