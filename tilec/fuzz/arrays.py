@@ -13,7 +13,17 @@ from tilec.fuzz.numbers import Array as NumpyArray
 from tilec.fuzz.numbers import numpy_dtype
 from tilec.ir.types import DTYPES
 
-VIEWS = ("plain", "transposed", "padded", "offset", "steps", "reversed", "broadcast", "far")
+VIEWS = (
+    "plain",
+    "transposed",
+    "padded",
+    "offset",
+    "steps",
+    "reversed",
+    "flipped",
+    "broadcast",
+    "far",
+)
 CONTENTS = ("ints", "real", "wild", "index", "blank")
 FAR = 2**31 + 64  # elements between two rows of a view "far"
 MOST_FAR = 3  # rows of it
@@ -29,6 +39,7 @@ class Array:
     offset      not at a multiple of 16 bytes
     steps       every second element along each dimension
     reversed    the first dimension backwards
+    flipped     the last dimension backwards
     broadcast   the first dimension does not move (no output)
     far         rows more than 2^31 elements apart
 
@@ -51,6 +62,10 @@ class Array:
         base, view = _placed(self.view, self.shape, dtype)
         view[...] = values
         return Made(base, view)
+
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return tuple(_strides(self.view, self.shape)[1])
 
     def _values(self, fnuz: bool) -> NumpyArray:
         rng = np.random.default_rng(self.seed)
@@ -84,21 +99,29 @@ class Made:
     base: NumpyArray
     view: NumpyArray
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+        return tuple(s // self.view.itemsize for s in self.view.strides)
+
+    @property
+    def start(self) -> int:
+        """The first element's place in `base`."""
+        first: int = self.view.__array_interface__["data"][0]
+        return (first - self.base.ctypes.data) // self.view.itemsize
+
     def outside(self) -> bytes:
         """The memory that does not belong to the view, to see whether it is left alone."""
         if self.base.size > 2**24 or 0 in self.view.shape:
             return b""
         mask = np.ones(self.base.shape, bool)
-        item = self.view.itemsize
-        start = (self.view.__array_interface__["data"][0] - self.base.ctypes.data) // item
-        strides = tuple(s // item for s in self.view.strides)
-        seen = np.lib.stride_tricks.as_strided(mask[start:], self.view.shape, strides)
+        seen = np.lib.stride_tricks.as_strided(mask[self.start :], self.view.shape, self.strides)
         seen[...] = False
         return self.base[mask].tobytes()
 
 
-def _placed(view: str, shape: tuple[int, ...], dtype: Any) -> tuple[NumpyArray, NumpyArray]:
-    """Memory (one dimension), and an array of `shape` in it."""
+def _strides(view: str, shape: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Where an array of this view starts in its memory, and its strides, in elements."""
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
     start = 0
     match view:
@@ -114,10 +137,19 @@ def _placed(view: str, shape: tuple[int, ...], dtype: Any) -> tuple[NumpyArray, 
         case "reversed":
             start = strides[0] * max(0, shape[0] - 1)
             strides[0] = -strides[0]
+        case "flipped":
+            start = strides[-1] * max(0, shape[-1] - 1)
+            strides[-1] = -strides[-1]
         case "broadcast":
             strides[0] = 0
         case "far" if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR:
             strides = [FAR * math.prod(shape[d + 1 : -1]) for d in range(len(shape) - 1)] + [1]
+    return start, strides
+
+
+def _placed(view: str, shape: tuple[int, ...], dtype: Any) -> tuple[NumpyArray, NumpyArray]:
+    """Memory (one dimension), and an array of `shape` in it."""
+    start, strides = _strides(view, shape)
     span = start + sum(max(0, e - 1) * max(0, s) for e, s in zip(shape, strides)) + 1
     item = np.dtype(dtype).itemsize
     if span > 2**24:  # of which a few pages are touched

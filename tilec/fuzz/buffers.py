@@ -76,12 +76,18 @@ class Buffer:
         self.known = np.zeros(shape, bool)
         self.safe: Any = 0
         self.blocks = Touched(shape)
+        self.threads = 0  # where every thread has its own: along the first dimension
         self._loop = -1
 
     def fill_from(self, array: Array) -> None:
         """Take the content of an argument."""
         self.value[...] = array.astype(held(self.dtype))
         self.known[...] = True
+
+    def content(self) -> Number:
+        """What a tensor holds in the end: anything, where nobody has written."""
+        error = np.where(self.known, self.error, np.inf)
+        return Number(self.value, self.dtype, error, self.place.fnuz)
 
     # --- elements ---
 
@@ -118,6 +124,8 @@ class Buffer:
         """Coordinates as arrays of one shape (that of the iterations at hand), and which of them
         are in bounds and touched."""
         entries = index if isinstance(index, tuple) else (index,)
+        if self.threads:
+            entries = (np.arange(self.threads), *entries)
         if len(entries) != len(self.shape):
             raise Invalid(f"{len(entries)} indices of {self.name}")
         arrays = []
@@ -195,8 +203,9 @@ class Region:
         for e in entries:
             if isinstance(e, slice):
                 low = 0 if e.start is None else int(e.start)
+                high = buffer.shape[len(starts)] if e.stop is None else int(e.stop)
                 starts.append(low)
-                extents.append(int(e.stop) - low)
+                extents.append(high - low)
             else:
                 starts.append(int(e))
                 extents.append(1 if sliced else None)

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tilec.fuzz.functions import (
+    converted,
+    limited,
+    of_float_bits,
+    of_floats,
+    of_integers,
+    plain,
+    rounding,
+)
 from tilec.fuzz.writer import FLOATS, INTS, Input, Tile, Writer
 from tilec.ir.types import DTYPES
 
@@ -23,6 +32,8 @@ def value(w: Writer, s: Scope, dtype: str, depth: int = 2) -> str:
     """The text of a value of `dtype`. What is only stored (float8) is computed in float16."""
     if "float8" in dtype:
         return converted(w, value(w, s, "float16", depth), dtype)
+    if dtype == "bool":
+        return converted(w, condition(w, s) if w.chance(0.6) else value(w, s, "int32", 1), dtype)
     options = LEAVES if depth <= 0 else (*LEAVES, *INNER, *INNER)
     return w.one_of(options)(w, s, dtype, depth)
 
@@ -68,16 +79,12 @@ def binary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
 def clamped(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     low = 0 if DTYPES[dtype].kind == "uint" else -8
     a = value(w, s, dtype, depth - 1)
-    return f"T.max(T.min({a}, {_plain(8, dtype)}), {_plain(low, dtype)})"
-
-
-def _plain(n: int, dtype: str) -> str:
-    return f"{n}.0" if DTYPES[dtype].is_float else str(n)
+    return f"T.max(T.min({a}, {plain(8, dtype)}), {plain(low, dtype)})"
 
 
 def with_literal(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     a = value(w, s, dtype, depth - 1)
-    return f"({a} {w.one_of('+-*')} {_plain(w.between(1, 3), dtype)})"
+    return f"({a} {w.one_of('+-*')} {plain(w.between(1, 3), dtype)})"
 
 
 def unary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
@@ -85,37 +92,39 @@ def unary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     if DTYPES[dtype].kind == "uint":
         return f"({a} % 7)"
     if DTYPES[dtype].is_float and w.chance(0.6):
-        return f"T.{w.one_of(('abs', 'floor', 'ceil', 'trunc', 'round'))}({a})"
+        return rounding(w, a)
     return f"(-{a})"
 
 
-def elementary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+def of_kind(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    """What only floats, or only integers, have."""
     a = clamped(w, s, dtype, depth)
-    if dtype not in ("float16", "bfloat16", "float32"):  # of float64 GPUs have none
-        return a
-    word = w.one_of(("exp", "exp2", "tanh", "sigmoid", "sqrt", "sin", "cos"))
-    return f"T.sqrt(T.abs({a}) + 1.0)" if word == "sqrt" else f"T.{word}({a})"
+    b = value(w, s, dtype, depth - 2)
+    if DTYPES[dtype].is_int:
+        return of_integers(w, a, b)
+    if w.chance(0.2):
+        return of_float_bits(w, value(w, s, dtype, depth - 2), b)
+    if w.chance(0.2):
+        return f"({b} / {w.one_of(('2.0', '3.0', '-4.0'))})"
+    if dtype == "float64":  # of it GPUs have nearly none
+        return f"T.sqrt(T.abs({a}) + 1.0)"
+    return of_floats(w, a, clamped(w, s, dtype, depth - 2))
 
 
-def integer(w: Writer, s: Scope, dtype: str, depth: int) -> str:
-    """The operators that only integers have."""
-    a = value(w, s, dtype, depth - 1)
-    if DTYPES[dtype].is_float:
-        return f"({a} / {w.one_of(('2.0', '3.0', '-4.0'))})"
-    op = w.one_of(("//", "%", "&", "|", "^", "<<", ">>"))
-    if op in ("&", "|", "^"):
-        return f"({a} {op} {value(w, s, dtype, depth - 1)})"
-    return f"({a} {op} {w.between(1, 5)})"
+def at_limits(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    return limited(w, value(w, s, dtype, depth - 1), dtype)
 
 
 def chosen(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     a, b = (value(w, s, dtype, depth - 1) for _ in "ab")
-    return f"T.if_then_else({condition(w, s)}, {a}, {b})"
+    if w.chance(0.3):
+        return f"({a} if {condition(w, s)} else {b})"
+    return f"T.{w.one_of(('if_then_else', 'Select'))}({condition(w, s)}, {a}, {b})"
 
 
 def through(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     """By way of another dtype."""
-    other = w.one_of((*FLOATS, *INTS, "float32"))
+    other = w.one_of((*FLOATS, *INTS, "float32", "bool"))
     return converted(w, value(w, s, other, depth - 1), dtype)
 
 
@@ -124,21 +133,28 @@ def fused(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     return f"T.fma({a}, {b}, {c})" if dtype in ("float32", "float64") else f"({a} * {b} + {c})"
 
 
+def by_macro(w: Writer, s: Scope, dtype: str, depth: int) -> str:
+    """A call of a function of two numbers that is inlined."""
+    names = [n for n in w.macros if n.startswith("macro")]
+    if not names:
+        name = w.name("macro")
+        made = w.one_of(("x + y * 2", "T.max(x, y) - x", "y - x", "T.min(x * 2, y)"))
+        w.macros[name] = f"@T.macro\ndef {name}(x, y):\n    return {made}\n\n\n"
+        names.append(name)
+    return f"{w.one_of(names)}({value(w, s, dtype, depth - 1)}, {value(w, s, dtype, depth - 2)})"
+
+
 Kind = Callable[[Writer, Scope, str, int], str]
 LEAVES: tuple[Kind, ...] = (
     literal, of_index, of_input, of_input, of_input, of_tile, of_tile, of_tile, of_scalar,
 )  # fmt: skip
 INNER: tuple[Kind, ...] = (
-    binary, binary, binary, clamped, with_literal, unary, elementary, integer, chosen, through,
-    fused,
+    binary, binary, binary, clamped, with_literal, unary, of_kind, of_kind, of_kind, chosen,
+    through, fused, at_limits, by_macro,
 )  # fmt: skip
 
 
 # --- parts of expressions ---
-
-
-def converted(w: Writer, text: str, dtype: str) -> str:
-    return f'T.cast({text}, "{dtype}")'
 
 
 def position(w: Writer, s: Scope) -> str:
@@ -149,10 +165,16 @@ def position(w: Writer, s: Scope) -> str:
     return w.one_of(names) if w.chance(0.7) else f"({w.one_of(names)} + {w.between(1, 9)})"
 
 
-def condition(w: Writer, s: Scope) -> str:
+def condition(w: Writer, s: Scope, depth: int = 1) -> str:
+    """A comparison, or some of them together."""
+    if depth and w.chance(0.2):
+        a, b = (condition(w, s, 0) for _ in "ab")
+        return w.one_of((f"({a} and {b})", f"({a} or {b})", f"(not {a})"))
     if w.scalars and w.chance(0.2):
         name, _ = w.one_of(w.scalars)
         return f"{name} {w.one_of(('<', '>=', '!='))} {w.between(0, 3)}"
+    if w.chance(0.1):
+        return f"{w.between(0, 3)} <= {position(w, s)} < {w.between(2, 12)}"
     op = w.one_of(("<", "<=", ">", ">=", "==", "!="))
     return f"{position(w, s)} {op} {w.between(0, 12)}"
 

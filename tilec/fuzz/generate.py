@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilec.fuzz.annotations import annotate_schedule
+from tilec.fuzz.assemble import assemble
+from tilec.fuzz.copies import filled
+from tilec.fuzz.launches import grid
+from tilec.fuzz.outputs import finish, show
 from tilec.fuzz.program import Program
-from tilec.fuzz.words import OUTER, STATEMENTS, annotate_schedule, filled, finish, show
+from tilec.fuzz.words import OUTER, STATEMENTS
 from tilec.fuzz.writer import DTYPES, THREADS, Writer
 
 
 def generate(seed: int, number: int) -> Program:
     """Program `number` of `seed`."""
-    w = Writer(np.random.default_rng([seed, number]))
+    w = Writer(np.random.default_rng([seed, number]), STATEMENTS)
     w.bm, w.bn = w.size(32), w.size(40)
     w.rows, w.columns = w.one_of(((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 2)))
     w.threads = w.one_of(THREADS)
-    header = _grid(w)
+    frame = grid(w)
     for _ in range(w.between(1, 3)):
         _input(w)
     if w.chance(0.5):
         w.scalar("int32", w.between(-1, 5))
     if w.chance(0.3):
         w.scalar("float32", w.one_of((0.5, -1.0, 2.0)))
+    if w.chance(0.2):
+        w.constant(w.between(0, 5))
     for _ in range(w.between(1, 3)):
-        filled(w, _tile_shape(w), w.one_of(DTYPES))
+        filled(w, _tile_shape(w), w.one_of((*DTYPES, "bool")))
     filled(w, (w.bm, w.bn), w.one_of(DTYPES))
     for _ in range(w.between(1, 5)):
         word = w.one_of(STATEMENTS if w.chance(0.65) else OUTER)
@@ -37,36 +44,7 @@ def generate(seed: int, number: int) -> Program:
             show(w, tile)
     for output in [o for o in w.outputs if o.part == (w.bm, w.bn)]:
         finish(w, output)
-    return w.program(header)
-
-
-def _grid(w: Writer) -> list[str]:
-    """The lines up to the block's body. The first output has one element for each of the grid's,
-    less some at its edges."""
-    missing = (w.below(w.bm) if w.chance(0.6) else 0, w.below(w.bn) if w.chance(0.6) else 0)
-    shape = (w.bm * w.rows - missing[0], w.bn * w.columns - missing[1])
-    if w.chance(0.04):
-        shape = (0, shape[1])
-    named = w.chance(0.6)
-    at = (f"by * {w.bm}", f"bx * {w.bn}")
-    sizes = ("M", "N") if named else ()
-    dtype = w.one_of(DTYPES)
-    w.output(shape, dtype, at, (w.bm, w.bn), sizes)
-    if w.chance(0.3):
-        w.output(shape, w.one_of(DTYPES), at, (w.bm, w.bn), sizes)
-    rows, columns = (
-        (f"T.ceildiv(M, {w.bm})", f"T.ceildiv(N, {w.bn})") if named else (w.rows, w.columns)
-    )
-    if w.chance(0.12):
-        w.depth = 3
-        blocks = w.between(1, 5)
-        group = w.between(1, 3)
-        w.words.append("persistent")
-        return [
-            f"    with T.Kernel({blocks}, threads={w.threads}) as block:",
-            f"        for by, bx in T.Persistent([{rows}, {columns}], {blocks}, block, {group}):",
-        ]
-    return [f"    with T.Kernel({columns}, {rows}, threads={w.threads}) as (bx, by):"]
+    return assemble(w, frame)
 
 
 def _input(w: Writer) -> None:
@@ -79,16 +57,24 @@ def _input(w: Writer) -> None:
     elif kind == 2 and w.chance(0.3):
         w.input((w.between(1, 3), w.size(30)), w.one_of(("float16", "int8")))
     else:
-        shape = (w.bm * w.rows + w.between(-3, 3), w.bn * w.columns + w.between(-3, 3))
+        more = w.between(-3, 3), w.between(-3, 3)
+        shape = (w.bm * w.rows + more[0], w.bn * w.columns + more[1])
         if w.chance(0.4):
             shape = (w.size(64), w.one_of((16, 32, 64, 8)))
         shape = (max(0, shape[0]), max(1, shape[1]))
-        sizes = ("P", "Q") if w.chance(0.4) and not _named(w, "P") else ()
-        w.input(shape, dtype, sizes)
+        w.input(shape, dtype, _sizes(w, shape))
 
 
-def _named(w: Writer, size: str) -> bool:
-    return any(f"(({size}," in p for p in w.parameters)
+def _sizes(w: Writer, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Run-time sizes for an input's extents: of its own, or those of the first output."""
+    if w.chance(0.5):
+        return ()
+    first = w.outputs[0]
+    if "(M, N)" in w.parameters[first.name] and w.chance(0.3):
+        gaps = [mine - other for mine, other in zip(shape, first.shape)]
+        if min(gaps) >= 0:
+            return tuple(f"{s} + {gap}" if gap else s for s, gap in zip("MN", gaps))
+    return () if any("(P," in text for text in w.parameters.values()) else ("P", "Q")
 
 
 def _tile_shape(w: Writer) -> tuple[int, ...]:

@@ -1,15 +1,19 @@
 """Runs a program on the GPU that is here, by way of torch: arrays with the strides they have on the
-host."""
+host, but for negative ones, which torch does not have: there an array runs the other way, with the
+same numbers in the same memory."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tilec.fuzz.arrays import Made
+from tilec.fuzz.program import Launch
 from tilec.kernel import Kernel
 
 
@@ -17,7 +21,8 @@ class Unable(Exception):
     """The arrays cannot be given to torch."""
 
 
-MOST_BYTES = 2**30  # of an array's memory; what is larger does not run here
+MOST_BYTES = 2**34  # of an array's memory; what is larger does not run here
+MOST_COPIED = 2**28  # bytes that are copied whole; of a larger memory only what the array shows
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -31,34 +36,74 @@ def present() -> bool:
     return bool(torch.cuda.is_available())
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """An array and its copy on the device: `seen` has the array's elements in their order, as
+    integers of their size, `given` is what the kernel is called with."""
+
+    made: Made
+    memory: Any
+    seen: Any
+    given: Any
+
+    @staticmethod
+    def of(a: Made, device: str) -> _Sent:
+        import torch
+
+        if a.base.nbytes > MOST_BYTES:
+            raise Unable(f"an array over {a.base.nbytes >> 20} MiB")
+        bits = _BITS[a.view.itemsize]
+        low = sum((e - 1) * s for e, s in zip(a.view.shape, a.strides) if s < 0 and e)
+        steps = tuple(map(abs, a.strides))
+        backwards = [d for d, s in enumerate(a.strides) if s < 0]
+        if a.base.nbytes > MOST_COPIED:
+            memory = torch.zeros(a.base.size, dtype=getattr(torch, bits), device=device)
+        else:
+            memory = torch.from_numpy(a.base.view(bits)).to(device, copy=True)
+        whole = torch.as_strided(memory, a.view.shape, steps, a.start + low)
+        if a.base.nbytes > MOST_COPIED or backwards:
+            if 0 not in a.strides:  # then nothing is turned over, and all is there already
+                whole.copy_(torch.from_numpy(a.view.copy().view(bits)))
+        typed = memory.view(getattr(torch, a.view.dtype.name))
+        given = torch.as_strided(typed, a.view.shape, steps, a.start + low)
+        return _Sent(a, memory, whole, given)
+
+    def fetch(self) -> None:
+        """Bring back what the kernel has made of the array, and of the memory beside it."""
+        a, bits = self.made, _BITS[self.made.view.itemsize]
+        seen = self.seen.cpu().contiguous().numpy().view(a.view.dtype)
+        if a.base.nbytes <= MOST_COPIED:
+            a.base.view(bits)[...] = self.memory.cpu().numpy()
+        if a.base.nbytes > MOST_COPIED or min(a.strides, default=1) < 0:
+            a.view[...] = seen
+
+
 def launch(
-    kernel: Kernel, arguments: Mapping[str, Made | int | float], device: str = "cuda"
-) -> None:
+    kernel: Kernel,
+    arguments: Mapping[str, Made | int | float],
+    how: Launch,
+    device: str = "cuda",
+) -> list[Any]:
     """Call the kernel with copies of the arrays on the device, then copy all their memory back.
-    Raises Unable for arrays that span more than `MOST_BYTES`, and for negative strides, which torch
-    does not have."""
+    Gives the arrays that the call has made. Raises Unable for an array that spans more than
+    `MOST_BYTES`."""
     import torch
 
-    given: list[Any] = []
-    back: list[tuple[Made, Any]] = []
-    for a in arguments.values():
-        if not isinstance(a, Made):
-            given.append(a)
-            continue
-        if a.base.nbytes > MOST_BYTES:
-            raise Unable(f"an array over {a.base.nbytes} bytes")
-        item = a.view.itemsize
-        start = (a.view.__array_interface__["data"][0] - a.base.ctypes.data) // item
-        strides = tuple(s // item for s in a.view.strides)
-        if min(strides, default=1) < 0:
-            raise Unable("torch has no negative strides")
-        bits = torch.from_numpy(a.base.view(np.dtype(_BITS[item]))).to(device, copy=True)
-        name = a.view.dtype.name
-        typed = bits.view(getattr(torch, name))
-        given.append(torch.as_strided(typed, a.view.shape, strides, start))
-        back.append((a, bits))
-    kernel(*given)
+    sent = {n: _Sent.of(a, device) for n, a in arguments.items() if isinstance(a, Made)}
+    given = [sent[n].given if n in sent else a for n, a in arguments.items()]
+    made = how.call(kernel, given)
     if device == "cuda":
         torch.cuda.synchronize()
-    for a, bits in back:
-        a.base.view(np.dtype(_BITS[a.view.itemsize]))[...] = bits.cpu().numpy()
+    for s in sent.values():
+        s.fetch()
+    return [_numpy(t) for t in made]
+
+
+def _numpy(made: Any) -> Any:
+    """A torch tensor as an array of NumPy's type of the same name."""
+    import torch
+
+    name = str(made.dtype).removeprefix("torch.")
+    kind = np.dtype(getattr(ml_dtypes, name, name))
+    bits = made.cpu().contiguous().view(getattr(torch, _BITS[kind.itemsize]))
+    return bits.numpy().view(kind)

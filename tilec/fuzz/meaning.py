@@ -1,4 +1,5 @@
-"""What the source of a kernel means, in NumPy: the words of `tilec.language`, one method a word.
+"""What the source of a kernel means, in NumPy: the words of `tilec.language`, one method a word;
+those about single numbers are in `maths`.
 
 `prepared` runs the very function that tilec compiles, block after block, with these words in place
 of the language's own.
@@ -16,30 +17,28 @@ import numpy as np
 import tilec.language as T
 from tilec.annotations import dtype_of
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region, whole
-from tilec.fuzz.numbers import (
-    Array,
-    Number,
-    Unclear,
-    arithmetic,
-    function_of,
-    index,
-    pair,
-    select,
-    unit,
-)
-from tilec.ir.types import BOOL, FLOAT16, FLOAT32, find_dtype
+from tilec.fuzz.maths import Maths
+from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, index, inexact_tf32, unit
+from tilec.fuzz.program import Launch
+from tilec.ir.types import FLOAT16, FLOAT32, TFLOAT32, DType, find_dtype
 
 MOST_ITERATIONS = 5000  # of one loop: beyond, a program counts as running for ever
+OF_THREADS = -2  # the "loop" whose iterations are a block's threads
 
 
-class Words:
-    """Stands for `tilec.language` while a kernel's function is run by Python."""
+class Words(Maths):
+    """Stands for `tilec.language` while a kernel's function is run by Python. `tensors`: those that
+    the function was given or has made."""
 
     GemmWarpPolicy = T.GemmWarpPolicy
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._grid: tuple[int, ...] = ()
+    def __init__(self, place: Place, launch: Launch) -> None:
+        super().__init__(place)
+        self._launch = launch
+        self._grid: tuple[int, ...] = (*launch.grid, 1, 1, 1)[:3]
+        self._at: tuple[int, ...] = (0, 0, 0)
+        self._threads = 0
+        self.tensors: list[Buffer] = []
 
     def __getattr__(self, name: str) -> Any:
         dtype = find_dtype(name)
@@ -50,15 +49,24 @@ class Words:
     # --- the grid ---
 
     def Kernel(self, *grid: Any, threads: Any = None, cluster_dims: Any = None) -> Iterator[Any]:
-        extents = [int(g) for g in grid]
-        full = (*extents, 1, 1, 1)[:3]
-        self._grid = tuple(full)
+        extents = [int(g) for g in grid or self._launch.grid]
+        self._grid = full = (*extents, 1, 1, 1)[:3]
+        self._threads = int(threads or self._launch.keywords.get("threads", 128))
         for number in range(math.prod(full)):
             self._place.block = number
             self._place.iteration = None
             x, rest = number % full[0], number // full[0]
-            coordinates = [index(c) for c in (x, rest % full[1], rest // full[1])]
+            self._at = (x, rest % full[1], rest // full[1])
+            coordinates = [index(c) for c in self._at]
             yield coordinates[0] if len(extents) == 1 else tuple(coordinates[: len(extents)])
+
+    def program_id(self, axis: int = 0) -> Number:
+        return index(self._at[axis])
+
+    get_block_binding = program_id
+
+    def num_programs(self, axis: int = 0) -> Number:
+        return index(self._grid[axis])
 
     def Persistent(
         self, domain: Any, wave_size: Any = None, index_: Any = None, group_size: int = 8
@@ -80,13 +88,47 @@ class Words:
             found = [index(c) for c in (*coordinates, *reversed(tail))]
             yield found[0] if len(found) == 1 else tuple(found)
 
+    # --- threads ---
+
+    def get_thread_binding(self, dim: int = 0) -> Number:
+        return index(np.arange(self._threads) if dim == 0 else 0)
+
+    def thread_binding(self, start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Number:
+        first = 0 if stop is None else start
+        return arithmetic("add", first, self.get_thread_binding("xyz".index(thread[-1])))
+
+    @contextmanager
+    def each_thread(self) -> Iterator[None]:
+        """One statement, done by all threads at once. To whoever touches the same elements they
+        are iterations of one loop: nothing says that one waits for another."""
+        self._place.loop = OF_THREADS
+        self._place.iteration = np.arange(self._threads)
+        yield
+        self._place.iteration = None
+
     # --- placement ---
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        """A tensor in global memory."""
+        self.tensors.append(Buffer(name, shape, dtype, self._place, tile=False))
+        return self.tensors[-1]
+
+    def empty(self, name: str, shape: Any, dtype: Any = "float32") -> Buffer:
+        extents = tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
+        return self.tensor(name, extents, dtype_of(dtype))
 
     def alloc_shared(self, shape: Any, dtype: Any, scope: str = "") -> Buffer:
         extents = tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
         return Buffer("a tile", extents, dtype_of(dtype), self._place, tile=True)
 
-    alloc_fragment = alloc_local = alloc_shared
+    alloc_fragment = alloc_shared
+
+    def alloc_local(self, shape: Any, dtype: Any, scope: str = "") -> Buffer:
+        made = self.alloc_shared(
+            (self._threads, *(shape if isinstance(shape, tuple) else (shape,))), dtype
+        )
+        made.threads = self._threads
+        return made
 
     def alloc_var(self, dtype: Any, init: Any = None) -> object:
         if init is None:
@@ -139,113 +181,15 @@ class Words:
         old = Number(np.zeros(extents), c.buffer.dtype, fnuz=self._place.fnuz)
         if not clear_accum:
             old = c.buffer.box(c.starts, extents)
-        c.buffer.put(c.starts, extents, product(a, b, old, allow_tf32))
-
-    def if_then_else(self, cond: Any, on_true: Any, on_false: Any) -> Any:
-        return select(cond, on_true, on_false)
-
-    Select = if_then_else
-
-    def cast(self, value: Any, dtype: Any) -> Number:
-        if isinstance(value, Number):
-            return value.to(dtype_of(dtype))
-        default = FLOAT32 if isinstance(value, float) else index(0).dtype
-        literal = BOOL if isinstance(value, bool) else default
-        return Number(value, literal, fnuz=self._place.fnuz).to(dtype_of(dtype))
-
-    def Cast(self, dtype: Any, value: Any) -> Number:
-        return self.cast(value, dtype)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Number:
-        return arithmetic("add", arithmetic("mul", a, b), c)
-
-    def min(self, a: Any, b: Any) -> Any:
-        return arithmetic("min", a, b)
-
-    def max(self, a: Any, b: Any) -> Any:
-        return arithmetic("max", a, b)
-
-    def ceildiv(self, a: Any, b: Any) -> Any:
-        return (a + (b - 1)) // b
-
-    cdiv = ceildiv
-
-    def floordiv(self, a: Any, b: Any) -> Any:
-        return a // b
-
-    def floormod(self, a: Any, b: Any) -> Any:
-        return a % b
-
-    def truncdiv(self, a: Any, b: Any) -> Any:
-        x, y = pair(a, b)
-        quotient = np.abs(x.value) // np.abs(y.value)
-        return Number(np.where((x.value < 0) == (y.value < 0), quotient, -quotient), x.dtype)
-
-    def truncmod(self, a: Any, b: Any) -> Any:
-        return a - b * self.truncdiv(a, b)
-
-    def bitwise_and(self, a: Any, b: Any) -> Any:
-        return arithmetic("and", a, b)
-
-    def bitwise_or(self, a: Any, b: Any) -> Any:
-        return arithmetic("or", a, b)
-
-    def bitwise_xor(self, a: Any, b: Any) -> Any:
-        return arithmetic("xor", a, b)
-
-    def bitwise_not(self, a: Number) -> Number:
-        return Number(~a.value, a.dtype, a.error, a.fnuz)
-
-    def shift_left(self, a: Any, b: Any) -> Any:
-        return arithmetic("shl", a, b)
-
-    def shift_right(self, a: Any, b: Any) -> Any:
-        return arithmetic("shr", a, b)
-
-    def abs(self, x: Number) -> Number:
-        return Number(np.abs(x.value), x.dtype, x.error, x.fnuz)
-
-    def floor(self, x: Number) -> Number:
-        return _whole(np.floor, x)
-
-    def ceil(self, x: Number) -> Number:
-        return _whole(np.ceil, x)
-
-    def trunc(self, x: Number) -> Number:
-        return _whole(np.trunc, x)
-
-    def round(self, x: Number) -> Number:
-        return _whole(np.rint, x)
-
-    def exp(self, x: Number) -> Number:
-        return function_of(x, np.exp, lambda v, e: np.exp(v + e), 4)
-
-    def exp2(self, x: Number) -> Number:
-        return function_of(x, np.exp2, lambda v, e: np.exp2(v + e), 4)
-
-    def tanh(self, x: Number) -> Number:
-        return function_of(x, np.tanh, lambda v, e: np.ones_like(v), 4)
-
-    def sigmoid(self, x: Number) -> Number:
-        return function_of(x, lambda v: 1 / (1 + np.exp(-v)), lambda v, e: np.ones_like(v), 8)
-
-    def sin(self, x: Number) -> Number:
-        return function_of(x, np.sin, lambda v, e: np.ones_like(v), 8)
-
-    def cos(self, x: Number) -> Number:
-        return function_of(x, np.cos, lambda v, e: np.ones_like(v), 8)
-
-    def sqrt(self, x: Number) -> Number:
-        def slope(v: Array, e: Array) -> Array:
-            room = v - e
-            return np.where(room > 0, 0.5 / np.sqrt(np.maximum(room, 1e-300)), np.inf)
-
-        return function_of(x, np.sqrt, slope, 4)
+        c.buffer.put(
+            c.starts, extents, product(a, b, old, allow_tf32 or TFLOAT32 in (a.dtype, b.dtype))
+        )
 
     # --- loops ---
 
     def every(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
         """T.Parallel, all iterations at once."""
+        self._outside_of_loops()
         shape = tuple(int(e) for e in extents)
         if math.prod(shape) == 0:
             return
@@ -259,6 +203,7 @@ class Words:
 
     def each(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
         """T.Parallel, one iteration after the other."""
+        self._outside_of_loops()
         shape = tuple(int(e) for e in extents)
         numbers = np.arange(math.prod(shape))
         self._enter(numbers)
@@ -280,6 +225,10 @@ class Words:
         self._place.mask = mask if before is None else mask & before
         yield
         self._place.mask = before
+
+    def _outside_of_loops(self) -> None:
+        if self._place.iteration is not None:
+            raise Invalid("a T.Parallel within another one, or within a thread's code")
 
     def _enter(self, iterations: Array) -> None:
         self._place.loops += 1
@@ -321,6 +270,9 @@ class Words:
     def annotate_schedule(self, **options: Any) -> None:
         pass
 
+    def print(self, obj: Any, msg: str = "") -> None:
+        pass
+
     def Layout(self, shape: Any, function: Any) -> None:
         return None
 
@@ -346,11 +298,6 @@ def _turned(x: Number) -> Number:
     return Number(x.value.T, x.dtype, x.error.T, x.fnuz)
 
 
-def _whole(f: Callable[..., Any], x: Number) -> Number:
-    low, high = f(x.value - x.error), f(x.value + x.error)
-    return Number(f(x.value), x.dtype, np.where(low == high, 0.0, x.error + 1), x.fnuz)
-
-
 def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
     """C + A @ B in C's dtype. Exact where every partial sum, in whatever order, fits the sum's
     mantissa; else within a bound that grows with the root of the length (rounding errors of either
@@ -364,10 +311,8 @@ def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
     if a.dtype.bits == 8 and c.dtype is FLOAT32:
         bits = 13  # what Hopper's tensor cores keep of a sum of float8
     if tf32:
-        low = x.astype(np.float32).view(np.uint32) & 0x1FFF
-        lowy = y.astype(np.float32).view(np.uint32) & 0x1FFF
-        ex = np.where(low, ex + np.abs(x) * 2.0**-11, ex)
-        ey = np.where(lowy, ey + np.abs(y) * 2.0**-11, ey)
+        ex = np.where(inexact_tf32(x), ex + np.abs(x) * 2.0**-11, ex)
+        ey = np.where(inexact_tf32(y), ey + np.abs(y) * 2.0**-11, ey)
     with np.errstate(all="ignore"):
         value = x @ y + c.value
         size = np.abs(x) @ np.abs(y) + np.abs(c.value)

@@ -24,6 +24,7 @@ from tilec.ir.types import (
     FLOAT32,
     FLOAT64,
     INT32,
+    TFLOAT32,
     DType,
 )
 
@@ -34,12 +35,13 @@ KINDS: dict[DType, Any] = {
     FLOAT8_E4M3: ml_dtypes.float8_e4m3fn,
     FLOAT8_E5M2: ml_dtypes.float8_e5m2,
     BOOL: np.bool_,
+    TFLOAT32: np.float32,
 }
 FNUZ: dict[DType, Any] = {
     FLOAT8_E4M3: ml_dtypes.float8_e4m3fnuz,
     FLOAT8_E5M2: ml_dtypes.float8_e5m2fnuz,
 }
-MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3}
+MANTISSA = {"f64": 53, "f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3}
 _NO_ERROR = np.zeros(())
 
 
@@ -101,6 +103,9 @@ class Number:
     ) -> None:
         self.value = np.asarray(value, held(dtype))
         self.error = np.asarray(error, np.float64)
+        unknown = np.isnan(self.error)  # of infinity times nothing
+        if unknown.any():
+            self.error = np.where(unknown, np.inf, self.error)
         self.dtype = dtype
         self.fnuz = fnuz
 
@@ -126,6 +131,8 @@ class Number:
         made = rounded(wide, dtype, self.fnuz)
         if self.exact():
             error = np.where(np.isnan(wide) & (dtype in FNUZ), np.inf, 0.0)
+            if dtype is TFLOAT32:  # rounded when it is stored, or when it is used, or never
+                error = np.where(inexact_tf32(made), _half_step(wide, dtype), error)
             if dtype.bits < 32:  # some convert by way of float32
                 twice = rounded(wide, FLOAT32) != wide
                 error = np.where(twice & (made != wide), 2 * _half_step(wide, dtype), error)
@@ -249,6 +256,12 @@ class Number:
     __hash__ = None  # type: ignore[assignment]
 
 
+def inexact_tf32(value: Array) -> Array:
+    """Where float32 values have more bits than TF32 keeps."""
+    made: Array = value.astype(np.float32).view(np.uint32) & 0x1FFF != 0
+    return made
+
+
 def _half_step(value: Array, dtype: DType) -> Array:
     """What rounding to `dtype` may add to an error."""
     made: Array = np.abs(value) * unit(dtype) + smallest(dtype)
@@ -301,7 +314,7 @@ def settle(value: Array, error: Array, dtype: DType, fnuz: bool = False, ulps: f
     whole = dtype is FLOAT64 and np.all((value == np.trunc(value)) & (np.abs(value) < 2**52))
     same = (made == value) if dtype is not FLOAT64 or whole else np.zeros(np.shape(value), bool)
     error = np.where(same & (error == 0), 0.0, error + ulps * _half_step(value, dtype))
-    beyond = ~(np.abs(value) + error < largest(dtype, fnuz))
+    beyond = ~(np.abs(value) + error < largest(dtype, fnuz))  # and where there is no number
     return Number(made, dtype, np.where(beyond, np.inf, error), fnuz)
 
 
@@ -347,7 +360,9 @@ def arithmetic(kind: str, left: Any, right: Any) -> Number:
             case "min" | "max":
                 made = (np.minimum if kind == "min" else np.maximum)(x, y)
                 error = np.where(np.abs(x - y) > ea + eb, np.where(made == x, ea, eb), ea + eb)
-                return Number(made, dtype, np.where(np.isnan(x - y), np.inf, error), fnuz)
+                same = (x == y) & (ea == 0) & (eb == 0)  # of infinities, too
+                error = np.where(np.isnan(x - y) & ~same, np.inf, error)
+                return Number(made, dtype, error, fnuz)
     raise TypeError(f"{kind} of {dtype.name}")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-import tilec
 from tilec.fuzz import gpu, prepared
 from tilec.fuzz.arrays import Array, Made
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.numbers import Number, Unclear
-from tilec.fuzz.program import Program, make_arguments
+from tilec.fuzz.program import PLAIN, Launch, Program, make_arguments
+from tilec.fuzz.silence import silent
+from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
 
 SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
@@ -63,21 +62,29 @@ def check(
     kernel: Kernel,
     arguments: Mapping[str, Array | int | float],
     chosen: Sequence[str] = TARGETS,
+    launch: Launch = PLAIN,
 ) -> None:
     """Assert that `kernel` gives on every target what its source means: what a test file that the
     fuzzer wrote calls."""
-    wants = Wants(kernel, arguments)
+    wants = Wants(kernel, arguments, launch)
     for target in chosen:
         outcome = run_on(kernel, arguments, wants, target)
         assert not outcome.failed, f"{outcome.target}: {outcome.kind}\n{outcome.text}"
 
 
 class Wants:
-    """What the arrays must hold in the end, with OCP's float8 and, where it differs, AMD's."""
+    """What the arrays must hold in the end, with OCP's float8 and, where it differs, AMD's; those
+    that the call makes, `returned`, among them."""
 
-    def __init__(self, kernel: Kernel, arguments: Mapping[str, Array | int | float]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        arguments: Mapping[str, Array | int | float],
+        launch: Launch = PLAIN,
+    ) -> None:
         """Raises Invalid or Unclear for a program without a meaning."""
-        self._kernel, self._arguments = kernel, arguments
+        self._kernel, self._arguments, self.launch = kernel, arguments, launch
+        self.returned = prepared.returned(kernel.function, kernel.out)
         self._made: dict[bool, dict[str, Number]] = {}
         self._float8 = any(
             isinstance(a, Array) and "float8" in a.dtype for a in arguments.values()
@@ -92,7 +99,8 @@ class Wants:
                 for n, a in make_arguments(self._arguments, fnuz).items()
             }
             with np.errstate(all="ignore"):
-                self._made[fnuz] = prepared.run(self._kernel.function, given, fnuz)
+                made = prepared.run(self._kernel.function, given, self.launch, fnuz)
+                self._made[fnuz] = made
         return self._made[fnuz]
 
 
@@ -104,7 +112,7 @@ def run_program(program: Program, chosen: Sequence[str]) -> list[Outcome]:
     """The outcome on each target. Raises Invalid or Unclear for a program without a meaning."""
     try:
         kernel = program.load()
-        wants = Wants(kernel, program.arguments)
+        wants = Wants(kernel, program.arguments, program.launch)
         return [run_on(kernel, program.arguments, wants, target) for target in chosen]
     finally:
         program.forget()
@@ -122,25 +130,27 @@ def run_on(
         return Outcome(target, "refused", "arrays", text)
     before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
     given = [a.view if isinstance(a, Made) else a for a in made.values()]
+    results: dict[str, Any] = {n: a.view for n, a in made.items() if isinstance(a, Made)}
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), silent(_prints(kernel)):
             warnings.simplefilter("ignore")
             if target == "cpu":
-                kernel(*given)
+                results |= zip(wants.returned, wants.launch.call(kernel, given))
             elif target == "gpu":
-                gpu.launch(kernel, made)
+                results |= zip(wants.returned, gpu.launch(kernel, made, wants.launch))
             else:
-                report = tilec.simulate(kernel, *given, target=target)
+                report = wants.launch.simulate(kernel, given, target)
                 if not report.complete:
                     raise KeyboardInterrupt  # which the simulator has taken for itself
                 if report.findings:
                     first = report.findings[0]
                     return Outcome(target, "finding", first.kind, _findings(report))
+                results |= report.outputs
     except (Invalid, Unclear):
         raise
     except gpu.Unable as e:
         return Outcome(target, "refused", "arrays", str(e))
-    except tilec.CompileError as e:
+    except CompileError as e:
         return Outcome(target, "refused", _class_of(e), str(e))
     except Exception as e:  # whatever goes wrong in the compiler is what is looked for
         return Outcome(target, "error", _class_of(e), _error(e))
@@ -148,12 +158,14 @@ def run_on(
         if isinstance(a, Made) and a.outside() != before[name]:
             return Outcome(target, "outside", name, f"memory beside {name} was written")
     for name, want in wants.of(fnuz).items():
-        array = made[name]
-        assert isinstance(array, Made)
-        wrong = differing(array.view, want)
+        wrong = differing(results[name], want)
         if wrong:
             return Outcome(target, "numbers", name, f"{name}: {wrong}")
     return Outcome(target, "ok")
+
+
+def _prints(kernel: Kernel) -> bool:
+    return "print" in kernel.function.__code__.co_names
 
 
 def _class_of(e: BaseException) -> str:

@@ -1,10 +1,4 @@
-"""Runs a kernel's own source in Python, on the words of `meaning`.
-
-The function's syntax tree is changed first: `with T.Kernel(…)` becomes a loop over blocks, a
-subscript given to a word on tiles a region, T.Parallel one of two loops of `Words`: done at once,
-with arrays for its indices and masks for its branches, where that can be, else iteration by
-iteration.
-"""
+"""Runs a kernel's own source in Python, changed by `syntax`, on the words of `meaning`."""
 
 from __future__ import annotations
 
@@ -13,161 +7,120 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilec.annotations import Size
-from tilec.annotations import Tensor as TensorAnnotation
-from tilec.frontend.source import read_source
+from tilec.annotations import Macro, Size, Tensor
+from tilec.choices import Auto
+from tilec.frontend.source import Source, read_source
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
 from tilec.fuzz.meaning import Words
-from tilec.fuzz.numbers import Number, index
+from tilec.fuzz.numbers import Number, arithmetic, index
+from tilec.fuzz.program import PLAIN, Launch
+from tilec.fuzz.syntax import changed, returned_names, shapes_within
 from tilec.ir.types import find_dtype
 
-TILE_WORDS = ("copy", "fill", "clear", "gemm")
-
-
-class _Prepared(ast.NodeTransformer):
-    """The function as Python runs it; see the module's opening."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        node.decorator_list = []
-        for a in (*node.args.args, *node.args.kwonlyargs):
-            a.annotation = None
-        return node
-
-    def visit_With(self, node: ast.With) -> ast.AST:
-        self.generic_visit(node)
-        (item,) = node.items
-        if isinstance(item.context_expr, ast.Call) and _is(item.context_expr, "when"):
-            return node
-        target = item.optional_vars or ast.Name("_", ast.Store())
-        return ast.For(target, item.context_expr, node.body, [])
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self.generic_visit(node)
-        condition = ast.Lambda(ast.arguments([], [], None, [], [], None, []), node.test)
-        # the condition reads the variables of the function, which a lambda in it sees
-        turns = ast.Call(_word("turns"), [condition], [])
-        return ast.For(ast.Name("_", ast.Store()), turns, node.body, [])
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        match node.iter:
-            case ast.Call(func=ast.Attribute(attr="Parallel") as word):
-                word.attr = "every" if _at_once(node) else "each"
-                if word.attr == "every":
-                    _Masked().generic_visit(node)
-            case ast.Call(func=ast.Name(id="range")):
-                node.iter.func = _word("serial")
-        self.generic_visit(node)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if _is(node, *TILE_WORDS):
-            node.args = [_as_region(a) for a in node.args]
-        if _is(node, "Persistent"):
-            for keyword in node.keywords:
-                keyword.arg = "index_" if keyword.arg == "index" else keyword.arg
-        return node
-
-
-class _Masked(ast.NodeTransformer):
-    """`if` of all iterations at once."""
-
-    def visit_If(self, node: ast.If) -> list[ast.stmt]:
-        self.generic_visit(node)
-        name = f"_taken{node.lineno}"
-        made: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], node.test)]
-        for body, holds in ((node.body, True), (node.orelse, False)):
-            if body:
-                taken = ast.Call(
-                    _word("when"), [ast.Name(name, ast.Load()), ast.Constant(holds)], []
-                )
-                made.append(ast.With([ast.withitem(taken)], body))
-        return made
-
-
-def _at_once(loop: ast.For) -> bool:
-    """Whether the iterations of a T.Parallel can be done at once: none goes a way of its own but
-    by an `if` that changes no variable."""
-    own = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
-    for node in (n for s in loop.body for n in ast.walk(s)):
-        match node:
-            case ast.While() | ast.IfExp() | ast.BoolOp() | ast.Break() | ast.Continue():
-                return False
-            case ast.For():
-                if any(isinstance(n, ast.Name) and n.id in own for n in ast.walk(node.iter)):
-                    return False
-            case ast.If():
-                if any(isinstance(n, ast.Assign | ast.AugAssign) and _plain(n)
-                       for n in ast.walk(node)):  # fmt: skip
-                    return False
-    return True
-
-
-def _plain(node: ast.AugAssign | ast.Assign) -> bool:
-    """Whether a name, no element, is assigned."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(t, ast.Name) for t in targets)
-
-
-def _is(node: ast.Call, *words: str) -> bool:
-    """Whether one of these words is called."""
-    return isinstance(node.func, ast.Attribute) and node.func.attr in words
-
-
-def _word(name: str) -> ast.expr:
-    return ast.Attribute(ast.Name("T", ast.Load()), name, ast.Load())
-
-
-def _as_region(node: ast.expr) -> ast.expr:
-    if not isinstance(node, ast.Subscript):
-        return node
-    entries = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    index = ast.Tuple([_slice_call(e) for e in entries], ast.Load())
-    region = ast.Name("_region_of", ast.Load())
-    return ast.Call(region, [node.value, index], [])
-
-
-def _slice_call(node: ast.expr) -> ast.expr:
-    if not isinstance(node, ast.Slice):
-        return node
-    ends: list[ast.expr] = [e or ast.Constant(None) for e in (node.lower, node.upper)]
-    return ast.Call(ast.Name("slice", ast.Load()), ends, [])
+PYTHON_FAULTS = (
+    AttributeError,
+    IndexError,
+    ZeroDivisionError,
+    TypeError,
+    ValueError,
+    UnboundLocalError,
+    OverflowError,
+)
 
 
 def run(
-    function: Callable[..., Any], arguments: Mapping[str, Any], fnuz: bool = False
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    launch: Launch = PLAIN,
+    fnuz: bool = False,
 ) -> dict[str, Number]:
-    """The tensors of a kernel's function after it has run, by name. `arguments`: arrays, which are
+    """The tensors of a kernel's function after it has run, by name, those that the call makes among
+    them: what of these nobody has written has an infinite error. `arguments`: arrays, which are
     left as they are, and scalars. `fnuz`: float8 is AMD's. Raises Invalid or Unclear for a program
     without a meaning."""
     source = read_source(function)
     place = Place(fnuz=fnuz)
-    words = Words(place)
+    words = Words(place, launch)
     scope: dict[str, Any] = {**source.globals, "T": words, "_region_of": Region.of}
-    buffers: dict[str, Buffer] = {}
     given: dict[str, Any] = {}
-    for name, annotation in inspect.get_annotations(function, eval_str=True).items():
-        value = arguments[name]
-        if isinstance(annotation, TensorAnnotation):
-            buffer = Buffer(name, value.shape, annotation.dtype, place, tile=False)
-            buffer.fill_from(value)
-            buffers[name] = given[name] = buffer
-            for extent, size in zip(annotation.shape, value.shape):
-                if isinstance(extent, Size) and not extent.op:
-                    scope[extent.text] = index(size)
+    annotations = inspect.get_annotations(function, eval_str=True)
+    late = _tensors_within(source)
+    made_by_call = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation = late.get(name, annotations.get(name))
+        if isinstance(annotation, Tensor) and name in arguments:
+            given[name] = _buffer(name, arguments[name], annotation, words, scope)
+        elif isinstance(annotation, Tensor):
+            made_by_call.append((name, annotation))
+        elif name in arguments:
+            given[name] = _scalar(annotation, arguments[name])
         else:
-            given[name] = _scalar(annotation, value)
-    tree = ast.Module([_Prepared().visit(source.node)], [])
+            value = launch.keywords.get(name, parameter.default)
+            given[name] = value.values[0] if isinstance(value, Auto) else value
+    for name, annotation in made_by_call:  # their sizes are those of the others
+        extents = tuple(_extent(e, scope) for e in annotation.shape)
+        given[name] = words.empty(name, extents, annotation.dtype)
     for name in ("make_swizzled_layout", "make_mma_swizzle_layout"):
-        scope[name] = words.Layout if name not in scope else (lambda *_: None)
-    code = compile(ast.fix_missing_locations(tree), source.file, "exec", dont_inherit=True)
-    exec(code, scope)
+        scope[name] = lambda *_: None
+    for name, value in source.globals.items():
+        if isinstance(value, Macro):
+            _define(read_source(value.function), scope)
+            scope[name] = scope[value.__name__]
+    _define(source, scope)
     try:
         scope[source.name](**given)
-    except (IndexError, ZeroDivisionError, TypeError, ValueError, UnboundLocalError) as e:
+    except PYTHON_FAULTS as e:
         raise Invalid(f"{type(e).__name__}: {e}") from e
-    return {n: Number(b.value, b.dtype, b.error, fnuz) for n, b in buffers.items()}
+    return {b.name: b.content() for b in words.tensors}
+
+
+def returned(function: Callable[..., Any], out: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of what a call of the kernel gives back, in order."""
+    return out or returned_names(read_source(function).node)
+
+
+def _define(source: Source, scope: dict[str, Any]) -> None:
+    """Put the function, as Python runs it, into `scope`."""
+    tree = ast.Module([changed(source.node)], [])
+    code = compile(ast.fix_missing_locations(tree), source.file, "exec", dont_inherit=True)
+    exec(code, scope)
+
+
+def _tensors_within(source: Source) -> dict[str, Tensor]:
+    """The tensors that a body annotates."""
+    found = {}
+    for name, call in shapes_within(source.node).items():
+        names = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)}
+        sizes = {n: Size(n, fixed=True) for n in names}
+        text = compile(ast.Expression(call), source.file, "eval", dont_inherit=True)
+        found[name] = eval(text, {**source.globals, **sizes})
+    return found
+
+
+def _buffer(
+    name: str, value: Any, annotation: Tensor, words: Words, scope: dict[str, Any]
+) -> Buffer:
+    """A tensor argument; the sizes that it gives go to `scope`."""
+    buffer = words.tensor(name, value.shape, annotation.dtype)
+    buffer.fill_from(value)
+    strides = tuple(s // value.itemsize for s in value.strides)
+    for shown, found in (
+        *zip(annotation.shape, value.shape),
+        *zip(annotation.strides or (), strides),
+    ):
+        if isinstance(shown, Size) and not shown.op:
+            scope[shown.text] = int(found) if shown.fixed else index(found)
+    return buffer
+
+
+def _extent(extent: int | Size, scope: Mapping[str, Any]) -> int:
+    """What an extent is for the sizes in `scope`."""
+    if isinstance(extent, int):
+        return extent
+    if not extent.op:
+        return int(scope[extent.text])
+    a, b = (_extent(x, scope) for x in extent.args)
+    return int(arithmetic(extent.op, index(a), index(b)))
 
 
 def _scalar(annotation: object, value: Any) -> Any:

@@ -14,6 +14,7 @@ DTYPES: tuple[tuple[str, str, str], ...] = (
     ("bfloat16", "bfloat16", "float32"),
     ("float32", "float32", "float32"),
     ("float32", "float32", "float32"),
+    ("tfloat32", "tfloat32", "float32"),
     ("float64", "float64", "float64"),
     ("float8_e4m3", "float8_e4m3", "float32"),
     ("float8_e5m2", "float8_e4m3", "float32"),
@@ -50,13 +51,18 @@ def shape_of(w: Writer, m: int = 0, n: int = 0) -> Shape:
     """Extents that matrix instructions take, mostly."""
     odd = w.chance(0.15)
     dtypes = w.one_of(DTYPES)
-    wide = 2 if dtypes[0] in ("float32", "float64") else 1
+    wide = 2 if dtypes[0] in ("float32", "tfloat32", "float64") else 1
     m = m or (w.size(40) if odd else w.one_of((16, 32, 64, 64, 64)))
     n = n or (w.size(40) if odd else w.one_of((8, 16, 16, 24, 32, 64)))
     k = w.size(40) if odd else w.one_of((16, 32, 32)) // wide
     if m * n > 2048:
         n = max(8, 2048 // m)
     return Shape(m, n, k, dtypes, w.chance(0.4), w.chance(0.4))
+
+
+def in_memory(dtype: str) -> str:
+    """The dtype of a tensor whose tiles have this one."""
+    return "float32" if dtype == "tfloat32" else dtype
 
 
 def call(w: Writer, s: Shape, a: str, b: str, c: str, fresh: bool) -> str:
@@ -81,7 +87,7 @@ def operand(w: Writer, shape: tuple[int, int], dtype: str, space: str = "") -> T
     """A tile with small numbers in it."""
     tile = w.tile(shape, dtype, space or w.one_of(("shared", "shared", "shared", "fragment")))
     if w.chance(0.5) and w.depth == 2:
-        source = w.input((w.size(shape[0] + 8), shape[1] + w.below(9)), dtype)
+        source = w.input((w.size(shape[0] + 8), shape[1] + w.below(9)), in_memory(dtype))
         w.emit(f"T.copy({source.name}[{w.one_of(('0', 'by * 8'))}, {w.below(3)}], {tile.name})")
         return tile
     i, j = f"p{w.depth}", f"q{w.depth}"
@@ -106,7 +112,7 @@ def product(w: Writer) -> None:
     w.emit(call(w, s, a.name, b.name, c.name, fresh))
     if w.chance(0.2):
         w.emit(call(w, s, a.name, b.name, c.name, False))
-    w.tiles += [c, a, b]
+    w.tiles += [c] if s.dtypes[0] == "tfloat32" else [c, a, b]  # it is for products only
     if (s.m, s.n) != (w.bm, w.bn) and w.depth == 2:
         result(w, s, c)
 
@@ -133,7 +139,9 @@ def pipelined_product(w: Writer) -> None:
     if w.chance(0.6):  # rows that TMA can bring
         a_shape, b_shape = ((x[0], -(-x[1] // 16) * 16) for x in (a_shape, b_shape))
         k = a_shape[0] if s.left else a_shape[1]
-    left, right = (w.input(x, d) for x, d in ((a_shape, s.dtypes[0]), (b_shape, s.dtypes[1])))
+    left, right = (
+        w.input(x, in_memory(d)) for x, d in ((a_shape, s.dtypes[0]), (b_shape, s.dtypes[1]))
+    )
     a, b = w.tile(s.a, s.dtypes[0], "shared"), w.tile(s.b, s.dtypes[1], "shared")
     c = w.tile((s.m, s.n), s.dtypes[2], "fragment")
     w.emit(f"T.clear({c.name})")
@@ -145,7 +153,7 @@ def pipelined_product(w: Writer) -> None:
         w.emit(f"T.copy({left.name}[{', '.join(ends)}], {a.name})")
         ends = (column, deep) if s.right else (deep, column)
         w.emit(f"T.copy({right.name}[{', '.join(ends)}], {b.name})")
-        if w.chance(0.15) and "float8" not in s.dtypes[0]:
+        if w.chance(0.15) and s.dtypes[0] != "tfloat32" and "float8" not in s.dtypes[0]:
             i, j = "p", "q"
             with w.block(f"for {i}, {j} in T.Parallel({s.a[0]}, {s.a[1]}):"):
                 half = "" if s.dtypes[0] in ("int8", "uint8") else ".0"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tilec.language as T
 from tilec.fuzz.arrays import Array, Made
+from tilec.jit.simulate import simulate
 from tilec.kernel import Kernel, kernel
 from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
+from tilec.sim.report import Report
 
 SIZES = ("M", "N", "K", "P", "Q")
 HEADER = f"""\
@@ -24,18 +26,41 @@ from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
 
 
 @dataclass(frozen=True)
+class Launch:
+    """How a kernel is called: `kernel[grid](…, **keywords)`; no grid where its source has one."""
+
+    grid: tuple[int, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def call(self, kernel: Kernel, given: Sequence[Any]) -> list[Any]:
+        """Call the kernel; the arrays that it makes, in the order in which it returns them."""
+        called = kernel[self.grid] if self.grid else kernel
+        made = called(*given, **self.keywords)
+        return [] if made is None else list(made) if isinstance(made, tuple) else [made]
+
+    def simulate(self, kernel: Kernel, given: Sequence[Any], target: str) -> Report:
+        """Run the kernel in the simulator."""
+        return simulate(kernel, *given, grid=self.grid or None, target=target, **self.keywords)
+
+
+PLAIN = Launch()
+
+
+@dataclass(frozen=True)
 class Program:
-    """`source`: the kernel as a `def`, decorator included. `arguments`: by name, in the order of
-    its parameters; ints and floats for scalars. `words`: what the generator wrote it from."""
+    """`source`: the kernel as a `def`, decorator included, and the macros before it. `arguments`:
+    what a call passes, by name, in the order of the parameters; ints and floats for scalars.
+    `words`: what the generator wrote it from."""
 
     source: str
     arguments: Mapping[str, Array | int | float]
     words: tuple[str, ...] = field(default=(), compare=False)
+    launch: Launch = PLAIN
 
     @property
     def digest(self) -> str:
         """A short name of the program."""
-        text = f"{self.source}\n{dict(self.arguments)!r}"
+        text = f"{self.source}\n{dict(self.arguments)!r}\n{self.launch!r}"
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def load(self) -> Kernel:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.fuzz.arrays import Array
-from tilec.fuzz.program import SIZES, Program
+from tilec.fuzz.program import SIZES, Launch, Program
 from tilec.ir.types import DTYPES
 
 Change = Callable[[], None]
@@ -28,20 +28,20 @@ class _Draft:
 
     tree: ast.Module
     arguments: dict[str, Any]
+    launch: Launch
 
     @staticmethod
     def of(program: Program) -> _Draft:
-        return _Draft(ast.parse(program.source), dict(program.arguments))
+        return _Draft(ast.parse(program.source), dict(program.arguments), program.launch)
 
     def program(self) -> Program:
-        return Program(ast.unparse(ast.fix_missing_locations(self.tree)) + "\n", self.arguments)
-
-    def copy(self) -> _Draft:
-        return _Draft(copy.deepcopy(self.tree), dict(self.arguments))
+        source = ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
+        return Program(source, self.arguments, launch=self.launch)
 
     @property
     def function(self) -> ast.FunctionDef:
-        return next(n for n in self.tree.body if isinstance(n, ast.FunctionDef))
+        """The kernel: what stands before it are macros."""
+        return [n for n in self.tree.body if isinstance(n, ast.FunctionDef)][-1]
 
 
 def shrink(
@@ -132,16 +132,26 @@ def _dropper(body: list[ast.stmt], start: int, size: int) -> Change:
 
 
 def drop_parameters(d: _Draft) -> Iterator[Change]:
+    """Parameters that nothing names, and macros."""
     used = {n.id for s in d.function.body for n in ast.walk(s) if isinstance(n, ast.Name)}
     for a in d.function.args.args:
         if a.arg not in used:
             yield _without(d, a)
+    for node in d.tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name not in used and node is not d.function:
+            yield lambda node=node: d.tree.body.remove(node)  # type: ignore[misc]
 
 
 def _without(d: _Draft, parameter: ast.arg) -> Change:
     def change() -> None:
-        d.function.args.args.remove(parameter)
-        del d.arguments[parameter.arg]
+        a = d.function.args
+        place = a.args.index(parameter) - len(a.args) + len(a.defaults)
+        if place >= 0:  # defaults are those of the last ones
+            del a.defaults[place]
+        a.args.remove(parameter)
+        d.arguments.pop(parameter.arg, None)
+        keywords = {n: v for n, v in d.launch.keywords.items() if n != parameter.arg}
+        d.launch = replace(d.launch, keywords=keywords)
 
     return change
 
@@ -318,9 +328,31 @@ def _extent(d: _Draft, name: str, dim: int, value: int) -> Change:
 
 def _annotated_extent(d: _Draft, name: str, dim: int) -> Any:
     (found,) = [a for a in d.function.args.args if a.arg == name]
-    assert isinstance(found.annotation, ast.Call)
-    shape = found.annotation.args[0]
+    within = [
+        s.annotation
+        for s in d.function.body
+        if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name) and s.target.id == name
+    ]
+    annotation = found.annotation or (within[0] if within else None)
+    if not isinstance(annotation, ast.Call):
+        return None
+    shape = annotation.args[0]
     return shape.elts[dim] if isinstance(shape, ast.Tuple) else shape
+
+
+def smaller_launch(d: _Draft) -> Iterator[Change]:
+    """Fewer blocks, smaller numbers of its keywords."""
+    for axis, extent in enumerate(d.launch.grid):
+        for less in _less(extent) if extent > 1 else []:
+            grid = (*d.launch.grid[:axis], less, *d.launch.grid[axis + 1 :])
+            yield _launched(d, replace(d.launch, grid=grid))
+    for name, value in d.launch.keywords.items():
+        if name != "threads" and value > 1:
+            yield _launched(d, replace(d.launch, keywords={**d.launch.keywords, name: 1}))
+
+
+def _launched(d: _Draft, launch: Launch) -> Change:
+    return lambda: setattr(d, "launch", launch)
 
 
 def plain_sizes(d: _Draft) -> Iterator[Change]:
@@ -379,6 +411,7 @@ PASSES = (
     drop_keywords,
     plainer_dtypes,
     plain_sizes,
+    smaller_launch,
     smaller_arrays,
     smaller_numbers,
 )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import Outcome
-from tilec.fuzz.program import HEADER, SIZES, Program
+from tilec.fuzz.program import HEADER, PLAIN, SIZES, Program
 
 _CHECK = """
 
 def test_kernel() -> None:
-    check(kernel, ARGUMENTS, {targets!r})
+    check(kernel, ARGUMENTS, {targets!r}{launch})
 """
 
 
@@ -28,8 +28,10 @@ def test_text(program: Program, outcome: Outcome, seed: int, number: int) -> str
     imports = HEADER if sizes else HEADER.rpartition("\n\n")[0] + "\n"
     imports = imports.replace(
         "from tilec.layout", "from tilec.fuzz.arrays import Array\nfrom tilec.fuzz.outcome import "
-        "check\nfrom tilec.layout",
+        "check\nfrom tilec.fuzz.program import Launch\nfrom tilec.layout",
     )  # fmt: skip
+    if program.launch == PLAIN:
+        imports = imports.replace("from tilec.fuzz.program import Launch\n", "")
     if "swizzle" not in program.source:
         imports = "".join(
             line for line in imports.splitlines(True) if not line.startswith("from tilec.layout")
@@ -38,7 +40,8 @@ def test_text(program: Program, outcome: Outcome, seed: int, number: int) -> str
     for name, a in program.arguments.items():
         arguments.append(f"    {name!r}: {_spelled(a)},")
     arguments.append("}")
-    check = _CHECK.format(targets=(outcome.target,))
+    launch = "" if program.launch == PLAIN else f", {program.launch!r}"
+    check = _CHECK.format(targets=(outcome.target,), launch=launch)
     parts = [opening, imports, "\n", program.source, "\n\n", "\n".join(arguments), "\n", check]
     return "".join(parts)
 

@@ -16,16 +16,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+import tilec.language as T
 from tilec.fuzz.arrays import MOST_FAR, Array
-from tilec.fuzz.program import Program
+from tilec.ir.types import ALIASES
 
 X = TypeVar("X")
+Word = Callable[["Writer"], None]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTS = ("int8", "uint8", "int16", "int32", "int64")
+INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
 DTYPES = (*FLOATS, "float32", "float16", *INTS, "int32")
-VIEWS = ("plain",) * 8 + ("transposed", "padded", "offset", "steps", "reversed")
+VIEWS = ("plain",) * 8 + ("transposed", "padded", "offset", "steps", "reversed", "flipped")
 THREADS = (64, 128, 128, 128, 256)
 
 
@@ -38,14 +40,25 @@ class Tile:
     dtype: str
     space: str
 
+    @property
+    def float8(self) -> bool:
+        """Whether it is for storage and products only."""
+        return "float8" in self.dtype
+
+    @property
+    def counts(self) -> bool:
+        """Whether its elements can be added."""
+        return not self.float8 and self.dtype != "bool"
+
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that is only read."""
+    """A tensor that is only read. `fixed`: its extents are spelled out, none is a run-time size."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,16 @@ class Writer:
     """The state of a program that is being written."""
 
     rng: np.random.Generator
+    statements: tuple[Word, ...] = ()  # what may stand in a branch or a loop
     lines: list[str] = field(default_factory=list)
     depth: int = 2
     head: list[str] = field(default_factory=list)
-    parameters: list[str] = field(default_factory=list)
+    macros: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
     arguments: dict[str, Array | int | float] = field(default_factory=dict)
+    keywords: dict[str, int] = field(default_factory=dict)
+    launch: tuple[int, ...] = ()  # the grid of `kernel[grid](…)`
     tiles: list[Tile] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
@@ -136,9 +154,17 @@ class Writer:
         # a fragment of odd extents, of which every thread holds all, must be small
         space = space or ("shared" if odd else self.one_of(("shared", "fragment")))
         made = Tile(self.name("S" if space == "shared" else "f"), shape, dtype, space)
-        extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-        self.head.append(f'{made.name} = T.alloc_{space}(({extents}), "{dtype}")')
+        extents = listed(list(map(str, shape)))
+        self.head.append(f"{made.name} = T.alloc_{space}(({extents}), {self.spelled(dtype)})")
         return made
+
+    def spelled(self, dtype: str) -> str:
+        """A dtype as one writes it."""
+        names = [n for n, d in ALIASES.items() if d == dtype and hasattr(T, n)]
+        kind = self.below(10)
+        if kind == 0 and names:
+            return f"T.{self.one_of(names)}"
+        return f"T.{dtype}" if kind == 1 else f'"{dtype}"'
 
     def tensor(
         self,
@@ -153,11 +179,17 @@ class Writer:
         """A tensor parameter. `sizes`: names of the run-time sizes among its extents, "" for a
         compile-time one."""
         name = self.name(prefix)
-        shown = [s or str(e) for s, e in zip(sizes or [""] * len(shape), shape)]
-        extents = ", ".join(shown) + ("," if len(shape) == 1 else "")
-        self.parameters.append(f'{name}: T.Tensor(({extents}), "{dtype}")')
-        view = view or self.one_of(VIEWS)
-        self.arguments[name] = Array(shape, dtype, view, content, self.below(1000), high)
+        array = Array(shape, dtype, view or self.one_of(VIEWS), content, self.below(1000), high)
+        self.arguments[name] = array
+        extents = listed([s or str(e) for s, e in zip(sizes or [""] * len(shape), shape)])
+        strides = array.strides()
+        if min(strides) > 0 and self.chance(0.08):
+            shown = listed(list(map(str, strides)))
+            made = f'T.StridedTensor(({extents}), ({shown}), "{dtype}")'
+        else:
+            word = self.one_of(("Tensor",) * 6 + ("Buffer",))
+            made = f"T.{word}(({extents}), {self.spelled(dtype)})"
+        self.parameters[name] = made
         return name
 
     def input(self, shape: tuple[int, ...], dtype: str, sizes: Sequence[str] = ()) -> Input:
@@ -166,7 +198,7 @@ class Writer:
         if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR and dtype in ("float16", "int8"):
             views = ("plain", "plain", "far")
         name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
-        made = Input(name, shape, dtype)
+        made = Input(name, shape, dtype, not any(sizes))
         self.inputs.append(made)
         return made
 
@@ -185,18 +217,33 @@ class Writer:
 
     def scalar(self, dtype: str, value: float) -> str:
         name = self.name("n")
-        self.parameters.append(f"{name}: T.{dtype}")
+        self.parameters[name] = f"T.{dtype}"
         self.arguments[name] = value
         self.scalars.append((name, dtype))
         return name
 
-    def program(self, header: Sequence[str]) -> Program:
-        """The program, `header` being the lines up to the block's body."""
-        parameters = ", ".join(self.parameters)
-        head = ["        " + line for line in self.head]
-        first, *rest = header  # tiles are made before a loop over the grid
-        text = ["@tilec.kernel", f"def kernel({parameters}):", first, *head, *rest, *self.lines]
-        return Program("\n".join(text) + "\n", self.arguments, tuple(self.words))
+    def constant(self, value: int) -> str:
+        """A compile-time parameter, with its default or given by the call."""
+        name = self.name("B")
+        if self.chance(0.5):
+            self.constants.append(f"{name}: T.constexpr = {value}")
+        else:
+            self.constants.append(f"{name}: T.constexpr = 1")
+            self.keywords[name] = value
+        self.scalars.append((name, "int32"))
+        return name
 
 
-Word = Callable[[Writer], None]
+def listed(items: Sequence[str]) -> str:
+    """What stands between the brackets of a tuple."""
+    return ", ".join(items) + ("," if len(items) == 1 else "")
+
+
+def indices(w: Writer, rank: int) -> list[str]:
+    """Names for the indices of a T.Parallel."""
+    return [f"{letter}{w.depth if w.depth > 2 else ''}" for letter in "ijlm"[:rank]]
+
+
+def head(names: list[str], extents: tuple[int, ...], options: str = "") -> str:
+    """The line of a T.Parallel."""
+    return f"for {', '.join(names)} in T.Parallel({', '.join(map(str, extents))}{options}):"

@@ -1,0 +1,148 @@
+"""Every word of the language is written by the fuzzer's generator, with every keyword it has, or is
+named in a table that says why not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+import tilec.language as T
+from tilec import kernel
+from tilec.fuzz import meaning
+from tilec.fuzz.buffers import Place
+from tilec.fuzz.generate import generate
+from tilec.fuzz.program import HEADER, PLAIN, Program
+from tilec.fuzz.words import OUTER, STATEMENTS, WITHOUT_GENERATOR
+from tilec.ir.types import ALIASES, DTYPES, DType
+
+PROGRAMS = 1000
+HELPERS = {"tilec.annotations.dtype_of", "tilec.annotations.only_inside"}
+
+
+def language() -> dict[str, Any]:
+    """The public words: what `tilec.language` has that is its own, and no tool it is made with."""
+    own = ("tilec.language", "tilec.annotations", "tilec.choices")
+    found = {}
+    for name, value in vars(T).items():
+        module = getattr(value, "__module__", "")
+        if name.startswith("_") or name.isupper() or f"{module}.{name}" in HELPERS:
+            continue
+        if module in own or isinstance(value, DType):
+            found[name] = value
+    return found
+
+
+@cache
+def programs() -> list[Program]:
+    return [generate(77, n) for n in range(PROGRAMS)]
+
+
+@cache
+def written() -> tuple[set[str], set[tuple[str, str]]]:
+    """What programs write: words, and keywords of words."""
+    words: set[str] = set()
+    keywords: set[tuple[str, str]] = set()
+    texts = [HEADER, *(p.source for p in programs())]
+    for node in (n for text in texts for n in ast.walk(ast.parse(text))):
+        match node:
+            case ast.Attribute(value=ast.Name(id="T"), attr=name):
+                words.add(name)
+            case ast.Constant(value=str(name)) if name in DTYPES or name in ALIASES:
+                words.add(DTYPES[ALIASES.get(name, name)].name)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            keywords |= {(node.func.attr, str(k.arg)) for k in node.keywords}
+            keywords |= positional(node.func.attr, len(node.args))
+    return words, keywords
+
+
+def positional(word: str, count: int) -> set[tuple[str, str]]:
+    """The parameters that so many arguments of a word name."""
+    function = getattr(T, word, None) if word in language() else None
+    if not callable(function) or isinstance(function, DType):
+        return set()
+    return {(word, name) for name in [*parameters(function)][:count]}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return {
+        p.name: p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is not p.VAR_POSITIONAL
+    }
+
+
+def missing() -> set[str]:
+    """The words that no program writes, under any of their names."""
+    words, _ = written()
+    done = {id(getattr(T, name)) for name in words if hasattr(T, name)}
+    return {name for name, value in language().items() if id(value) not in done}
+
+
+def test_every_word_is_written_or_named() -> None:
+    left = missing() - set(WITHOUT_GENERATOR)
+    assert not left, f"write functions for {sorted(left)}, see tilec/fuzz/words.py"
+
+
+def test_the_table_names_nothing_else() -> None:
+    """A word that has got a generator leaves the table."""
+    assert set(WITHOUT_GENERATOR) <= missing(), set(WITHOUT_GENERATOR) - missing()
+    assert all(len(why.split()) > 3 for why in WITHOUT_GENERATOR.values())
+
+
+def test_a_new_word_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sort(buffer: Any) -> None: ...
+
+    sort.__module__ = "tilec.language"
+    monkeypatch.setattr(T, "sort", sort, raising=False)
+    assert "sort" in missing()
+
+
+def test_every_keyword_is_written() -> None:
+    """`scope` of the words that make tiles has one value only, `dtype` of a size is ignored."""
+    _, keywords = written()
+    left = set()
+    for name, value in language().items():
+        outside = value in (T.dynamic, T.const, T.macro)
+        if not inspect.isfunction(value) or name in missing() or outside:
+            continue
+        left |= {(name, p) for p in parameters(value) if (name, p) not in keywords}
+    left = {(word, p) for word, p in left if p != "scope" and not same_word(word, p, keywords)}
+    assert not left, sorted(left)
+
+
+def same_word(word: str, parameter: str, keywords: set[tuple[str, str]]) -> bool:
+    """Whether another name of the word is written with the parameter."""
+    names = [n for n, v in language().items() if v is getattr(T, word)]
+    return any((n, parameter) in keywords for n in names)
+
+
+def test_forms_of_launches_are_written() -> None:
+    assert any(len(p.launch.grid) == 1 for p in programs())
+    assert any(len(p.launch.grid) == 2 for p in programs())
+    assert any(p.launch.keywords.keys() - {"threads"} for p in programs())
+    assert any("threads" in p.launch.keywords for p in programs())
+    assert any(p.launch == PLAIN for p in programs())
+    text = "".join(p.source for p in programs())
+    decorators = (f"({name}=" for name in inspect.signature(kernel).parameters if name == "threads")
+    for part in (*decorators, "out=[", "    return ", "T.macro", "while ", "elif ", " and ", "not ",
+                 " if ", "break", "continue", ") as (bx, bz, by)", "def change"):  # fmt: skip
+        assert part in text, part
+
+
+def test_every_function_is_used() -> None:
+    used = {word for p in programs() for word in p.words}
+    assert {f.__name__ for f in (*STATEMENTS, *OUTER)} <= used
+
+
+def test_every_written_word_has_a_meaning() -> None:
+    """`prepared` gives the words outside of a body their meaning."""
+    words = meaning.Words(Place(), PLAIN)
+    outside = {"kernel", "macro", "Tensor", "Buffer", "StridedTensor", "dynamic", "const", "auto"}
+    outside |= {"constexpr", "Parallel"}
+    for name in written()[0] - outside - set(ALIASES):
+        assert getattr(words, name) is not None, name
