@@ -237,7 +237,7 @@ FRONTEND = (
     Mistake(
         "tile as condition",
         line("if acc > 0:\n            T.clear(row)"),
-        "acc > 0",
+        "acc",
         ("acc (fragment (64, 64) float32)",),
         "acc[i, j]",
     ),

@@ -61,6 +61,7 @@ ADVICE: dict[str, str] = {
     "add": _LOOP,
     "ceil": "use T.ceildiv(a, b) for a quotient of ints, T.ceil(x) for a float",
     # methods and attributes of buffers and numbers
+    "astype": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
     "to": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
     "cast": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
     "half": 'convert with x.astype("float16") on a number; on tiles T.copy converts',
@@ -125,6 +126,10 @@ LATER = "help(tilec.language) lists the words that work today"
 _KEYWORDS: dict[tuple[str, str], str] = {
     ("Pipelined", "stages"): "num_stages",
     ("Pipelined", "n_stages"): "num_stages",
+    ("serial", "end"): "stop",
+    ("Pipelined", "end"): "stop",
+    ("unroll", "end"): "stop",
+    ("vectorized", "end"): "stop",
     ("Kernel", "num_threads"): "threads",
     ("Kernel", "block"): "threads",
     ("Kernel", "block_dim"): "threads",

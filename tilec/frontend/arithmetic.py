@@ -216,9 +216,11 @@ class Arithmetic(Context):
             message = f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: division by zero"
             raise self.error(message, hint) from None
         except (TypeError, ValueError, OverflowError) as e:
-            raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: {e}") from None
+            hint = "both are known at compile time: write numbers that Python can compute with"
+            raise self.error(f"{a!r} {SYMBOLS.get(kind, kind)} {b!r}: {e}", hint) from None
         if isinstance(result, complex):
-            raise self.error(f"{a!r} ** {b!r} is not a real number")
+            hint = "raise a number that is not negative, or to a whole power"
+            raise self.error(f"{a!r} ** {b!r} is not a real number", hint)
         return result
 
     def _ceildiv(self, a: Number, b: Number) -> Number:
@@ -284,7 +286,8 @@ class Arithmetic(Context):
                 f"write T.{kind}(T.float32(x))",
             )
         if kind in ("popcount", "clz", "not") and dtype.is_float:
-            raise self.error(f"{kind} of {describe(x)}: it is defined for integers")
+            message = f"{kind} of {describe(x)}: it is defined for integers"
+            raise self.error(message, "convert it: T.int32(x)")
         if kind in _ROUNDINGS and dtype.is_int or kind == "abs" and dtype.kind == "uint":
             return x
         self._refuse_tiny_floats(dtype, kind)

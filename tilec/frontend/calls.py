@@ -74,7 +74,8 @@ class Calls(Expressions):
                 f"put @tilec.macro above def {function.__name__}",
             )
         if type(function).__module__.startswith("tilec."):
-            raise self.error(f"{shown} ({describe(function)}) cannot be called inside a kernel")
+            message = f"{shown} ({describe(function)}) cannot be called inside a kernel"
+            raise self.error(message, "call it outside, and name the result there")
         if hasattr(function, "compile"):
             raise self.error(
                 f"{shown} is a kernel; it cannot be called in a kernel",
@@ -106,7 +107,10 @@ class Calls(Expressions):
         values = self._plain_arguments(f"T.{function.name}", node, function.arity)
         if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
             return function.python(*values)
-        numbers = [self.number(v, f"an argument of T.{function.name}") for v in values]
+        numbers = []
+        for place, v in zip(node.args, values):
+            with self.at(place):
+                numbers.append(self.number(v, f"an argument of T.{function.name}"))
         return words_scalar.elementwise(self, function, numbers)
 
     def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
@@ -152,7 +156,8 @@ class Calls(Expressions):
         parameters = tuple(inspect.signature(source.function).parameters.values())
         for p in parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                raise self.error(f"the macro {macro.__name__} takes *{p.name}; name its parameters")
+                message = f"the macro {macro.__name__} takes *{p.name}"
+                raise self.error(message, "name each of its parameters")
         bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
         values: Mapping[str, object] = {
             name: value if name in bound.nodes else self.captured(name, value)
@@ -176,7 +181,9 @@ class Calls(Expressions):
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
         if node.keywords:
-            raise self.error(f"{name} takes no keywords in a kernel", at=node.keywords[0])
+            hint = "give the argument by its place"
+            message = f"{name} takes no keywords in a kernel"
+            raise self.error(message, hint, node.keywords[0])
         args = list(self.elements(node.args))
         if name == "range":
             return self._range(args, node)
@@ -204,16 +211,19 @@ class Calls(Expressions):
         try:
             result = function(*args)
         except (TypeError, ValueError) as e:
-            raise self.error(f"{name}: {e}") from None
+            hint = f"it runs here as Python's {name}, on what is known at compile time"
+            raise self.error(f"{name}: {e}", hint) from None
         return list(result) if name in ("zip", "enumerate") else result
 
     def _range(self, args: list[object], node: ast.Call) -> object:
         if not 1 <= len(args) <= 3:
-            raise self.error(f"range takes 1 to 3 arguments, {len(args)} were given")
+            message = f"range takes 1 to 3 arguments, {len(args)} were given"
+            raise self.error(message, "write range(stop) or range(start, stop, step)")
         known = [a for a in args if is_literal(a) and isinstance(a, int)]
         if len(known) == len(args):
             if known[2:] == [0]:
-                raise self.error("range with a step of 0 never ends", at=node.args[2])
+                message = "range with a step of 0 never ends"
+                raise self.error(message, "write another step, or leave it out", node.args[2])
             return range(*known)
         start, stop = (0, args[0]) if len(args) == 1 else args[:2]
         step = args[2] if len(args) == 3 else 1

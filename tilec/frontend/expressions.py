@@ -176,8 +176,13 @@ class Expressions(Operators):
         hint = foreign.advice(name) or (f"it has: {', '.join(known)}" if known else "")
         raise self.error(
             f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
-            self._about_owner(node) or hint or "numbers have astype and dtype only",
+            self._about_owner(node) or hint or self._about_value(owner),
         )
+
+    def _about_value(self, owner: object) -> str:
+        if isinstance(owner, str):
+            return 'text is for T.print: T.print(f"… {x}")'
+        return "only modules, buffers, numbers and dtypes have attributes in a kernel"
 
     def _owner(self, node: ast.Attribute) -> object:
         """The value of what stands before the dot."""
@@ -199,9 +204,11 @@ class Expressions(Operators):
         if name in self.names:
             hidden = isinstance(outside, types.ModuleType)
             return f"{name} hides {describe(outside)}: give it another name" if hidden else ""
-        if is_literal(getattr(outside, node.attr, None)):
-            return f"name the number outside of the kernel: {node.attr} = {ast.unparse(node)}"
-        return ""
+        value = getattr(outside, node.attr, None)
+        if is_literal(value) or isinstance(value, str | DType):
+            return f"name the value outside of the kernel: {node.attr} = {ast.unparse(node)}"
+        near = did_you_mean(node.attr, getattr(outside, "__dict__", ()))
+        return f"{name} has no {node.attr!r}{near}" if near else ""
 
     def _module_attribute(self, module: types.ModuleType, name: str) -> object:
         inside = module.__name__ == "tilec" or module.__name__.startswith("tilec.")
@@ -272,13 +279,15 @@ class Expressions(Operators):
         value = self.expression(node)
         if isinstance(value, tuple | list):
             return value
-        raise self.error(f"{describe(value)} is not a tuple or list", at=node)
+        hint = "* takes apart what is a tuple or list at compile time"
+        raise self.error(f"{describe(value)} is not a tuple or list", hint, node)
 
     def _dict(self, node: ast.Dict) -> dict[Any, object]:
         made: dict[Any, object] = {}
         for key, value in zip(node.keys, node.values):
             if key is None:
-                raise self.error("** unpacking is not allowed in a kernel", at=value)
+                message = "** unpacking is not allowed in a kernel"
+                raise self.error(message, "write the keys and values out", value)
             made[self.expression(key)] = self.expression(value)
         return made
 
@@ -302,7 +311,9 @@ class Expressions(Operators):
                 cond = self.condition(test)
                 if isinstance(cond, Scalar):
                     raise self.error(
-                        "a list comprehension cannot choose its elements at run time", at=test
+                        "a list comprehension cannot choose its elements at run time",
+                        "use a for loop with an if",
+                        test,
                     )
                 chosen = chosen and cond
             if chosen:
@@ -328,7 +339,8 @@ class Expressions(Operators):
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
                 if not isinstance(value, tuple | list):
-                    raise self.error(f"{describe(value)} cannot be unpacked", at=target)
+                    hint = "write one name, without a comma"
+                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
                 if len(value) != len(target.elts):
                     hint = "name each of them: " + ", ".join("xyzijklmn"[: len(value)])
                     raise self.error(
@@ -339,7 +351,8 @@ class Expressions(Operators):
                 for t, v in zip(target.elts, value):
                     self.bind(t, v)
             case _:
-                raise self.error("this cannot be a loop variable; use a name", at=target)
+                message = "this cannot be a loop variable"
+                raise self.error(message, "write a name, or a tuple of names", target)
 
     # --- subscripts -------------------------------------------------------------------------------
 
@@ -358,7 +371,11 @@ class Expressions(Operators):
             case tuple() | list() | dict():
                 return self._container_item(owner, node.slice)
             case _:
-                raise self.error(f"{describe(owner)} cannot be indexed")
+                raise self.error(
+                    f"{describe(owner)} cannot be indexed",
+                    "buffers, tuples, lists and dicts have elements",
+                    node.value,
+                )
 
     def _subscript_item(self, node: ast.expr) -> Number | Slice:
         if isinstance(node, ast.Slice):
@@ -385,7 +402,8 @@ class Expressions(Operators):
                 for n in (key_node.lower, key_node.upper, key_node.step)
             ]
             if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
-                raise self.error(f"this slice of {describe(owner)} is not known at compile time")
+                message = f"this slice of {describe(owner)} is not known at compile time"
+                raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
         key = self.expression(key_node)
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
@@ -410,7 +428,7 @@ class Expressions(Operators):
         except CompileError as e:
             raise self.error(e.message, e.hint) from None
         except TypeError as e:
-            raise self.error(str(e)) from None
+            raise self.error(str(e), f'write T.{cls.__name__}((M, N), "float16")') from None
 
     _methods: dict[type[ast.AST], Callable[[Any, Any], object]] = {
         ast.Constant: _constant,

@@ -36,7 +36,9 @@ class ForLoops(Loops):
 
     def for_loop(self, node: ast.For) -> None:
         if node.orelse:
-            raise self.error("else after a loop is not allowed in a kernel", at=node.orelse[0])
+            hint = "put it behind the loop, under an if where it does not always run"
+            message = "else after a loop is not allowed in a kernel"
+            raise self.error(message, hint, node.orelse[0])
         items = self.expression(node.iter)
         match items:
             case range():
@@ -63,7 +65,8 @@ class ForLoops(Loops):
         args = header.arguments
         with self.at(header.loc):
             if header.word == "Pipelined" and self.parallel is not None:
-                raise self.error("T.Pipelined cannot stand in T.Parallel")
+                hint = "put T.Parallel inside of T.Pipelined, or loop with T.serial"
+                raise self.error("T.Pipelined cannot stand in T.Parallel", hint)
             start = self._bound(args["start"], header.place("start"))
             stop = self._bound(args["stop"], header.place("stop"))
             step = static_int(args.get("step", 1))
@@ -75,7 +78,8 @@ class ForLoops(Loops):
                     header.place("step"),
                 )
             if not isinstance(node.target, ast.Name):
-                raise self.error("this loop has one index; name one variable", at=node.target)
+                message = "this loop has one index"
+                raise self.error(message, "name one variable; T.Parallel has several", node.target)
             kind = header.word.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.word, start, stop, step, attributes)
@@ -185,12 +189,15 @@ class ForLoops(Loops):
             raise self.error(
                 f"T.Parallel has {len(extents)} extent{'s' * (len(extents) != 1)}, the loop "
                 f"{len(targets)} variable{'s' * (len(targets) != 1)}",
-                at=node.target,
+                f"write for {', '.join('ijklmn'[: len(extents)])} in …",
+                node.target,
             )
         width = static_int(header.arguments["coalesced_width"] or 0)
         if width is None or width < 0:
             raise self.error(
-                "coalesced_width of T.Parallel must be a compile-time int", at=node.iter
+                "coalesced_width of T.Parallel must be a compile-time int",
+                "write the elements of one access: 1, 2, 4, 8, or leave it out",
+                header.place("coalesced_width"),
             )
         place = self.loc
         args = [Value(ScalarType(INT32), t.id if isinstance(t, ast.Name) else "") for t in targets]
@@ -242,7 +249,8 @@ class ForLoops(Loops):
                     )
                 if found < 1:
                     message = f"an extent of T.Parallel is {found}, the least is 1"
-                    raise self.error(message, "write at least 1", place)
+                    hint = "write at least 1; indices count from 0"
+                    raise self.error(message, hint, place)
                 extents.append(found)
             return tuple(extents)
 
@@ -261,15 +269,22 @@ class ForLoops(Loops):
         args = header.arguments
         with self.at(header.loc):
             if self.parallel is not None:
-                raise self.error("T.Persistent cannot stand in T.Parallel")
+                hint = "put T.Parallel inside of T.Persistent"
+                raise self.error("T.Persistent cannot stand in T.Parallel", hint)
             domain = args["domain"]
             if not isinstance(domain, tuple | list) or not domain:
-                raise self.error("the domain of T.Persistent is a list of extents, e.g. [gx, gy]")
+                raise self.error(
+                    f"the domain of T.Persistent is {describe(domain)}, not a list of extents",
+                    "write T.Persistent([gx, gy])",
+                    header.place("domain"),
+                )
             extents = [self._bound(e, header.place("domain")) for e in domain]
             group = static_int(args["group_size"])
             if group is None or group < 1:
                 raise self.error(
-                    "group_size of T.Persistent must be a compile-time int of at least 1"
+                    "group_size of T.Persistent must be a compile-time int of at least 1",
+                    "write group_size=8, or leave it out",
+                    header.place("group_size"),
                 )
             total: Number = 1
             for e in extents:
@@ -288,7 +303,8 @@ class ForLoops(Loops):
         if len(targets) != len(extents):
             raise self.error(
                 f"the domain has {len(extents)} extents, the loop {len(targets)} variables",
-                at=node.target,
+                f"write for {', '.join('ijklmn'[: len(extents)])} in …",
+                node.target,
             )
 
         def coordinates(tile: Scalar) -> object:

@@ -30,7 +30,8 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
     if not isinstance(node, ast.Lambda):
         value = t.expression(node)
         if isinstance(value, T.Elementwise) or not callable(value):
-            raise t.error(f"{describe(value)} is not a lambda", at=node)
+            hint = f"write lambda {', '.join('ijklmn'[:rank])}: …"
+            raise t.error(f"{describe(value)} is not a lambda", hint, node)
         return value
     args = node.args
     names = [a.arg for a in args.args]
@@ -68,11 +69,14 @@ class _Lifter(ast.NodeTransformer):
         value = self.t.expression(node)
         if isinstance(value, Scalar):
             raise self.t.error(
-                f"a layout must be known at compile time, this is {describe(value)}", at=node
+                f"a layout must be known at compile time, this is {describe(value)}",
+                "use ints, T.constexpr parameters and the lambda's coordinates",
+                node,
             )
         usable = is_literal(value) or isinstance(value, tuple | list | T.Elementwise)
         if not usable and value not in (min, max, abs):
-            raise self.t.error(f"{describe(value)} cannot stand in a layout's lambda", at=node)
+            message = f"{describe(value)} cannot stand in a layout's lambda"
+            raise self.t.error(message, "use numbers, tuples, min, max and abs", node)
         name = f"value{len(self.namespace)}"
         self.namespace[name] = value
         return ast.copy_location(ast.Name(name, ast.Load()), node)

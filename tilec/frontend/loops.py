@@ -104,7 +104,8 @@ class Loops(Branches):
         try:
             done = arrange(block, order, stage)
         except BadOrder as e:
-            raise self.error(*e.args) from None
+            message, hint = e.args
+            raise self.error(message, hint) from None
         return done.body, {**attributes, "stage": done.stage}
 
     def _index(self, loop: Counted, value: Value) -> Scalar:
@@ -203,7 +204,8 @@ class Loops(Branches):
             cond = more()
             if cond is True:
                 raise self.error(
-                    "this loop never ends: its condition is always true and it has no break"
+                    "this loop never ends: its condition is always true and it has no break",
+                    "change what the condition asks for in the loop, or break under an if",
                 )
             builder.emit(Yield, (self.convert(cond, BOOL).value,), loc=self.loc)
         made = self.emit(While, carried.inits, builder.block(args), carried.block)
@@ -275,7 +277,8 @@ class Loops(Branches):
         """The dtype to carry `name` in, seen what an iteration made of it."""
         if not is_number(end):
             what = end.reason if isinstance(end, Undefined) else f"it is {describe(end)}"
-            raise self.error(f"{name} is {describe(start)} before the loop, at its end {what}")
+            message = f"{name} is {describe(start)} before the loop, at its end {what}"
+            raise self.error(message, f"give {name} a number on every way through the loop")
         if not isinstance(end, Scalar):
             if isinstance(start, Scalar):
                 return dtype

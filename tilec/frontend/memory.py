@@ -86,7 +86,7 @@ class Memory(Arithmetic):
                 hint = "take it apart: x, y = …, or with T.Kernel(…) as (bx, by)"
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case str():
-                hint = "text is for T.print only"
+                hint = 'text is for T.print: T.print(f"… {x}")'
                 if value.isdigit():
                     hint = f"write {value} without quotes"
                 raise self.error(f"{what} is {describe(value)}, not a number", hint)
@@ -97,7 +97,8 @@ class Memory(Arithmetic):
                 hint = "give it a value: x = 0; a macro gives what its last line returns"
                 raise self.error(f"{what} is None, not a number", hint)
             case _:
-                raise self.error(f"{what} is {describe(value)}, not a number")
+                hint = "numbers are literals, elements of buffers, and arithmetic on these"
+                raise self.error(f"{what} is {describe(value)}, not a number", hint)
 
     def whole_element(self, variable: Buffer) -> Region:
         """The one element of a variable."""
@@ -139,7 +140,14 @@ class Memory(Arithmetic):
                 f"dimension {dim}: write start:start + n with a compile-time n",
             )
         if extent <= 0:
-            raise self.error(f"this slice of {describe(buffer)} has {extent} elements")
+            hint = "write start:stop with a stop behind the start"
+            stop = affine_of(upper).constant
+            if stop is not None and stop < 0:
+                hint = (
+                    f"a negative index does not count from the end: write {buffer.type.shape[dim]}"
+                )
+                hint += f" - {-stop} for {stop}"
+            raise self.error(f"this slice of {describe(buffer)} has {extent} elements", hint)
         return extent
 
     def index_number(self, item: Number) -> int | Scalar:

@@ -88,16 +88,17 @@ class Operators(Memory):
                 return self.unary("neg", x) if isinstance(x, Scalar) else -x
             case _:
                 if isinstance(x, float):
-                    raise self.error(f"~ of {describe(x)} needs an integer")
+                    raise self.error(f"~ of {describe(x)} needs an integer", "convert: T.int32(x)")
                 return self.unary("not", x) if isinstance(x, Scalar) else ~int(x)
 
     def comparison(self, node: ast.Compare) -> object:
         """`a < b <= c`: each operand is evaluated once."""
-        left = self.expression(node.left)
+        left, left_node = self.expression(node.left), node.left
         result: bool | Scalar = True
         for op, right_node in zip(node.ops, node.comparators):
             right = self.expression(right_node)
-            one = self._compare_once(op, left, right, node)
+            one = self._compare_once(op, left, right, (left_node, right_node))
+            left_node = right_node
             if result is True:
                 result = one
             elif one is False or result is False:
@@ -109,7 +110,7 @@ class Operators(Memory):
         return result
 
     def _compare_once(
-        self, op: ast.cmpop, left: object, right: object, node: ast.Compare
+        self, op: ast.cmpop, left: object, right: object, nodes: tuple[ast.expr, ast.expr]
     ) -> bool | Scalar:
         match op:
             case ast.Is() | ast.IsNot():
@@ -129,10 +130,11 @@ class Operators(Memory):
             is_literal(left) and is_literal(right)
         ):
             if kind not in ("eq", "ne"):
-                raise self.error(f"{describe(left)} and {describe(right)} have no order")
+                message = f"{describe(left)} and {describe(right)} have no order"
+                raise self.error(message, "compare numbers with < and >, anything with ==")
             return _same(left, right) == (kind == "eq")
-        x = self._operand(left, node)
-        y = self._operand(right, node)
+        x = self._operand(left, nodes[0])
+        y = self._operand(right, nodes[1])
         return self.truth(self.compare(kind, x, y))
 
     def boolean_operator(self, node: ast.BoolOp) -> object:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilec import foreign
 from tilec import language as T
 from tilec.frontend.calls import Calls
 from tilec.frontend.context import Frame
@@ -256,9 +257,11 @@ class _Reader(Calls):
 
     def _read_annotation(self, draft: _Draft, s: ast.AnnAssign) -> None:
         if draft.annotation is not REQUIRED:
-            raise self.error(f"{draft.name} is annotated twice", at=s.annotation)
+            hint = "leave one of the annotations out"
+            raise self.error(f"{draft.name} is annotated twice", hint, s.annotation)
         if s.value is not None:
-            raise self.error(f"the parameter {draft.name} cannot be given a value here", at=s.value)
+            message = f"the parameter {draft.name} cannot be given a value here"
+            raise self.error(message, "write its default behind the name in the def", s.value)
         unknown = {
             n.id
             for n in ast.walk(s.annotation)
@@ -296,7 +299,8 @@ class _Reader(Calls):
             strides = None if a.strides is None else tuple(self._dimension(e) for e in a.strides)
             return Parameter(d.name, "tensor", d.loc, d.default, a.dtype, shape, strides)
         if isinstance(a, T.NotYet):
-            raise self.error(f"T.{a.name} is not supported yet", at=d.loc)
+            hint = foreign.MEANWHILE.get(a.name, foreign.LATER)
+            raise self.error(f"T.{a.name} is not supported yet", hint, d.loc)
         dtype = None if a is REQUIRED or isinstance(a, type) else find_dtype(a)
         if dtype is not None:
             return Parameter(d.name, "scalar", d.loc, d.default, dtype)

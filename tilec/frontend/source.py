@@ -100,7 +100,8 @@ def read_source(function: Callable[..., Any]) -> Source:
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is None:
-        raise CompileError(f"{function!r} is not a function, so it cannot be a kernel")
+        message = f"{function!r} is not a function, so it cannot be a kernel"
+        raise CompileError(message, hint="write @tilec.kernel above a def")
     if function.__name__ == "<lambda>":
         raise CompileError("a lambda cannot be a kernel", hint="write it with def")
     # Not inspect.getsourcelines: it looks through every loaded module, which costs milliseconds.
@@ -118,7 +119,8 @@ def read_source(function: Callable[..., Any]) -> Source:
     try:
         tree = ast.parse(f"if 1:\n{text}" if indented else text, filename=file)
     except SyntaxError as e:
-        raise CompileError(f"the source of {function.__name__} cannot be parsed: {e.msg}") from None
+        message = f"the source of {function.__name__} cannot be parsed: {e.msg}"
+        raise CompileError(message, hint="write the kernel as a def of its own") from None
     ast.increment_lineno(tree, start - (2 if indented else 1))
     body = tree.body[0].body if isinstance(tree.body[0], ast.If) else tree.body
     cells = dict(zip(code.co_freevars, function.__closure__ or ()))

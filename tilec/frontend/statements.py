@@ -171,6 +171,13 @@ class Statements(ForLoops):
                 "write it in the for itself" if loop else f"write with T.Kernel(…) as {name}:",
                 place,
             )
+        if isinstance(value, T.Tensor):
+            raise self.error(
+                "T.Tensor says what a parameter is; it makes no tensor",
+                f'write {name} = T.alloc_shared((m, n), "float16") for a tile, '
+                f"{name} = T.empty(shape, dtype) above T.Kernel for an output",
+                place,
+            )
         fresh = isinstance(value, Buffer) and not value.value.name
         if isinstance(old, Buffer) and old.variable and not fresh:
             self._store_variable(old, value, place)
@@ -264,7 +271,9 @@ class Statements(ForLoops):
 
     def _while_statement(self, node: ast.While) -> None:
         if node.orelse:
-            raise self.error("else after a loop is not allowed in a kernel", at=node.orelse[0])
+            hint = "put it behind the loop, under an if where it does not always run"
+            message = "else after a loop is not allowed in a kernel"
+            raise self.error(message, hint, node.orelse[0])
         self.while_loop(node)
 
     def _break(self, node: ast.Break) -> None:
@@ -301,6 +310,9 @@ class Statements(ForLoops):
             raise self.error(f"{value.word} stands in a for", f"write for i in T.{value.word}(…):")
         if not isinstance(node.value, ast.Call) and (is_number(value) or isinstance(value, Region)):
             raise self.error("this value is not used", "assign it, or leave it out")
+        if isinstance(node.value, ast.Name | ast.Attribute) and callable(value):
+            shown = ast.unparse(node.value)
+            raise self.error(f"{shown} is not called here", f"write {shown}(…)")
 
     def _pass(self, node: ast.Pass) -> None:
         pass

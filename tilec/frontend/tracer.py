@@ -167,7 +167,8 @@ class _KernelTracer(Statements):
     def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
         if p.dtype is not None and p.dtype is not fact.dtype:
             raise self.error(
-                f"{p.name} is annotated as {p.dtype.name}, the argument is {fact.dtype.name}"
+                f"{p.name} is annotated as {p.dtype.name}, the argument is {fact.dtype.name}",
+                f"pass an array of {p.dtype.name}, or annotate {fact.dtype.name}",
             )
         for what, written, given in (
             ("extent", p.shape, fact.shape),
@@ -178,12 +179,14 @@ class _KernelTracer(Statements):
             if len(written) != len(given):
                 raise self.error(
                     f"{p.name} is annotated with {len(written)} dimensions, "
-                    f"the argument has {len(given)}"
+                    f"the argument has {len(given)}",
+                    "give the annotation an extent for each dimension",
                 )
             for dim, (w, g) in enumerate(zip(written, given)):
                 if isinstance(w, int) and isinstance(g, int) and w != g:
                     raise self.error(
-                        f"{what} {dim} of {p.name} is annotated as {w}, the argument has {g}"
+                        f"{what} {dim} of {p.name} is annotated as {w}, the argument has {g}",
+                        "pass an array of the annotated shape, or annotate a size of T.dynamic",
                     )
 
     def _size_of(self, tensor: str, dim: int, extent: int | str) -> int | Scalar:
@@ -208,7 +211,8 @@ class _KernelTracer(Statements):
     def _bind_size(self, p: Parameter, name: str, value: int | Scalar) -> None:
         old = self.size_values.setdefault(name, value)
         if isinstance(old, int) and isinstance(value, int) and old != value:
-            raise self.error(f"the size {name} is {old}, but {p.name} has {value} there", at=p.loc)
+            message = f"the size {name} is {old}, but {p.name} has {value} there"
+            raise self.error(message, "give one of the two another name", p.loc)
 
     def _scalar_parameter(self, p: Parameter) -> None:
         dtype = self.known.scalars.get(p.name, p.dtype)
@@ -233,7 +237,8 @@ class _KernelTracer(Statements):
         returned = value if isinstance(value, tuple | list) else () if value is None else (value,)
         for v in returned:
             if not isinstance(v, Buffer) or not v.is_global:
-                raise self.error(f"a kernel returns tensors, not {describe(v)}")
+                hint = "return what T.empty made, or a tensor parameter"
+                raise self.error(f"a kernel returns tensors, not {describe(v)}", hint)
 
     def annotated(self, node: ast.AnnAssign) -> None:
         known = {p.name for p in self.signature.parameters}
@@ -248,7 +253,8 @@ class _KernelTracer(Statements):
 
     def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
         if len(self.frames) > 1 or len(self.builders) > 1 or self.grid is not None:
-            raise self.error("T.empty stands at the top of the kernel, before T.Kernel")
+            hint = "move it up; a tile inside of T.Kernel is made by T.alloc_shared"
+            raise self.error("T.empty stands at the top of the kernel, before T.Kernel", hint)
         if name in self.tensors:
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[Extent] = []
@@ -296,7 +302,9 @@ class _KernelTracer(Statements):
             header = self.expression(item.context_expr)
             if not isinstance(header, KernelHeader):
                 raise self.error(
-                    f"with is for T.Kernel, this is {describe(header)}", at=item.context_expr
+                    f"with is for T.Kernel, this is {describe(header)}",
+                    "write with T.Kernel(gx, gy) as (bx, by):",
+                    item.context_expr,
                 )
             with self.at(header.loc):
                 self._check_header(header)
@@ -321,7 +329,8 @@ class _KernelTracer(Statements):
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:
-            raise self.error("T.Kernel stands at the top level of a kernel, once")
+            hint = "move it out of loops, conditions and macros"
+            raise self.error("T.Kernel stands at the top level of a kernel, once", hint)
         if self.grid is not None:
             raise self.error("this kernel has a T.Kernel already", "write one kernel for each grid")
         if header.grid and self.known.grid is not None:

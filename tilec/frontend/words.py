@@ -210,7 +210,8 @@ def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
             raise t.error(message, "write at least 1", place)
         shape.append(found)
     if not shape:
-        raise t.error(f"T.{c.word} needs at least one extent", at=c.place(name))
+        message = f"T.{c.word} needs at least one extent"
+        raise t.error(message, "write (1,) for one element", c.place(name))
     return tuple(shape)
 
 

@@ -110,6 +110,8 @@ def empty(t: Expressions, c: Call) -> EmptyTensor:
         extent = t.number(e, "an extent of T.empty")
         known = static_int(extent)
         if isinstance(extent, float) or (known is not None and known < 0):
-            raise t.error(f"an extent of T.empty is {describe(extent)}", at=c.place("shape"))
+            message = f"an extent of T.empty is {describe(extent)}"
+            hint = "write ints of at least 0, and sizes of T.const or T.dynamic"
+            raise t.error(message, hint, c.place("shape"))
         shape.append(extent if known is None else known)
     return EmptyTensor(tuple(shape), dtype_argument(t, c, "dtype"), t.loc)

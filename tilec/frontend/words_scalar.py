@@ -93,7 +93,8 @@ def elementwise(t: Expressions, function: T.Elementwise, args: list[Number]) -> 
         try:
             result: Number = function.python(x)
         except (ValueError, OverflowError, TypeError, AttributeError) as e:
-            raise t.error(f"T.{function.name}({x!r}): {e}") from None
+            hint = f"give T.{function.name} a number that it is defined for"
+            raise t.error(f"T.{function.name}({x!r}): {e}", hint) from None
         return result
     x, y = args
     return t.binary(function.kind, x, y)
@@ -168,7 +169,9 @@ def print_(t: Expressions, c: Call) -> None:
     node = c.nodes["obj"]
     msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
     if not isinstance(msg, str):
-        raise t.error(f"msg of T.print is {describe(msg)}, not a string", at=c.place("msg"))
+        hint = 'write T.print(x, msg="x is"), or T.print(f"{x} {y}") for several'
+        message = f"msg of T.print is {describe(msg)}, not a string"
+        raise t.error(message, hint, c.place("msg"))
     prefix = f"{_escaped(msg)}: " if msg else ""
     if isinstance(node, ast.JoinedStr):
         text, values = _format(t, node)

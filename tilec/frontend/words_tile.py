@@ -360,6 +360,7 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
             raise t.error(
                 f"{describe(buffer)} has no safe value; only tensor arguments have one",
                 "annotate the tensor it is copied from",
+                _entry(t, c, "values", buffer)[0],
             )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):

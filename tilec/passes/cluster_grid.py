@@ -54,16 +54,23 @@ def _check(func: Func, dims: Dims) -> None:
     shown = "x".join(map(str, dims))
     if size(dims) > MAX_BLOCKS:
         raise ResourceError(
-            f"a cluster of {shown} has {size(dims)} blocks, the most is {MAX_BLOCKS}", func.loc
+            f"a cluster of {shown} has {size(dims)} blocks, the most is {MAX_BLOCKS}",
+            func.loc,
+            f"write cluster={MAX_BLOCKS} or less",
         )
     if any(c > 1 for c in dims[rank:]):
-        raise ResourceError(f"a grid of {rank} dimensions has no clusters of {shown}", func.loc)
+        raise ResourceError(
+            f"a grid of {rank} dimensions has no clusters of {shown}",
+            func.loc,
+            f"give the cluster {rank} extents",
+        )
     loops = [o for o in walk(func.body) if isinstance(o, While)]
     if loops and not all(_divides(func, dims)):
         raise ResourceError(
             f"the grid is not known to be a multiple of clusters of {shown}, and what the blocks "
             "beyond it do in a while loop is not known to end",
             loops[0].loc,
+            "leave the cluster out, or make the grid a multiple of it",
         )
 
 

@@ -99,6 +99,7 @@ def _check_cluster(func: Func) -> None:
             f"no tile is the same for the blocks of a cluster of {shown}, or can be loaded in "
             "equal parts",
             func.loc,
+            "leave the cluster out",
         )
 
 

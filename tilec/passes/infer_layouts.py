@@ -78,6 +78,7 @@ class _Inference:
                     raise LayoutError(
                         f"a layout of shape {o.layout.shape} for {o.dest.name}: {o.dest.type}",
                         o.loc,
+                        "give the layout the buffer's shape",
                     )
                 self.set(o.dest, o.layout, "annotated")
         # What wgmma reads, every other instruction can read too, but not the other way round.

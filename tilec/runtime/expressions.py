@@ -55,9 +55,11 @@ def evaluate(text: str, values: Mapping[str, Any], what: str) -> Any:
     try:
         return compile_expression(text)(values)
     except ZeroDivisionError:
-        raise LaunchError(f"{what} = {text} divides by zero with {dict(values)}") from None
+        message = f"{what} = {text} divides by zero with {dict(values)}"
+        raise LaunchError(message, hint="pass arrays whose sizes are not 0 there") from None
     except NameError as e:
-        raise LaunchError(f"{what} = {text}: {e.args[0]}") from None
+        hint = "name that size in the shape of a tensor argument"
+        raise LaunchError(f"{what} = {text}: {e.args[0]}", hint=hint) from None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -184,7 +184,8 @@ def _read_cuda_interface(value: Any, name: str) -> Tensor:
     facts = value.__cuda_array_interface__
     order, kind, itemsize = facts["typestr"][0], facts["typestr"][1], int(facts["typestr"][2:])
     if order == ">":
-        raise LaunchError(f"{name}: the array's bytes are in foreign order")
+        hint = f"pass {name}.astype({name}.dtype.newbyteorder('='))"
+        raise LaunchError(f"{name}: the array's bytes are in foreign order", hint=hint)
     dtype = getattr(getattr(value, "dtype", None), "name", None)
     if kind in _ARRAY_KINDS:
         dtype = "bool" if kind == "b" else f"{_ARRAY_KINDS[kind]}{itemsize * 8}"
@@ -230,7 +231,8 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 def _read_dlpack(value: Any, name: str) -> Tensor:
     kind = _DLPACK_DEVICES.get(int(value.__dlpack_device__()[0]))
     if kind is None:
-        raise LaunchError(f"{name}: the array lives on a device that tilec does not know")
+        message = f"{name}: the array lives on a device that tilec does not know"
+        raise LaunchError(message, hint=f"copy {name} to a CPU, CUDA or HIP device first")
     # The producer orders its work before this stream, the launch is ordered behind it.
     stream = _DEFAULT_STREAMS[kind]
     capsule = value.__dlpack__() if stream is None else value.__dlpack__(stream=stream)
@@ -284,7 +286,8 @@ def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Ca
     if torch is not None and isinstance(like, torch.Tensor):
         found = getattr(torch, _TORCH_DTYPES.get(storage, storage), None)
         if found is None:
-            raise LaunchError(f"output {name}: torch has no dtype {dtype}")
+            message = f"output {name}: torch has no dtype {dtype}"
+            raise LaunchError(message, hint=f"pass {name} yourself, as an array that holds {dtype}")
         return functools.partial(torch.empty, shape, dtype=found, device=like.device)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(like, numpy.ndarray):
