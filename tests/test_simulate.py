@@ -195,10 +195,47 @@ def test_every_schedule_begins_with_the_same_arrays() -> None:
     assert torch.equal(x, want)
 
 
-def test_without_checks_the_numbers_are_the_same() -> None:
-    a, b = matrices(70, 70, 70)
-    report = tilec.simulate(matmul, a, b, checks=False)
-    np.testing.assert_array_equal(report.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))
+@tilec.kernel(out=["C"])
+def clustered(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128, cluster_dims=(2, 1)) as (bx, by):
+        a = T.alloc_shared((64, 64), "float16")
+        b = T.alloc_shared((64, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+            T.copy(A[by * 64, k * 64], a)
+            T.copy(B[k * 64, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target"), [*((matmul, t) for t in TARGETS), (clustered, "cuda:sm_90a")]
+)
+def test_without_checks_the_numbers_are_the_same(
+    kernel: tilec.Kernel, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = matrices(72, 200, 250)
+    want = a.astype(np.float32) @ b.astype(np.float32)
+    assert tilec.simulate(kernel, a, b, target=target).ok
+    monkeypatch.setattr("tilec.sim.machine.Clocks", None)
+    monkeypatch.setattr("tilec.sim.memory.Shadow", None)
+    monkeypatch.setattr("tilec.sim.global_memory.GlobalShadow", None)
+    report = tilec.simulate(kernel, a, b, target=target, checks=False, schedules=2)
+    assert report.ok, str(report)
+    np.testing.assert_array_equal(report.outputs["C"], want)
+
+
+def test_a_variant_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c = (np.zeros(70, np.float32) for _ in range(3))
+    assert tilec.simulate(add, a, b, c, target="cuda:sm_80").ok
+    monkeypatch.setattr("tilec.jit.simulate.records_of", None)
+    monkeypatch.setattr("tilec.jit.simulate.variant_records", None)
+    a[:] = np.arange(70)
+    assert tilec.simulate(add, a, b, c, target="cuda:sm_80").ok
+    assert (c == a).all()
 
 
 def test_prints_are_those_of_the_cpu_target(capfd: pytest.CaptureFixture[str]) -> None:

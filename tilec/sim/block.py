@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from tilec.sim.findings import Findings, Kind
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.intrinsics import DISPATCH_PACKET, intrinsic
 from tilec.sim.memory import Memory
-from tilec.sim.order import Clocks, Order
-from tilec.sim.places import shared_buffers
+from tilec.sim.order import Clocks
+from tilec.sim.places import SharedBuffer, shared_buffers
 from tilec.sim.printing import lines_of
 from tilec.sim.tensors import TensorMap
 from tilec.sim.trace import RegisterBuffer, Tracer
@@ -64,6 +65,11 @@ class Setting:
         """Threads of a block."""
         return int(self.func.attrs["launch_threads"])
 
+    @functools.cached_property
+    def buffers(self) -> list[SharedBuffer]:
+        """The buffers that each block has in shared memory."""
+        return shared_buffers(self.func)
+
 
 class Block:
     """One block; `cluster` are those of its cluster by rank, itself included."""
@@ -82,7 +88,7 @@ class Block:
         self.target, self.warp_size = setting.target, setting.target.warp_size
         self.threads, self.parameters = setting.threads, setting.parameters
         self.grid, self.cluster_dims, self.maps = setting.grid, setting.cluster, setting.maps
-        self.order = Order(clocks, len(cluster) - 1)
+        self.order = clocks.order(len(cluster) - 1)
         self.steps: Callable[[], int] = int  # segments that the cluster has run
         self.executing: Inst | None = None  # the last row or store that an agent came to
         self.memory = self._memory(memories, party)
@@ -96,7 +102,7 @@ class Block:
             self.order,
             s.globals,
             int(s.func.attrs["shared_bytes"]),
-            shared_buffers(s.func),
+            s.buffers,
             granule=s.granule,
             cluster=memories,
             party=party,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FOREIGN = -1  # the actor of a conflict with another cluster or block alone
 
 _PAGE = 10  # bits of a granule's number within its page
-PAGED = 1 << 18  # granules from which on a history is kept in pages
+PAGED = 1 << 24  # granules from which on a history is kept in pages
 
 
 class _Entry:

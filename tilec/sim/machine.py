@@ -9,7 +9,7 @@ from tilec.ir.loc import UNKNOWN, Loc
 from tilec.sim.agent import Agent
 from tilec.sim.block import Block, Index, Setting
 from tilec.sim.memory import Memory
-from tilec.sim.order import Clocks
+from tilec.sim.order import Clocks, NoClocks
 from tilec.sim.program import Branch, Edge, Program, Segment, Wait
 from tilec.sim.scheduler import Scheduler, StepLimit
 
@@ -35,7 +35,8 @@ class Machine:
         s = self.setting
         self._party += 1
         places = blocks_of(first, s.cluster)
-        clocks = Clocks(s.threads, s.target.warp_size, len(places))
+        make = Clocks if s.checks else NoClocks
+        clocks = make(s.threads, s.target.warp_size, len(places))
         cluster: list[Block] = []
         memories: list[Memory] = []
         for index in places:

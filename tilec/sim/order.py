@@ -39,6 +39,8 @@ class Clock:
 
     def join(self, other: Clock) -> Clock:
         """What is behind either."""
+        if other is self:
+            return self
         return Clock(_latest(self.seen, other.seen), _latest(self.fenced, other.fenced))
 
 
@@ -85,9 +87,7 @@ class Clocks:
         self.keys: list[Hashable] = []
         self._columns: dict[Hashable, int] = {}
         self._capacity = rows + 32
-        self.seen: Times = np.zeros((rows, self._capacity), np.int32)
-        self.fenced: Times = np.zeros((rows, self._capacity), np.int32)
-        self.seen[np.arange(rows), np.arange(rows)] = ALWAYS
+        self.seen, self.fenced = self._tables(rows)
         self.generic = np.zeros(self._capacity, np.bool_)
         self.generic[: rows + 1] = True
         self.now = 1
@@ -104,6 +104,16 @@ class Clocks:
         self._warp_stale = np.ones((2, self.warps), np.bool_)
         self._warp_least: list[list[Times]] = [[np.zeros(0, np.int32)] * self.warps] * 2
         self._warp_least = [list(x) for x in self._warp_least]
+
+    def _tables(self, rows: int) -> tuple[Times, Times]:
+        seen = np.zeros((rows, self._capacity), np.int32)
+        fenced = np.zeros((rows, self._capacity), np.int32)
+        seen[np.arange(rows), np.arange(rows)] = ALWAYS
+        return seen, fenced
+
+    def order(self, rank: int) -> Order:
+        """These clocks as the block `rank` of the cluster uses them."""
+        return Order(self, rank)
 
     # --- time ---
 
@@ -267,3 +277,51 @@ class Order:
         held[np.arange(team.size), team.rows] = time
         clocks.fenced[team.pick] = held
         clocks.changed(team)
+
+
+# --- without checks ---
+
+
+class NoClocks(Clocks):
+    """Clocks that nobody keeps: everybody has everything behind them, so that nothing is found."""
+
+    def __init__(self, threads: int, warp_size: int, blocks: int = 1) -> None:
+        super().__init__(threads, warp_size, blocks)
+        self.everything = Clock(self.seen[0], self.fenced[0])
+
+    def _tables(self, rows: int) -> tuple[Times, Times]:
+        table: Times = np.broadcast_to(np.int32(ALWAYS), (rows, self._capacity))
+        return table, table
+
+    def order(self, rank: int) -> Order:
+        return NoOrder(self, rank)
+
+    def tick(self, inst: Inst | None) -> int:
+        self.now += 1
+        return self.now
+
+    def engine(self, key: Hashable, generic: bool = False) -> int:
+        return self.nobody + 1
+
+
+class NoOrder(Order):
+    """The order of a block whose accesses are not checked."""
+
+    def __init__(self, clocks: NoClocks, rank: int = 0) -> None:
+        super().__init__(clocks, rank)
+        self._everything = clocks.everything
+
+    def completion(self, column: int, time: int | None = None) -> Clock:
+        return self._everything
+
+    def learn(self, lanes: Any, columns: Any, times: Any) -> None:
+        return
+
+    def release(self, lanes: Any) -> Clock:
+        return self._everything
+
+    def acquire(self, lanes: Any, clock: Clock) -> None:
+        return
+
+    def fence(self, lanes: Any) -> None:
+        return
