@@ -20,6 +20,7 @@ import numpy as np
 
 import tilec
 import tilec.language as T
+from tilec.__main__ import main
 from tilec.ir.core import Func, Op, rewrite
 from tilec.ir.ops import CpAsyncWait, MbarrierArrive
 from tilec.jit.simulate import simulate_changed
@@ -212,6 +213,36 @@ Five faults follow, and what the simulator says of each. This page is written by
 `docs/make_debugging.py`; a test keeps it true.
 """
 
+COMMAND = ("simulate", "docs/make_debugging.py:look_up", "--dim", "N=200", "--arg", "index=::0..64")
+
+COMMAND_LINE = """
+## From the command line
+
+`python -m tilec simulate FILE.py:kernel` makes the arguments and prints the report. The file is
+imported, so what stands behind `if __name__ == "__main__"` does not run; `:kernel` may be left out
+where there is one, and `'FILE.py:matmul("float16")'` calls a function that makes a kernel.
+
+| option | what it does |
+|---|---|
+| `--dim M=256` | a size that the annotations name; those of given arrays are known |
+| `--arg A=256x64:float16:zeros` | an array: its shape, dtype and content |
+| `--arg A=a.npy`, `--arg A=all.npz:key` | an array from a file |
+| `--arg all.npz` | all arrays of the file that have the names of parameters |
+| `--set BM=64` | a number, a constant, or `threads` |
+| `--grid 4,2` | as in `kernel[grid](…)` |
+| `--target hip:gfx942` | may be repeated |
+| `--blocks 4`, `--blocks '[(0, 1)]'` | as `blocks` above |
+| `--trace 'acc[0, :4]'` | may be repeated |
+| `--no-checks`, `--check-outputs`, `--schedules`, `--seed`, `--steps` | as above |
+| `--save r.json`, `--show r.json` | keep the report; print one that was kept |
+
+What `--arg` leaves out comes from the annotation (`A=::zeros`, `A=256x64`), and the content is
+random then. Contents are `random`, `zeros`, `ones`, `arange`, or numbers between two, as `0..63`.
+The exit status is 0 if nothing was found, 1 if something was, 2 if the kernel could not be run, and
+130 after Ctrl-C.
+
+"""
+
 SECTIONS = (
     (
         "A race",
@@ -272,7 +303,7 @@ SECTIONS = (
 
 
 def page() -> str:
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, COMMAND_LINE, _command()]
     shown = set()
     for title, words, kernel, change, run in SECTIONS:
         parts.append(f"\n## {title}\n\n{_filled(words)}\n")
@@ -285,6 +316,16 @@ def page() -> str:
         report.notes = ()  # they tell of the machine
         parts.append(f"\n```text\n{printed.getvalue()}{_steady(str(report))}\n```\n")
     return "".join(parts)
+
+
+def _command() -> str:
+    """A call of the command, and the findings that it prints."""
+    words = [COMMAND[0], str(PAGE.parent.parent / COMMAND[1]), *COMMAND[2:]]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = main(words)
+    assert status == 1
+    found = printed.getvalue().rpartition("\n\n")[0]  # the counts stand below in other sections
+    return f"```text\n$ python -m tilec {' '.join(COMMAND)}\n{_steady(found)}\n```\n"
 
 
 def _filled(text: str) -> str:
