@@ -62,7 +62,7 @@ def annotate_schedule(w: Writer) -> None:
         f'store="{w.one_of(("tma", "direct"))}"',
         f"stages={w.between(1, 4)}",
         f"cluster={cluster}",
-        f"split={w.between(1, 2) if w.products else 1}",
+        "split=1",
     )
     count = w.between(1, 2)
     picked = sorted({w.below(len(choices)) for _ in range(count)})

@@ -55,7 +55,7 @@ def _input(w: Writer) -> None:
     elif kind == 1:
         w.input((w.between(1, 3), w.size(20), w.size(30)), dtype)
     elif kind == 2 and w.chance(0.3):
-        w.input((w.between(1, 3), w.size(30)), w.one_of(("float16", "int8")))
+        w.input((w.between(1, 3), w.size(30)), w.one_of(("float16", "int8", "bfloat16", "uint8")))
     else:
         more = w.between(-3, 3), w.between(-3, 3)
         shape = (w.bm * w.rows + more[0], w.bn * w.columns + more[1])

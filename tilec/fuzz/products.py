@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.fuzz.writer import Output, Tile, Writer
+from tilec.fuzz.writer import Output, Tile, Writer, head, indices
 
 # Of A, B and C, as `tilec.language.gemm` lists them.
 DTYPES: tuple[tuple[str, str, str], ...] = (
@@ -117,6 +117,34 @@ def product(w: Writer) -> None:
         result(w, s, c)
 
 
+def product_of_parts(w: Writer) -> None:
+    """One product whose operands are parts of larger tiles: a plane of one, rows of the other."""
+    if w.products >= MOST_PRODUCTS or w.depth > 3:
+        return
+    w.products += 1
+    s = shape_of(w)
+    planes, more = w.between(1, 3), w.one_of((0, 1, 8, 16))
+    a = _numbers(w, (planes, *s.a), s.dtypes[0])
+    b = _numbers(w, (s.b[0] + more, s.b[1]), s.dtypes[1])
+    first = w.one_of((0, more))
+    parts = f"{a.name}[{w.below(planes)}, :, :]", f"{b.name}[{first}:{first + s.b[0]}, :]"
+    c = w.tile((s.m, s.n), s.dtypes[2], "fragment")
+    w.emit(call(w, s, *parts, c.name, True))
+    w.tiles.append(c)
+    if w.depth == 2:
+        result(w, s, c)
+
+
+def _numbers(w: Writer, shape: tuple[int, ...], dtype: str) -> Tile:
+    """A shared tile of small whole numbers."""
+    tile = w.tile(shape, dtype, "shared")
+    names = indices(w, len(shape))
+    with w.block(head(names, shape)):
+        number = f"({' + '.join(names)} * {w.between(1, 5)}) % {w.between(3, 6)}"
+        w.emit(f'{tile.name}[{", ".join(names)}] = T.cast({number}, "{dtype}")')
+    return tile
+
+
 def result(w: Writer, s: Shape, c: Tile) -> None:
     """A product's result, to an output of its own."""
     at = (f"by * {s.m}", f"bx * {s.n}")
@@ -159,5 +187,9 @@ def pipelined_product(w: Writer) -> None:
                 half = "" if s.dtypes[0] in ("int8", "uint8") else ".0"
                 w.emit(f"{a.name}[{i}, {j}] = {a.name}[{i}, {j}] * 2{half}")
         w.emit(call(w, s, a.name, b.name, c.name, False))
+    written = any(f"{o.name}[" in line for o in w.outputs for line in w.lines)
+    chosen = any("use_swizzle" in line or "annotate_schedule" in line for line in w.head)
+    if not written and not chosen and w.chance(0.15):  # two blocks may share the sum
+        w.head.append("T.annotate_schedule(split=2)")
     w.tiles.append(c)
     result(w, s, c)

@@ -47,7 +47,7 @@ def reduced(w: Writer) -> None:
     (i,) = indices(w, 1)
     with w.block(head([i], (rows,))):
         w.emit(f'x = T.alloc_var("{kind}", T.cast(0, "{kind}"))')
-        with w.block(f"for r in {w.one_of(('range', 'T.serial', 'T.unroll'))}({columns}):"):
+        with w.block(f"for r in {w.loop(columns)}({columns}):"):
             item = converted(w, f"{source.name}[{i}, r]", kind)
             changes = (
                 f"x = T.max(x, {item})",
@@ -62,8 +62,9 @@ def reduced(w: Writer) -> None:
 
 def softmax(w: Writer) -> None:
     """Rows divided by the sum of their exponentials, in three loops over two tiles."""
-    shape = (w.size(24), w.size(32))
+    shape = (w.size(20), w.size(16))
     sources = [t for t in w.tiles if len(t.shape) == 2 and _floating(t)]
+    sources = [t for t in sources if t.shape[1] <= 24]
     source = w.one_of(sources) if sources and w.chance(0.7) else filled(w, shape, "float32")
     rows, columns = source.shape
     most, total = (w.tile((rows,), "float32") for _ in "mt")

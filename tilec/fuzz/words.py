@@ -53,7 +53,7 @@ from tilec.fuzz.elements import (
     vectorized,
 )
 from tilec.fuzz.pipelines import pipelined, pipelined_pair
-from tilec.fuzz.products import pipelined_product, product
+from tilec.fuzz.products import pipelined_product, product, product_of_parts
 from tilec.fuzz.reductions import prefix, reduced, softmax, sums
 from tilec.fuzz.threads import thread_code, thread_tile
 from tilec.fuzz.writer import Word
@@ -63,8 +63,8 @@ STATEMENTS: tuple[Word, ...] = (
     copy_out_part, copy_between_tensors, fill, clear, parallel, parallel, parallel_part,
     parallel_moved, parallel_guarded, parallel_out, parallel_while, gather, broadcast,
     element_stores, variable, vectorized, tile_macro, sums, reduced, softmax, prefix, conditional,
-    serial, stepping, unrolled_by_python, while_loop, pipelined, pipelined_pair, product, product,
-    block_scalar, printed, thread_code, thread_tile,
+    serial, stepping, unrolled_by_python, while_loop, pipelined, pipelined_pair, product,
+    product_of_parts, block_scalar, printed, thread_code, thread_tile,
 )  # fmt: skip
 OUTER: tuple[Word, ...] = (
     annotate_layout, annotate_safe_value, use_swizzle, annotate_schedule, pipelined_product,

@@ -19,6 +19,7 @@ import numpy as np
 import tilec.language as T
 from tilec.fuzz.arrays import MOST_FAR, Array
 from tilec.ir.types import ALIASES
+from tilec.ir.types import DTYPES as ALL_DTYPES
 
 X = TypeVar("X")
 Word = Callable[["Writer"], None]
@@ -28,6 +29,7 @@ INTS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"
 FLOAT8 = ("float8_e4m3", "float8_e5m2")
 DTYPES = (*FLOATS, "float32", "float16", *INTS, "int32")
 VIEWS = ("plain",) * 8 + ("transposed", "padded", "offset", "steps", "reversed", "flipped")
+MOST_HELD = 40  # of a fragment of odd extents, of which every thread holds all: code grows with it
 THREADS = (64, 128, 128, 128, 256)
 
 
@@ -124,6 +126,10 @@ class Writer:
         found = (power, power, near, self.between(1, most), self.between(1, 9))
         return min(most, max(1, found[kind]))
 
+    def loop(self, count: int) -> str:
+        """A word for a serial loop; a long one is not written out."""
+        return self.one_of(("range", "T.serial", "T.unroll")[: 3 if count <= 6 else 2])
+
     # --- text ---
 
     def name(self, prefix: str) -> str:
@@ -150,8 +156,7 @@ class Writer:
 
     def tile(self, shape: tuple[int, ...], dtype: str, space: str = "") -> Tile:
         """A new tile; its allocation stands before everything."""
-        odd = math.prod(shape) > 160 and any(e & (e - 1) for e in shape)
-        # a fragment of odd extents, of which every thread holds all, must be small
+        odd = math.prod(shape) > MOST_HELD and any(e & (e - 1) for e in shape)
         space = space or ("shared" if odd else self.one_of(("shared", "fragment")))
         made = Tile(self.name("S" if space == "shared" else "f"), shape, dtype, space)
         extents = listed(list(map(str, shape)))
@@ -195,7 +200,7 @@ class Writer:
     def input(self, shape: tuple[int, ...], dtype: str, sizes: Sequence[str] = ()) -> Input:
         content = self.one_of(("ints", "real", "real", "wild"))
         views: tuple[str, ...] = (*VIEWS, "broadcast")
-        if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR and dtype in ("float16", "int8"):
+        if len(shape) > 1 and math.prod(shape[:-1]) <= MOST_FAR and ALL_DTYPES[dtype].bits <= 16:
             views = ("plain", "plain", "far")
         name = self.tensor("A", shape, dtype, content, self.one_of(views), sizes)
         made = Input(name, shape, dtype, not any(sizes))
