@@ -133,6 +133,48 @@ def test_a_factor_of_which_half_is_written(target: str) -> None:
     assert found.buffer == "p" and found.indices and all(i < j for i, j in found.indices)
 
 
+@tilec.kernel
+def first_above(A: T.Tensor((M, 64), "float32"), C: T.Tensor((M, 64), "float32")):
+    with T.Kernel(M, threads=64) as r:
+        tx = T.get_thread_binding()
+        best = T.alloc_var("float32")
+        if A[r, tx] > 0:
+            best = A[r, tx] * 2.0
+        C[r, tx] = best
+
+
+@tilec.kernel
+def last_above(A: T.Tensor((M, 64), "float32"), C: T.Tensor((M, 64), "float32")):
+    """The value that is not there yet is not looked at: nothing is wrong."""
+    with T.Kernel(M, threads=64) as r:
+        tx = T.get_thread_binding()
+        best = T.alloc_var("float32")
+        found = T.alloc_var("bool")
+        found = False
+        for k in T.serial(4):
+            if found and best > 1.0:
+                C[r, tx] = best
+            if A[r, (tx + k) % 64] > 0:
+                best = A[r, (tx + k) % 64]
+                found = True
+        C[r, tx] = T.if_then_else(found, best, 0.0)
+
+
+@EVERY_TARGET
+def test_a_variable_that_has_no_value_in_some_threads(target: str) -> None:
+    A = singles(1, 64)
+    found = only(tilec.simulate(first_above, A, np.zeros_like(A), target=target))
+    missing = tuple(int(j) for j in np.flatnonzero(A[0] <= 0)[:8])
+    assert found.kind == "uninitialised read" and lines(found) == ["C[r, tx] = best"]
+    assert found.buffer == "best" and found.threads == missing
+    C = np.full_like(A, 77)
+    report = tilec.simulate(last_above, A, C, target=target)
+    assert not report.findings, str(report)
+    after = np.stack([np.roll(A[0], -k) for k in range(4)])
+    last = [next((x for x in column[::-1] if x > 0), 0.0) for column in after.T]
+    np.testing.assert_array_equal(C[0], np.array(last, np.float32))
+
+
 # --- arrays of a thread ---------------------------------------------------------------------------
 
 

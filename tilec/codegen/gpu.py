@@ -194,7 +194,8 @@ class Emitter(Buffers):
         self.env[o.result] = self.f.pack([fn(*one) for one in zip(*columns)])
 
     def emit_const(self, o: ops.Const) -> None:
-        self.env[o.result] = self.scalars.literal(o.value, o.dtype)
+        made = self.scalars.literal(o.value, o.dtype)
+        self.env[o.result] = Val(made.type, made.ref, made.literal, o.unset) if o.unset else made
 
     def emit_binary(self, o: ops.Binary) -> None:
         dtype = o.lhs.dtype

@@ -19,14 +19,16 @@ _MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_F
 
 
 class Val:
-    """An operand: LLVM type, spelling, and its number where it is an integer literal."""
+    """An operand: LLVM type, spelling, and its number where it is an integer literal. `unset`: the
+    variable of which this literal is no value (see `ops.Const`)."""
 
-    __slots__ = ("literal", "ref", "type")
+    __slots__ = ("literal", "ref", "type", "unset")
 
-    def __init__(self, type: str, ref: str, literal: int | None = None) -> None:
+    def __init__(self, type: str, ref: str, literal: int | None = None, unset: str = "") -> None:
         self.type = type
         self.ref = ref
         self.literal = literal
+        self.unset = unset
 
     def __str__(self) -> str:
         return f"{self.type} {self.ref}"

@@ -209,11 +209,11 @@ class _Lifting:
         return replace(block, ops=(*ops, done))
 
     def anything(self, buffer: Value, near: Op) -> Value:
-        """A value for a place that is never looked at."""
+        """A value for a place that is not looked at in a program without a fault."""
         dtype = buffer.dtype
         number = 0.0 if dtype.is_float else False if dtype.kind == "bool" else 0
         value = _value(buffer)
-        self.out.append(Const(number, dtype, results=(value,), loc=near.loc))
+        self.out.append(Const(number, dtype, buffer.name, results=(value,), loc=near.loc))
         return value
 
 

@@ -119,7 +119,7 @@ class _Forward:
         self.table[key] = o.results[0]
         self.trail.append(key)
         self.makers[o.results[0]] = o
-        number = fold(o, self.numbers.get) if isinstance(o, Const) else None
+        number = fold(o, self.numbers.get) if isinstance(o, Const) and not o.unset else None
         if number is not None:
             self.numbers[o.results[0]] = number
         self.out.append(o)
@@ -138,7 +138,7 @@ class _Forward:
         """Two ops with one key have one value."""
         if isinstance(o, Const):
             number = fold(o, self.numbers.get)
-            return Const, o.dtype, repr(o.value if number is None else number)
+            return Const, o.dtype, repr(o.value if number is None else number), o.unset
         fields = [getattr(o, name) for name in (*o.operand_fields, *o.attribute_fields)]
         if isinstance(o, Binary) and o.kind in COMMUTATIVE:
             if not (o.lhs.dtype.is_float and o.kind in ("min", "max")):

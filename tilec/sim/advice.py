@@ -25,12 +25,12 @@ def advice(f: Finding) -> str:
         return "tilec itself places waits, fences and barriers: please report this as its fault"
     match f.kind:
         case "uninitialised read" if name:
-            return f"write or T.clear {name} before it is read, in the first iteration too"
+            return f"give {name} a value before it is read, in the first iteration too"
         case "out of bounds" if name:
             return f"keep the index inside of {name}: a condition, T.min or a larger extent"
         case "never written":
             return f"let the grid (T.ceildiv) and the conditions reach every element of {name}"
-        case "data race" if "another block" in f.message:
+        case "data race" if "another block" in f.message or "cluster's block" in f.message:
             return "blocks run in any order: let each write elements that no other one touches"
         case "data race" if f.message.startswith("several threads"):
             return "give each iteration an element of its own, or let one thread write"

@@ -130,6 +130,26 @@ def _urem(a: Value, b: Value) -> Value:
     return a % np.maximum(b, b.dtype.type(1))
 
 
+def both(a: Value, b: Value) -> Value:
+    """`and` of conditions: false where one is, whatever the other is."""
+    if isinstance(a, Lost) and not isinstance(b, Lost):
+        return _select(b, a, np.False_)
+    if isinstance(b, Lost) and not isinstance(a, Lost):
+        return _select(a, b, np.False_)
+    return a & b
+
+
+def either(a: Value, b: Value) -> Value:
+    """`or` of conditions: true where one is, whatever the other is."""
+    if isinstance(a, Lost) and not isinstance(b, Lost):
+        return _select(b, np.True_, a)
+    if isinstance(b, Lost) and not isinstance(a, Lost):
+        return _select(a, np.True_, b)
+    return a | b
+
+
+CONDITIONS = {"and": both, "or": either}
+
 BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

@@ -17,7 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
 from tilec.sim.intrinsics import intrinsic, is_pure, work_of
-from tilec.sim.undefined import UNDEF, Undefined, read_at
+from tilec.sim.undefined import UNDEF, VARIABLE, Undefined, read_at
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
 _GLOBAL = "ptr addrspace(1)"
@@ -127,7 +127,7 @@ class _Reader:
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
-        self.spelled: dict[tuple[str, str], str] = {}
+        self.spelled: dict[tuple[str, str, str], str] = {}
         self.segments: list[Segment] = []
         self.first: dict[str, int] = {}
         self.uses: list[list[str]] = []
@@ -281,7 +281,7 @@ class _Reader:
         return found
 
     def _constant(self, v: Val) -> str:
-        key = (v.type, v.ref)
+        key = (v.type, v.ref, v.unset)
         found = self.spelled.get(key)
         if found is None:
             found = self.spelled[key] = f"K{len(self.constants)}"
@@ -289,6 +289,8 @@ class _Reader:
         return found
 
     def _number(self, v: Val) -> Any:
+        if v.unset:
+            return Undefined(VARIABLE + v.unset)
         if v.ref == "@smem":
             return numbers.kind_of("i64")(SHARED_BASE)
         if v.ref.startswith("@"):
@@ -339,6 +341,8 @@ class _Reader:
         vector = any(t.startswith("<") for t in types)
         match i.opcode:
             case op if op in numbers.BINARY:
+                if types[0] == "i1" and op in numbers.CONDITIONS:
+                    return f"{numbers.CONDITIONS[op].__name__}({args[0]}, {args[1]})"
                 if op in numbers.SPELLED and not vector:
                     return f"{args[0]} {numbers.SPELLED[op]} {args[1]}"
                 name = self._object(numbers.BINARY[op])
@@ -484,6 +488,8 @@ _HELPERS: dict[str, Any] = {
     name: getattr(numbers, name)
     for name in (
         "each",
+        "both",
+        "either",
         "compare_ints",
         "compare_floats",
         "select",

@@ -12,7 +12,7 @@ from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN
 from tilec.sim.findings import MOST_NAMED, Index
 from tilec.sim.trace import RegisterBuffer, first_warps
-from tilec.sim.undefined import Lost, Partly, lost_parts
+from tilec.sim.undefined import VARIABLE, Lost, Partly, lost_parts
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -24,7 +24,7 @@ def tell_undefined(agent: Agent, inst: Inst, values: Sequence[Any]) -> None:
     told = set[str]()
     for lost in lost_parts(tuple(values)):
         held = _holder(agent.block.setting, lost.slot)
-        name = held.value.name if held is not None else ""
+        name = held.value.name if held is not None else _variable(lost.slot)
         if name in told:
             continue
         told.add(name)
@@ -66,6 +66,10 @@ def tell_outside(
         indices=[(int(i),) for i in index[bad][:MOST_NAMED]] if len(shape) == 1 else [],
         threads=agent.lanes[bad].tolist(),
     )
+
+
+def _variable(slot: str) -> str:
+    return slot.removeprefix(VARIABLE) if slot.startswith(VARIABLE) else ""
 
 
 def _holder(setting: Setting, slot: str) -> RegisterBuffer | None:

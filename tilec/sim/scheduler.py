@@ -30,7 +30,7 @@ class StepLimit(Exception):
 
 class Scheduler:
     """`seed` None: agents run in order; else in an order that depends on it. `steps`: the most
-    segments that the cluster may run. `turn` is called before each turn of an agent."""
+    segments that the cluster may run. `turn` is called with the agent before each of its turns."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Scheduler:
         blocks: list[Block],
         seed: int | None = None,
         steps: int = 1 << 62,
-        turn: Callable[[], None] | None = None,
+        turn: Callable[[Agent], None] | None = None,
     ) -> None:
         self.turn = turn
         self.program, self.blocks, self.left = program, blocks, steps
@@ -58,8 +58,6 @@ class Scheduler:
         with np.errstate(all="ignore"):
             while True:
                 while self.running:
-                    if self.turn is not None:
-                        self.turn()
                     self._run(self._next())
                     self._wake()
                 if not self.blocked and not any(g.arrived for g in self.groups):
@@ -78,13 +76,15 @@ class Scheduler:
     def _run(self, agent: Agent) -> None:
         """Run an agent until it waits, meets others, parts or ends, or has had its turn."""
         segments = self.program.segments
-        turn = self.left - _TURN
+        turn = self._begin(agent)
         while True:
             if self.left <= 0:
                 raise StepLimit(agent)
-            if self.left <= turn and self.running:
-                self.running.append(agent)  # it may be waiting for what others are still to write
-                return
+            if self.left <= turn:
+                if self.running:
+                    self.running.append(agent)  # it may be waiting for what others have to write
+                    return
+                turn = self._begin(agent)
             self.left -= 1
             segment = segments[agent.at]
             segment.run(agent, agent.env)
@@ -102,6 +102,12 @@ class Scheduler:
             else:
                 self._leave(agent)
                 return
+
+    def _begin(self, agent: Agent) -> int:
+        """Begin a turn of an agent; what is left of the steps when it ends."""
+        if self.turn is not None:
+            self.turn(agent)
+        return self.left - _TURN
 
     @staticmethod
     def _follow(agent: Agent, edge: Edge) -> None:

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from tilec.ir.loc import UNKNOWN, Loc
 
+VARIABLE = "="
+"""Before the name of a variable that is in no stack slot."""
+
 
 class Lost:
-    """`slot`: the stack slot that nobody had written, "" if it is not known; `part`: which of its
-    elements; `loc`: where it was read."""
+    """`slot`: the stack slot that nobody had written, or `VARIABLE` and a name, "" if it is not
+    known; `part`: which of the slot's elements; `loc`: where it was read."""
 
     __slots__ = ("loc", "part", "slot")
 

@@ -68,10 +68,12 @@ def _with_dtype(t: Type, dtype: DType) -> Type:
 
 @op("const", pure=True)
 class Const(Op):
-    """A literal of `dtype`: a bool, int or float (inf and nan included)."""
+    """A literal of `dtype`: a bool, int or float (inf and nan included). `unset`: the variable that
+    has no value yet and is given this one; who uses it is told so by the simulator."""
 
     value: bool | int | float
     dtype: DType
+    unset: str = ""
 
     def infer(self) -> Sequence[Type]:
         return (ScalarType(self.dtype),)
