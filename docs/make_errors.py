@@ -33,7 +33,9 @@ and `ResourceError` (both are CompileErrors) for layouts and what a target has, 
 the arguments of a call. It names the file, the line and the column, underlines the place, names
 both operands with their scope, shape and dtype, gives one fix, and has at most 12 lines. It comes
 before any machine code is made, and without the compiler's own frames in the traceback. An access
-of a tensor that is always out of bounds is legal and gives a `BoundsWarning` in the same form.
+of a tensor that is always out of bounds is legal and gives a `BoundsWarning` in the same form, as
+does one that is out of bounds in some iteration although a condition on its index stands around it
+(`if i < N:` around `A[i + 1]`).
 """
 
 PROGRAM = """\
@@ -139,6 +141,23 @@ CASES = (
         "`unsupported AST node type: Try`, with a caret",
     ),
     Case(
+        "A lambda",
+        ((END, f"        half = lambda v: v / 2\n{END}"),),
+        "accepted, as above",
+        "`unsupported AST node type: Lambda`, with a caret",
+    ),
+    Case(
+        "An accumulator that no instruction has",
+        (
+            (
+                'acc = T.alloc_fragment((128, 128), "float32")',
+                'acc = T.alloc_fragment((128, 128), "int32")',
+            ),
+        ),
+        "a `static_assert` of the C++ that nvcc compiles",
+        "",
+    ),
+    Case(
         "A race in a parallel loop",
         ((END, f"        for i in T.Parallel(64):\n            S[i // 2] = x[i]\n{END}"),),
         "nothing by default; with a check switched on, a warning with the example "
@@ -178,6 +197,20 @@ CASES = (
         "`Static shape mismatch for parameter A: expected 256 at index 0, got 128`",
         "not checked",
         "matmul(half, half[:128], single, row)",
+    ),
+    Case(
+        "An argument without memory",
+        (),
+        "(a `meta` tensor) `Buffer device mismatch for parameter A: expected cpu, got meta`",
+        "",
+        'matmul(half, half, single, tilec.spec((64,), "float32"))',
+    ),
+    Case(
+        "CPU arrays for a GPU",
+        (),
+        "",
+        "`ValueError: Pointer argument cannot be accessed from Triton …`",
+        'matmul.compile(half, half, single, row, target="cuda:sm_90a")(half, half, single, row)',
     ),
     Case(
         "None for a tensor",

@@ -8,6 +8,7 @@ have has an alternative; 10 accesses that are dropped are warned of.
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import warnings
@@ -19,13 +20,14 @@ import llvmlite.binding as llvm
 import pytest
 from diagnostics_help import carets, frames_of_tilec
 from mistake_layouts import LAYOUT, UNSUPPORTED
+from mistake_more import MORE
 from mistake_programs import FRONTEND, PROGRAM, TARGETS, Mistake, compiled, edited, load
 from test_diagnostics_launch import ARRAYS, add, gridless
 
 import tilec
 import tilec.language as T
 
-MISTAKES = (*FRONTEND, *LAYOUT, *UNSUPPORTED)
+MISTAKES = (*FRONTEND, *LAYOUT, *UNSUPPORTED, *MORE)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +117,7 @@ def test_there_are_enough_mistakes_about_operands() -> None:
 
 @named(WITH_OPERANDS)
 def test_operands_have_scope_shape_and_dtype(mistake: Mistake) -> None:
-    form = r"\w+ \((shared|fragment|global|local) \([\w, ]+\) (float16|bfloat16|float32|int32)\)"
+    form = r"\w+ \((shared|fragment|global|local) \([\w, ]+\) (float16|bfloat16|float32|int32|int8)\)"
     message = error_of(mistake.text()).message
     assert re.search(form, message)
 
@@ -128,6 +130,25 @@ def test_the_fix_compiles(mistake: Mistake) -> None:
     text = mistake.mended()
     simulated_only = "T.print" in text
     compiles(text, tuple(t for t in TARGETS if not simulated_only or not t.startswith("hip")))
+
+
+SOURCES = (*Path(tilec.__file__).parent.glob("frontend/*.py"), *(
+    Path(tilec.__file__).parent / name
+    for name in ("annotations.py", "kernel.py", "runtime/arguments.py", "runtime/tensors.py")
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_every_error_of_the_source_has_a_fix(path: Path) -> None:
+    """An error that is made with its message only tells nobody what to write."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if name in ("error", "CompileError", "LayoutError", "ResourceError", "LaunchError"):
+            has_hint = len(node.args) > (1 if name == "error" else 2)
+            written = any(k.arg in ("hint", None) for k in node.keywords)
+            assert has_hint or written, f"{path.name}:{node.lineno}: {ast.unparse(node)}"
 
 
 def smaller(text: str, hint: str) -> str:
@@ -178,6 +199,21 @@ RESOURCES: dict[str, Callable[[str], str]] = {
     "threads that are no warps": lambda p: edited(p, ("threads=128", "threads=100")),
     "more threads than a block has": lambda p: edited(p, ("threads=128", "threads=2048")),
 }
+
+
+@pytest.mark.parametrize(
+    ("edits", "under"),
+    [
+        ((("threads=128", "threads=100"),), "100"),
+        ((("threads=128", "threads=BN + 4"),), "BN + 4"),
+        ((("@tilec.kernel\n", "@tilec.kernel(threads=100)\n"), (", threads=128", "")), "100"),
+    ],
+)
+def test_the_threads_are_pointed_at(edits: tuple[tuple[str, str], ...], under: str) -> None:
+    text = functools.reduce(edited, edits, PROGRAM)
+    for target, unit in (("cuda:sm_80", 32), ("hip:gfx942", 64)):
+        error = error_of(text, target)
+        assert f"is not a multiple of {unit}" in error.message and carets(error) == under
 
 
 @pytest.mark.parametrize("target", TARGETS[:3])
@@ -285,6 +321,106 @@ def test_a_dropped_access_is_warned_of(case: str) -> None:
     assert says in shown and "always out of bounds" in shown and "valid indices are 0 to" in shown
     assert under in shown.split("\n")[1] and "^" in shown.split("\n")[2]
     assert caught[0].filename.startswith("/home/user/program") and caught[0].lineno in (17, 18)
+
+
+GUARDED = """\
+import tilec
+import tilec.language as T
+
+
+@tilec.kernel
+def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((4, 50), "float32"), n: T.int32 = 3):
+    with T.Kernel(4, 2, threads=32) as (bx, by):
+"""
+# A condition that lets an iteration out of bounds: (body, the access, index and iteration)
+ESCAPES: dict[str, tuple[str, str, str, str]] = {
+    "one behind": (
+        "for i in T.Parallel(128):\n    if i < 100:\n        Y[0, i] = X[i + 1]",
+        "X[i + 1]", "reads index 100", "i = 99",
+    ),
+    "tiles": (
+        "for i in T.Parallel(32):\n    if bx * 32 + i < 100:\n        Y[0, i] = X[bx * 32 + i + 1]",
+        "X[bx * 32 + i + 1]", "reads index 100", "bx = 3 and i = 3",
+    ),
+    "less or equal": (
+        "for i in T.Parallel(128):\n    if i <= 100:\n        X[i] = 1.0",
+        "X[i]", "writes index 100", "i = 100",
+    ),
+    "the other end": (
+        "for i in T.Parallel(128):\n    if i + 1 < 100:\n        Y[0, i] = X[i + 1] - X[i - 1]",
+        "X[i - 1]", "reads index -1", "i = 0",
+    ),
+    "one branch": (
+        "for i in T.Parallel(64):\n    Y[0, i] = Y[1, i + 2] if i < 50 else 0.0",
+        "Y[1, i + 2]", "reads index 50 in dimension 1", "i = 48",
+    ),
+    "the same condition": (
+        "for i in T.Parallel(128):\n    if i < 100 and X[i + 1] > 0:\n        Y[0, 0] = 1.0",
+        "X[i + 1]", "reads index 100", "i = 99",
+    ),
+    "else": (
+        "for i in T.serial(100):\n    if i == 0:\n        pass\n    else:\n        X[i + 1] = 0.0",
+        "X[i + 1]", "writes index 100", "i = 99",
+    ),
+    "two conditions": (
+        "if by == 1:\n    for i in T.Parallel(128):\n        if 0 <= i < 100:\n"
+        "            X[i] = X[i - 1]",
+        "X[i - 1]", "reads index -1", "i = 0",
+    ),
+}  # fmt: skip
+
+KEPT = {
+    "guarded": "for i in T.Parallel(128):\n    if i < 99:\n        Y[0, i] = X[i + 1]",
+    "not guarded": "for i in T.Parallel(128):\n    Y[0, i] = X[i + 1]",
+    "a partial tile": "for i in T.Parallel(128):\n    if i > 0:\n        Y[0, i] = X[i - 1]",
+    "a bound of the tile": "for i in T.Parallel(128):\n    if i < 120:\n        X[i] = 1.0",
+    "of blocks": "for i in T.Parallel(32):\n    if bx < 4:\n        X[bx * 32 + i] = 1.0",
+    "that may not run": (
+        "if n > 2:\n    for i in T.Parallel(128):\n        if i < 100:\n            X[i + 1] = 0.0"
+    ),
+    "that never runs": (
+        "if by > 4:\n    for i in T.Parallel(128):\n        if i < 100:\n            X[i + 1] = 0.0"
+    ),
+    "of some": (
+        "for i in T.Parallel(128):\n    if i % 2 == 0:\n        if i < 100:\n"
+        "            X[i + 1] = 0.0"
+    ),
+    "or": "for i in T.Parallel(128):\n    if i < 100 or n > 2:\n        X[i + 1] = 0.0",
+    "a step": "for i in T.serial(0, 100, 2):\n    if i < 100:\n        X[i + 1] = 0.0",
+    "a break": (
+        "for i in T.serial(128):\n    if i < 100:\n        Y[0, 0] = X[i + 1]\n"
+        "    if X[i] > 0:\n        break"
+    ),
+    "a safe value": (
+        "T.annotate_safe_value({X: 1.0})\nfor i in T.Parallel(64):\n    if i < 50:\n"
+        "        Y[0, i] = X[i - 1]"
+    ),
+}
+
+
+def compile_guarded(body: str) -> None:
+    indented = "".join(f"        {row}\n" for row in body.split("\n"))
+    specs = tilec.spec((100,), "float32"), tilec.spec((4, 50), "float32")
+    load(GUARDED + indented)[0].compile(*specs, target="cpu")
+
+
+@pytest.mark.parametrize("case", ESCAPES)
+def test_a_guard_that_is_too_wide_is_warned_of(case: str) -> None:
+    body, under, index, where = ESCAPES[case]
+    with pytest.warns(tilec.BoundsWarning) as caught:
+        compile_guarded(body)
+    shown = str(caught[0].message)
+    assert index in shown and f"where {where}, although a condition guards it" in shown
+    rows = shown.split("\n")
+    assert rows[1][rows[2].index("^") : len(rows[2])] == under
+    assert "valid indices are 0 to" in rows[3]
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_other_guards_are_not_warned_of(case: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_guarded(KEPT[case])
 
 
 def test_partial_tiles_are_not_warned_of() -> None:

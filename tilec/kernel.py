@@ -223,7 +223,7 @@ class Kernel:
         for name, t in call.tensors.items():
             if t.device == "meta":
                 raise LaunchError(
-                    f"{name} has a shape but no memory",
+                    f"{self._argument(name)} has a shape but no memory",
                     hint="pass an array; kernel.compile takes those without memory",
                 )
         target = _target_of(call.device, call.index)
@@ -309,6 +309,11 @@ class Kernel:
 
     # --- compiling ----------------------------------------------------------------------------
 
+    def _argument(self, name: str) -> str:
+        """An argument as messages name it: the kernel, its number, its name."""
+        passed = [p.name for p in self.parameters if p.kind != "output"]
+        return f"{self.name}, argument {passed.index(name) + 1}: {name}"
+
     def plan_launch(
         self, target: str, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Planned:
@@ -324,7 +329,7 @@ class Kernel:
             if t.device != "cpu":
                 where = "has a shape but no memory" if t.device == "meta" else f"is on {t.place}"
                 hint = "pass an array" if t.device == "meta" else f"pass {name}.cpu()"
-                message = f"{name} {where}; the simulator takes arrays of the CPU"
+                message = f"{self._argument(name)} {where}; the simulator takes arrays of the CPU"
                 raise LaunchError(message, hint=hint)
         facts = self._choices.facts(
             call, signature, parameters, target, threads, grid, grid is not None

@@ -10,6 +10,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend import index
 from tilec.frontend.context import Context
+from tilec.frontend.guards import Comparison, both
 from tilec.frontend.index import Affine
 from tilec.frontend.values import Literal, Number, Scalar, describe
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
@@ -275,7 +276,18 @@ class Arithmetic(Context):
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             return self._fold(kind, a, b)
         x, y = self.unify(a, b, SYMBOLS[kind])
-        return self.emit_scalar(Compare, kind, x.value, y.value)
+        made = self.emit_scalar(Compare, kind, x.value, y.value)
+        if x.affine is not None and y.affine is not None:
+            self.tests[made.value] = (Comparison.of(kind, x.affine, y.affine),)
+        return made
+
+    def logical_and(self, a: Scalar, b: Scalar) -> Scalar:
+        """`a and b` of two run-time bools."""
+        made = self.emit_scalar(Binary, "and", a.value, b.value)
+        known = both(self.tests.get(a.value), self.tests.get(b.value))
+        if known is not None:
+            self.tests[made.value] = known
+        return made
 
     def unary(self, kind: str, x: Scalar) -> Scalar:
         """A maths function or sign of a run-time number."""

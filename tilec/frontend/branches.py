@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tilec.frontend.calls import Calls
 from tilec.frontend.context import BlockBuilder
+from tilec.frontend.guards import negated
 from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.ops import If, Yield
 
@@ -48,11 +49,11 @@ class Branches(Calls):
     ) -> None:
         """Emit an `If`. Names that differ between the branches become its results; a name that one
         branch alone defines has no value afterwards."""
-        place = self.loc
-        with self.inside(conditional=True) as on_true:
+        place, test = self.loc, self.tests.get(cond.value)
+        with self.inside(conditional=True, guard=test) as on_true:
             then()
             names_true = self.names
-        with self.inside(conditional=True) as on_false:
+        with self.inside(conditional=True, guard=negated(test)) as on_false:
             if orelse is not None:
                 orelse()
             names_false = self.names

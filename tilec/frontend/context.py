@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec import language as T
+from tilec.frontend.guards import Condition
 from tilec.frontend.index import Affine, unknown
 from tilec.frontend.source import Source
 from tilec.frontend.values import Buffer, Scalar
@@ -69,8 +70,10 @@ class Context:
     emitted so far that may not run unasked: integer divisions, on-chip reads that may be out of
     bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
-    so that a grid may well have no blocks. `given_layouts`: the layout that the user gave a buffer,
-    and the line that says so.
+    so that a grid may well have no blocks. `tests` says of bools what comparison they are the
+    result of, `guards` which conditions stand around the code (None: unknown). `padded` tensors
+    have a safe value of the user's. `given_layouts`: the layout that the user gave a buffer, and
+    the line that says so.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -83,6 +86,9 @@ class Context:
         self.parallel: ParallelScope | None = None
         self.sizes: Mapping[str, int | Scalar] = {}
         self.has_empty_tensor = False
+        self.tests: dict[Value, Condition] = {}
+        self.guards: list[Condition | None] = []
+        self.padded: set[Value] = set()
         self.given_layouts: dict[Value, tuple[object, int]] = {}
 
     # --- names and places -------------------------------------------------------------------------
@@ -133,8 +139,11 @@ class Context:
         return Scalar(value, unknown() if affine is None else affine)
 
     @contextmanager
-    def inside(self, conditional: bool = False) -> Iterator[BlockBuilder]:
-        """Collect what is emitted into a block of its own. `conditional`: it may not run.
+    def inside(
+        self, conditional: bool = False, guard: Condition | None = None
+    ) -> Iterator[BlockBuilder]:
+        """Collect what is emitted into a block of its own. `conditional`: it may not run, but where
+        `guard` holds, if that is known.
 
         Names assigned inside are forgotten afterwards; whoever needs them takes them before."""
         builder = BlockBuilder()
@@ -142,10 +151,13 @@ class Context:
         kept = self.frame.names
         self.frame.names = dict(kept)
         self.depth += conditional
+        self.guards += [guard] if conditional else []
         try:
             yield builder
         finally:
             self.depth -= conditional
+            if conditional:
+                self.guards.pop()
             self.frame.names = kept
             self.builders.pop()
 

@@ -207,7 +207,8 @@ class ForLoops(Loops):
         with self.inside() as builder:
             indices = []
             for arg, extent in zip(args, extents):
-                affine = Affine(0, {Atom(0, extent - 1, True, self.depth): 1})
+                atom = Atom(0, extent - 1, True, self.depth, dense=True, name=arg.name)
+                affine = Affine(0, {atom: 1})
                 indices.append(self.to_index(Scalar(arg, affine)))
             self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
             self._check_rebinding(node, before)

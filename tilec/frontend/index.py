@@ -19,7 +19,9 @@ class Atom:
 
     It lies in `lo … hi` (None: no bound known). `attained`: both bounds really occur, whatever
     other atoms with different `roots` are. `roots` are the atoms it was computed from (itself if
-    none). `depth` counts the run-time conditions around its definition.
+    none). `depth` counts the run-time conditions around its definition. `dense`: both bounds are
+    known, and every integer between them occurs with every value of the other dense atoms. `name`
+    is the user's, for messages.
     """
 
     lo: int | None = None
@@ -27,6 +29,14 @@ class Atom:
     attained: bool = False
     depth: int = 0
     parents: tuple[Atom, ...] = ()
+    dense: bool = False
+    name: str = ""
+
+    @property
+    def extent(self) -> int:
+        """How many integers a dense atom takes."""
+        assert self.lo is not None and self.hi is not None
+        return self.hi - self.lo + 1
 
     @property
     def roots(self) -> frozenset[Atom]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -41,6 +41,7 @@ class Counted:
     """`for target in range(lo, hi, step)`; `kind` and `attributes` as in the op `For`.
 
     `index_of` makes the target's value from the loop's index (a coordinate, several of them, …).
+    `runs_through`: no `break` ends it.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Counted:
     step: int | Scalar
     index_of: Callable[[Scalar], object]
     attributes: dict[str, Any]
+    runs_through: bool = True
 
     @property
     def trips(self) -> int | None:
@@ -74,6 +76,7 @@ class Loops(Branches):
             self.forget(body, (target,))
             return
         place, hazards = self.loc, self.hazards
+        loop = replace(loop, runs_through=not _has_break(body))
         flags = self._flags(loop.word)
         names = self._carried_names(body)
         index = Value(
@@ -119,7 +122,10 @@ class Loops(Branches):
             top = hi.affine.interval().hi
             last = None if top is None else top - 1
         first = lo if isinstance(lo, int) else lo.affine.interval().lo if lo.affine else None
-        return Scalar(value, Affine(0, {Atom(first, last, loop.trips is not None, self.depth): 1}))
+        known = loop.trips is not None
+        dense = known and step == 1 and loop.runs_through
+        atom = Atom(first, last, known, self.depth, dense=dense, name=value.name)
+        return Scalar(value, Affine(0, {atom: 1}))
 
     def _iterate(
         self, flags: LoopFlags, target: ast.expr, index: object, body: list[ast.stmt]
@@ -324,6 +330,11 @@ class Loops(Branches):
                     )
         for name in assigned_names(body):
             self.names.setdefault(name, reason)
+
+
+def _has_break(body: list[ast.stmt]) -> bool:
+    """Whether a `break` stands anywhere in a loop's body (of the loop or of one inside of it)."""
+    return any(isinstance(n, ast.Break) for s in body for n in ast.walk(s))
 
 
 def _shown(name: str) -> str:

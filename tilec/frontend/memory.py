@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
+from tilec.frontend.guards import find_escape
+from tilec.frontend.index import Affine
 from tilec.frontend.values import (
     Buffer,
     Method,
@@ -242,6 +244,24 @@ class Memory(Arithmetic):
                     hint,
                 )
                 return
+            if size and self.guards and buffer.value not in self.padded:
+                self._warn_if_escaping(buffer, dim, affine_of(offset), size, does)
+
+    def _warn_if_escaping(
+        self, buffer: Buffer, dim: int, index: Affine, size: int, does: str
+    ) -> None:
+        """Warn of an access that the user has guarded, and that is out of bounds nevertheless."""
+        found = find_escape(index, size, self.guards)
+        if found is None:
+            return
+        what = "the safe value is read" if does == "reads" else "nothing is written"
+        hint = f"valid indices are 0 to {size - 1}: let the condition around it say so"
+        warn_of_bounds(
+            f"this {does} index {found.index} in dimension {dim} of {describe(buffer)} where "
+            f"{found}, although a condition guards it: out of bounds, so {what}",
+            self.loc,
+            hint,
+        )
 
     def _check_extent(
         self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tilec import language as T
 from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
+from tilec.frontend.guards import negated
 from tilec.frontend.memory import Memory
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_literal
 from tilec.ir.core import Block, Op
@@ -105,7 +106,7 @@ class Operators(Memory):
                 result = False
             elif one is not True:
                 assert isinstance(result, Scalar) and isinstance(one, Scalar)
-                result = self.emit_scalar(Binary, "and", result.value, one.value)
+                result = self.logical_and(result, one)
             left = right
         return result
 
@@ -175,10 +176,10 @@ class Operators(Memory):
     ) -> Number:
         """One of two values at run time. Both are computed where that is harmless; otherwise (an
         on-chip read that may be out of bounds, a division) only the one that is chosen."""
-        hazards = self.hazards
-        with self.inside(conditional=True) as then:
+        hazards, test = self.hazards, self.tests.get(cond.value)
+        with self.inside(conditional=True, guard=test) as then:
             a = on_true()
-        with self.inside(conditional=True) as other:
+        with self.inside(conditional=True, guard=negated(test)) as other:
             b = on_false()
         harmless = hazards == self.hazards and all(_harmless(o) for o in (*then.ops, *other.ops))
         self.hazards = hazards
@@ -192,7 +193,7 @@ class Operators(Memory):
     def _selected(self, cond: Scalar, a: Number, b: Number) -> Number:
         """A `Select`, or the logic it amounts to."""
         if b is False and isinstance(a, Scalar) and a.dtype is BOOL:
-            return self.emit_scalar(Binary, "and", cond.value, a.value)
+            return self.logical_and(cond, a)
         if a is True and isinstance(b, Scalar) and b.dtype is BOOL:
             return self.emit_scalar(Binary, "or", cond.value, b.value)
         if not isinstance(a, Scalar) and not isinstance(b, Scalar) and a is b:

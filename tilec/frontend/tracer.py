@@ -387,8 +387,9 @@ class _KernelTracer(Statements):
         names = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
         indices = []
         for dim, e in enumerate(extents):
-            index = block_index(self, dim, static_int(e))
             name = names[dim] if len(names) == len(extents) else None
+            named = name.id if isinstance(name, ast.Name) else ""
+            index = block_index(self, dim, static_int(e), named)
             if isinstance(name, ast.Name):
                 index.value.name = name.id
             indices.append(index)

@@ -23,10 +23,11 @@ from tilec.ir.types import DType
 # --- blocks and threads ---------------------------------------------------------------------------
 
 
-def block_index(t: Expressions, dim: int, extent: int | None = None) -> Scalar:
+def block_index(t: Expressions, dim: int, extent: int | None = None, name: str = "") -> Scalar:
     """Index of this block along `dim`, in the kernel's index dtype; `extent` if it is known."""
     hi = None if extent is None else extent - 1
-    affine = Affine(0, {Atom(0, hi, attained=hi is not None): 1})
+    known = hi is not None and hi >= 0
+    affine = Affine(0, {Atom(0, hi, attained=hi is not None, dense=known, name=name): 1})
     return t.to_index(t.emit_scalar(BlockIndex, dim, affine=affine))
 
 

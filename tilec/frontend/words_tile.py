@@ -369,6 +369,7 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
                 "write a number that is known at compile time",
                 _entry(t, c, "values", buffer)[1],
             )
+        t.padded.add(buffer.value)
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
 
 

@@ -60,8 +60,8 @@ class LaunchError(TilecError):
 
 
 class BoundsWarning(UserWarning):
-    """An access of a global tensor is always out of its bounds: a read gives the safe value, a
-    write does nothing. Given once for each line."""
+    """An access of a global tensor is out of its bounds, always or although a condition guards it:
+    a read gives the safe value, a write does nothing. Given once for each line."""
 
 
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}

@@ -1,0 +1,126 @@
+"""Accesses that the user has guarded, but not enough: `if i < N:` around `A[i + 1]`.
+
+tilec guards every access of a tensor itself, and partial tiles rely on it, so that an access which
+leaves its tensor in some iterations is no mistake as such. Where the user tests an index and then
+reads beside it, it is one. It is warned of only where an iteration is found that certainly runs and
+is out of bounds: all conditions around the access compare indices of loops and blocks whose extents
+are known, and the iterations are tried out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.frontend.index import Affine, Atom
+from tilec.lazy import Lazy
+
+np: Any = Lazy("numpy")
+
+_LIMIT = 1 << 17  # iterations that are tried out
+_NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+_NUMPY = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
+          "ne": "not_equal"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`tested kind bound`, e.g. i + 1 < 100."""
+
+    kind: str
+    tested: Affine
+    bound: int
+
+    @staticmethod
+    def of(kind: str, a: Affine, b: Affine) -> Comparison:
+        """`a kind b`. What is compared with a number is what is tested; else the difference is."""
+        if b.constant is not None:
+            return Comparison(kind, a, b.constant)
+        if a.constant is not None:
+            return Comparison(_SWAPPED[kind], b, a.constant)
+        return Comparison(kind, a - b, 0)
+
+    def negated(self) -> Comparison:
+        return Comparison(_NEGATED[self.kind], self.tested, self.bound)
+
+    def holds(self, values: dict[Atom, Any]) -> Any:
+        """Whether it does, for each of the iterations."""
+        return getattr(np, _NUMPY[self.kind])(_evaluate(self.tested, values), self.bound)
+
+
+Condition = tuple[Comparison, ...]
+"""All of these hold."""
+
+
+def negated(condition: Condition | None) -> Condition | None:
+    """What holds where `condition` does not; None where that is not a conjunction."""
+    return (condition[0].negated(),) if condition is not None and len(condition) == 1 else None
+
+
+def both(a: Condition | None, b: Condition | None) -> Condition | None:
+    """Both of two conditions; None where one of them is not known."""
+    return None if a is None or b is None else (*a, *b)
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """An iteration whose access is out of bounds: the index there, and the loops' own, by name."""
+
+    index: int
+    where: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return " and ".join(f"{name} = {value}" for name, value in self.where)
+
+
+def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]) -> Escape | None:
+    """An iteration that runs, and in which `index` is not in 0 … size - 1 although it has been
+    tested; None if none is certain. `conditions` are all that stand around the access, None for one
+    that is not known."""
+    tests: list[Comparison] = []
+    for condition in conditions:
+        if condition is None:
+            return None
+        tests += condition
+    shifts = [(c, (index - c.tested).constant) for c in tests if c.tested.terms]
+    own = [(c, shift) for c, shift in shifts if shift is not None]
+    atoms = list(dict.fromkeys([*index.terms, *(a for c in tests for a in c.tested.terms)]))
+    if not own or not all(a.dense for a in atoms):
+        return None
+    extents = [a.extent for a in atoms]
+    if math.prod(extents) > _LIMIT:
+        return None
+    grid = np.indices(extents).reshape(len(atoms), -1)
+    values = {a: row + a.lo for a, row in zip(atoms, grid)}
+    at = _evaluate(index, values)
+    escapes = np.zeros(len(at), bool)
+    for c, shift in own:
+        escapes |= _beside(c, shift, at, size)
+    escapes &= (at < 0) | (at >= size)
+    for c in tests:
+        escapes &= c.holds(values)
+    found = np.flatnonzero(escapes)
+    if not len(found):
+        return None
+    first = int(found[0])
+    where = tuple((a.name or "an index", int(values[a][first])) for a in atoms if a in index.terms)
+    return Escape(int(at[first]), where)
+
+
+def _beside(c: Comparison, shift: int, at: Any, size: int) -> Any:
+    """Whether the test explains why the index is out of bounds, so that no partial tile does: what
+    is tested lies inside and the access beside it, or `<=` stands where `<` was meant."""
+    tested = at - shift
+    if shift:
+        return (tested >= 0) & (tested < size)
+    return (tested == size) & (c.kind == "le" and c.bound == size)
+
+
+def _evaluate(sum: Affine, values: dict[Atom, Any]) -> Any:
+    total = sum.const
+    for atom, factor in sum.terms.items():
+        total = total + factor * values[atom]
+    return total
