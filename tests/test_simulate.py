@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +267,10 @@ def test_targets_that_cannot_be_simulated() -> None:
     assert "cuda:sm_80, cuda:sm_90a, hip:gfx942" in text and "calling it" in text
     assert "did you mean 'cuda:sm_90a'" in message(TargetError, add, a, b, c, target="cuda:sm90a")
     assert "not supported yet" in message(TargetError, add, a, b, c, target="hip:gfx950")
+    for name, meant in (("amd", "hip:gfx942"), ("h100", "cuda:sm_90a"), ("cuda:90", "cuda:sm_90a")):
+        text = message(TargetError, add, a, b, c, target=name)
+        assert f"did you mean '{meant}'?" in text and "cpu" not in text
+    assert "the simulator has cuda" in message(TargetError, add, a, b, c, target="")
     assert "expected one of" in message(TargetError, add, a, b, c, target=90)
 
 
@@ -282,6 +288,81 @@ def test_arguments_that_do_not_fit() -> None:
 def test_things_that_are_no_kernels() -> None:
     assert "@tilec.kernel" in message(LaunchError, lambda a: a, 1)
     assert "simulate(kernel, A, B)" in message(LaunchError, None)
+    made = add.compile(*vectors(8), target="cuda:sm_80")
+    assert "pass add itself" in message(LaunchError, made, *vectors(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "fix"),
+    [
+        ({"schedules": 0}, "schedules: expected an int of at least 1, got 0", "schedules=2"),
+        ({"schedules": True}, "got True", "schedules=2"),
+        ({"steps": "x"}, "steps: expected an int of at least 1, got 'x'", "leave steps out"),
+        ({"seed": -1}, "seed: expected an int of at least 0, got -1", "seed="),
+        ({"seed": "x"}, "seed: expected an int", "seed="),
+        ({"checks": "no"}, "checks: expected a bool, got 'no'", "checks=False"),
+        ({"check_outputs": 1}, "check_outputs: expected a bool, got 1", "check_outputs=True"),
+        ({"trace": 5}, "trace: expected a text or a list of texts, got 5", "acc[0, :4]"),
+        ({"trace": ["A[0]", 3]}, "expected a text or a list of texts", "acc[0, :4]"),
+        ({"blocks": []}, "blocks is an empty list", "blocks=4"),
+        ({"blocks": "0"}, "expected a number or a list of blocks, got '0'", "blocks=4"),
+        ({"blocks": [1.5]}, "1.5 is neither a number nor coordinates", "blocks=4"),
+        ({"blocks": [9]}, "9 is not a block of the 1x1x1 blocks", "from 0 to 0"),
+    ],
+)
+def test_options_that_are_wrong(options: dict[str, Any], says: str, fix: str) -> None:
+    text = message(LaunchError, add, *vectors(8), **options)
+    assert says in text and fix in text.partition("help:")[2], text
+
+
+def test_blocks_may_be_an_array() -> None:
+    a, b, c = vectors(1000)
+    for blocks, count in ((np.array([0, 3]), 2), (np.array([[1, 0]]), 1), (range(1, 4), 3)):
+        assert tilec.simulate(add, a, b, c, target="cuda:sm_80", blocks=blocks).blocks == count
+
+
+@tilec.kernel
+def endless(X: T.Tensor((N,), "int32")):
+    with T.Kernel(T.ceildiv(N, 4), threads=32) as bx:
+        v = T.alloc_var("int32")
+        v = X[bx * 4]
+        while v < 10:
+            v = v * 1
+        X[bx * 4 + 1] = v
+
+
+@pytest.mark.parametrize("target", TARGETS[:2])
+def test_a_loop_that_does_not_end_is_named_once(target: str, monkeypatch: Any) -> None:
+    x = np.array([11, 0, 0, 0] * 2 + [1, 0, 0, 0] * 3, np.int32)
+    report = tilec.simulate(endless, x, target=target, steps=30_000)
+    (found,) = report.findings
+    assert found.kind == "step limit" and found.times == 1 and found.block == (2, 0, 0)
+    assert found.locations[0].source_line().strip() == "while v < 10:"
+    assert report.complete and not report.ok and report.blocks == 3
+    assert "stopped at a block that does not end" in str(report) and x[5] == 11
+    monkeypatch.setattr(launches, "FIRST_LONGEST", 0.5)
+    text = message(LaunchError, endless, x[8:], target=target)
+    assert "the first of 3 blocks is not through" in text and "while v < 10:" in text
+    assert "blocks=1" in text.partition("help:")[2]
+
+
+def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
+    report = tilec.simulate(add, *vectors(8), target="cuda:sm_80")
+    (tmp_path / "old.json").write_text("old")
+    (tmp_path / "link.json").symlink_to(tmp_path / "old.json")
+    for place in (tmp_path, tmp_path / "no" / "x.json", "", tmp_path / "old.json" / "x"):
+        with pytest.raises(ReportError, match="cannot be written to") as e:
+            report.save(place)
+        assert "help:" in str(e.value)
+    report.save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert str(Report.load(tmp_path / "old.json")) == str(report)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "old.json"]
+    read, write = os.pipe()  # what is no file is written, not replaced
+    report.save(f"/dev/fd/{write}")
+    os.close(write)
+    with os.fdopen(read) as f:
+        assert f.read() == (tmp_path / "old.json").read_text()
 
 
 def test_options_that_do_not_exist_or_fit() -> None:
@@ -348,10 +429,10 @@ def test_interrupting_gives_the_report_of_what_has_run(monkeypatch: Any) -> None
     a, b, c = vectors()
     run_cluster = launches.Machine.run_cluster
 
-    def interrupted(self: Any, first: Any) -> None:
+    def interrupted(self: Any, first: Any) -> bool:
         if first == (2, 0, 0):
             raise KeyboardInterrupt
-        run_cluster(self, first)
+        return run_cluster(self, first)
 
     monkeypatch.setattr(launches.Machine, "run_cluster", interrupted)
     report = tilec.simulate(add, a, b, c, target="cuda:sm_80")
@@ -430,12 +511,39 @@ def test_a_real_report_survives_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": "other"}', '{"format": "tilec report 1"}']
+    ("content", "says"),
+    [
+        (b"", "is damaged, or not a report"),
+        (b"\xff\xfe\x00", "is damaged, or not a report"),
+        (b"[]", "is not a report of tilec.simulate: it has no format"),
+        (b"null", "it has no format"),
+        (b'{"format": "other"}', "it has the format 'other'"),
+        (b'{"format": "tilec report 1"}', "is a damaged report: no 'kernel'"),
+    ],
 )
-def test_files_that_are_no_reports(tmp_path: Path, content: str) -> None:
+def test_files_that_are_no_reports(tmp_path: Path, content: bytes, says: str) -> None:
     file = tmp_path / "x.json"
-    file.write_text(content)
-    with pytest.raises(ReportError):
+    file.write_bytes(content)
+    with pytest.raises(ReportError) as e:
+        Report.load(file)
+    assert says in str(e.value) and "report.save(path)" in str(e.value)
+    with pytest.raises(ReportError, match="cannot be read"):
+        Report.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("grid", 5), ("blocks", "x"), ("findings", [{}]), ("counts", [3]), ("trace", [{}]),
+        ("sources", [[1]]), ("seconds", None), ("findings", 4), ("notes", "x"),
+    ],
+)  # fmt: skip
+def test_reports_that_are_damaged(tmp_path: Path, name: str, value: Any) -> None:
+    file = tmp_path / "x.json"
+    tilec.simulate(add, *vectors(8), target="cuda:sm_80").save(file)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, name: value}))
+    with pytest.raises(ReportError, match="is a damaged report"):
         Report.load(file)
 
 

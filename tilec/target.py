@@ -168,6 +168,11 @@ _OTHER_NAMES = {
 NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
 
 
+def meant_target(name: object) -> str:
+    """The target or vendor that others call `name`; "" where none is known."""
+    return _OTHER_NAMES.get(str(name).lower(), "")
+
+
 def find_target(name: str) -> Target:
     """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu").
 
@@ -179,7 +184,7 @@ def find_target(name: str) -> Target:
         raise TargetError(
             f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}"
         )
-    meant = _OTHER_NAMES.get(str(name).lower())
+    meant = meant_target(name)
     near = [meant] if meant else difflib.get_close_matches(str(name), (*TARGETS, "cuda", "hip"), 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise TargetError(f"unknown target {name!r}{hint} (targets: {', '.join(TARGETS)})")

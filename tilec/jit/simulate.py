@@ -31,7 +31,7 @@ from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
 from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.target import Target, TargetError, find_target
+from tilec.target import NOT_YET, Target, TargetError, find_target, meant_target
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "seed", "steps",
            "check_outputs", "resident_blocks")  # fmt: skip
@@ -71,16 +71,20 @@ def simulate(
     what has been run.
     """
     machine = _checked(kernel, target, meta)
+    for name, value in (("checks", checks), ("check_outputs", check_outputs)):
+        if not isinstance(value, bool | np.bool_):
+            hint = f"write {name}=False or {name}=True"
+            raise LaunchError(f"{name}: expected a bool, got {value!r}", hint=hint)
     wishes = Wishes(
         blocks=blocks,
         checks=checks,
-        schedules=_positive("schedules", schedules),
-        trace=(trace,) if isinstance(trace, str) else tuple(trace or ()),
-        seed=seed,
-        steps=_positive("steps", steps),
+        schedules=_whole("schedules", schedules),
+        trace=_traces(trace),
+        seed=_whole("seed", seed, 0),
+        steps=_whole("steps", steps),
         check_outputs=check_outputs,
     )
-    resident = None if resident_blocks is None else _positive("resident_blocks", resident_blocks)
+    resident = None if resident_blocks is None else _whole("resident_blocks", resident_blocks)
     planned = kernel.plan_launch(machine.name, grid, args, meta)
     return _run(planned, records_for(kernel, planned), machine, wishes, resident)
 
@@ -146,12 +150,20 @@ def _checked(kernel: object, target: object, meta: Mapping[str, Any]) -> Target:
     if not isinstance(kernel, Kernel):
         raise LaunchError(
             f"simulate takes a kernel, got a {type(kernel).__name__}",
-            hint="decorate the function with @tilec.kernel"
-            if callable(kernel)
-            else "simulate(kernel, A, B), not simulate(kernel(A, B))",
+            hint=_instead(kernel),
         )
     _check_keywords(kernel, meta)
     return simulated_target(target)
+
+
+def _instead(given: object) -> str:
+    if isinstance(given, CompiledKernel):
+        return (
+            f"pass {given.name} itself, which is compiled for target=, not {given.name}.compile(…)"
+        )
+    if callable(given):
+        return "decorate the function with @tilec.kernel"
+    return "simulate(kernel, A, B), not simulate(kernel(A, B))"
 
 
 def simulated_target(name: object) -> Target:
@@ -170,6 +182,12 @@ def simulated_target(name: object) -> Target:
         raise TargetError(
             f"target {name!r} means the device found, and there is none; name one of {known}"
         ) from None
+    except TargetError:
+        meant = meant_target(name) or name
+        first = [t for t in GPU_TARGETS if t.startswith(meant)] if meant else []
+        near = f"; did you mean {first[-1]!r}?" if first else did_you_mean(name, GPU_TARGETS)
+        what = "is not supported yet" if name in NOT_YET else "is unknown"
+        raise TargetError(f"target {name!r} {what}{near} (the simulator has {known})") from None
 
 
 def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
@@ -183,10 +201,24 @@ def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
             )
 
 
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 1:
-        raise LaunchError(f"{name}: expected an int of at least 1, got {value!r}")
+def _whole(name: str, value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise LaunchError(
+            f"{name}: expected an int of at least {least}, got {value!r}",
+            hint=f"leave {name} out, or write {name}={max(least, 2)}",
+        )
     return int(value.__index__())
+
+
+def _traces(trace: object) -> tuple[str, ...]:
+    """What to follow, as a tuple of texts. Raises LaunchError."""
+    given = (trace,) if isinstance(trace, str) else trace or ()
+    if not isinstance(given, Sequence) or not all(isinstance(t, str) for t in given):
+        raise LaunchError(
+            f"trace: expected a text or a list of texts, got {trace!r}",
+            hint='write trace="acc[0, :4]", or trace=["acc[0, :4]", "C[1]"]',
+        )
+    return tuple(given)
 
 
 # --- from a call to what the simulator takes ---

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from tilec.sim.block import Setting
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
-from tilec.sim.machine import Machine
+from tilec.sim.machine import Machine, lines_of_loop
 from tilec.sim.places import shared_granule
 from tilec.sim.program import Program, read_program
 from tilec.sim.progress import Progress
@@ -24,6 +25,9 @@ from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import RegisterBuffer, Tracer
 from tilec.target import Target
+
+if TYPE_CHECKING:
+    from tilec.sim.agent import Agent
 
 Coordinates = tuple[int, int, int]
 
@@ -73,7 +77,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     """Run the blocks and report. Raises LaunchError for blocks and traces that do not exist, and
     for a run that would take too long."""
     chosen = choose_clusters(launch, wishes.blocks)
-    per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    per_cluster = math.prod(launch.cluster)
     x, y, z = launch.grid
     report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
     report.schedules = wishes.schedules
@@ -88,7 +92,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
         turn = None
         if wishes.blocks is None and len(chosen) > 1:
-            turn = functools.partial(_check_first, launch, progress)
+            turn = functools.partial(_check_first, launch, program, progress)
         try:
             for number in range(wishes.schedules):
                 if number:
@@ -96,24 +100,42 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                     setting.globals = _globals(launch, wishes)
                 seed = None if number == 0 else wishes.seed + number
                 machine = Machine(setting, program, seed, wishes.steps, turn)
-                for cluster in chosen:
-                    machine.run_cluster(cluster)
-                    progress.done += per_cluster
-                    if wishes.blocks is None:
-                        _check_time(launch, progress)
+                limit = wishes.blocks is None
+                if not _run_clusters(launch, machine, chosen, progress, limit):
+                    break
                 if wishes.check_outputs and everything:
                     written = [t.name for t in launch.tensors if t.written]
                     setting.globals.finish(setting.findings, written)
         except KeyboardInterrupt:
             report.complete = False
         report.seconds = progress.spent
-        report.blocks = progress.done // wishes.schedules
+        report.blocks = min(progress.done, len(chosen) * per_cluster)
     report.findings, report.dropped = tuple(setting.findings), setting.findings.dropped
     report.counts = setting.counts
     report.trace = tuple(tracer.traces) if tracer else ()
     report.printed = tuple(setting.printed)
     report.keep_sources()
     return report
+
+
+def _run_clusters(
+    launch: Launch,
+    machine: Machine,
+    clusters: Sequence[Coordinates],
+    progress: Progress,
+    limit: bool,
+) -> bool:
+    """Run clusters until one does not end; whether all have. `limit`: raise LaunchError if that
+    takes too long."""
+    each = math.prod(launch.cluster)
+    for cluster in clusters:
+        ended = machine.run_cluster(cluster)
+        progress.done += each
+        if not ended:
+            return False
+        if limit:
+            _check_time(launch, progress)
+    return True
 
 
 def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int) -> Setting:
@@ -142,6 +164,8 @@ def _globals(launch: Launch, wishes: Wishes) -> GlobalMemory:
 
 # --- which blocks ---
 
+_BLOCKS = "blocks=4 runs the first four, blocks=[5, (0, 1)] those two"
+
 
 def choose_clusters(
     launch: Launch, blocks: int | Sequence[int | tuple[int, ...]] | None
@@ -152,13 +176,17 @@ def choose_clusters(
     total = x * y * z
     if blocks is None:
         wanted: Sequence[int] = range(total)
-    elif isinstance(blocks, bool) or not isinstance(blocks, int | Sequence | np.integer):
+    elif isinstance(blocks, bool | str) or not isinstance(
+        blocks, int | Sequence | np.integer | np.ndarray
+    ):
         raise LaunchError(
             f"blocks: expected a number or a list of blocks, got {blocks!r}",
-            hint="blocks=4 runs the first four, blocks=[(0, 1)] that one",
+            hint=_BLOCKS,
         )
-    elif isinstance(blocks, Sequence):
+    elif isinstance(blocks, Sequence | np.ndarray):
         wanted = [_linear(launch, b) for b in blocks]
+        if not wanted and total:
+            raise LaunchError("blocks is an empty list: there is nothing to run", hint=_BLOCKS)
     elif blocks < 1:
         raise LaunchError(f"blocks={blocks}: there is nothing to run", hint="blocks=1 runs one")
     else:
@@ -174,9 +202,11 @@ def choose_clusters(
 def _linear(launch: Launch, block: object) -> int:
     """The number of a block, which is given by number or coordinates."""
     x, y, z = launch.grid
-    at: Sequence[Any] = block if isinstance(block, tuple | list) else (block,)
+    at: Sequence[Any] = list(block) if isinstance(block, tuple | list | np.ndarray) else (block,)
     if not 1 <= len(at) <= 3 or not all(hasattr(i, "__index__") for i in at):
-        raise LaunchError(f"blocks: {block!r} is neither a number nor coordinates of a block")
+        raise LaunchError(
+            f"blocks: {block!r} is neither a number nor coordinates of a block", hint=_BLOCKS
+        )
     inside = all(0 <= i < n for i, n in zip(at, launch.grid))
     if len(at) == 1:
         inside = 0 <= at[0] < x * y * z
@@ -207,12 +237,15 @@ def _check_time(launch: Launch, progress: Progress) -> None:
     )
 
 
-def _check_first(launch: Launch, progress: Progress) -> None:
-    """Raise LaunchError if even the first cluster takes too long."""
+def _check_first(launch: Launch, program: Program, progress: Progress, agent: Agent) -> None:
+    """Raise LaunchError, placed at the loop that the agent is in, if even the first cluster takes
+    too long."""
     if progress.done or progress.spent < FIRST_LONGEST:
         return
+    lines = lines_of_loop(program, agent.at)
     raise LaunchError(
         f"{launch.name}: the first of {progress.total} blocks is not through after "
-        f"{progress.spent:.0f} s",
-        hint="pass smaller arrays, or blocks=1 to wait for one of them",
+        f"{progress.spent:.0f} s; thread {agent.lanes[0]} is in this loop",
+        lines[0] if lines else None,
+        "if it has to end, pass smaller arrays, or blocks=1 to wait for one block",
     )

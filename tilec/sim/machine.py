@@ -24,14 +24,15 @@ class Machine:
         program: Program,
         seed: int | None,
         steps: int,
-        turn: Callable[[], None] | None = None,
+        turn: Callable[[Agent], None] | None = None,
     ) -> None:
         self.setting, self.program, self.seed, self.steps = setting, program, seed, steps
         self.turn = turn
         self._party = 0
 
-    def run_cluster(self, first: Index) -> None:
-        """Run the cluster whose first block is `first`."""
+    def run_cluster(self, first: Index) -> bool:
+        """Run the cluster whose first block is `first`; whether it has come to an end, and does not
+        run for ever."""
         s = self.setting
         self._party += 1
         places = blocks_of(first, s.cluster)
@@ -54,10 +55,11 @@ class Machine:
             scheduler.run()
         except StepLimit as e:
             self._report_endless(e.agent)
-            return
+            return False
         if not scheduler.blocked:
             for block in cluster:
                 block.finish()
+        return True
 
     def _report_endless(self, agent: Agent) -> None:
         lines = lines_of_loop(self.program, agent.at)

@@ -34,8 +34,9 @@ class Report:
     """What `tilec.simulate` gives.
 
     `findings`: empty for a clean kernel. `counts`: per source line. `blocks` of the `launched` ones
-    were run, `seconds` in all. `complete` is False where the run was interrupted: the arrays and
-    the counts are then those of the blocks that were run. `trace`: the values that were asked for.
+    were run, `seconds` in all: fewer than were wanted after the finding of one that does not end
+    ("step limit"), and where the run was interrupted, `complete` being False then; the arrays and
+    the counts are those of the blocks that were run. `trace`: the values that were asked for.
     `printed`: lines of T.print. `outputs`: the arrays that the call allocated, by name; they are
     not saved. `notes`: what the reader should know of how this was run.
     """
@@ -97,6 +98,8 @@ class Report:
         lines.append(f"{blocks}{again} in {self.seconds:.1f} s: {found}")
         if not self.complete:
             lines.append("interrupted: what follows is of the blocks that were run")
+        if any(f.kind == "step limit" for f in self.findings):
+            lines.append("stopped at a block that does not end: no further one was run")
         return "\n".join([*lines, *self.notes])
 
     def _finding(self, number: int, f: Finding) -> str:
@@ -130,15 +133,9 @@ class Report:
             "trace": [t.to_json() for t in self.trace],
             "sources": [[file, line, text] for (file, line), text in self.sources.items()],
         }
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "that is a folder")
-            partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            partial.replace(path)
+            _write(Path(path), json.dumps(content, indent=1))
         except OSError as e:
-            partial.unlink(missing_ok=True)
             raise ReportError(
                 f"the report cannot be written to {path}: {e.strerror}",
                 hint='name a file in a folder that exists: report.save("report.json")',
@@ -167,12 +164,37 @@ class Report:
             raise ReportError(f"{path} is a damaged report: {what}", hint=hint) from e
 
 
-_PLAIN = ("kernel", "target", "plan", "grid", "launched", "blocks", "seconds", "complete",
-          "schedules", "dropped", "printed", "notes")  # fmt: skip
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all; what is no file (a pipe, a device) as it comes. Raises
+    OSError."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "that is a folder")
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is read-only")
+    path = path.resolve()  # a link stays one
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+_PLAIN: dict[str, type | tuple[type, ...]] = {
+    "kernel": str, "target": str, "plan": str, "grid": list, "launched": int, "blocks": int,
+    "seconds": (int, float), "complete": bool, "schedules": int, "dropped": int, "printed": list,
+    "notes": list,
+}  # fmt: skip
 
 
 def _report_of(content: Mapping[str, Any]) -> Report:
     plain = {name: content[name] for name in _PLAIN}
+    for name, kind in _PLAIN.items():
+        if not isinstance(plain[name], kind):
+            raise TypeError(f"{name} is {plain[name]!r}")
     plain |= {name: tuple(plain[name]) for name in ("grid", "printed", "notes")}
     return Report(
         **plain,
