@@ -21,7 +21,7 @@ import pytest
 from diagnostics_help import carets, frames_of_tilec
 from mistake_layouts import LAYOUT, UNSUPPORTED
 from mistake_more import MORE
-from mistake_programs import FRONTEND, PROGRAM, TARGETS, Mistake, compiled, edited, load
+from mistake_programs import FRONTEND, PROGRAM, TARGETS, Mistake, compiled, edited, line, load
 from test_diagnostics_launch import ARRAYS, add, gridless
 
 import tilec
@@ -117,7 +117,9 @@ def test_there_are_enough_mistakes_about_operands() -> None:
 
 @named(WITH_OPERANDS)
 def test_operands_have_scope_shape_and_dtype(mistake: Mistake) -> None:
-    form = r"\w+ \((shared|fragment|global|local) \([\w, ]+\) (float16|bfloat16|float32|int32|int8)\)"
+    form = (
+        r"\w+ \((shared|fragment|global|local) \([\w, ]+\) (float16|bfloat16|float32|int32|int8)\)"
+    )
     message = error_of(mistake.text()).message
     assert re.search(form, message)
 
@@ -199,6 +201,30 @@ RESOURCES: dict[str, Callable[[str], str]] = {
     "threads that are no warps": lambda p: edited(p, ("threads=128", "threads=100")),
     "more threads than a block has": lambda p: edited(p, ("threads=128", "threads=2048")),
 }
+
+
+@pytest.mark.parametrize("target", TARGETS[:3])
+def test_local_arrays_that_no_thread_can_hold(target: str) -> None:
+    array = (
+        'l = T.alloc_local((300000,), "float32")\n'
+        "        for q in T.serial(300000):\n            l[q] = scale * q\n"
+        "        row[0] = l[bx + 7]"
+    )
+    text = edited(PROGRAM, line(array))
+    error = error_of(text, target)
+    assert isinstance(error, tilec.ResourceError)
+    assert carets(error) == 'T.alloc_local((300000,), "float32")'
+    assert "take 1,200,000 bytes of each thread" in error.message
+    assert "l is local (300000,) float32" in error.message
+    fits = re.search(r"l of \((\d+),\) fits", error.hint)
+    assert fits and compiled(text.replace("300000", fits[1]), target).binary
+
+
+def test_a_cluster_that_does_not_fit_is_pointed_at() -> None:
+    text = edited(PROGRAM, line("T.annotate_schedule(cluster=(4, 4))"))
+    error = error_of(text)
+    assert "a cluster of 4x4x1 has 16 blocks" in error.message and "cluster=8" in error.hint
+    assert carets(error) == "T.annotate_schedule(cluster=(4, 4))"
 
 
 @pytest.mark.parametrize(

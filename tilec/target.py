@@ -87,7 +87,8 @@ class Target:
     """One machine tilec compiles for.
 
     `warp_size` is the lanes that execute together (a wave on AMD); `shared_bytes` the shared
-    memory (LDS) one block may use; `registers` the 32-bit registers of one multiprocessor that
+    memory (LDS) one block may use, `local_bytes` the memory of its own that one thread may use (0:
+    no limit is known); `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
     hand; `speeds` what predictions count with."""
 
@@ -96,6 +97,7 @@ class Target:
     arch: str
     warp_size: int = 32
     shared_bytes: int = 0
+    local_bytes: int = 0
     registers: int = 65536
     max_registers_per_thread: int = 255
     max_threads: int = 1024
@@ -115,6 +117,10 @@ class Target:
 
 _SM80 = frozenset({"mma", "ldmatrix", "cp_async"})
 _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "mma_fp8"}
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
+# frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled.
+_CUDA_LOCAL = 512 << 10
+_SCRATCH = 127 << 10
 
 TARGETS: dict[str, Target] = {
     t.name: t
@@ -125,6 +131,7 @@ TARGETS: dict[str, Target] = {
             "sm_80",
             32,
             166_912,
+            _CUDA_LOCAL,
             multiprocessors=108,
             features=_SM80,
             speeds=_A100,
@@ -135,6 +142,7 @@ TARGETS: dict[str, Target] = {
             "sm_90a",
             32,
             232_448,
+            _CUDA_LOCAL,
             multiprocessors=132,
             features=_SM90,
             speeds=_H200,
@@ -145,6 +153,7 @@ TARGETS: dict[str, Target] = {
             "gfx942",
             64,
             65_536,
+            _SCRATCH,
             registers=131_072,
             max_registers_per_thread=512,
             multiprocessors=304,

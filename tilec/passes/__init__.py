@@ -125,6 +125,8 @@ def run(
             if accept is not None:
                 accept(plan, done)
         except ResourceError as error:
+            if error.loc == func.loc and wanted.loc is not None:
+                error.loc = wanted.loc  # what the user fixed does not fit
             first = first or error
             if on_plan is not None:
                 on_plan(plan, error)

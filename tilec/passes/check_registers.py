@@ -1,8 +1,10 @@
-"""check_registers: fragments that no thread can hold are refused before any code is made.
+"""check_registers: fragments and local arrays that no thread can hold are refused before any code
+is made.
 
 Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one fragment alone, or
 the accumulators and register operands of one loop's products together, take more registers than a
-thread has, less what addresses and loops need; and says what would fit."""
+thread has, less what addresses and loops need, and where the local arrays take more than its
+memory; and says what would fit."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from tilec.target import Target
 
 def check_registers(func: Func, target: Target) -> Func:
     """See the module's opening."""
+    _check_local(func, target)
     teams = int(func.attrs.get("teams", 1))
     threads = int(func.attrs["threads"]) * teams
     specialised = bool(func.attrs.get("specialise"))
@@ -38,6 +41,32 @@ def check_registers(func: Func, target: Target) -> Func:
                 _hint(held, threads, specialised, target, teams),
             )
     return func
+
+
+def _check_local(func: Func, target: Target) -> None:
+    arrays = [o for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "local"]
+    arrays.sort(key=_local_bytes, reverse=True)
+    total = sum(map(_local_bytes, arrays))
+    if not target.local_bytes or total <= target.local_bytes:
+        return
+    largest = arrays[0]
+    room = target.local_bytes - (total - _local_bytes(largest))
+    name, shape = largest.result.name, list(largest.type.static_shape)
+    hint = f"keep {name} in shared memory or in a tensor"
+    if room > 0:
+        shape[0] = room * 8 // (largest.type.dtype.bits * (largest.type.size // shape[0]))
+        if shape[0]:
+            hint += f"; {name} of ({', '.join(map(str, shape))}{',' * (len(shape) == 1)}) fits"
+    raise ResourceError(
+        f"the local arrays take {total:,} bytes of each thread, {target} has {target.local_bytes:,}"
+        f": {name} is local {tuple(largest.type.static_shape)} {largest.type.dtype.name}",
+        largest.loc,
+        hint,
+    )
+
+
+def _local_bytes(o: Alloc) -> int:
+    return o.type.size * max(8, o.type.dtype.bits) // 8
 
 
 def _of_products(loop: For | While) -> list[Value]:

@@ -121,7 +121,8 @@ def _lifetimes(func: Func) -> list[_Life]:
 
 
 def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:
-    rows = sorted(lives, key=lambda x: -x.size)[:5]
+    rows = sorted(lives, key=lambda x: -x.size)
+    rows, others = rows[:5], rows[5:]
     stages = max((x.alloc.type.versions for x in lives), default=1)
     hint, fits = _smaller(rows[0], total, target), 0
     if stages > 1:
@@ -136,6 +137,8 @@ def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> Res
         hint,
     )
     error.table = tuple(_row(x) for x in rows)
+    if others:
+        error.table += (f"{sum(x.size for x in others):>11,} B  in {len(others)} more",)
     error.stages = max(fits, 0)
     return error
 
@@ -159,5 +162,5 @@ def _smaller(largest: _Life, total: int, target: Target) -> str:
         size = size // shape[n] * (shape[n] // 2)
         shape[n] //= 2
     if size > room:
-        return "make all tiles smaller, for instance each half as long"
+        return "use one tile again for another purpose, or make all of them smaller"
     return f"{largest.alloc.result.name or 'the largest'} of {tuple(shape)} fits"
