@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stranger_programs import PROGRAMS
 
 import tilec
 import tilec.language as T
@@ -37,6 +38,30 @@ def only(report: Any) -> Finding:
 
 def lines(finding: Finding) -> list[str]:
     return [loc.source_line().strip() for loc in finding.locations]
+
+
+# --- nothing is wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_right_programs(name: str) -> None:
+    """In the simulator for each target, in two orders of the warps, and on the CPU."""
+    kernel, make, want = PROGRAMS[name]
+    arrays = make(np.random.default_rng(len(name)))
+    right = want({n: a.copy() for n, a in arrays.items()})
+    for target in (*TARGETS, "cpu"):
+        mine = {n: a.copy() for n, a in arrays.items()}
+        if target == "cpu":
+            kernel(**mine)
+        else:
+            given = tuple(mine.values())
+            report = tilec.simulate(
+                kernel, *given, target=target, schedules=2, seed=3, check_outputs=True
+            )
+            assert report.ok, str(report)
+        for n, x in right.items():
+            scale = 3e-3 * max(1.0, float(np.abs(x).max()))
+            np.testing.assert_allclose(mine[n].astype(np.float64), x, rtol=0, atol=scale)
 
 
 # --- registers that nobody has written ------------------------------------------------------------
