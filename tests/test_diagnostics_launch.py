@@ -222,3 +222,73 @@ def test_keywords_at_launch(call: Callable[[np.ndarray], Any]) -> None:
         out = np.zeros_like(a)
         call(out)
         np.testing.assert_array_equal(out, a * 2)
+
+
+def test_arrays_and_grids_that_are_none() -> None:
+    one = np.ones((1, 8), np.float32)
+    shared = np.lib.stride_tricks.as_strided(one, (7, 8), (0, 4))
+    with pytest.raises(tilec.LaunchError, match="B is written, and along dimension 0 its 7") as e:
+        add(a, shared, 1.0)
+    assert "B.contiguous()" in e.value.hint
+    add(shared, b.copy(), 1.0)  # reading it is fine
+    with pytest.raises(tilec.LaunchError, match=r"a grid is one to three ints, got array\(\[3\]\)"):
+        gridless[np.array([3])](a)
+    with pytest.raises(tilec.LaunchError, match="an int of 401 digits does not fit factor"):
+        add(a, b, 10**400)
+
+
+OUTSIDE: dict[str, tuple[Callable[[], Any], str, str, str]] = {
+    "negative extent": (
+        lambda: T.Tensor((-4, 8), "float32"),
+        'T.Tensor((-4, 8), "float32")',
+        "the extent -4 of a tensor is negative",
+        "T.dynamic",
+    ),
+    "dtype first": (
+        lambda: T.Tensor("float32", (4,)),
+        'T.Tensor("float32", (4,))',
+        "the extents of a tensor are the string 'float32'",
+        'T.Tensor((M, N), "float16")',
+    ),
+    "a size compared": (
+        lambda: n_ > 3,
+        "n_ > 3",
+        "the size n has no value before the kernel is called",
+        "compare it inside of the kernel",
+    ),
+    "a word on an array": (
+        lambda: T.exp(values()),
+        "T.exp(values())",
+        "T.exp outside of a kernel takes Python numbers",
+        "NumPy's or torch's function",
+    ),
+    "a macro": (
+        lambda: halved(a),
+        "halved(a)",
+        "the macro halved means something only inside a kernel",
+        "put @tilec.kernel above def halved",
+    ),
+    "a misspelt target": (
+        lambda: add.compile(a, b, target="cdua"),
+        'add.compile(a, b, target="cdua")',
+        "unknown target 'cdua'; did you mean 'cuda'?",
+        "",
+    ),
+}
+
+
+@tilec.macro
+def halved(x):
+    return x / 2
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_outside_of_kernels(case: str) -> None:
+    call, under, says, fix = OUTSIDE[case]
+    with pytest.raises((tilec.CompileError, tilec.TargetError)) as caught:
+        call()
+    shown = str(caught.value)
+    assert says in shown and fix in shown and shown.startswith(f"{__file__}:")
+    rows = shown.split("\n")
+    assert rows[1][rows[2].index("^") : len(rows[2])] == under
+    assert frames_of_tilec(caught.value) <= 3

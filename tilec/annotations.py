@@ -89,6 +89,15 @@ class Size:
     def __bool__(self) -> bool:
         raise TypeError(f"the size {self.text} has no value before the kernel is called")
 
+    def _unknown(self, other: object) -> NoReturn:
+        raise CompileError(
+            f"the size {self.text} has no value before the kernel is called",
+            caller_loc(),
+            "compare it inside of the kernel, or use a Python int",
+        )
+
+    __lt__ = __le__ = __gt__ = __ge__ = _unknown
+
     def __str__(self) -> str:
         return self.text
 
@@ -223,7 +232,11 @@ class Macro:
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        only_inside(self.__name__)
+        raise CompileError(
+            f"the macro {self.__name__} means something only inside a kernel",
+            caller_loc(),
+            f"call it in a kernel, or put @tilec.kernel above def {self.__name__}",
+        )
 
 
 def macro(function: Callable[..., Any]) -> Macro:

@@ -300,7 +300,14 @@ class Elementwise:
     def __call__(self, *args: Any) -> Any:
         if len(args) != self.arity:
             raise TypeError(f"T.{self.name} takes {self.arity} arguments, {len(args)} were given")
-        return self.python(*args)
+        try:
+            return self.python(*args)
+        except TypeError as e:
+            raise CompileError(
+                f"T.{self.name} outside of a kernel takes Python numbers: {e}",
+                _caller_loc(),
+                "call it in a kernel for each element, or use NumPy's or torch's function here",
+            ) from None
 
 
 def _unary(name: str, python: Callable[..., Any], doc: str) -> Elementwise:

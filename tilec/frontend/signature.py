@@ -307,6 +307,8 @@ class _Reader(Calls):
         hint = (
             f"write {d.name}: T.Tensor((M, N), dtype), {d.name}: T.int32 or {d.name}: T.constexpr"
         )
+        if a is REQUIRED and d.name == "self":
+            hint = "define the kernel outside of the class, and take what it needs as parameters"
         if a is REQUIRED:
             raise self.error(f"the parameter {d.name} has no annotation", hint, at=d.loc)
         raise self.error(f"the annotation of {d.name} is {describe(a)}", hint, at=d.loc)

@@ -222,13 +222,23 @@ class CompiledKernel:
             )
 
     def check_writable(self, call: Call) -> None:
-        """Raise LaunchError if the kernel would write an array that its owner has made
-        read-only."""
+        """Raise LaunchError if the kernel would write an array that its owner has made read-only,
+        or several elements that are one in memory."""
         for a in self.image.arguments:
-            if a.written and not call.tensors[a.name].writable:
+            if not a.written:
+                continue
+            t = call.tensors[a.name]
+            if not t.writable:
                 raise LaunchError(
                     f"{a.name} is read-only, and the kernel writes it", hint="pass a copy"
                 )
+            for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):
+                if extent > 1 and stride == 0:
+                    raise LaunchError(
+                        f"{a.name} is written, and along dimension {dim} its {extent} elements "
+                        "are one in memory (stride 0)",
+                        hint=f"pass {a.name}.contiguous()",
+                    )
 
     def aliases(self, call: Call) -> tuple[str, str] | None:
         """Two arguments that share memory, one of them written; None if there are none."""

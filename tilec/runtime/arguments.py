@@ -6,6 +6,7 @@ Each message names the parameter, what was expected and what came.
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -330,9 +331,8 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     if kind == "float":
         return _converted(p, value, float)
     if isinstance(value, float):
-        raise LaunchError(
-            f"{p.name}: expected {p.dtype}, got the float {value}", hint=f"pass int({value})"
-        )
+        hint = f"pass int({value})" if math.isfinite(value) else "pass a whole number"
+        raise LaunchError(f"{p.name}: expected {p.dtype}, got the float {value}", hint=hint)
     number = int(_converted(p, value, int))
     if kind == "bool":
         if number not in (0, 1):

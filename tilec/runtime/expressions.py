@@ -56,7 +56,7 @@ def evaluate(text: str, values: Mapping[str, Any], what: str) -> Any:
         return compile_expression(text)(values)
     except ZeroDivisionError:
         message = f"{what} = {text} divides by zero with {dict(values)}"
-        raise LaunchError(message, hint="pass arrays whose sizes are not 0 there") from None
+        raise LaunchError(message, hint="pass values that are not 0 there") from None
     except NameError as e:
         hint = "name that size in the shape of a tensor argument"
         raise LaunchError(f"{what} = {text}: {e.args[0]}", hint=hint) from None

@@ -132,6 +132,9 @@ def read_tensor(value: object, name: str) -> Tensor | None:
 
 
 def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
+    if value.is_nested:
+        hint = f"pass {name}.to_padded_tensor(0)"
+        raise LaunchError(f"{name}: a nested tensor has no one shape", hint=hint)
     if value.layout is not torch.strided:
         raise LaunchError(
             f"{name}: a {value.layout} tensor has no strides", hint=f"pass {name}.to_dense()"
