@@ -315,6 +315,13 @@ def test_options_that_are_wrong(options: dict[str, Any], says: str, fix: str) ->
     assert says in text and fix in text.partition("help:")[2], text
 
 
+def test_outputs_of_some_blocks_are_not_checked() -> None:
+    report = tilec.simulate(
+        add, *vectors(1000), target="cuda:sm_80", blocks=[1, 2], check_outputs=True
+    )
+    assert report.ok and "outputs are not checked" in str(report)
+
+
 def test_blocks_may_be_an_array() -> None:
     a, b, c = vectors(1000)
     for blocks, count in ((np.array([0, 3]), 2), (np.array([[1, 0]]), 1), (range(1, 4), 3)):

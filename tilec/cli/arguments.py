@@ -58,7 +58,9 @@ class Arguments:
 def read_words(
     arrays: Sequence[str], sizes: Sequence[str], values: Sequence[str], seed: int
 ) -> Words:
-    """The words of `--arg`, `--dim` and `--set`. Raises UsageError."""
+    """The words of `--arg`, `--dim`, `--set` and `--seed`. Raises UsageError."""
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: expected a number from 0", hint="write --seed 1")
     return Words(
         tuple(_array_word(a) for a in arrays),
         {name: _size(name, text) for name, text in (_pair("--dim", w, "M=256") for w in sizes)},
@@ -215,9 +217,10 @@ class _Arrays:
                 wanted |= dict.fromkeys(sorted(names_in(e))) if isinstance(e, str) else {}
         missing = [n for n in wanted if n not in self.sizes]
         if missing:
+            one = len(missing) == 1
             raise UsageError(
-                f"{self.kernel.name}: how large {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} is not known",
+                f"the size{'' if one else 's'} {', '.join(missing)} of {self.kernel.name} "
+                f"{'is' if one else 'are'} not known",
                 self.kernel.signature.loc,
                 f"add {' '.join(f'--dim {n}=256' for n in missing)}, or arrays with --arg",
             )

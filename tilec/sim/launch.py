@@ -89,6 +89,8 @@ def run(launch: Launch, wishes: Wishes) -> Report:
         program = read_program(launch.function, launch.strings, tuple(tracer.watched))
     setting = _setting(launch, wishes, tracer, shared_granule(program.function))
     everything = len(chosen) * per_cluster == x * y * z
+    if wishes.check_outputs and not everything:
+        report.notes += ("outputs are not checked where some blocks only are run",)
     with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
         turn = None
         if wishes.blocks is None and len(chosen) > 1:
