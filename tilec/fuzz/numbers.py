@@ -286,6 +286,8 @@ def pair(a: Any, b: Any) -> tuple[Number, Number]:
 def _literal(value: Any, other: Number | None) -> Number:
     if other is None or (isinstance(value, float) and not other.dtype.is_float):
         dtype = BOOL if isinstance(value, bool) else FLOAT32 if isinstance(value, float) else INT32
+    elif other.dtype is BOOL and not isinstance(value, bool):
+        dtype = INT32
     else:
         dtype = other.dtype
     made = Number(value, dtype, fnuz=other.fnuz if other is not None else False)

@@ -49,6 +49,9 @@ def thread_tile(w: Writer) -> None:
     tx = _index(w)
     if length < w.threads and w.chance(0.3):
         w.emit(f"T.clear({tile.name})")
+    others = w.tiles
+    # another thread's elements of a fragment cannot be had where only some threads ask for them
+    w.tiles = [t for t in others if t.space == "shared"]
     with w.block(f"if {tx} < {length}:"):
         w.emit(f"{tile.name}[{tx}] = {value(w, Scope(((tx, length),)), dtype, 1)}")
-    w.tiles.append(tile)
+    w.tiles = [*others, tile]
