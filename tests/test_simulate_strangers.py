@@ -261,10 +261,37 @@ def test_the_turn_of_a_buffer_is_wrong(target: str) -> None:
     found = only(tilec.simulate(turns, A, B, C, write=2, read=3, target=target))
     assert found.kind == "out of bounds" and found.buffer == "a"
     assert lines(found) == ["T.gemm(a[k % read, :, :], b, acc)"]
-    assert "a[2, 0, 0]" in found.message and "(2, 64, 32)" in found.message
+    assert (
+        found.indices[0] == (2, 0, 0)
+        and "a[2, 0, 0]" in found.message
+        and "(2, 64, 32)" in found.message
+    )
     report = tilec.simulate(turns, A, B, C, write=2, read=2, target=target)
     assert not report.findings, str(report)
     np.testing.assert_allclose(C, A.astype(float) @ B.astype(float), atol=1e-2)
+
+
+@tilec.kernel
+def differences(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+        s = T.alloc_shared((64,), "float32")
+        T.copy(A[b * 64], s)
+        for i in T.Parallel(64):
+            if b * 64 + i > 0:
+                C[b * 64 + i] = s[i] - s[i - 1]
+            else:
+                C[b * 64 + i] = 0.0
+
+
+@EVERY_TARGET
+def test_a_border_is_forgotten(target: str) -> None:
+    """The first block is right by its condition; the others read in front of their tile."""
+    found = only(
+        tilec.simulate(differences, singles(200), np.zeros(200, np.float32), target=target)
+    )
+    assert found.kind == "out of bounds" and found.times == 3 and found.buffer == "s"
+    assert found.indices == ((-1,),) and found.threads == (0,) and found.block == (1, 0, 0)
+    assert lines(found) == ["C[b * 64 + i] = s[i] - s[i - 1]"]
 
 
 @tilec.kernel

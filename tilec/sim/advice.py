@@ -25,7 +25,7 @@ def advice(f: Finding) -> str:
         return "tilec itself places waits, fences and barriers: please report this as its fault"
     match f.kind:
         case "uninitialised read" if name:
-            return f"give {name} a value before it is read, in the first iteration too"
+            return f"write {name} before it is read, in the first iteration too"
         case "out of bounds" if name:
             return f"keep the index inside of {name}: a condition, T.min or a larger extent"
         case "never written":

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.sim.counts import Counts
-from tilec.sim.findings import Index
+from tilec.sim.findings import MOST_NAMED, Index
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.numbers import KINDS
 from tilec.sim.order import Numbers, Order, Team
@@ -349,6 +349,7 @@ class Memory:
             shared.places.outside(int(bad[0]), size, name, shared.size),
             *here(inst),
             buffer=name,
+            indices=shared.places.beyond(bad[:MOST_NAMED].tolist(), name),
             threads=threads_at(agent, at, ~good),
         )
         return np.where(good, at, low), good

@@ -60,17 +60,26 @@ class SharedBuffer:
         index = tuple(int(i) for i in np.unravel_index(flat, self.shape))
         return index if self.versions == 1 else (copy, *index)
 
+    def beyond(self, offset: int) -> Index | None:
+        """The index that an element outside of the buffer would have; None where what differs in
+        the first index does not lie one after the other."""
+        if self.versions > 1 or not (self.layout is None or _leads(self.layout)):
+            return None
+        first = (offset - self.start) * 8 // self.bits
+        leading, rest = divmod(first, int(np.prod(self.shape[1:], dtype=np.int64)))
+        rest = rest if self.layout is None else int(_elements(self.layout)[rest])
+        return (leading, *(int(i) for i in np.unravel_index(rest, self.shape[1:])))
+
     def outside(self, offset: int, size: int) -> str:
         """What an access of `size` bytes at byte `offset` would be of this buffer, and what the
         buffer has."""
         first, count = (offset - self.start) * 8 // self.bits, max(size * 8 // self.bits, 1)
         shape = f"({', '.join(map(str, self.shape))}{',' * (len(self.shape) == 1)})"
         after = f" and {count - 1} after it" if count > 1 else ""
-        if self.versions == 1 and (self.layout is None or _leads(self.layout)):
-            leading, rest = divmod(first, int(np.prod(self.shape[1:], dtype=np.int64)))
-            rest = rest if self.layout is None else int(_elements(self.layout)[rest])
-            index = ", ".join(map(str, (leading, *np.unravel_index(rest, self.shape[1:]))))
-            return f"{self.name}[{index}]{after}; {self.name} has the shape {shape}"
+        index = self.beyond(offset)
+        if index is not None:
+            what = f"{self.name}[{', '.join(map(str, index))}]"
+            return f"{what}{after}; {self.name} has the shape {shape}"
         copies = f"{self.versions} times " if self.versions > 1 else ""
         total = (self.end - self.start) * 8 // self.bits
         return (
@@ -164,6 +173,12 @@ class SharedPlaces:
         for b in sorted(here, key=lambda b: b.name != name):
             return b.name, b.index_of(offset)
         return name, None
+
+    def beyond(self, offsets: Sequence[int], name: str) -> list[Index]:
+        """The indices that elements outside of the buffer `name` would have, where they are
+        known."""
+        found = (b.beyond(o) for b in self.buffers if b.name == name for o in offsets)
+        return [index for index in found if index is not None]
 
     def outside(self, offset: int, size: int, name: str, end: int) -> str:
         """What lies at `size` bytes from byte `offset` on that are not of the buffer `name` they
