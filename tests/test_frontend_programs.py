@@ -504,6 +504,16 @@ def test_guarded_reads_and_safe_values(rng: np.random.Generator) -> None:
     close(got, want, 1e-5)
 
 
+def test_the_name_of_a_tuple_as_index(rng: np.random.Generator) -> None:
+    def moves(X: T.Tensor((4, 5), "float32"), Y: T.Tensor((4, 5), "float32")):
+        with T.Kernel(4, 5) as (bx, by):
+            here, corner = (bx, by), (3, 4)
+            Y[here] = X[here] + X[corner]
+
+    x = single(rng, 4, 5)
+    close(run(moves, {"X": x, "Y": np.zeros_like(x)})["Y"], x + x[3, 4], 1e-6)
+
+
 def test_print(rng: np.random.Generator) -> None:
     label = "row"
 

@@ -212,12 +212,23 @@ def _extents(what: str, shape: Any) -> tuple[int | Size, ...]:
             hint = 'write T.dynamic("M") for a size that is known at run time'
             raise CompileError(f"the {what} {e} of a tensor is negative", caller_loc(), hint)
         if not whole and not isinstance(e, Size):
-            raise CompileError(
-                f"the {what} {e!r} of a tensor is neither an int nor a size",
-                caller_loc(),
-                'sizes are made by T.dynamic("M") or T.const("M")',
-            )
+            shown = f"({', '.join(map(str, e))})" if isinstance(e, tuple) else repr(e)
+            message = f"the {what} {shown} of a tensor is neither an int nor a size"
+            raise CompileError(message, caller_loc(), _instead_of(e))
     return entries
+
+
+def _instead_of(extent: object) -> str:
+    """What to write for an extent that is none."""
+    match extent:
+        case tuple():
+            return 'take it apart where it is made: M, N = T.dynamic("M, N")'
+        case str() if extent.isdigit():
+            return f"write {extent} without quotes"
+        case float() if extent.is_integer():
+            return f"write {int(extent)}, or // instead of / where it is computed"
+        case _:
+            return 'sizes are made by T.dynamic("M") or T.const("M")'
 
 
 # --- macros ---------------------------------------------------------------------------------------

@@ -106,6 +106,8 @@ class Expressions(Operators):
             value = self.names[name]
             if isinstance(value, Undefined):
                 hint = f"give {name} a value before that"
+                if "inside the loop" in value.reason:
+                    hint = f"use it in the loop, or give {name} a value before it"
                 if "the variable of" in value.reason:
                     hint = "use it inside of the loop, or give the loop's variable another name"
                 raise self.error(f"{name} has no value here: {value.reason}", hint)
@@ -117,12 +119,13 @@ class Expressions(Operators):
                     f"{name} cannot call itself", "write a loop: kernels do not recurse"
                 )
             near = did_you_mean(name, self.visible_names() | BUILTINS)
-            hint = foreign.advice(name) or (
-                "" if near else "assign it above, or take it as a parameter"
-            )
-            raise self.error(
-                f"the name {name!r} is not defined{'' if foreign.advice(name) else near}", hint
-            )
+            hint = foreign.advice(name)
+            if not hint and find_dtype(name) is not None:
+                hint = f"write T.{name}"
+            near = "" if hint else near
+            if not hint and not near:
+                hint = "assign it above, or take it as a parameter"
+            raise self.error(f"the name {name!r} is not defined{near}", hint)
         return self.captured(name, value)
 
     def captured(self, name: str, value: object) -> object:
@@ -174,6 +177,8 @@ class Expressions(Operators):
             case DType() if name in ("name", "bits", "bytes"):
                 return getattr(owner, name)
         hint = foreign.advice(name) or (f"it has: {', '.join(known)}" if known else "")
+        if isinstance(getattr(T, name, None), T.Elementwise):
+            hint = f"write T.{name}({ast.unparse(node.value)})"
         raise self.error(
             f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
             self._about_owner(node) or hint or self._about_value(owner),
@@ -361,7 +366,8 @@ class Expressions(Operators):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         match owner:
             case Buffer():
-                return self.subscript(owner, [self._subscript_item(n) for n in items])
+                several = self._several_indices(items)
+                return self.subscript(owner, several or [self._subscript_item(n) for n in items])
             case Region():
                 hint = f"index once: {owner.buffer.name}[i, j]"
                 raise self.error(f"{describe(owner)} cannot be indexed again", hint)
@@ -376,6 +382,15 @@ class Expressions(Operators):
                     "buffers, tuples, lists and dicts have elements",
                     node.value,
                 )
+
+    def _several_indices(self, items: list[ast.expr]) -> list[Number | Slice]:
+        """The indices that a single name stands for, if it is the name of a tuple."""
+        if len(items) != 1 or not isinstance(items[0], ast.Name):
+            return []
+        value = self.names.get(items[0].id)
+        with self.at(items[0]):
+            found = value if isinstance(value, tuple) else ()
+            return [self.index_number(self.number(v, "an index")) for v in found]
 
     def _subscript_item(self, node: ast.expr) -> Number | Slice:
         if isinstance(node, ast.Slice):

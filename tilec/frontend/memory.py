@@ -114,6 +114,9 @@ class Memory(Arithmetic):
         if len(items) != rank:
             dims = ", ".join(f"{'ijklmn'[d % 6]}" if d < len(items) else ":" for d in range(rank))
             hint = f"write {buffer.name}[{dims}]"
+            if len(items) < rank:
+                every = ", ".join("ijklmn"[d % 6] for d in range(rank))
+                hint = f"write {buffer.name}[{dims}] for a tile, [{every}] for an element"
             raise self.error(
                 f"{_count(len(items), 'index', 'indices')} into {describe(buffer)}, "
                 f"which has {_count(rank, 'dimension', 'dimensions')}",
@@ -310,8 +313,10 @@ class Memory(Arithmetic):
                 return Region(operand, zeros, tuple(extents), self.loc)
             case _:
                 hint = "pass a buffer, A[i, j] (where a tile starts) or A[i:i + m, j:j + n]"
-                if is_number(operand):
+                if is_number(operand) and what == "the source":
                     hint = "T.fill(buffer, value) sets all elements of a tile"
+                elif is_number(operand):
+                    hint = 'name a tile: T.alloc_shared((m, n), "float32") makes one'
                 raise self.error(f"{what} is {describe(operand)}, not a buffer or region", hint)
 
     def tile(self, operand: object, what: str) -> Tile:
