@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.llvm import Inst
+from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.types import TFLOAT32
 from tilec.sim.barriers import PEER_READ
 from tilec.sim.findings import Kind
@@ -256,13 +257,15 @@ class Engines:
             return made
         inst = agent.inst
 
-        def touch() -> None:
+        def touch(read: Loc) -> None:
             now = agent.block.executing
+            first = read if read is not UNKNOWN or now is None else now.loc
             self.block.report(
                 agent,
                 "operand in flight",
                 f"the accumulator of {row.name} is used before its product has been waited for",
-                *(i.loc for i in (now, inst) if i is not None),
+                first,
+                inst.loc if inst is not None else UNKNOWN,
                 buffer=now.buffer if now is not None else "",
             )
 

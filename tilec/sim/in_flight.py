@@ -13,30 +13,35 @@ from typing import Any
 
 import numpy as np
 
+from tilec.ir.loc import UNKNOWN, Loc
+from tilec.sim.undefined import read_at
+
 
 @dataclass(eq=False)
 class Flight:
     """One product: `times` is when each of its warpgroups committed it; `touch` reports that
-    somebody has touched its registers, which happens once."""
+    somebody has touched its registers, which he read at the location; that happens once."""
 
     times: Mapping[int, int]
-    touch: Callable[[], None] = field(repr=False)
+    touch: Callable[[Loc], None] = field(repr=False)
     touched: bool = False
 
-    def report(self) -> None:
+    def report(self, read: Loc) -> None:
         if not self.touched:
             self.touched = True
-            self.touch()
+            self.touch(read)
 
 
 class InFlight(np.ndarray[Any, Any]):
     """Registers of a product that nobody has waited for; parts of them and other views of their
-    bits are still in flight."""
+    bits are still in flight. `read`: where they were read last."""
 
     flight: Flight | None
+    read: Loc
 
     def __array_finalize__(self, made_from: Any) -> None:
         self.flight = getattr(made_from, "flight", None)
+        self.read = getattr(made_from, "read", UNKNOWN)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return getattr(ufunc, method)(*map(touched, inputs), **kwargs)
@@ -58,6 +63,16 @@ def in_flight(registers: tuple[Any, ...], flight: Flight) -> tuple[Any, ...]:
     return tuple(marked)
 
 
+def read_register(x: Any, loc: Loc) -> Any:
+    """What a record at `loc` has read from a stack slot: what is in flight, or undefined, remembers
+    it."""
+    if isinstance(x, InFlight):
+        marked = x.view()
+        marked.read = loc
+        return marked
+    return read_at(x, loc)
+
+
 def settled(x: Any) -> Any:
     """A register (or a vector of such) without the mark."""
     if type(x) is tuple:
@@ -71,7 +86,7 @@ def touched(x: Any) -> Any:
         return tuple(map(touched, x)) if any(isinstance(e, InFlight) for e in x) else x
     if isinstance(x, InFlight):
         if x.flight is not None:
-            x.flight.report()
+            x.flight.report(x.read)
         return settled(x)
     return x
 

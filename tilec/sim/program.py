@@ -16,8 +16,9 @@ from typing import Any
 from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
+from tilec.sim.in_flight import read_register
 from tilec.sim.intrinsics import intrinsic, is_pure, work_of
-from tilec.sim.undefined import UNDEF, VARIABLE, Undefined, read_at
+from tilec.sim.undefined import UNDEF, VARIABLE, Undefined
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
 _GLOBAL = "ptr addrspace(1)"
@@ -398,7 +399,9 @@ class _Reader:
         if whole:
             if load:
                 assert i.result is not None
-                return [f"{self._define(i.result.ref)} = read_at({name}, {self._object(i.loc)})"]
+                return [
+                    f"{self._define(i.result.ref)} = read_register({name}, {self._object(i.loc)})"
+                ]
             value = self._use(i.operands[0])
             return [f"{self._define(slot)} = {value}", *self._watch(i, slot)]
         index = self._use(pointer) if slot != pointer.ref else "K_first"
@@ -497,7 +500,11 @@ _HELPERS: dict[str, Any] = {
         "insert",
         "cast",
     )
-} | {"int64": numbers.KINDS["i64"], "K_first": numbers.KINDS["i32"](0), "read_at": read_at}
+} | {
+    "int64": numbers.KINDS["i64"],
+    "K_first": numbers.KINDS["i32"](0),
+    "read_register": read_register,
+}
 
 
 def operand_value(env: Sequence[Any], operand: Operand) -> Any:
