@@ -3,7 +3,7 @@
 1 own classes, short tracebacks; 2 the place, at most 12 lines; 3 both operands with scope, dtype
 and shape; 4 one fix, which compiles once applied; 5 did-you-mean; 6 before LLVM; 7 launches name
 the argument, what was expected and what came; 8 keywords at launch; 9 Python that kernels do not
-have has an alternative; 10 accesses that are dropped are warned of.
+have has an alternative; 10 accesses that are dropped are warned of (`test_diagnostics_bounds`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,159 +297,3 @@ def test_unsupported_python_names_an_alternative(mistake: Mistake) -> None:
     error = error_of(mistake.text())
     assert error.hint and mistake.fix in error.hint
     assert not re.search(r"\b(AST|ast\.|node|NameConstant)\b", str(error)), "words of users"
-
-
-# --- 10: accesses that are dropped ----------------------------------------------------------------
-
-DROPPED: dict[str, tuple[str, str, str]] = {
-    "a negative index": ("X[0] = X[-1]", "X[-1]", "reads index -1 in dimension 0 of X"),
-    "behind the end": ("X[100] = 1.0", "X[100]", "writes index 100 in dimension 0 of X"),
-    "a loop behind the end": (
-        "for i in T.Parallel(4):\n            X[100 + i] = 1.0", "X[100 + i]", "writes index 100",
-    ),
-    "a tile before the start": ("T.copy(X[-16:0], t)", "X[-16:0]", "reads index -1"),
-    "a tile behind the end": ("T.copy(t, X[112])", "T.copy(t, X[112])", "writes index 112"),
-    "a column of a run-time size": ("Y[0, -2] = 1.0", "Y[0, -2]", "writes index -2 in dimension 1"),
-}  # fmt: skip
-
-TENSORS = """\
-import tilec
-import tilec.language as T
-
-m = T.dynamic("m")
-
-
-@tilec.kernel
-def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((4, m), "float32")):
-    with T.Kernel(7, threads=32) as b:
-        t = T.alloc_shared((16,), "float32")
-        T.copy(X[b * 16], t)
-        for i in T.Parallel(16):
-            X[b * 16 + i] = t[i]
-        for k in range(4):
-            for i in T.Parallel(32):
-                Y[0, k * 32 + i] = X[k * 32 + i]
-"""
-
-
-def compile_tensors(text: str) -> None:
-    specs = tilec.spec((100,), "float32"), tilec.spec((4, 50), "float32")
-    load(text)[0].compile(*specs, target="cpu")
-
-
-@pytest.mark.parametrize("case", DROPPED)
-def test_a_dropped_access_is_warned_of(case: str) -> None:
-    body, under, says = DROPPED[case]
-    with pytest.warns(tilec.BoundsWarning) as caught:
-        compile_tensors(f"{TENSORS}        {body}\n")
-    shown = str(caught[0].message)
-    assert says in shown and "always out of bounds" in shown and "valid indices are 0 to" in shown
-    assert under in shown.split("\n")[1] and "^" in shown.split("\n")[2]
-    assert caught[0].filename.startswith("/home/user/program") and caught[0].lineno in (17, 18)
-
-
-GUARDED = """\
-import tilec
-import tilec.language as T
-
-
-@tilec.kernel
-def kernel(X: T.Tensor((100,), "float32"), Y: T.Tensor((4, 50), "float32"), n: T.int32 = 3):
-    with T.Kernel(4, 2, threads=32) as (bx, by):
-"""
-# A condition that lets an iteration out of bounds: (body, the access, index and iteration)
-ESCAPES: dict[str, tuple[str, str, str, str]] = {
-    "one behind": (
-        "for i in T.Parallel(128):\n    if i < 100:\n        Y[0, i] = X[i + 1]",
-        "X[i + 1]", "reads index 100", "i = 99",
-    ),
-    "tiles": (
-        "for i in T.Parallel(32):\n    if bx * 32 + i < 100:\n        Y[0, i] = X[bx * 32 + i + 1]",
-        "X[bx * 32 + i + 1]", "reads index 100", "bx = 3 and i = 3",
-    ),
-    "less or equal": (
-        "for i in T.Parallel(128):\n    if i <= 100:\n        X[i] = 1.0",
-        "X[i]", "writes index 100", "i = 100",
-    ),
-    "the other end": (
-        "for i in T.Parallel(128):\n    if i + 1 < 100:\n        Y[0, i] = X[i + 1] - X[i - 1]",
-        "X[i - 1]", "reads index -1", "i = 0",
-    ),
-    "one branch": (
-        "for i in T.Parallel(64):\n    Y[0, i] = Y[1, i + 2] if i < 50 else 0.0",
-        "Y[1, i + 2]", "reads index 50 in dimension 1", "i = 48",
-    ),
-    "the same condition": (
-        "for i in T.Parallel(128):\n    if i < 100 and X[i + 1] > 0:\n        Y[0, 0] = 1.0",
-        "X[i + 1]", "reads index 100", "i = 99",
-    ),
-    "else": (
-        "for i in T.serial(100):\n    if i == 0:\n        pass\n    else:\n        X[i + 1] = 0.0",
-        "X[i + 1]", "writes index 100", "i = 99",
-    ),
-    "two conditions": (
-        "if by == 1:\n    for i in T.Parallel(128):\n        if 0 <= i < 100:\n"
-        "            X[i] = X[i - 1]",
-        "X[i - 1]", "reads index -1", "i = 0",
-    ),
-}  # fmt: skip
-
-KEPT = {
-    "guarded": "for i in T.Parallel(128):\n    if i < 99:\n        Y[0, i] = X[i + 1]",
-    "not guarded": "for i in T.Parallel(128):\n    Y[0, i] = X[i + 1]",
-    "a partial tile": "for i in T.Parallel(128):\n    if i > 0:\n        Y[0, i] = X[i - 1]",
-    "a bound of the tile": "for i in T.Parallel(128):\n    if i < 120:\n        X[i] = 1.0",
-    "of blocks": "for i in T.Parallel(32):\n    if bx < 4:\n        X[bx * 32 + i] = 1.0",
-    "that may not run": (
-        "if n > 2:\n    for i in T.Parallel(128):\n        if i < 100:\n            X[i + 1] = 0.0"
-    ),
-    "that never runs": (
-        "if by > 4:\n    for i in T.Parallel(128):\n        if i < 100:\n            X[i + 1] = 0.0"
-    ),
-    "of some": (
-        "for i in T.Parallel(128):\n    if i % 2 == 0:\n        if i < 100:\n"
-        "            X[i + 1] = 0.0"
-    ),
-    "or": "for i in T.Parallel(128):\n    if i < 100 or n > 2:\n        X[i + 1] = 0.0",
-    "a step": "for i in T.serial(0, 100, 2):\n    if i < 100:\n        X[i + 1] = 0.0",
-    "a break": (
-        "for i in T.serial(128):\n    if i < 100:\n        Y[0, 0] = X[i + 1]\n"
-        "    if X[i] > 0:\n        break"
-    ),
-    "a safe value": (
-        "T.annotate_safe_value({X: 1.0})\nfor i in T.Parallel(64):\n    if i < 50:\n"
-        "        Y[0, i] = X[i - 1]"
-    ),
-}
-
-
-def compile_guarded(body: str) -> None:
-    indented = "".join(f"        {row}\n" for row in body.split("\n"))
-    specs = tilec.spec((100,), "float32"), tilec.spec((4, 50), "float32")
-    load(GUARDED + indented)[0].compile(*specs, target="cpu")
-
-
-@pytest.mark.parametrize("case", ESCAPES)
-def test_a_guard_that_is_too_wide_is_warned_of(case: str) -> None:
-    body, under, index, where = ESCAPES[case]
-    with pytest.warns(tilec.BoundsWarning) as caught:
-        compile_guarded(body)
-    shown = str(caught[0].message)
-    assert index in shown and f"where {where}, although a condition guards it" in shown
-    rows = shown.split("\n")
-    assert rows[1][rows[2].index("^") : len(rows[2])] == under
-    assert "valid indices are 0 to" in rows[3]
-
-
-@pytest.mark.parametrize("case", KEPT)
-def test_other_guards_are_not_warned_of(case: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compile_guarded(KEPT[case])
-
-
-def test_partial_tiles_are_not_warned_of() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compile_tensors(TENSORS)
-        compile_tensors(f"{TENSORS}        X[0] = X[99]\n        T.copy(X[96], t)\n")

@@ -233,7 +233,11 @@ class Arithmetic(Context):
                 raise self.error(message, hint)
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             return -self._fold("floordiv", -a, b)
-        return self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1)), b)
+        made = self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1)), b)
+        divisor = static_int(b)
+        if isinstance(made, Scalar) and isinstance(a, Scalar) and a.affine and divisor is not None:
+            self.quotients[made.value] = a.affine, divisor
+        return made
 
     def _float_division(self, kind: str, x: Scalar, y: Scalar) -> Scalar:
         quotient = self._emit_binary("div", x, y)

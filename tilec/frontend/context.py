@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.guards import Condition
-from tilec.frontend.index import Affine, unknown
+from tilec.frontend.guards import Condition, Quotient
+from tilec.frontend.index import Affine, Atom, unknown
 from tilec.frontend.source import Source
 from tilec.frontend.values import Buffer, Scalar
 from tilec.ir.core import Builder, Op, Value
@@ -71,7 +71,8 @@ class Context:
     bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
     so that a grid may well have no blocks. `tests` says of bools what comparison they are the
-    result of, `guards` which conditions stand around the code (None: unknown). `padded` tensors
+    result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
+    T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `given_layouts`: the layout that the user gave a buffer, and
     the line that says so.
     """
@@ -88,6 +89,8 @@ class Context:
         self.has_empty_tensor = False
         self.tests: dict[Value, Condition] = {}
         self.guards: list[Condition | None] = []
+        self.quotients: dict[Value, Quotient] = {}
+        self.block_quotients: dict[Atom, Quotient] = {}
         self.padded: set[Value] = set()
         self.given_layouts: dict[Value, tuple[object, int]] = {}
 

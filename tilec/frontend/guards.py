@@ -3,14 +3,17 @@
 tilec guards every access of a tensor itself, and partial tiles rely on it, so that an access which
 leaves its tensor in some iterations is no mistake as such. Where the user tests an index and then
 reads beside it, it is one. It is warned of only where an iteration is found that certainly runs and
-is out of bounds: all conditions around the access compare indices of loops and blocks whose extents
-are known, and the iterations are tried out.
+is out of bounds. Either all conditions around the access compare indices of loops and blocks whose
+extents are known, and the iterations are tried out (`find_escape`); or the only condition is that
+`bx * BN + i` is less than the extent of the tensor, and the blocks, `T.ceildiv(extent, BN)` of
+them, are known to reach the last element (`find_run_time_escape`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +57,9 @@ class Comparison:
 Condition = tuple[Comparison, ...]
 """All of these hold."""
 
+Quotient = tuple[Affine, int]
+"""(a, b) of T.ceildiv(a, b)."""
+
 
 def negated(condition: Condition | None) -> Condition | None:
     """What holds where `condition` does not; None where that is not a conjunction."""
@@ -67,13 +73,11 @@ def both(a: Condition | None, b: Condition | None) -> Condition | None:
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """An iteration whose access is out of bounds: the index there, and the loops' own, by name."""
+    """An iteration whose access is out of bounds, for a message: the index there, and which
+    iteration it is."""
 
-    index: int
-    where: tuple[tuple[str, int], ...]
-
-    def __str__(self) -> str:
-        return " and ".join(f"{name} = {value}" for name, value in self.where)
+    index: str
+    where: str
 
 
 def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]) -> Escape | None:
@@ -106,8 +110,52 @@ def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]
     if not len(found):
         return None
     first = int(found[0])
-    where = tuple((a.name or "an index", int(values[a][first])) for a in atoms if a in index.terms)
-    return Escape(int(at[first]), where)
+    where = [f"{a.name or 'an index'} = {values[a][first]}" for a in atoms if a in index.terms]
+    return Escape(str(at[first]), " and ".join(where))
+
+
+def find_run_time_escape(
+    index: Affine,
+    extent: Affine,
+    name: str,
+    conditions: Sequence[Condition | None],
+    quotients: Mapping[Atom, Quotient],
+) -> Escape | None:
+    """`find_escape` for an `extent` that is known at run time, which `name` calls. `quotients` are
+    the block indices that run over T.ceildiv(a, b) blocks."""
+    if len(conditions) != 1 or conditions[0] is None or len(conditions[0]) != 1:
+        return None
+    (test,) = conditions[0]
+    below = test.tested if test.kind == "lt" else test.tested.scaled(-1)
+    tested = below + extent
+    shift = (index - tested).constant
+    if test.kind not in ("lt", "gt") or test.bound or not shift:
+        return None
+    if not _reaches(tested, extent, quotients):
+        return None
+    if shift < 0:
+        return Escape(str(shift), "what is tested is 0")
+    more = f" + {shift - 1}" if shift > 1 else ""
+    return Escape(f"{name}{more}", f"what is tested is {name} - 1")
+
+
+def _reaches(tested: Affine, extent: Affine, quotients: Mapping[Atom, Quotient]) -> bool:
+    """Whether `tested` takes every value from 0 to `extent` - 1, whatever that is: the index of a
+    block times b, where there are T.ceildiv(extent, b) of them, plus all numbers below b."""
+    blocks = [a for a in tested.terms if a in quotients]
+    if len(blocks) != 1 or tested.const:
+        return False
+    (block,) = blocks
+    whole, part = quotients[block]
+    if (whole - extent).constant != 0 or tested.terms[block] != part:
+        return False
+    count = 1
+    rest = [(c, a) for a, c in tested.terms.items() if a is not block]
+    for factor, atom in sorted(rest, key=operator.itemgetter(0)):
+        if factor != count or not atom.dense or atom.lo != 0:
+            return False
+        count *= atom.extent
+    return count == part
 
 
 def _beside(c: Comparison, shift: int, at: Any, size: int) -> Any:

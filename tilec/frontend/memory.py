@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilec import language as T
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
-from tilec.frontend.guards import find_escape
+from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Affine
 from tilec.frontend.values import (
     Buffer,
@@ -247,21 +247,26 @@ class Memory(Arithmetic):
                     hint,
                 )
                 return
-            if size and self.guards and buffer.value not in self.padded:
+            if size != 0 and self.guards and buffer.value not in self.padded:
                 self._warn_if_escaping(buffer, dim, affine_of(offset), size, does)
 
     def _warn_if_escaping(
-        self, buffer: Buffer, dim: int, index: Affine, size: int, does: str
+        self, buffer: Buffer, dim: int, index: Affine, size: int | None, does: str
     ) -> None:
         """Warn of an access that the user has guarded, and that is out of bounds nevertheless."""
-        found = find_escape(index, size, self.guards)
+        if size is None:
+            extent, name = affine_of(buffer.shape[dim]), str(buffer.type.shape[dim])
+            found = find_run_time_escape(index, extent, name, self.guards, self.block_quotients)
+        else:
+            found, name = find_escape(index, size, self.guards), str(size)
         if found is None:
             return
         what = "the safe value is read" if does == "reads" else "nothing is written"
-        hint = f"valid indices are 0 to {size - 1}: let the condition around it say so"
+        last = f"{name} - 1" if size is None else size - 1
+        hint = f"valid indices are 0 to {last}: let the condition around it say so"
         warn_of_bounds(
             f"this {does} index {found.index} in dimension {dim} of {describe(buffer)} where "
-            f"{found}, although a condition guards it: out of bounds, so {what}",
+            f"{found.where}, although a condition guards it: out of bounds, so {what}",
             self.loc,
             hint,
         )

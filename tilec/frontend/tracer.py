@@ -390,6 +390,9 @@ class _KernelTracer(Statements):
             name = names[dim] if len(names) == len(extents) else None
             named = name.id if isinstance(name, ast.Name) else ""
             index = block_index(self, dim, static_int(e), named)
+            quotient = self.quotients.get(e.value) if isinstance(e, Scalar) else None
+            if quotient is not None and index.affine is not None:
+                self.block_quotients |= {a: quotient for a in index.affine.terms}
             if isinstance(name, ast.Name):
                 index.value.name = name.id
             indices.append(index)
