@@ -200,6 +200,7 @@ the copy's number.
 | `checks=False` | numbers only, in less time |
 | `schedules=n` | run `n` times, with the warps in another order each time (`seed` chooses) |
 | `trace="acc[0, :4]"` | follow elements of a buffer through time (also a list) |
+| `on_change=f` | call `f(trace, change)` after each line that has written them |
 | `check_outputs=True` | report elements of outputs that no block has written |
 | `steps=n` | how many steps a block may take before it counts as running for ever |
 
@@ -290,7 +291,10 @@ SECTIONS = (
     (
         "Following values",
         "No fault here: `trace` shows what the elements of a buffer hold after each line that "
-        "writes them, and `T.print` prints what it prints on the cpu and cuda targets: what all "
+        "writes them. `on_change` is told of each such row as it comes about, with "
+        "`change.values`, `.loc`, `.block` and `.step`: with `def f(trace, change): if change.values[0] > 100: "
+        "breakpoint()` the run stops in `pdb` at the first value that is too large. `T.print` "
+        "prints what it prints on the cpu and cuda targets: what all "
         "threads of a block would print is printed once, in a parallel loop each iteration prints, "
         "in thread-level code each thread that comes to it, and a whole buffer an element a line. "
         "For hip targets the simulator prints too; machine code for them with a `T.print` in it is "

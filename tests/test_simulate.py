@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bdb
+import io
 import json
 import os
+import pdb
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -590,6 +594,54 @@ def test_a_trace_follows_a_sum_through_its_steps(target: str) -> None:
     lines = {change.loc.source_line().strip() for change in acc.changes}
     assert "T.gemm(a, b, acc)" in lines
     assert [change.step for change in acc.changes] == sorted(change.step for change in acc.changes)
+
+
+def test_each_row_of_a_trace_is_told_when_it_is_complete() -> None:
+    a, b = matrices(128, 64, 96)
+    told: list[tuple[str, Any]] = []
+    report = tilec.simulate(
+        matmul,
+        a,
+        b,
+        target="cuda:sm_80",
+        trace=["acc[3, :2]", "C[3, 0]"],
+        on_change=lambda trace, change: told.append((trace.asked, change)),
+    )
+    for trace in report.trace:
+        assert [change for asked, change in told if asked == trace.asked] == trace.changes
+    assert told.index(("C[3, 0]", report.trace[1].changes[0])) > 0
+
+
+def test_pdb_where_a_value_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`breakpoint()` in `on_change` stops there: what is typed sees the change."""
+    a, b = matrices(64, 64, 96)
+    a[3, 40] = np.nan
+    out = io.StringIO()
+    debugger = pdb.Pdb(stdin=io.StringIO("p change.step, change.values\nquit\n"), stdout=out)
+    debugger.use_rawinput = False
+    monkeypatch.setattr(sys, "breakpointhook", lambda: debugger.set_trace(sys._getframe().f_back))
+
+    def stop(trace: Any, change: Any) -> None:
+        if np.isnan(np.float64(change.values[0])):
+            breakpoint()
+            assert trace
+
+    with pytest.raises(bdb.BdbQuit):
+        tilec.simulate(matmul, a, b, target="cuda:sm_90a", trace="acc[3, :2]", on_change=stop)
+    assert ", (nan, nan))" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_change": print}, "on_change is called for what trace= follows, which is missing"),
+        ({"on_change": 3, "trace": "acc[0, 0]"}, "expected a function of a trace and a change"),
+    ],
+)
+def test_on_change_of_nothing(options: dict[str, Any], message: str) -> None:
+    a, b = matrices(64, 64, 96)
+    with pytest.raises(LaunchError, match=message):
+        tilec.simulate(matmul, a, b, **options)
 
 
 def test_a_trace_of_shared_memory() -> None:

@@ -31,9 +31,10 @@ from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
 from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.sim.trace import OnChange
 from tilec.target import NOT_YET, Target, TargetError, find_target, meant_target
 
-OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "seed", "steps",
+OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
            "check_outputs", "resident_blocks")  # fmt: skip
 GPU_TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
@@ -48,6 +49,7 @@ def simulate(
     checks: bool = True,
     schedules: int = 1,
     trace: str | Sequence[str] | None = None,
+    on_change: OnChange | None = None,
     seed: int = 0,
     steps: int = DEFAULT_STEPS,
     check_outputs: bool = False,
@@ -61,11 +63,12 @@ def simulate(
     launched blocks to run: the first n, or a list of their numbers (x fastest) or coordinates.
     `checks`: look for faults (False: numbers only, faster). `schedules`: run that often, with the
     warps in another order from the second time on, which `seed` chooses. `trace`: elements to
-    follow, e.g. "acc[0, :4]" (or a list). `steps`: what a block may do before it counts as running
-    for ever. `check_outputs`: report elements of written arrays that no block has written.
-    `resident_blocks`: how many blocks a persistent kernel is launched with, instead of what the
-    target's chip would hold. A parameter of the kernel that is called like one of these is given by
-    position.
+    follow, e.g. "acc[0, :4]" (or a list). `on_change`: called as `on_change(trace, change)` after
+    each line that has written them; `breakpoint()` in it opens pdb. `steps`: what a block may do
+    before it counts as running for ever. `check_outputs`: report elements of written arrays that no
+    block has written. `resident_blocks`: how many blocks a persistent kernel is launched with,
+    instead of what the target's chip would hold. A parameter of the kernel that is called like one
+    of these is given by position.
 
     Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
     what has been run.
@@ -80,6 +83,7 @@ def simulate(
         checks=checks,
         schedules=_whole("schedules", schedules),
         trace=_traces(trace),
+        on_change=_callback(on_change, trace),
         seed=_whole("seed", seed, 0),
         steps=_whole("steps", steps),
         check_outputs=check_outputs,
@@ -219,6 +223,23 @@ def _traces(trace: object) -> tuple[str, ...]:
             hint='write trace="acc[0, :4]", or trace=["acc[0, :4]", "C[1]"]',
         )
     return tuple(given)
+
+
+def _callback(on_change: object, trace: object) -> OnChange | None:
+    """Raises LaunchError."""
+    if on_change is None:
+        return None
+    if not callable(on_change):
+        raise LaunchError(
+            f"on_change: expected a function of a trace and a change, got {on_change!r}",
+            hint="write on_change=lambda trace, change: print(change.values)",
+        )
+    if not trace:
+        raise LaunchError(
+            "on_change is called for what trace= follows, which is missing",
+            hint='add trace="acc[0, :4]", say',
+        )
+    return on_change
 
 
 # --- from a call to what the simulator takes ---

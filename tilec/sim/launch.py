@@ -23,7 +23,7 @@ from tilec.sim.program import Program, read_program
 from tilec.sim.progress import Progress
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.sim.trace import RegisterBuffer, Tracer
+from tilec.sim.trace import OnChange, RegisterBuffer, Tracer
 from tilec.target import Target
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Wishes:
     checks: bool = True
     schedules: int = 1
     trace: tuple[str, ...] = ()
+    on_change: OnChange | None = None
     seed: int = 0
     steps: int = DEFAULT_STEPS
     check_outputs: bool = False
@@ -83,7 +84,14 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     report.schedules = wishes.schedules
     tracer = None
     if wishes.trace:
-        tracer = Tracer(wishes.trace, launch.func, launch.target, launch.registers, launch.tensors)
+        tracer = Tracer(
+            wishes.trace,
+            launch.func,
+            launch.target,
+            launch.registers,
+            launch.tensors,
+            wishes.on_change,
+        )
     program = launch.program
     if tracer is not None:
         program = read_program(launch.function, launch.strings, tuple(tracer.watched))
@@ -132,6 +140,8 @@ def _run_clusters(
     each = math.prod(launch.cluster)
     for cluster in clusters:
         ended = machine.run_cluster(cluster)
+        if machine.setting.tracer is not None:
+            machine.setting.tracer.tell()
         progress.done += each
         if not ended:
             return False

@@ -102,6 +102,9 @@ class Trace:
         return Trace(content["asked"], content["buffer"], elements, changes, content["missed"])
 
 
+OnChange = Callable[[Trace, Change], object]
+
+
 def _shown(value: Number) -> str:
     if value is None:
         return "-"
@@ -241,8 +244,9 @@ class _InSlot:
 class Tracer:
     """Follows the elements that `asked` names, in a run of one LOWERED function.
 
-    `registers` are its fragments and local buffers, `tensors` the arrays in global memory. Raises
-    LaunchError for what cannot be followed."""
+    `registers` are its fragments and local buffers, `tensors` the arrays in global memory,
+    `on_change` is told of each row when it is complete. Raises LaunchError for what cannot be
+    followed."""
 
     def __init__(
         self,
@@ -251,8 +255,11 @@ class Tracer:
         target: Target,
         registers: Sequence[RegisterBuffer],
         tensors: Sequence[GlobalTensor],
+        on_change: OnChange | None = None,
     ) -> None:
         self.traces: list[Trace] = []
+        self._on_change = on_change
+        self._row: dict[int, Change] = {}  # of each trace, what `on_change` has not been told yet
         self.watched: dict[str, list[_InSlot]] = {}
         self._dtypes: list[DType] = []
         self._memory: dict[str, list[tuple[int, int, int]]] = {"shared": [], "global": []}
@@ -335,6 +342,13 @@ class Tracer:
                 number = self._number(raw, dtype)
                 self._set(trace, element, number, block, loc, step, always=True)
 
+    def tell(self, *traces: int) -> None:
+        """The last rows of these traces are complete (of all: the block has ended)."""
+        for trace in traces or range(len(self.traces)):
+            row = self._row.pop(trace, None)
+            if row is not None and self._on_change is not None:
+                self._on_change(self.traces[trace], row)
+
     def peek_global(self, address: int, size: int) -> bytes:
         """Bytes of the arrays in global memory."""
         t = self._tensors[(address >> TENSOR_SPACING) - 1]
@@ -370,15 +384,21 @@ class Tracer:
             return
         held[element] = value
         line, written = self._open.get(key, (None, set[int]()))
-        if line == loc and element not in written and found.changes:
-            last = found.changes[-1]
-            if last.block == block and last.loc == loc:
-                written.add(element)
-                found.changes[-1] = Change(last.step, block, loc, tuple(held))
-                return
+        last = found.changes[-1] if found.changes else None
+        if (
+            line == loc
+            and element not in written
+            and last
+            and (last.block, last.loc) == (block, loc)
+        ):
+            written.add(element)
+            found.changes[-1] = self._row[trace] = Change(last.step, block, loc, tuple(held))
+            return
+        self.tell(trace)
         self._open[key] = loc, {element}
+        self._row[trace] = Change(step, block, loc, tuple(held))
         if len(found.changes) < MOST_CHANGES:
-            found.changes.append(Change(step, block, loc, tuple(held)))
+            found.changes.append(self._row[trace])
         else:
             found.missed += 1
 
