@@ -292,8 +292,8 @@ SECTIONS = (
         "Following values",
         "No fault here: `trace` shows what the elements of a buffer hold after each line that "
         "writes them. `on_change` is told of each such row as it comes about, with "
-        "`change.values`, `.loc`, `.block` and `.step`: with `def f(trace, change): if change.values[0] > 100: "
-        "breakpoint()` the run stops in `pdb` at the first value that is too large. `T.print` "
+        "`change.values`, `.loc`, `.block` and `.step`: with "
+        "`def f(trace, change): if change.values[0] > 100: breakpoint()` the run stops in `pdb` at the first value that is too large. `T.print` "
         "prints what it prints on the cpu and cuda targets: what all "
         "threads of a block would print is printed once, in a parallel loop each iteration prints, "
         "in thread-level code each thread that comes to it, and a whole buffer an element a line. "
