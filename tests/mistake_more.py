@@ -223,6 +223,14 @@ MORE = (
         ("T.alloc_barrier is not supported yet",),
         "T.Pipelined get their barriers from tilec",
     ),
+    Mistake(
+        "long unrolled loop",
+        line("for q in T.unroll(100000):\n            row[q % 64] = scale"),
+        "100000",
+        ("T.unroll would write its body out 100000 times",),
+        "use T.serial",
+        line("for q in T.serial(100):\n            row[q % 64] = scale"),
+    ),
     # --- statements ---
     Mistake(
         "else of a loop",
