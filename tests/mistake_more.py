@@ -119,6 +119,13 @@ MORE = (
         ("row (shared (64,) float32), not a number",),
         "row[i]",
     ),
+    Mistake(
+        "sum of hundreds",
+        line("x = scale" + " + 1.0" * 900),
+        "x = scale" + " + 1.0" * 900,
+        ("this nests too deep to be read",),
+        "give parts of it names",
+    ),
     # --- extents, indices, slices ---
     Mistake(
         "dtype before shape",

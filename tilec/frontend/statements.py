@@ -91,6 +91,9 @@ class Statements(ForLoops):
                 name, hint = _REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
                 raise self.error(f"{name} is not allowed in a kernel", hint)
             method(self, node)
+        except RecursionError:
+            hint = "give parts of it names of their own, in lines above"
+            raise self.error("this nests too deep to be read", hint, node) from None
         finally:
             self.loc = kept
 
