@@ -368,3 +368,31 @@ def test_a_group_overwrites_the_next_ones_rows(target: str) -> None:
     found = only(tilec.simulate(groups_without_a_guard, *arrays, target=target))
     assert found.kind == "data race" and lines(found) == ["T.copy(acc, C[first[g], 0])"]
     assert found.buffer == "C" and found.block == (1, 0, 0) and found.indices[0][0] == 20
+
+
+@tilec.kernel
+def plus_one(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
+        for i in T.Parallel(64):
+            C[b * 64 + i] = A[b * 64 + i] + 1.0
+
+
+@EVERY_TARGET
+def test_arguments_that_share_memory(target: str) -> None:
+    """Parts of one array that overlap are one history; the same array twice, and columns beside
+    each other, are no fault."""
+    whole = singles(300)
+    report = tilec.simulate(plus_one, whole[:256], whole[32:288], target=target)
+    assert {f.kind for f in report.findings} == {"data race"}, str(report)
+    assert {f.buffer for f in report.findings} == {"A", "C"}
+    found = next(f for f in report.findings if f.buffer == "A")
+    assert found.indices[0] == (64,) and found.block == (1, 0, 0)
+    assert lines(found) == ["C[b * 64 + i] = A[b * 64 + i] + 1.0"] * 2
+    again = singles(300)
+    want = again + np.float32(1)
+    assert not tilec.simulate(plus_one, again, again, target=target).findings
+    np.testing.assert_array_equal(again, want)
+    pairs = singles(200, 2)
+    report = tilec.simulate(plus_one, pairs[:, 0], pairs[:, 1], target=target, check_outputs=True)
+    assert not report.findings, str(report)
+    np.testing.assert_array_equal(pairs[:, 1], pairs[:, 0] + 1)

@@ -10,6 +10,7 @@ what is noted of each takes as much room as the tensor has elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tilec.sim.order import Numbers
 
 Truths = NDArray[np.bool_]
+Places = TypeVar("Places", int, Numbers)
 
 
 class Elements:
@@ -65,12 +67,12 @@ class Elements:
             there &= self._mask.take(left, mode="clip")
         return np.minimum(found + left, self.count - 1), there
 
-    def place(self, number: int) -> int:
-        """The place that has a number."""
-        at = 0
+    def place(self, number: Places) -> Places:
+        """The place that has a number, or places of several."""
+        at = number * 0
         for stride, _, within in self._outer:
-            step, number = divmod(number, within)
-            at += step * stride
+            step, number = number // within, number % within
+            at = at + step * stride
         return at + number
 
     def exist(self, numbers: Numbers) -> Truths:

@@ -38,6 +38,8 @@ class _Tensor:
         self.start = tensor.address - tensor.first
         self.granule = tensor.itemsize & -tensor.itemsize
         self._each = tensor.itemsize // self.granule  # granules of an element
+        # Of memory that other tensors have a part of: from where on its bytes are numbered.
+        self._common: int | None = None
         self.elements: Elements | None = None
         self.count = len(tensor.memory) // self.granule
         if checks and 0 not in tensor.shape:
@@ -50,14 +52,28 @@ class _Tensor:
         """Name and element of the byte at an offset."""
         return self.tensor.name, self.tensor.index_of(self.start + offset)
 
+    @property
+    def place(self) -> int:
+        """Where its memory begins."""
+        return int(self.tensor.memory.ctypes.data)
+
+    def share(self, shadow: GlobalShadow, start: int, granule: int) -> None:
+        """Have one history with other tensors, by bytes from `start` on."""
+        self.shadow, self._common, self.granule = shadow, self.place - start, granule
+
     def name_granule(self, granule: int) -> tuple[str, Index | None]:
         """Name and element of a granule."""
+        if self._common is not None:
+            return self.find(granule * self.granule - self._common)
         if self.elements is None:
             return self.find(granule * self.granule)
         return self.find(self.elements.place(granule // self._each) * self.tensor.itemsize)
 
     def granules(self, at: Numbers, size: int) -> Numbers:
         """(n, k): the granules of the `size` bytes at each offset, numbered without the gaps."""
+        if self._common is not None:
+            first = (at + self._common) // self.granule
+            return first[:, None] + np.arange(max(size // self.granule, 1))
         first = at // self.granule
         if self.elements is not None:
             places = first if self._each == 1 else first // self._each
@@ -81,18 +97,43 @@ class _Tensor:
         return good
 
     def unwritten(self) -> tuple[int, int, list[int]]:
-        """How many elements nobody has written, of how many, and the first granules of some."""
+        """How many elements nobody has written, of how many, and the offsets of some."""
         missing, total, named = 0, 0, list[int]()
         for start in range(0, self.count, _CHUNK * self._each):
-            granules = np.arange(start, min(start + _CHUNK * self._each, self.count), self._each)
-            exist = np.ones(granules.shape, np.bool_)
+            numbers = np.arange(start, min(start + _CHUNK * self._each, self.count), self._each)
+            numbers //= self._each
+            places = numbers
             if self.elements is not None:
-                exist = self.elements.exist(granules // self._each)
-            never = exist if self.shadow is None else exist & ~self.shadow.written(granules)
-            total += int(exist.sum())
-            missing += int(never.sum())
-            named += granules[never][: _NAMED - len(named)].tolist()
+                numbers = numbers[self.elements.exist(numbers)]
+                places = self.elements.place(numbers)
+            at = places * self.tensor.itemsize
+            if self.shadow is not None:
+                at = at[~self.shadow.written(self.granules(at, 1)[:, 0])]
+            total += len(places)
+            missing += len(at)
+            named += at[: _NAMED - len(named)].tolist()
         return missing, total, named
+
+
+def _share(tensors: Sequence[_Tensor]) -> None:
+    """Give tensors whose memory overlaps one history, if one of them is written: a call may pass
+    parts of one array."""
+    group: list[_Tensor] = []
+    end = 0
+    for t in [*sorted((t for t in tensors if t.storage.size), key=lambda t: t.place), None]:
+        if t is not None and group and t.place < end:
+            group.append(t)
+            end = max(end, t.place + t.storage.size)
+            continue
+        if len(group) > 1 and any(x.shadow is not None for x in group):
+            start = group[0].place
+            apart = functools.reduce(int.__or__, (x.granule | x.place - start for x in group))
+            granule = apart & -apart
+            shadow = GlobalShadow(-(-(end - start) // granule))
+            for x in group:
+                x.share(shadow, start, granule)
+        if t is not None:
+            group, end = [t], t.place + t.storage.size
 
 
 class GlobalMemory:
@@ -104,6 +145,8 @@ class GlobalMemory:
     ) -> None:
         self.checks = checks
         self._by_number = {t.number: _Tensor(t, checks, keep and t.written) for t in tensors}
+        if checks:
+            _share(list(self._by_number.values()))
         self._by_name = {t.tensor.name: t for t in self._by_number.values()}
 
     def restore(self) -> None:
@@ -221,7 +264,7 @@ class GlobalMemory:
             missing, total, first = t.unwritten()
             if not missing:
                 continue
-            found = [t.name_granule(g)[1] for g in first]
+            found = [t.find(offset)[1] for offset in first]
             findings.add(
                 "never written",
                 f"{missing} of {total} elements of {t.tensor.name} are never written",
