@@ -12,6 +12,7 @@ import tilec
 import tilec.language as T
 from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import TARGETS, check
+from tilec.passes.distribution import covering
 
 M = T.dynamic("M")
 FOUND: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -175,3 +176,12 @@ def elements_held_twice_and_written(C: T.Tensor((32,), "float32"), D: T.Tensor((
 def test_program(name: str, target: str) -> None:
     kernel, arguments = FOUND[name]
     check(kernel, arguments, (target,))
+
+
+@pytest.mark.parametrize("vector", [1, 2])
+@pytest.mark.parametrize("shape", [(7, 15), (3, 5, 2), (30,), (1, 1), (24, 32)])
+def test_small_odd_tiles_are_spread(shape: tuple[int, ...], vector: int) -> None:
+    """The fuzzer's slowest programs: every thread copied all of a tile of fewer elements than
+    threads."""
+    layout = covering(shape, 32, 32, vector)
+    assert layout.size("reg") == vector and all(a <= b for a, b in zip(shape, layout.shape))

@@ -10,12 +10,16 @@ from tilec.ir.layout import Layout, blocked
 def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
     """A coalesced layout in which every thread works, whatever the extents: `vector` neighbours of
     the last dimension in a thread, then lanes along it. Where the extents do not divide, the layout
-    covers a slightly larger tile (the least waste, wide rows first) and the loop skips what lies
-    outside of its own."""
+    covers a slightly larger tile (the least waste, wide rows first; powers of two for a tile of
+    fewer elements than threads) and the loop skips what lies outside of its own."""
     plain = blocked(extents, warp_size, warps, vector)
     threads = warp_size * warps
-    if idle(plain) == 1 or prod(extents) // vector < threads:
+    if idle(plain) == 1:
         return plain
+    if prod(extents) // vector < threads:  # a few idle threads are better than all in each one
+        wide = _power_of_two(-(-extents[-1] // vector)) * vector
+        found = blocked((*map(_power_of_two, extents[:-1]), wide), warp_size, warps, vector)
+        return found if found.size("reg") < plain.size("reg") else plain
     columns = -(-extents[-1] // vector)
     rows = extents[-2] if len(extents) > 1 else 1
     best: tuple[int, int, tuple[int, int]] | None = None
@@ -31,6 +35,11 @@ def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) 
     shape = (*extents[:-2], best[2][0], best[2][1] * vector)[-len(extents) :]
     found = blocked(shape, warp_size, warps, vector)
     return found if idle(found) < idle(plain) else plain
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest one that is not below `n`."""
+    return 1 << (n - 1).bit_length()
 
 
 def fewest_registers(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
