@@ -22,6 +22,7 @@ from tilec.sim.storage import Restorable
 
 ROOT = Path(__file__).parent.parent
 LANES = np.arange(64)
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap.MAP_NORESERVE, from Python 3.13 on
 M, N = T.dynamic("M, N")
 
 
@@ -29,7 +30,7 @@ def far(rows: int, columns: int, gap: int, dtype: Any = np.float32) -> np.ndarra
     """Rows `gap` elements apart, in memory of which only their pages exist."""
     item = np.dtype(dtype).itemsize
     span = ((rows - 1) * gap + columns) * item
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     base = np.frombuffer(mmap.mmap(-1, span, flags=flags), dtype)
     return np.lib.stride_tricks.as_strided(base, (rows, columns), (gap * item, item))
 
