@@ -134,7 +134,7 @@ def test_rings_live_across_tiles(rng: np.random.Generator) -> None:
     ("loop", "message"),
     [
         ("for i, j in T.Persistent([4, 4, 4], 2, b):", "the domain has 3 extents, the loop 2"),
-        ("for i in T.Persistent(4, 2, b):", "is a list of extents"),
+        ("for i in T.Persistent(4, 2, b):", "not a list of extents"),
         ("for i in T.Persistent([4], 2, b, 0):", "group_size of T.Persistent must be"),
         ("for i in T.Persistent([4.5], 2, b):", "a bound of this loop is the float 4.5"),
     ],
