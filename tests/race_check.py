@@ -144,3 +144,4 @@ class RaceCheck:
     def _note_write(self, c: Clock, at: np.ndarray, thread: np.ndarray, epoch: int) -> None:
         self.writer[at], self.w_epoch[at] = thread, epoch
         self.w_warp[at], self.w_scope[at] = c.warp_epoch, c.number
+        self.r_scope[at] = -1  # whoever is behind this write is behind the reads before it
