@@ -371,6 +371,28 @@ def test_a_group_overwrites_the_next_ones_rows(target: str) -> None:
 
 
 @tilec.kernel
+def histogram_of_threads(A: T.Tensor((64,), "int32"), H: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=64):
+        t = T.get_thread_binding()
+        h = T.alloc_shared((8,), "int32")
+        T.clear(h)
+        h[A[t]] += 1
+        h[3] += 5
+        T.copy(h, H)
+
+
+@EVERY_TARGET
+def test_threads_that_add_to_one_element(target: str) -> None:
+    """All write the same value, and all but one addition are lost. Where all threads act as one
+    (`h[3] += 5`), and where each has its own element, nothing is."""
+    bins = np.random.default_rng(4).integers(0, 8, 64).astype(np.int32)
+    found = only(tilec.simulate(histogram_of_threads, bins, np.zeros(8, np.int32), target=target))
+    assert found.kind == "data race" and found.buffer == "h"
+    assert lines(found) == ["h[A[t]] += 1"]
+    assert "several threads write back what they read from h[" in found.message
+
+
+@tilec.kernel
 def plus_one(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
     with T.Kernel(T.ceildiv(N, 64), threads=64) as b:
         for i in T.Parallel(64):

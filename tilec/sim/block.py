@@ -26,6 +26,7 @@ from tilec.sim.printing import lines_of
 from tilec.sim.tensors import TensorMap
 from tilec.sim.trace import RegisterBuffer, Tracer
 from tilec.sim.traced_memory import TracedMemory
+from tilec.sim.updates import Updates, updates
 from tilec.target import Target
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class Setting:
     def threads(self) -> int:
         """Threads of a block."""
         return int(self.func.attrs["launch_threads"])
+
+    @functools.cached_property
+    def updates(self) -> Updates:
+        """Stores of which no two threads may make the same one."""
+        return updates(self.func)
 
     @functools.cached_property
     def buffers(self) -> list[SharedBuffer]:
@@ -109,6 +115,7 @@ class Block:
             counts=s.counts if s.checks else None,
             checks=s.checks,
             seed=s.seed + party,
+            updates=s.updates if s.checks else frozenset(),
         )
         if isinstance(memory, TracedMemory) and s.tracer is not None:
             memory.tracer, memory.step = s.tracer, lambda: self.steps()

@@ -17,6 +17,7 @@ from tilec.sim.places import here, tell, tell_several, threads_at
 from tilec.sim.shadow import Conflict
 from tilec.sim.storage import Bytes, Restorable, Storage
 from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
+from tilec.sim.updates import is_update
 
 _CHUNK = 1 << 20  # elements that are looked at together in the end
 _NAMED = 8  # elements of a finding
@@ -390,15 +391,16 @@ class GlobalMemory:
                 team,
                 places,
                 agent.inst,
-                lambda: ~t.storage.differs(at, data),
+                lambda: memory.harmless(agent.inst, t.storage, at, data),
                 self._teller(memory, t),
             )
         t.storage.scatter(at, data)
         if several:
-            lost = t.storage.differs(at, data)
+            lost = ~memory.harmless(agent.inst, t.storage, at, data)
             if lost.any():
                 name, index = t.find(int(at[lost][0]))
-                tell_several(agent, name, index, team.lanes[lost])
+                update = is_update(agent.inst, memory.updates)
+                tell_several(agent, name, index, team.lanes[lost], update)
 
 
 def _actors(

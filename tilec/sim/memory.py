@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir.llvm import Inst
 from tilec.sim.counts import Counts
 from tilec.sim.findings import MOST_NAMED, Index
 from tilec.sim.global_memory import GlobalMemory
@@ -31,6 +32,7 @@ from tilec.sim.places import (
 )
 from tilec.sim.shadow import Conflict, Granules, Shadow
 from tilec.sim.storage import Bytes, Storage
+from tilec.sim.updates import Updates, is_update
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -68,7 +70,8 @@ class Memory:
     `shared_bytes`: size of its shared memory; `granule`: the narrowest access to it, in bytes;
     `cluster`: the memories of the cluster's blocks by rank, filled as they are made. `party`: a
     number that the blocks of this cluster have and others have not. `checks` False: nothing is
-    checked but bounds, and nothing is reported but those."""
+    checked but bounds, and nothing is reported but those. `updates`: stores that are a fault also
+    where another thread stores the same value."""
 
     def __init__(
         self,
@@ -83,7 +86,9 @@ class Memory:
         counts: Counts | None = None,
         checks: bool = True,
         seed: int = 0,
+        updates: Updates = frozenset(),
     ) -> None:
+        self.updates = updates
         self.order, self.globals, self.party, self.checks = order, globals, party, checks
         self.counts = counts
         self.cluster = [] if cluster is None else cluster
@@ -175,15 +180,26 @@ class Memory:
                 team,
                 self._granules(at, total),
                 agent.inst,
-                lambda: ~storage.differs(at, data),
+                lambda: self.harmless(agent.inst, storage, at, data),
                 columns,
             )
         storage.scatter(at, data)
         if several:
-            lost = storage.differs(at, data)
+            lost = ~self.harmless(agent.inst, storage, at, data)
             if lost.any():
                 name, index = self._place(agent, shared, int(at[lost][0]))
-                tell_several(agent, name, index, team.lanes[lost])
+                update = is_update(agent.inst, self.updates)
+                tell_several(agent, name, index, team.lanes[lost], update)
+
+    def harmless(
+        self, inst: Inst | None, storage: Storage, at: Numbers, data: Bytes
+    ) -> NDArray[np.bool_]:
+        """By lane: whether it writes what is there already, not computed from it."""
+        if is_update(inst, self.updates):
+            places, number = np.unique(at, return_inverse=True)
+            alone: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) == 1)[number]
+            return alone
+        return ~storage.differs(at, data)
 
     # --- warps ---
 

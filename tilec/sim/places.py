@@ -267,13 +267,17 @@ def _message(c: Conflict, what: str, clocks: Clocks) -> str:
     return f"{what} {does} {now}, and {who} {did} it: nothing orders the two"
 
 
-def tell_several(agent: Agent, name: str, index: Index | None, threads: Any) -> None:
-    """Report that lanes write different values to one place with one record."""
+def tell_several(
+    agent: Agent, name: str, index: Index | None, threads: Any, update: bool = False
+) -> None:
+    """Report that lanes write different values to one place with one record, or (`update`) what
+    each has computed from the value there."""
     what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "one place"
     agent.block.report(
         agent,
         "data race",
-        f"several threads write different values to {what} at once",
+        f"several threads write {'back what they read from' if update else 'different values to'} "
+        f"{what} at once",
         *here(agent.inst),
         buffer=name,
         indices=[index] if index is not None else [],
