@@ -252,9 +252,7 @@ def test_printing_a_buffer_prints_its_elements():
     head, _, tail = text.partition("body {\n")
     name = text.split("= alloc shared")[0].split("%")[-1].strip()
     at = tail.index("parallel")
-    printed = parse_func(
-        f'{head}body {{\n{tail[:at]}print "t", buffer=%{name}\n  {tail[at:]}'
-    )
+    printed = parse_func(f'{head}body {{\n{tail[:at]}print "t", buffer=%{name}\n  {tail[at:]}')
     func = run_plan(printed, SM80, plans(printed, SM80)[0])
     found = [o for o in walk(func.body) if isinstance(o, Print)]
     assert found and all(o.buffer is None and o.format == "t[{}, {}] = {}" for o in found)
