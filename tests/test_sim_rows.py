@@ -358,6 +358,22 @@ def test_tma_load_2d(swizzle, corner):
     assert not list(bench.findings)
 
 
+def test_a_tma_store_ends_at_a_multiple_of_16_bytes():
+    """Of a tensor with rows of 19 elements in 20, it writes the 20th."""
+    a = numbers((4, 20), np.int32)
+    bench = Bench(32, arrays={"A": a})
+    map_of(bench, a[:, :19], (1, 0), (16, 4), 0, dt.INT32)
+    bench.put(1024, numbers((4, 16), np.int32))
+    one = bench.agent([0])
+    for column in (0, 16):
+        assert not list(bench.findings)
+        words = np.int32(column), np.int32(0), np.int32(SHARED_BASE + 1024)
+        bench.run(one, moves.tma_store(2), np.int64(0), *words)
+    (found,) = bench.findings
+    assert found.kind == "out of bounds"
+    assert "rows of A have 19 elements, and the 4 bytes behind them" in found.message
+
+
 @pytest.mark.parametrize("dims", [1, 3, 4, 5])
 @pytest.mark.parametrize("store", [False, True])
 def test_tma_of_other_ranks(dims, store):

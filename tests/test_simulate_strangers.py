@@ -418,3 +418,23 @@ def test_arguments_that_share_memory(target: str) -> None:
     report = tilec.simulate(plus_one, pairs[:, 0], pairs[:, 1], target=target, check_outputs=True)
     assert not report.findings, str(report)
     np.testing.assert_array_equal(pairs[:, 1], pairs[:, 0] + 1)
+
+
+@tilec.kernel
+def narrowed(A: T.Tensor((2, 64), "float32")):
+    C = T.empty((2, 64), "float8_e4m3")
+    with T.Kernel(1, threads=64):
+        S = T.alloc_shared((2, 64), "float8_e4m3")
+        T.copy(A, S)
+        T.copy(S, C)
+    return C
+
+
+@EVERY_TARGET
+def test_float8_that_the_call_allocates(target: str) -> None:
+    """AMD's encoding for gfx942, the Open Compute Project's for others."""
+    a = singles(2, 64)
+    (c,) = tilec.simulate(narrowed, a, target=target).outputs.values()
+    kind = "float8_e4m3fnuz" if target == "hip:gfx942" else "float8_e4m3fn"
+    assert c.dtype.name == kind
+    np.testing.assert_array_equal(c.astype(np.float32), a.astype(c.dtype).astype(np.float32))

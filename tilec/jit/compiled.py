@@ -22,6 +22,7 @@ from tilec.runtime.arguments import (
     is_wide,
     overlapping,
     read_arguments,
+    row_fact,
 )
 from tilec.runtime.devices import driver, grid_limits
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
@@ -145,7 +146,7 @@ class CompiledKernel:
                     else int(evaluate(e, call.sizes.values, f"{a.name}.shape"))
                     for e in a.shape
                 )
-                made[a.name] = allocator(call.first, shape, a.dtype, a.name)
+                made[a.name] = allocator(call.first, shape, a.dtype, a.name, self.target)
         return made
 
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
@@ -209,6 +210,12 @@ class CompiledKernel:
                     f"{a.align} bytes, got {fact}",
                     hint="compile it for a specification of such an array, or pass a copy",
                 )
+            if a.written and row_fact(t, a.align) < a.row:
+                raise LaunchError(
+                    f"{a.name}: this variant was compiled for rows of whole 16 bytes with gaps "
+                    f"behind them, got rows of {t.shape[-1]} elements",
+                    hint="compile it for a specification of such an array, or pass a copy",
+                )
             if is_wide(t) and not self.image.wide:
                 raise LaunchError(
                     f"{a.name}: this variant was compiled for tensors below 2**31 elements",
@@ -233,7 +240,7 @@ class CompiledKernel:
                     f"{a.name} is read-only, and the kernel writes it", hint="pass a copy"
                 )
             for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):
-                if extent > 1 and stride == 0:
+                if extent > 1 and stride == 0 and not t.is_empty:
                     raise LaunchError(
                         f"{a.name} is written, and along dimension {dim} its {extent} elements "
                         "are one in memory (stride 0)",

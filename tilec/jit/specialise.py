@@ -25,6 +25,7 @@ from tilec.runtime.arguments import (
     alignment_fact,
     fact_strides,
     is_wide,
+    row_fact,
 )
 from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.image import Argument
@@ -204,7 +205,8 @@ def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int]) -> Argument:
     if p.strides is not None:
         strides = tuple(s if isinstance(s, int) else f for s, f in zip(p.strides, strides))
     dtype = t.dtype if p.dtype is None else p.dtype
-    return Argument(p.name, "tensor", dtype, shape, strides, alignment_fact(t, strides))
+    align = alignment_fact(t, strides)
+    return Argument(p.name, "tensor", dtype, shape, strides, align, row=row_fact(t, align))
 
 
 def _fact(extent: int | str | None, name: str, value: int, fixed: Mapping[str, int]) -> int | str:

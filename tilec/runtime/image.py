@@ -52,7 +52,8 @@ class Argument:
     `kind`: "tensor" or "scalar". For a tensor: `shape` and `strides` (in elements) hold
     compile-time ints and names of run-time values, `align` the power of two up to 16 that divides
     its address and, in bytes, its run-time strides; `written` whether the kernel stores to it;
-    `output` whether the call allocates it. `default` is a scalar's default value.
+    `output` whether the call allocates it; `row` the power of two up to 16 that divides the bytes
+    of its rows. `default` is a scalar's default value.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Argument:
     written: bool = False
     output: bool = False
     default: int | float | bool | None = None
+    row: int = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,16 +278,18 @@ def common_kind(values: Iterable[object]) -> str:
     return ""
 
 
-def allocator(like: object, shape: tuple[int, ...], dtype: str, name: str) -> Callable[[], Any]:
+def allocator(
+    like: object, shape: tuple[int, ...], dtype: str, name: str, target: str
+) -> Callable[[], Any]:
     """A function that makes uninitialised arrays of the kind `like` is, on its device: torch
-    tensors or NumPy arrays.
+    tensors or NumPy arrays, of what `target` takes for `dtype`.
 
     Raises LaunchError for other kinds, of which no constructor is known.
     """
-    storage = _STORAGE.get(dtype, dtype)
+    storage = array_dtype(dtype, target)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        found = getattr(torch, _TORCH_DTYPES.get(storage, storage), None)
+        found = getattr(torch, storage, None)
         if found is None:
             message = f"output {name}: torch has no dtype {dtype}"
             raise LaunchError(message, hint=f"pass {name} yourself, as an array that holds {dtype}")

@@ -209,6 +209,14 @@ class Engines:
             if rows.size:
                 out = order.engine(("tma store", lane, "out"))
                 memory.engine_write(agent, box.at, np.ascontiguousarray(rows), out, issuer)
+                if box.spilled:
+                    name, last = kind.tensor.name, kind.sizes[0]
+                    self._report(
+                        agent,
+                        "out of bounds",
+                        f"TMA stores whole 16 bytes: rows of {name} have {last} elements, and the "
+                        f"{box.spilled} bytes behind them are written too",
+                    )
             self._unread[lane] = order.mark(), agent.inst
 
     def tma_store_commit(self, agent: Agent) -> None:

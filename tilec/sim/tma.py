@@ -61,6 +61,13 @@ class Box:
         size = self.map.tensor.itemsize
         return slice(self.low * size, self.high * size)
 
+    @property
+    def spilled(self) -> int:
+        """Bytes that a store writes behind each row of the tensor: it ends at a multiple of 16."""
+        if self.high == self.low or self.high == self.map.box[0]:
+            return 0
+        return -self.map.sizes[0] * self.map.tensor.itemsize % PIECE
+
     def places(self, base: int) -> Ints:
         """The address in shared memory of each 16 bytes of the box."""
         return swizzled(base + _pieces(self.bytes), self.map.swizzle)
