@@ -62,7 +62,7 @@ def trace_variant(
         wide=facts.wide,
     )
     func = trace(signature, known)
-    if narrow := _narrow_rows(func, facts):
+    if target.has("tma") and (narrow := _narrow_rows(func, facts)):
         tensors = {n: replace(t, align=narrow.get(n, t.align)) for n, t in known.tensors.items()}
         func = trace(signature, replace(known, tensors=tensors))
     return func.with_attrs(may_alias=True) if facts.may_alias else func
