@@ -74,6 +74,15 @@ def bits_of_one_value_for_all(
         T.copy(acc, C[by, bx])
 
 
+@found(C=Array((2, 3), "uint64", content="blank"))
+@tilec.kernel
+def numbers_that_no_index_is(C: T.Tensor((2, 3), "uint64")):
+    """An OverflowError where races of iterations are looked for."""
+    with T.Kernel(1, threads=1):
+        for i, j in T.Parallel(1, 2):
+            C[i, 0 + j] = T.min(T.cast(j, "uint64"), T.max_value("uint64"))
+
+
 @found(C=Array((3, 6), content="blank"))
 @tilec.kernel
 def one_element_written_twice(C: T.Tensor((3, 6), "float32")):

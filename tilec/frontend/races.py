@@ -21,6 +21,7 @@ from tilec.lazy import Lazy
 np: Any = Lazy("numpy")
 
 _LIMIT = 1 << 17  # iterations; larger loops are not looked at
+_MOST = 1 << 40  # numbers from here on are no indices
 _ARITHMETIC = {
     "add",
     "sub",
@@ -109,7 +110,7 @@ def _lookup(v: Value, known: dict[Value, _Index | None]) -> _Index | None:
 def _result(o: Op, known: dict[Value, _Index | None]) -> _Index | None:
     match o:
         case Const(value=bool() | int()):
-            return _Index(int(o.value), {})
+            return _number(int(o.value))
         case Cast() if o.dtype.kind == "int":
             return _lookup(o.operand, known)
         case Binary() if o.kind in _ARITHMETIC:
@@ -117,6 +118,11 @@ def _result(o: Op, known: dict[Value, _Index | None]) -> _Index | None:
             return None if a is None or b is None else _combine(o.kind, a, b)
         case _:
             return None
+
+
+def _number(n: int) -> _Index | None:
+    """None for what no index is, so that the arithmetic on arrays of 64 bits stays exact."""
+    return _Index(n, {}) if abs(n) < _MOST else None
 
 
 def _combine(kind: str, a: _Index, b: _Index) -> _Index | None:
@@ -133,6 +139,8 @@ def _combine(kind: str, a: _Index, b: _Index) -> _Index | None:
         if a.bases or not isinstance(a.array, int):
             return None
         factor = a.array
+        if isinstance(b.array, int) and _number(b.array * factor) is None:
+            return None
         return _Index(b.array * factor, {v: c * factor for v, c in b.bases.items() if factor})
     if a.bases or b.bases:
         return None
@@ -144,7 +152,7 @@ def _combine(kind: str, a: _Index, b: _Index) -> _Index | None:
     if kind in ("floordiv", "mod") and not np.all(b.array):
         return None
     if isinstance(a.array, int) and isinstance(b.array, int):
-        return _Index(int(function(a.array, b.array)), {})
+        return _number(int(function(a.array, b.array)))
     return _Index(function(a.array, b.array), {})
 
 
