@@ -3,6 +3,9 @@ the host's instructions and on the oldest ones."""
 
 from __future__ import annotations
 
+import platform
+import struct
+import sys
 from typing import Any
 
 import interp_scalar as num
@@ -11,6 +14,8 @@ import pytest
 from cpu_helper import Compiled, check, same, sample
 from cpu_programs import Program
 
+import tilec
+import tilec.language as T
 from tilec.ir import types as t
 from tilec.ir.core import Func
 from tilec.ir.ops.scalar import COMPARE_KINDS
@@ -435,3 +440,34 @@ def test_sequential_code_outside_of_parallel_loops(arch: str, rng: np.random.Gen
     p.loop(0, n, (p.const(0.0, t.FLOAT32),), step)
     args = {"X": sample(rng, t.FLOAT32, 33, mild=True), "Y": sample(rng, t.FLOAT32, 33, mild=True)}
     check(p.func(), args, (1,), arch)
+
+
+def relocations(binary: bytes) -> set[int]:
+    """The kinds of relocations in an ELF64 object (System V ABI: sections of type RELA)."""
+    start = struct.unpack_from("<Q", binary, 40)[0]
+    size, count = struct.unpack_from("<HH", binary, 58)
+    found: set[int] = set()
+    for n in range(count):
+        kind, _, _, at, length = struct.unpack_from("<IQQQQ", binary, start + n * size + 4)
+        if kind == 4:
+            found |= {struct.unpack_from("<I", binary, at + i + 8)[0] for i in range(0, length, 24)}
+    return found
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="ELF of x86-64 is read"
+)
+def test_parts_of_an_object_may_lie_far_apart() -> None:
+    """In a process with arrays of many GiB the linker may find room for a kernel's constants only
+    farther from its code than 32 bits reach, and LLVM ends the process."""
+
+    @tilec.kernel
+    def waves(A: T.Tensor((100,), "float32"), C: T.Tensor((100,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(100):
+                C[i] = T.exp(A[i]) * 1.2345 + T.sin(A[i])
+
+    binary = waves.compile(*[tilec.spec((100,), "float32")] * 2, target="cpu").image.binary
+    kinds = relocations(binary)
+    near = {2, 4, 9, 10, 11, 41, 42}  # R_X86_64_PC32, PLT32, GOTPCREL, 32, 32S, GOTPCRELX
+    assert binary[:4] == b"\x7fELF" and kinds and not kinds & near, kinds

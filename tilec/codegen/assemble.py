@@ -166,14 +166,17 @@ def _make_machine(target: Target) -> Any:
                 cpu=target.arch, opt=3, reloc="pic", codemodel="default"
             )
         case "cpu":
-            maker = llvm.Target.from_triple(llvm.get_process_triple())
+            triple = llvm.get_process_triple()
+            maker = llvm.Target.from_triple(triple)
             is_host = target.arch == "host"
             return maker.create_target_machine(
                 cpu=llvm.get_host_cpu_name() if is_host else target.arch,
                 features=llvm.get_host_cpu_features().flatten() if is_host else "",
                 opt=3,
                 reloc="pic",
-                codemodel="small",
+                # Loaded into a process full of arrays, constants may lie farther from the code than
+                # 32 bits reach. (On ARM llvmlite keeps the parts of an object together.)
+                codemodel="large" if triple.startswith("x86_64") else "small",
             )
         case kind:
             raise InternalError(f"no code generator for targets of kind {kind!r}")
