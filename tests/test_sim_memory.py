@@ -7,9 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers, tensor
+from sim_bench import Bench
 from test_lowering import matmul_text
 
 from tilec.codegen import emit_records
+from tilec.ir.llvm import Inst
+from tilec.ir.loc import Loc
 from tilec.ir.parser import parse_func
 from tilec.passes import run
 from tilec.sim.findings import Findings
@@ -342,3 +345,16 @@ def test_buffers_and_granules_of_a_kernel(target: str):
     assert shared_granule(function) in (1, 2, 4, 8, 16)
     places = SharedPlaces(buffers)
     assert places.find(buffers[0].start, buffers[0].name)[0] == buffers[0].name
+
+
+def test_an_update_is_not_harmless_where_it_writes_what_is_there() -> None:
+    """Threads that come one after the other have each computed it from what was there before."""
+    loc = Loc("kernel.py", 7)
+    memory = Bench(64).blocks[0].memory
+    memory.updates = frozenset({(loc, "h")})
+    storage, at = memory.shared.storage, np.array([0, 4, 8, 4])
+    there = storage.gather(at, 4)
+    for name, harmless, lost in (("h", [0, 0, 0, 0], [0, 1, 0, 1]), ("s", [1] * 4, [0] * 4)):
+        inst = Inst("store", None, (), "", loc=loc, buffer=name)
+        assert memory.harmless(inst, storage, at, there).tolist() == harmless
+        assert memory.lost(inst, storage, at, there).tolist() == lost

@@ -396,7 +396,7 @@ class GlobalMemory:
             )
         t.storage.scatter(at, data)
         if several:
-            lost = ~memory.harmless(agent.inst, t.storage, at, data)
+            lost = memory.lost(agent.inst, t.storage, at, data)
             if lost.any():
                 name, index = t.find(int(at[lost][0]))
                 update = is_update(agent.inst, memory.updates)

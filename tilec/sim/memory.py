@@ -185,7 +185,7 @@ class Memory:
             )
         storage.scatter(at, data)
         if several:
-            lost = ~self.harmless(agent.inst, storage, at, data)
+            lost = self.lost(agent.inst, storage, at, data)
             if lost.any():
                 name, index = self._place(agent, shared, int(at[lost][0]))
                 update = is_update(agent.inst, self.updates)
@@ -194,12 +194,21 @@ class Memory:
     def harmless(
         self, inst: Inst | None, storage: Storage, at: Numbers, data: Bytes
     ) -> NDArray[np.bool_]:
-        """By lane: whether it writes what is there already, not computed from it."""
+        """By lane, before a write: whether it is what is there already, not computed from that."""
         if is_update(inst, self.updates):
-            places, number = np.unique(at, return_inverse=True)
-            alone: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) == 1)[number]
-            return alone
+            return np.zeros(len(at), np.bool_)
         return ~storage.differs(at, data)
+
+    def lost(
+        self, inst: Inst | None, storage: Storage, at: Numbers, data: Bytes
+    ) -> NDArray[np.bool_]:
+        """By lane, after a write in which several wrote to one place: whether what it wrote, or
+        added to what was there, is not kept."""
+        if not is_update(inst, self.updates):
+            return storage.differs(at, data)
+        places, number = np.unique(at, return_inverse=True)
+        several: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) > 1)[number]
+        return several
 
     # --- warps ---
 
