@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from interp import run_tile
 
+from tilec.codegen.assemble import _optimised as optimised
 from tilec.codegen.cpu import emit_cpu
 from tilec.ir import types as t
 from tilec.ir.core import Func
@@ -43,13 +44,7 @@ class Compiled:
         self.seconds["emit"] = time.process_time() - start
         start = time.process_time()
         self.machine = machine_for(arch)
-        module = llvm.parse_assembly(self.text, context=llvm.create_context())
-        module.triple = self.machine.triple
-        module.data_layout = str(self.machine.target_data)
-        module.verify()
-        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
-        builder = llvm.create_pass_builder(self.machine, tuning)
-        builder.getModulePassManager().run(module, builder)
+        module = optimised(self.text, target, {})
         self.optimised = str(module)
         self.seconds["optimise"] = time.process_time() - start
         start = time.process_time()

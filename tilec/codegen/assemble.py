@@ -205,12 +205,11 @@ def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any
 
 
 def _tuning(target: Target) -> Any:
-    """A GPU's loops are unrolled and its accesses made wide before LLVM sees them: only host code
-    is left to LLVM's vectorisers."""
+    """Loops that are to be vectors are so before LLVM sees them. Its loop vectoriser is off: where
+    its two cost models disagree about a loop, llvmlite's build of LLVM ends the process."""
     tuning = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVELS[target.kind])
-    on_host = target.kind == "cpu"
-    tuning.loop_vectorization = tuning.slp_vectorization = on_host
-    tuning.loop_interleaving = tuning.loop_unrolling = on_host
+    tuning.loop_vectorization = tuning.loop_interleaving = False
+    tuning.slp_vectorization = tuning.loop_unrolling = target.kind == "cpu"
     return tuning
 
 
