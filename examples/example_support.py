@@ -60,18 +60,30 @@ def check(name: str, got: Any, want: np.ndarray) -> float:
     return error
 
 
-def seconds(*runs: Callable[[], object], rounds: int = 5, repeat: int = 10) -> list[float]:
-    """The time of one call of each of `runs`: events on a GPU, the clock on the CPU.
+def compared(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    rounds: int = 9,
+    repeat: int = 10,
+) -> tuple[float, list[float]]:
+    """The seconds of one call of `ours` (events on a GPU, the clock on the CPU), and how many times
+    as long `theirs` takes, in each of `rounds` that they take turns in, sorted.
 
-    They take turns, so that none has the machine in a better hour: the median of `repeat` calls,
-    the best of `rounds`.
+    One ratio says little: the machine has better and worse moments. Each round has both within one
+    moment, and the median of the rounds leaves out those in which it changed.
     """
-    best = [float("inf")] * len(runs)
-    for _ in range(rounds):
-        for i, run in enumerate(runs):
-            run()
-            best[i] = min(best[i], float(np.median([_once(run) for _ in range(repeat)])))
-    return best
+    times, ratios = [], []
+    for number in range(rounds):
+        turns = (ours, theirs) if number % 2 else (theirs, ours)
+        medians = {run: _median(run, repeat) for run in turns}
+        times.append(medians[ours])
+        ratios.append(medians[theirs] / medians[ours])
+    return float(np.median(times)), sorted(ratios)
+
+
+def _median(run: Callable[[], object], repeat: int) -> float:
+    run()  # what ran before may still be in the caches, or have threads that wait
+    return float(np.median([_once(run) for _ in range(repeat)]))
 
 
 def _once(run: Callable[[], object]) -> float:

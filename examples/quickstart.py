@@ -7,7 +7,7 @@ timed.
 import sys
 
 import numpy as np
-from example_support import ON_GPU, WHERE, check, empty, float64, random, seconds, torch
+from example_support import ON_GPU, WHERE, check, compared, empty, float64, random, torch
 
 import tilec
 import tilec.language as T
@@ -53,11 +53,11 @@ def main(size: int = 4096 if ON_GPU else 512) -> None:
     kernel(a, b, c)
     error = check(f"matmul({size})", c, float64(a) @ float64(b))
     library = torch if ON_GPU else np
-    ours, theirs = seconds(lambda: kernel(a, b, c), lambda: library.matmul(a, b, out=c))
+    time, ratios = compared(lambda: kernel(a, b, c), lambda: library.matmul(a, b, out=c))
     print(
-        f"matmul {size}x{size}x{size} {dtype} on {WHERE}: {ours * 1e3:.3f} ms, "
-        f"{2 * size**3 / ours / 1e9:.0f} GFLOP/s, {theirs / ours:.2f} of {peer}, "
-        f"relative error {error:.1e}"
+        f"matmul {size}x{size}x{size} {dtype} on {WHERE}: {time * 1e3:.3f} ms, "
+        f"{2 * size**3 / time / 1e9:.0f} GFLOP/s, {ratios[len(ratios) // 2]:.2f} of {peer} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} runs), relative error {error:.1e}"
     )
     print("every stage of the compiler, as numbered files: TILEC_DUMP=all TILEC_DUMP_DIR=stages")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,13 +36,29 @@ def cuda_devices() -> int:
     return count.value
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` where there is none."""
+    """Mark the tests that take `torch` or are in a module that does, before `-m torch` chooses.
+    Skip those marked `torch` or `gpu` where there is none."""
+    for item in items:
+        if "torch" in getattr(item, "fixturenames", ()) or hasattr(item.module, "torch"):
+            item.add_marker("torch")
+    if importlib.util.find_spec("torch") is None:
+        _skip(items, "torch", "needs torch")
     if any(item.get_closest_marker("gpu") for item in items) and cuda_devices() == 0:
-        skip = pytest.mark.skip(reason="needs an NVIDIA GPU")
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(skip)
+        _skip(items, "gpu", "needs an NVIDIA GPU")
+
+
+def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
+    for item in items:
+        if item.get_closest_marker(mark):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def torch() -> Any:
+    """The module, for a test that needs it."""
+    return pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,7 +20,7 @@ TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu")
 PROGRAM = """\
 import math
 
-import torch
+import numpy as np
 
 import tilec
 import tilec.language as T
@@ -78,9 +78,11 @@ class Mistake:
     fix: str
     right: Edit | None = None
     error: type[tilec.TilecError] = CompileError
+    imports: str = ""
 
     def text(self) -> str:
-        return edited(PROGRAM, self.wrong)
+        program = edited(PROGRAM, self.wrong)
+        return f"import {self.imports}\n{program}" if self.imports else program
 
     def mended(self) -> str:
         return PROGRAM if self.right is None else edited(PROGRAM, self.right)
@@ -203,12 +205,20 @@ FRONTEND = (
         ("a grid extent is a tuple of 2",),
         "T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM))",
     ),
-    # torch
+    # torch, NumPy
     Mistake(
         "torch.exp",
         ("T.exp(acc[i, j])", "torch.exp(acc[i, j])"),
         "torch.exp",
         ("torch.exp cannot be used in a kernel",),
+        "use T.exp",
+        imports="torch",
+    ),
+    Mistake(
+        "np.exp",
+        ("T.exp(acc[i, j])", "np.exp(acc[i, j])"),
+        "np.exp",
+        ("numpy.exp cannot be used in a kernel",),
         "use T.exp",
     ),
     Mistake(

@@ -48,7 +48,8 @@ def compiles(text: str, targets: tuple[str, ...] = TARGETS) -> None:
 
 
 def named(mistakes: tuple[Mistake, ...]) -> Any:
-    return pytest.mark.parametrize("mistake", mistakes, ids=lambda m: m.name)
+    marked = [pytest.param(m, marks=pytest.mark.torch) if m.imports else m for m in mistakes]
+    return pytest.mark.parametrize("mistake", marked, ids=lambda m: m.name)
 
 
 # --- 1, 2, 6: class, place, time ------------------------------------------------------------------

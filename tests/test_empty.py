@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from array_kinds import KINDS
 
 import tilec
 import tilec.language as T
@@ -47,18 +50,14 @@ def doubled(A):
     ("m", "n", "k"),
     [(20, 30, 0), (0, 30, 10), (20, 0, 10), (0, 0, 0), (20, 30, 10), (20, 30, 0), (1, 1, 1)],
 )
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_products(kind: str, m: int, n: int, k: int, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_products(kind: Any, m: int, n: int, k: int, rng: np.random.Generator) -> None:
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n), (n,)))
     c = np.full((m, n), np.nan, np.float32)
     want = a @ b + bias
     for _ in range(3):  # anew, then twice by what was remembered
         c[...] = np.nan
-        if kind == "torch":
-            torch = pytest.importorskip("torch")
-            biased_product(*map(torch.from_numpy, (a, b, bias, c)))
-        else:
-            biased_product(a, b, bias, c)
+        biased_product(*map(kind, (a, b, bias, c)))
         np.testing.assert_allclose(c, want, rtol=1e-5, atol=1e-5)
 
 

@@ -66,6 +66,23 @@ def test_quickstart_as_a_program(tmp_path: Path) -> None:
     assert written[0] == "00-tile.txt" and any(n.endswith("-llvm.txt") for n in written)
 
 
+def test_a_ratio_is_of_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is slow for a while, and for one call, changes no ratio."""
+    support = importlib.import_module("example_support")
+    calls = 0
+
+    def once(run) -> float:
+        nonlocal calls
+        calls += 1
+        slow = 5.0 if calls > 70 else 1.0
+        return run() * slow * (100.0 if calls % 9 == 0 else 1.0)
+
+    monkeypatch.setattr(support, "_once", once)
+    time, ratios = support.compared(lambda: 2e-3, lambda: 3e-3)
+    assert ratios == sorted(ratios) and len(ratios) == 9
+    assert ratios[4] == pytest.approx(1.5) and time == pytest.approx(10e-3)
+
+
 def test_checks_can_fail() -> None:
     """An example's check refuses a wrong number and one that was not written."""
     support = importlib.import_module("example_support")

@@ -269,8 +269,7 @@ def test_words_under_other_names() -> None:
     assert unary.kind == "exp2"
 
 
-def test_torch_dtypes() -> None:
-    torch = pytest.importorskip("torch")
+def test_torch_dtypes(torch: Any) -> None:
 
     def kernel(X: T.Tensor((4,), "float32")):
         with T.Kernel(1) as _:

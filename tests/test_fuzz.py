@@ -73,9 +73,9 @@ def test_many_programs_on_the_cpu() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.torch
 def test_arrays_by_way_of_torch() -> None:
     """What a GPU is given: strides, float8 and what lies beside an array are kept."""
-    pytest.importorskip("torch")
     for number in range(12):
         program = generate(21, number)
         kernel = program.load()
@@ -97,12 +97,12 @@ def test_arrays_by_way_of_torch() -> None:
 @pytest.mark.parametrize("view", sorted(set(VIEWS) - {"far"}))
 @pytest.mark.parametrize("dtype", ["float8_e4m3", "bool", "uint64"])
 @pytest.mark.parametrize("most", [gpu.MOST_COPIED, 0])
+@pytest.mark.torch
 def test_an_array_by_way_of_torch(
     view: str, dtype: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every view is written whole, and nothing beside it: negative strides, too, which torch does
     not have, and arrays whose memory is too large to be copied."""
-    pytest.importorskip("torch")
     monkeypatch.setattr(gpu, "MOST_COPIED", most)
     shape = (7, 5)
     parameters = f'A: T.Tensor({shape}, "{dtype}"), C: T.Tensor({shape}, "{dtype}")'

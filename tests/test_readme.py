@@ -4,8 +4,13 @@ tested."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,6 +33,34 @@ def test_the_second_shell_block_runs_the_tests() -> None:
 def test_ci_runs_the_commands_of_the_readme() -> None:
     lines = [line.split(" || ")[0] for line in CI.splitlines()]
     assert SHELL[0].strip() in lines and SHELL[1].strip() in lines
+
+
+def test_ci_installs_nothing_before_the_commands_of_the_readme() -> None:
+    """What it had installed first hid that the tests needed torch, which `[test]` does not name."""
+    lines = [line.strip().split(" || ")[0] for line in CI.splitlines()]
+    installs = [line for line in lines if "pip install" in line]
+    assert installs[:2] == [SHELL[0].strip(), SHELL[1].strip()]
+    before = lines[: lines.index(SHELL[1].strip())]
+    assert before.count("environment bare") == 1 and "environment torch" not in before
+    torch = lines[lines.index("environment torch") :]
+    assert "python -m pytest -m torch" in torch and "torch==" in " ".join(torch)
+
+
+def test_an_editable_install_is_a_path(tmp_path: Path) -> None:
+    """setuptools' import hook comes after the path, where a clone named tilec beside a program is a
+    namespace of that name; a package that the path leads to comes before a namespace."""
+    pytest.importorskip("setuptools", "70.1")  # makes wheels by itself
+    clone = tmp_path / "tilec"
+    for file in ("pyproject.toml", "README.md", "tilec/__init__.py"):
+        (clone / file).parent.mkdir(parents=True, exist_ok=True)
+        (clone / file).write_text((ROOT / file).read_text())
+    code = "import setuptools.build_meta as b; print(b.build_editable('..'))"
+    made = subprocess.run(
+        [sys.executable, "-c", code], cwd=clone, check=True, capture_output=True, text=True
+    )
+    with zipfile.ZipFile(tmp_path / made.stdout.split()[-1]) as wheel:
+        paths = [wheel.read(n).decode().strip() for n in wheel.namelist() if n.endswith(".pth")]
+    assert paths == [str(clone)]
 
 
 def test_the_command_for_gpu_tests_is_named() -> None:

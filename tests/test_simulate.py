@@ -127,13 +127,15 @@ def test_outputs_are_allocated_as_by_a_call(target: str) -> None:
     np.testing.assert_array_equal(report.outputs["C"], a.astype(np.float32) @ b.astype(np.float32))
 
 
-def test_tensors_of_torch_bfloat16_and_strided_arrays() -> None:
-    torch = pytest.importorskip("torch")
+def test_tensors_of_torch_bfloat16(torch: Any) -> None:
     x = torch.randn(300).to(torch.bfloat16)
     want = (x.float() * 1.5).to(torch.bfloat16)
     report = tilec.simulate(scale, x, by=1.5, target="cuda:sm_80")
     assert report.ok, str(report)
     assert torch.equal(x, want)
+
+
+def test_strided_arrays() -> None:
     whole = np.arange(600, dtype=np.float32)
     a, b, c = whole[:300], whole[300:], np.zeros(601, np.float32)
     report = tilec.simulate(add, a[::-1], b[::3].repeat(3)[:300], c[1::2], target="cuda:sm_90a")
@@ -192,8 +194,7 @@ def test_empty_arrays_launch_nothing() -> None:
     assert report.ok and report.launched == 0 and "0 of 0 blocks" in str(report)
 
 
-def test_every_schedule_begins_with_the_same_arrays() -> None:
-    torch = pytest.importorskip("torch")
+def test_every_schedule_begins_with_the_same_arrays(torch: Any) -> None:
     x = torch.randn(130).to(torch.bfloat16)
     want = (x.float() * 3).to(torch.bfloat16)
     report = tilec.simulate(scale, x, 3.0, target="cuda:sm_80", schedules=3, seed=5)
