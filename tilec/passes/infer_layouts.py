@@ -30,6 +30,7 @@ from tilec.ir.ops import (
     squeeze,
 )
 from tilec.passes.accesses import fragment_accesses, parallel_accesses
+from tilec.passes.coalescing import Coalescing, neighbours
 from tilec.passes.conversions import convert_operands
 from tilec.passes.distribution import covering, fewest_registers
 from tilec.passes.gemm_layouts import (
@@ -63,6 +64,7 @@ class _Inference:
         self.loops: dict[Parallel, Layout] = {}
         self.reasons: list[str] = []
         self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
+        self.coalescing = Coalescing(func)
         self.accesses = {p: fragment_accesses(p) for p in self.parallels}
 
     def set(self, buffer: Value, layout: Layout, reason: str) -> None:
@@ -142,25 +144,32 @@ class _Inference:
         """Loops and fragments that nothing ties down: coalesced, as wide as the accesses allow."""
         for p in sorted(self.parallels, key=lambda p: -len(p.extents)):
             if p not in self.loops:
-                self.loops[p] = self._blocked(p.extents, _narrowest(p), bool(self.accesses[p]))
+                rows = self.coalescing.of_loop(p)
+                widest = max(1, 128 // _narrowest(p))
+                if p.coalesced_width:
+                    widest = min(widest, p.coalesced_width)
+                vector = neighbours(rows, widest)
+                self.loops[p] = self._blocked(p.extents, vector, bool(self.accesses[p]))
                 self.common()
         for o in self.ops:
             if isinstance(o, Alloc) and o.result not in self.layouts:
                 t = o.type
                 if t.space == "fragment":
                     shape = t.static_shape
-                    layout = self._blocked(shape, t.dtype.bits, True)
+                    rows = self.coalescing.of_fragment(o.result)
+                    vector = neighbours(rows, max(1, 128 // t.dtype.bits))
+                    layout = self._blocked(shape, vector, True)
                     self.set(o.result, layout, "free: coalesced")
                     self.common()
                 elif t.space == "shared":
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
 
-    def _blocked(self, extents: tuple[int, ...], bits: int, registers: bool) -> Layout:
-        """Coalesced; a loop that touches no fragment may cover more than its extents."""
+    def _blocked(self, extents: tuple[int, ...], vector: int, registers: bool) -> Layout:
+        """Coalesced, with up to `vector` neighbours of a row in a thread; a loop that touches no
+        fragment may cover more than its extents."""
         total = 1
         for e in extents:
             total *= e
-        vector = max(1, 128 // bits)
         threads = self.warps * self.target.warp_size
         while vector > 1 and (total < vector * threads or extents[-1] % vector):
             vector //= 2

@@ -78,7 +78,7 @@ class _Chooser:
             (o.dest, o.dest_offsets, o.dest_extents),
         ):
             if buffer.buffer.space == "global":
-                widest = min(widest, self.contiguous(buffer.buffer, offsets, extents))
+                widest = min(widest, contiguous(buffer.buffer, offsets, extents, self.facts))
         last = squeeze(o.dest_extents) or (1,)
         while last[-1] % widest:
             widest //= 2
@@ -86,17 +86,6 @@ class _Chooser:
             while widest > o.coalesced_width:
                 widest //= 2
         return widest
-
-    def contiguous(
-        self, t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...]
-    ) -> int:
-        """How many elements from any multiple of itself on are known to be adjacent and aligned
-        together."""
-        if not innermost_contiguous(t) or (extents[-1] == 1 and squeeze(extents)):
-            return 1
-        elements = alignment(t) * 8 // t.dtype.bits
-        elements = min(elements, 64)
-        return max(1, gcd2(elements, self.facts.divisor(offsets[-1])))
 
     def _tma_load(self, o: Copy) -> bool:
         s = o.dest.buffer
@@ -272,6 +261,17 @@ def alignment(t: BufferType) -> int:
 def innermost_contiguous(t: BufferType) -> bool:
     """Whether neighbours along the last dimension are neighbours in memory."""
     return t.strides is None or t.strides[-1] == 1
+
+
+def contiguous(
+    t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...], facts: Facts
+) -> int:
+    """How many elements of a region of a tensor, from any multiple of itself on, are known to be
+    adjacent and aligned together."""
+    if not innermost_contiguous(t) or (extents[-1] == 1 and squeeze(extents)):
+        return 1
+    elements = min(alignment(t) * 8 // t.dtype.bits, 64)
+    return max(1, gcd2(elements, facts.divisor(offsets[-1])))
 
 
 def tensor_map_fits(t: BufferType) -> bool:

@@ -1,0 +1,80 @@
+"""How many neighbours of a row a thread should hold, so that what a warp touches at once lies side
+by side in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.ops import Copy, Load, Parallel, Store
+from tilec.passes.accesses import parallel_accesses
+from tilec.passes.memory_access import MemoryFacts
+from tilec.passes.select_copies import contiguous
+
+BANK_BYTES = 4  # a lane's share of the 128 bytes that a warp moves at once
+
+
+class Row(NamedTuple):
+    """An access along rows of a tensor: bits of an element, elements that one instruction may
+    take."""
+
+    bits: int
+    width: int
+
+
+class Coalescing:
+    """The accesses of a function's loops and copies to global memory."""
+
+    def __init__(self, func: Func) -> None:
+        self.known = MemoryFacts(func)
+        self.copied: dict[Value, list[Row]] = {}
+        for o in walk(func.body):
+            if isinstance(o, Copy):
+                self._copy(o)
+
+    def of_fragment(self, v: Value) -> list[Row]:
+        """The rows that copies bring to a fragment or take from it."""
+        return self.copied.get(v, [])
+
+    def of_loop(self, p: Parallel) -> list[Row]:
+        """The rows that a loop runs along, itself or by what is copied to and from its
+        fragments."""
+        rows: dict[Op | Value, list[Row]] = {}
+        last, bits = p.body.args[-1], 128
+        for a in parallel_accesses(p):
+            o, t = a.op, a.buffer.buffer
+            if t.space == "fragment" and a.dims[-1:] == (len(p.extents) - 1,):
+                rows[a.buffer] = self.of_fragment(a.buffer)
+            elif t.space == "global" and last in a.uses_of(len(a.indices) - 1):
+                assert isinstance(o, (Load, Store))
+                linear = self.known.affine(a.indices[-1], last)
+                if linear is not None and linear[0] == 1:
+                    rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
+        return [r for found in rows.values() for r in found]
+
+    def _copy(self, o: Copy) -> None:
+        for tile, tensor, offsets, extents in (
+            (o.dest, o.source, o.source_offsets, o.source_extents),
+            (o.source, o.dest, o.dest_offsets, o.dest_extents),
+        ):
+            t = tensor.buffer
+            if t.space == "global" and tile.buffer.space == "fragment" and extents[-1] > 1:
+                width = contiguous(t, offsets, extents, self.known.facts)
+                self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))
+
+
+def neighbours(rows: Sequence[Row], widest: int) -> int:
+    """A power of two up to `widest`: the fewest transactions of 128 bytes for all rows together,
+    then the fewest instructions, then whole rows of a warp in one instruction.
+
+    A row whose instructions must be narrow pays for each neighbour that a thread holds beside it:
+    the lanes of one instruction lie that far apart (CUDA C++ Programming Guide, coalesced access).
+    """
+
+    def cost(count: int) -> tuple[float, float, int]:
+        taken = [(min(r.width, count), max(1.0, count * r.bits / 8 / BANK_BYTES)) for r in rows]
+        return sum(lines / n for n, lines in taken), sum(1 / n for n, _ in taken), count
+
+    counts = [1 << n for n in range(widest.bit_length())]
+    return min(counts, key=cost) if rows else widest
