@@ -16,6 +16,7 @@ from tilec.codegen.casts import register_type
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
+from tilec.codegen.rounding import rounded_quotients
 from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
@@ -53,6 +54,7 @@ class Emitter(Buffers):
         self.func, self.target = func, target
         self.threads = int(func.attrs["launch_threads"])
         self.plan = plan_registers(func)
+        self.rounded = rounded_quotients(func)
         self.mutable = self.mutable_tensors()
         self.emitters: dict[type[Op], Callable[[Op], None]] = {}
         self.f = Function(
@@ -199,6 +201,9 @@ class Emitter(Buffers):
 
     def emit_binary(self, o: ops.Binary) -> None:
         dtype = o.lhs.dtype
+        if o.result in self.rounded:
+            self.each(o, self.scalars.quotient_fast, o.lhs, o.rhs)
+            return
         if isinstance(o.lhs.type, VectorType) and o.kind in _ELEMENTWISE:
             words = {"div": "fdiv"} if dtype.is_float else {}
             if dtype.is_float and register_type(dtype) in ("half", "float", "double"):

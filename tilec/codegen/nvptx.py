@@ -26,8 +26,8 @@ FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 
 class NvptxScalars(GpuScalars):
-    """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, and from Hopper on the
-    conversions of float8 (two at a time) and the rounding to TF32."""
+    """Fast forms of PTX: `ex2.approx.ftz`, `rcp.approx.ftz`, `rsqrt.approx`, `div.full`, and from
+    Hopper on the conversions of float8 (two at a time) and the rounding to TF32."""
 
     def __init__(self, f: Function, ranges: Ranges, hopper: bool) -> None:
         super().__init__(f, ranges)
@@ -47,6 +47,9 @@ class NvptxScalars(GpuScalars):
 
     def rsqrt_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
+
+    def quotient_fast(self, a: Val, b: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.div.full", [a, b])
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
         if not self.hopper:

@@ -42,6 +42,10 @@ class Scalars(Casts):
         """1 / sqrt(x) of a float, to 2 ulp."""
         raise NotImplementedError
 
+    def quotient_fast(self, a: Val, b: Val) -> Val:
+        """a / b of floats, to 2 ulp over their whole range."""
+        return self.f.binary("fdiv", a, b)
+
     def unsupported(self, what: str, dtype: DType) -> CompileError:
         """The error for maths this target has no code for."""
         return CompileError(
