@@ -198,9 +198,9 @@ class Kernel:
         keywords: Mapping[str, Any],
         keys: tuple[Any, Any, Any, Any],
     ) -> Any:
-        """A call that the generated launch path could not serve; `keys` (values, facts, what, open)
-        are where it looks for the launch, for the outputs' allocators and for what was left open
-        the next time."""
+        """A call that the generated launch path could not serve; `keys` are its values and facts,
+        under which it looks for the launch the next time, what was left open, and the outputs that
+        it has allocated."""
         if extra:
             return self._launch(grid, (*given.values(), *extra), keywords)
         named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
@@ -235,8 +235,9 @@ class Kernel:
         chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(facts)
+        values, found_by, opened, made = keys or (None, None, None, None)
         makers = variant.output_makers(call)
-        outputs = {name: make() for name, make in makers.items()}
+        outputs = dict(zip(makers, made or [make() for make in makers.values()]))
         add_outputs(call, outputs)
         variant.check_writable(call)
         if variant.aliases(call):
@@ -252,13 +253,13 @@ class Kernel:
         path = self._paths.get(kind)
         if kind and (path is None or path is not self._path):
             self._take_path(kind, variant, len(call.tensors))
-        elif path is not None and keys is not None:
-            values, found_by, what, opened = keys
+        elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)
+            what = opened or (None if left else found_by)
             if what is not None:
                 path.prepared.remember_outputs(what, makers.values())
-            if found_by is not None:
+            if values is not None:
                 recipe = None
                 if not variant.image.may_alias:
                     scalars = [p for p in parameters if p.kind == "scalar"]

@@ -13,7 +13,7 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
 
     def call(self, A=REQUIRED, B=REQUIRED, n=REQUIRED, BN=default_BN, *extra, stream=None,
     **unknown):
-        values = facts = what = ready = None
+        values = facts = open = ready = None
         try:
             device = A.get_device() if stream is None: stream = stream_of(device) if device >= 0
             else 0 values = (A.data_ptr(), B.data_ptr(), n) facts = (device, stream, A.shape,
@@ -24,6 +24,9 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
             pass
         if ready is None or extra or unknown or ready():
             return anew(self, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
+
+Arrays that the call allocates are made from `facts` too; `anew` launches with these very arrays, so
+that what it remembers is found under their addresses.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from tilec.choices import Auto
 from tilec.runtime.arguments import REQUIRED, Parameter
 
 LAUNCH_KEYWORDS = ("stream", "threads")
+ALIGNMENTS = 15  # the bits of an address that a variant's facts depend on
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,13 @@ def write_launcher(
     for p in parameters:
         head.append(f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}")
     head += ["*extra_", *(f"{k}=None" for k in keywords), "**unknown_"]
-    opened = with_grid and any(isinstance(p.default, Auto) for p in parameters)
+    # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
+    opened = any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
     device = reads.of(tensors[0], reads.device)
     lines = [
         f"def call({', '.join(head)}):",
-        "    values_ = facts_ = what_ = open_ = ready_ = None",
-        *(["    asked_ = grid_"] if opened else []),
+        "    values_ = facts_ = open_ = ready_ = None",
+        *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
     ]
     meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
@@ -105,44 +110,43 @@ def write_launcher(
         "        if stream_ is None:",
         "            stream_ = stream_of_(device_) if device_ >= 0 else 0",
     ]
-    if outputs:
-        what = ["device_"]
-        for p in parameters:
-            array = [f"{p.name}.shape", f"{p.name}.dtype"]
-            what += array if p.kind == "tensor" else [p.name, *_told_apart(p)]
-        lines += [f"        what_ = ({', '.join(what)},)", "        make_ = plans_[what_]"]
-        lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
-    values = [reads.of(name, reads.address) for name in (*tensors, *outputs)]
-    facts = ["device_", "stream_", *(["grid_"] if with_grid and not opened else [])]
+    scalars, facts = [], ["device_", "stream_"]
+    facts += ["grid_"] if with_grid and not opened else []
     facts += ["threads"] if "threads" in keywords else []
-    values += [p.name for p in parameters if p.kind == "scalar"]
     for p in parameters:
         match p.kind:
             case "tensor":
                 parts = (reads.of(p.name, e) for e in reads.facts)
                 facts += [e for e in parts if e != device]
             case "scalar":
-                values += _told_apart(p)
+                scalars += [p.name, *_told_apart(p)]
             case "constexpr":
                 facts += [p.name, *_told_apart(p)]
+    addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
     grid = "grid_" if with_grid else "None"
-    if opened:  # what was chosen, and with it the grid, follows from all the rest
-        lines += [f"        open_ = ({', '.join(facts)},)", *spread]
-        facts = ["grid_", "open_"]
+    if opened:
+        facts += [f"{address} & {ALIGNMENTS}" for address in addresses]
+        lines += [f"        open_ = ({', '.join([*facts, *scalars])},)"]
+        lines += spread if with_grid else []
+        facts = ["grid_", "open_"] if with_grid else ["open_"]
+    lines.append(f"        facts_ = ({', '.join(facts)},)")
+    if outputs:
+        lines.append(f"        make_ = plans_[{'open_' if opened else 'facts_'}]")
+        lines += [f"        {name} = make_[{i}]()" for i, name in enumerate(outputs)]
+    addresses += [reads.of(name, reads.address) for name in outputs]
+    made = f"values_ and ({', '.join(outputs)},)" if outputs else "None"
     lines += [
-        f"        values_ = ({', '.join(values)},)",
-        f"        facts_ = ({', '.join(facts)},)",
+        f"        values_ = ({', '.join([*addresses, *scalars])},)",
         "        ready_ = memo_[values_, facts_]",
         "    except KeyError:",
         "        ready_ = again_(values_, facts_)",
         "    except Exception:",
         "        pass",
         "    if ready_ is None or extra_ or unknown_ or ready_():",
-        f"        return anew_(self, {'asked_' if opened else grid}, {{{given}}}, extra_,"
-        f" {{**unknown_, {options}}},"
-        " (values_, facts_, what_, open_))",
+        f"        return anew_(self, {'asked_' if with_grid and opened else grid}, {{{given}}},"
+        f" extra_, {{**unknown_, {options}}}, (values_, facts_, open_, {made}))",
     ]
     if returns:
         lines.append(f"    return {', '.join(returns)}")

@@ -9,12 +9,12 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
+from tilec.jit.fastpath import ALIGNMENTS
 from tilec.runtime.arguments import Call, Parameter, check_scalar
 from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
 from tilec.runtime.tensors import Tensor
 
 _LIMIT = 4096  # entries of a table
-_ALIGNMENTS = 15  # the bits of an address that a variant's facts depend on
 
 
 class Recipe:
@@ -106,9 +106,9 @@ class Prepared:
     """What a kernel has made ready, as the generated launch path (`fastpath`) looks for it.
 
     `memo`: launches by (values, facts). `recipes`: by the alignments of the `arrays` addresses
-    that `values` begins with, and facts. `plans`: functions that allocate a call's outputs.
-    `chosen`: values of the arguments left open, by what they were chosen for, where a grid depends
-    on them. Each table is emptied when it is full.
+    that `values` begins with, and facts. `plans`: functions that allocate a call's outputs, by
+    facts. `chosen`: values of the arguments left open, by what they were chosen for, which stands
+    for the facts where it decides the grid or the outputs. Each table is emptied when it is full.
     """
 
     def __init__(self, arrays: int) -> None:
@@ -150,7 +150,7 @@ class Prepared:
             _put(self.chosen, opened, constants)
 
     def _recipe_key(self, values: Sequence[Any], facts: Any) -> Any:
-        return tuple(v & _ALIGNMENTS for v in values[: self._arrays]), facts
+        return tuple(v & ALIGNMENTS for v in values[: self._arrays]), facts
 
 
 def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
