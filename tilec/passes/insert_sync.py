@@ -3,11 +3,12 @@ memory.
 
 Before: pipelined rings are in order among themselves; nothing else is synchronised. After: between
 two accesses of the same bytes by different threads, one of them a write, every path has a barrier
-of the scope; between a thread's write and an asynchronous engine's read there is also a proxy
-fence.
+of the scope; between a thread's write and an asynchronous engine's read, and between what a thread
+does in a ring's slot and TMA's next write there, is also a proxy fence.
 
-The pass walks each scope once, keeping what has been read and written since the last barrier; a
-loop's body is walked twice, so that its end meets its beginning. Where threads part (a condition
+The pass walks each scope, keeping what has been read and written since the last barrier; a loop's
+body is walked until its end brings nothing new to its beginning, and behind the loop counts also
+what was so before it, unless it is known to run. Where threads part (a condition
 that is not the same for all of them) no barrier may stand: what is inside counts as one access,
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
 conflict where their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to
@@ -17,7 +18,7 @@ wait for the product tells each of them that all have read the operands."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir.analysis import Uniformity
 from tilec.ir.core import Block, Func, Op, Value, walk
@@ -34,6 +35,7 @@ from tilec.ir.ops import (
     Gemm,
     If,
     Load,
+    MbarrierArrive,
     Print,
     ProxyFence,
     Scope,
@@ -64,15 +66,18 @@ class _State:
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
-    unfenced: set[Span] = field(default_factory=set)
+    unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
+    touched: set[Value] = field(default_factory=set)  # rings, by threads, since then
     stored: set[Stored] = field(default_factory=set)
 
-    def merge(self, other: _State) -> None:
-        self.reads |= other.reads
-        self.writes |= other.writes
-        self.private |= other.private
-        self.unfenced |= other.unfenced
-        self.stored |= other.stored
+    def merge(self, other: _State) -> bool:
+        """Either may be so; returns whether that is more than this was."""
+        grown = False
+        for f in fields(self):
+            mine, more = getattr(self, f.name), getattr(other, f.name)
+            grown |= not more <= mine
+            mine |= more
+        return grown
 
     def meet(self) -> None:
         """All threads have been at a barrier."""
@@ -81,14 +86,13 @@ class _State:
         self.private.clear()
         self.stored.clear()
 
+    def fence(self) -> None:
+        """Each thread has executed a proxy fence."""
+        self.unfenced.clear()
+        self.touched.clear()
+
     def copy(self) -> _State:
-        return _State(
-            set(self.reads),
-            set(self.writes),
-            set(self.private),
-            set(self.unfenced),
-            set(self.stored),
-        )
+        return _State(*(set(getattr(self, f.name)) for f in fields(self)))
 
 
 @dataclass
@@ -113,8 +117,9 @@ class _Placer:
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
+        self.refilled: set[Value] = set()  # rings that TMA writes to
         self.fixed: dict[Value, Span] = {}  # versions whose slot is a number
-        slots = {
+        self.numbers = numbers = {
             o.result: o.value
             for o in walk(func.body)
             if isinstance(o, Const) and isinstance(o.value, int)
@@ -131,11 +136,13 @@ class _Placer:
                 self.spans[o.result] = ("shared", o.address, o.address + size)
             if isinstance(o, Version):
                 self.root[o.result] = self.root.get(o.root, o.root)
-                if o.slot in slots and o.root in self.spans:
+                if o.slot in numbers and o.root in self.spans:
                     _, start, _ = self.spans[o.root]
                     size = version_bytes(o.root.buffer)
-                    start += slots[o.slot] * size
+                    start += numbers[o.slot] * size
                     self.fixed[o.result] = ("shared", start, start + size)
+            if isinstance(o, MbarrierArrive):
+                self.refilled |= {*o.frees}
         for v in written & read:
             self.spans[v] = (v, 0, 1)
 
@@ -187,11 +194,21 @@ class _Placer:
             return False
         return find_row(o.row).warps * 32 == self.threads
 
+    def touched(self, o: Op) -> set[Value]:
+        """The rings that TMA fills in whose slots threads read or write in `o`."""
+        match o:
+            case Version() | MbarrierArrive() | Copy(agent="tma_store"):
+                return set()
+            case Gemm() if o.row.startswith("wgmma"):
+                return set()
+        inner = (self.touched(x) for region in o.regions for x in region.ops)
+        return ({self.root.get(v, v) for v in o.operands} & self.refilled).union(*inner)
+
     def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
         """The rings of which every slot is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
         for o in walk(loop.body):
-            if not isinstance(o, Version) and not self.waited_by_all(o):
+            if not isinstance(o, (Version, MbarrierArrive)) and not self.waited_by_all(o):
                 used = {self.root.get(v, v) for v in o.operands}
                 if isinstance(o, Copy):
                     used.discard(self.root.get(o.dest, o.dest))
@@ -216,12 +233,9 @@ class _Placer:
                 case For():
                     ops.append(self._loop(o, state))
                 case While():
-                    after = state.copy()
-                    self.block(o.cond, after)
-                    self.block(o.body, after)
-                    state.merge(after)
-                    cond = self.block(o.cond, state)
-                    ops.append(replace(o, cond=cond, body=self.block(o.body, state.copy())))
+                    cond, body = self._repeated((o.cond, o.body), state)
+                    self.block(o.cond, state)
+                    ops.append(replace(o, cond=cond, body=body))
                 case If():
                     other = state.copy()
                     then = self.block(o.then, state)
@@ -232,7 +246,7 @@ class _Placer:
                     state.meet()
                     ops.append(o)
                 case ProxyFence():
-                    state.unfenced.clear()
+                    state.fence()
                     ops.append(o)
                 case _:
                     self._before(o, state, ops)
@@ -248,21 +262,35 @@ class _Placer:
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         self.own_rings |= rings
-        after = state.copy()
-        self.block(o.body, after)
-        state.merge(after)
-        done = replace(o, body=self.block(o.body, state))
+        (body,) = self._repeated((o.body,), state)
+        if self._runs(o):
+            self.block(o.body, state)
         self.own_rings -= rings
         state.reads |= ring_spans
         state.writes |= ring_spans
-        return done
+        return replace(o, body=body)
+
+    def _runs(self, o: For) -> bool:
+        """Whether the loop has at least one iteration, whatever the arguments."""
+        lo, hi = self.numbers.get(o.lo), self.numbers.get(o.hi)
+        return lo is not None and hi is not None and lo < hi
+
+    def _repeated(self, regions: tuple[Block, ...], state: _State) -> list[Block]:
+        """The regions of a loop, one behind the other. `state` becomes what may be so whenever they
+        begin."""
+        while True:
+            after = state.copy()
+            done = [self.block(region, after) for region in regions]
+            if not state.merge(after):
+                return done
 
     def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
         e = self.effects(o)
-        if _overlap(e.engine_reads, state.unfenced):
+        freed = isinstance(o, MbarrierArrive) and state.touched.intersection(o.frees)
+        if freed or _overlap(e.engine_reads, state.unfenced):
             ops.append(ProxyFence(loc=o.loc))
-            state.unfenced.clear()
+            state.fence()
         busy = state.writes | state.reads
         if (
             _overlap(e.reads, state.writes | state.private)
@@ -276,6 +304,7 @@ class _Placer:
         state.writes |= e.writes
         state.private |= e.private
         state.stored |= e.stored
+        state.touched |= self.touched(o)
         state.unfenced |= {s for s in e.writes if s[0] == "shared"}
 
 

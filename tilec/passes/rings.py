@@ -162,7 +162,8 @@ class Ring:
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.value(Binary, "and", who, guard)
-        b.emit(MbarrierArrive, self.empty, slot, who, self._linked(b))
+        block = self._linked(b)
+        b.emit(MbarrierArrive, self.empty, slot, who, block, frees=self.buffers)
 
     def _linked(self, b: Builder) -> Value | None:
         """The block that this lane releases a slot to; None where blocks load for themselves."""

@@ -87,7 +87,8 @@ class WarpSync(Op):
 
 @op("proxy_fence")
 class ProxyFence(Op):
-    """Make this thread's shared-memory writes visible to asynchronous engines (wgmma, TMA)."""
+    """Put what this thread has behind it before what asynchronous engines (wgmma, TMA) do after it:
+    they see its writes to shared memory, and do not overtake its reads."""
 
 
 @op("mbarrier_init")
@@ -123,13 +124,15 @@ class MbarrierArrive(Op):
     `block` (i32): at the barrier of the block with this number in the cluster (see
     `cluster_index`). `publish`: what this thread wrote, or saw written, is known to those of the
     cluster who wait for the phase with `acquire`; without it only accesses by asynchronous engines
-    are in order, as a ring needs it."""
+    are in order, as a ring needs it. `frees`: the ring's buffers, into which TMA copies when the
+    phase has completed; what threads did there needs a proxy fence before (`insert_sync`)."""
 
     barrier: Value
     slot: Value
     guard: Value | None = None
     block: Value | None = None
     publish: bool = False
+    frees: tuple[Value, ...] = ()
 
     def verify(self) -> None:
         _check_barrier(self, self.barrier)

@@ -1,0 +1,231 @@
+"""Loops of 0, 1 and 2 iterations between threads that exchange data: the barrier that a loop holds
+orders nothing where the loop does not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from form_help import GPUS, tile_func
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import walk
+from tilec.ir.ops import Barrier, For, While
+from tilec.ir.plan import plans
+from tilec.passes import run_plan
+
+M, N = T.dynamic("M, N")
+WIDTH = 128
+
+
+@tilec.kernel
+def serial(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        T.copy(A[bx, 0], s)
+        for _ in T.serial(N):
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@tilec.kernel
+def with_range(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=64) as bx:
+        s = T.alloc_shared((128,), "float32")
+        for i in T.Parallel(128):
+            s[i] = A[bx, i]
+        for _ in range(2 * N, N, -1):
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@tilec.kernel
+def pipelined(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        s, x = T.alloc_shared((128,), "float32"), T.alloc_shared((1, 128), "float32")
+        total = T.alloc_fragment((128,), "float32")
+        T.clear(total)
+        T.copy(A[bx, 0], s)
+        for k in T.Pipelined(N, num_stages=2):
+            T.copy(X[k, 0], x)
+            for i in T.Parallel(128):
+                total[i] += x[0, 127 - i] * s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i] + 0 * total[i]
+
+
+@tilec.kernel
+def persistent(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(1, threads=128) as block:
+        s, x = T.alloc_shared((128,), "float32"), T.alloc_shared((1, 128), "float32")
+        total = T.alloc_fragment((128,), "float32")
+        T.clear(total)
+        T.copy(A[0, 0], s)
+        for tile in T.Persistent([N], 1, block):
+            for k in T.Pipelined(N, num_stages=3):
+                T.copy(X[k, 0], x)
+                for i in T.Parallel(128):
+                    total[i] += x[0, 127 - i] * s[127 - i] + tile
+        for i in T.Parallel(128):
+            C[0, i] = s[127 - i] + 0 * total[i]
+
+
+@tilec.kernel
+def nested(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    """The loop outside runs, the one inside does not."""
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        T.copy(A[bx, 0], s)
+        for k in T.serial(2):
+            for _ in T.serial(k * N):
+                for i in T.Parallel(128):
+                    D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@tilec.kernel
+def with_while(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        k = 0
+        T.copy(A[bx, 0], s)
+        while k < N:
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+            k += 1
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@tilec.kernel
+def with_if(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        T.copy(A[bx, 0], s)
+        if N > 0:
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@tilec.kernel
+def through_global(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    """What the loop overwrites has been read by other threads before it."""
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        T.copy(A[bx, 0], s)
+        for _ in T.serial(N):
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, 127 - i] = s[i]
+        for _ in T.serial(N):
+            for i in T.Parallel(128):
+                D[bx, 127 - i] = C[bx, i]
+        for i in T.Parallel(128):
+            C[bx, i] = C[bx, i] + 0
+
+
+KERNELS: tuple[Any, ...] = (
+    serial, with_range, pipelined, persistent, nested, with_while, with_if, through_global,
+)  # fmt: skip
+NAMES = [k.__name__ for k in KERNELS]
+
+
+def arrays(trips: int, rows: int = 1) -> dict[str, np.ndarray]:
+    a = np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)
+    return {"A": a, "X": np.ones((trips, WIDTH), np.float32), "C": 0 * a, "D": 0 * a}
+
+
+@pytest.mark.parametrize("target", GPUS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
+@pytest.mark.parametrize("trips", [0, 1, 2])
+def test_no_race_however_often_the_loop_runs(kernel: Any, target: Any, trips: int) -> None:
+    held = arrays(trips)
+    report = tilec.simulate(kernel, **held, target=str(target))
+    assert not report.findings, str(report)
+    np.testing.assert_array_equal(held["C"], held["A"][:, ::-1])
+
+
+def barriers_behind(kernel: Any, target: Any) -> int:
+    """Barriers of the threads that compute, behind the last loop."""
+    func = tile_func(kernel.function, arrays(2))
+    done = run_plan(func, target, [p for p in plans(func, target) if not p.specialise][0])
+    ops = list(done.body.ops)
+    last = max(i for i, o in enumerate(ops) if isinstance(o, (For, While)))
+    return sum(isinstance(x, Barrier) for o in ops[last + 1 :] for x in (o, *walk_in(o)))
+
+
+def walk_in(o: Any) -> list[Any]:
+    return [x for region in o.regions for x in walk(region)]
+
+
+@tilec.kernel
+def surely(
+    A: T.Tensor((M, 128), "float32"),
+    X: T.Tensor((N, 128), "float32"),
+    C: T.Tensor((M, 128), "float32"),
+    D: T.Tensor((M, 128), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        s = T.alloc_shared((128,), "float32")
+        T.copy(A[bx, 0], s)
+        for _ in T.serial(3):
+            for i in T.Parallel(128):
+                D[bx, i] = s[127 - i]
+        for i in T.Parallel(128):
+            C[bx, i] = s[127 - i]
+
+
+@pytest.mark.parametrize("target", GPUS, ids=str)
+def test_a_barrier_behind_a_loop_that_may_not_run(target: Any) -> None:
+    assert barriers_behind(serial, target) == 1
+    assert barriers_behind(surely, target) == 0, "its own barrier has been met"
