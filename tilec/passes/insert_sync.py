@@ -40,7 +40,9 @@ from tilec.ir.ops import (
     ProxyFence,
     Scope,
     Store,
+    TmaLoad,
     Version,
+    WarpSync,
     While,
 )
 from tilec.passes.accesses import together
@@ -141,8 +143,8 @@ class _Placer:
                     size = version_bytes(o.root.buffer)
                     start += numbers[o.slot] * size
                     self.fixed[o.result] = ("shared", start, start + size)
-            if isinstance(o, MbarrierArrive):
-                self.refilled |= {*o.frees}
+            if isinstance(o, TmaLoad):
+                self.refilled.add(self.root.get(o.dest, o.dest))
         for v in written & read:
             self.spans[v] = (v, 0, 1)
 
@@ -197,7 +199,7 @@ class _Placer:
     def touched(self, o: Op) -> set[Value]:
         """The rings that TMA fills in whose slots threads read or write in `o`."""
         match o:
-            case Version() | MbarrierArrive() | Copy(agent="tma_store"):
+            case Version() | TmaLoad() | Copy(agent="tma_store"):
                 return set()
             case Gemm() if o.row.startswith("wgmma"):
                 return set()
@@ -208,7 +210,7 @@ class _Placer:
         """The rings of which every slot is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
         for o in walk(loop.body):
-            if not isinstance(o, (Version, MbarrierArrive)) and not self.waited_by_all(o):
+            if not isinstance(o, Version) and not self.waited_by_all(o):
                 used = {self.root.get(v, v) for v in o.operands}
                 if isinstance(o, Copy):
                     used.discard(self.root.get(o.dest, o.dest))
@@ -245,6 +247,10 @@ class _Placer:
                 case Barrier():
                     state.meet()
                     ops.append(o)
+                case WarpSync() | MbarrierArrive() if state.touched:
+                    # Each lane for itself, before one of them frees the slot for all.
+                    ops += [ProxyFence(loc=o.loc), o]
+                    state.fence()
                 case ProxyFence():
                     state.fence()
                     ops.append(o)
@@ -287,8 +293,7 @@ class _Placer:
     def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
         e = self.effects(o)
-        freed = isinstance(o, MbarrierArrive) and state.touched.intersection(o.frees)
-        if freed or _overlap(e.engine_reads, state.unfenced):
+        if _overlap(e.engine_reads, state.unfenced):
             ops.append(ProxyFence(loc=o.loc))
             state.fence()
         busy = state.writes | state.reads

@@ -162,8 +162,7 @@ class Ring:
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.value(Binary, "and", who, guard)
-        block = self._linked(b)
-        b.emit(MbarrierArrive, self.empty, slot, who, block, frees=self.buffers)
+        b.emit(MbarrierArrive, self.empty, slot, who, self._linked(b))
 
     def _linked(self, b: Builder) -> Value | None:
         """The block that this lane releases a slot to; None where blocks load for themselves."""

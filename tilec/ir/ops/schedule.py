@@ -124,15 +124,13 @@ class MbarrierArrive(Op):
     `block` (i32): at the barrier of the block with this number in the cluster (see
     `cluster_index`). `publish`: what this thread wrote, or saw written, is known to those of the
     cluster who wait for the phase with `acquire`; without it only accesses by asynchronous engines
-    are in order, as a ring needs it. `frees`: the ring's buffers, into which TMA copies when the
-    phase has completed; what threads did there needs a proxy fence before (`insert_sync`)."""
+    are in order, as a ring needs it."""
 
     barrier: Value
     slot: Value
     guard: Value | None = None
     block: Value | None = None
     publish: bool = False
-    frees: tuple[Value, ...] = ()
 
     def verify(self) -> None:
         _check_barrier(self, self.barrier)
