@@ -1,9 +1,10 @@
 """Thread-level code on the CPU: what depends on the thread index becomes parallel loops over the
 threads.
 
-A body that asks for its thread index is cut where all threads must have come (at a barrier, a tile
-op, a loop that contains one), and what lies between two cuts runs for one thread after the other,
-or rather, for a vector of threads at once:
+A body that asks for its thread index is cut where all threads must have come (at a barrier, which
+`insert_sync` has put wherever threads exchange data, a tile op, a loop that contains one), and what
+lies between two cuts runs for one thread after the other, or rather, for a vector of threads at
+once:
 
     t = thread_index                   parallel (threads) body(t) { S[t] = f(t) }
     S[t] = f(t)                 ->     (barrier)
@@ -13,25 +14,31 @@ or rather, for a vector of threads at once:
 Between cuts the threads of a correct program do not see one another, so any order will do. What a
 thread computes before a cut and uses after it is computed again if that is only arithmetic, else
 kept in a buffer with a place for each thread; so is a `local` buffer that is used on both sides.
+What a loop or branch with a cut inside hands on lies in such a buffer, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.codegen.cpu_parallel import varying
+from tilec.ir.analysis import Level, Uniformity, asks_for_threads
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    Const,
+    For,
+    If,
     Load,
     Parallel,
     Store,
     ThreadIndex,
     WarpSync,
+    While,
     Yield,
 )
 from tilec.ir.types import INT32, BufferType, ScalarType
@@ -41,20 +48,10 @@ DEFAULT_THREADS = 128
 
 def expand_threads(func: Func) -> Func:
     """`func` without thread_index; the same object if it has none."""
-    indices = [o.result for o in walk(func.body) if isinstance(o, ThreadIndex)]
-    if not indices:
+    if not asks_for_threads(func):
         return func
-    private = [o.result for o in walk(func.body) if _is_local(o)]
-    split = _Split(
-        int(func.attrs.get("threads") or DEFAULT_THREADS),
-        frozenset(indices),
-        frozenset(varying(func.body, [*indices, *private], allocs=False)),
-    )
-    return func.with_body(split.body(func.body))
-
-
-def _is_local(o: Op) -> bool:
-    return isinstance(o, Alloc) and o.type.space == "local"
+    func = func.with_body(_Split(func).in_memory(func.body))
+    return func.with_body(_Split(func).body(func.body))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,15 +61,82 @@ class _Threads(Op):
     ops: tuple[Op, ...] = ()
 
 
-@dataclass
 class _Split:
-    """`per_thread`: every value that differs between threads."""
+    """`per_thread`: every value that differs between threads, and the local buffers that do."""
 
-    threads: int
-    indices: frozenset[Value]
-    per_thread: frozenset[Value]
-    defined: dict[Value, Op] = field(default_factory=dict)
-    kept: dict[Value, Value] = field(default_factory=dict)
+    def __init__(self, func: Func) -> None:
+        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.indices = {o.result for o in walk(func.body) if isinstance(o, ThreadIndex)}
+        level = Uniformity(func).level
+        private = {
+            o.result
+            for o in walk(func.body)
+            if isinstance(o, Alloc) and o.type.space == "local" and level(o.result) > Level.BLOCK
+        }
+        self.per_thread = varying(func.body, self.indices | private, allocs=False)
+        self.defined: dict[Value, Op] = {}
+        self.kept: dict[Value, Value] = {}
+
+    # --- what is handed on ---
+
+    def in_memory(self, block: Block) -> Block:
+        """`block` where no op with a cut inside hands on a value of each thread's own: such a value
+        lies in a local buffer instead."""
+        return rewrite(block, self._in_memory)
+
+    def _in_memory(self, o: Op) -> Sequence[Op] | None:
+        if not isinstance(o, (For, While, If)) or not self._has_cut(o):
+            return None
+        places = [
+            Value(BufferType((1,), r.dtype, "local"), r.name) if r in self.per_thread else None
+            for r in o.results
+        ]
+        if not any(places):
+            return None
+        b = Builder(o.loc)
+        zero = b.value(Const, 0, INT32)
+
+        def uniform(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(v for v, place in zip(values, places) if place is None)
+
+        def load(values: Sequence[Value]) -> list[Op]:
+            return [
+                Load(place, (zero,), results=(v,), loc=o.loc)
+                for v, place in zip(values, places)
+                if place is not None
+            ]
+
+        def store(values: Sequence[Value]) -> list[Op]:
+            return [
+                Store(place, (zero,), v, loc=o.loc)
+                for v, place in zip(values, places)
+                if place is not None
+            ]
+
+        def region(block: Block, first: int = 0) -> Block:
+            """`block` with its arguments from number `first` on, and what it yields, in memory."""
+            args = block.args[first:]
+            ops = [*load(args), *block.ops]
+            if isinstance(last := ops[-1], Yield):
+                ops[-1:] = [*store(last.values), replace(last, values=uniform(last.values))]
+            return Block((*block.args[:first], *uniform(args)), tuple(ops))
+
+        b.ops += [Alloc(p.buffer, results=(p,), loc=o.loc) for p in places if p is not None]
+        results = uniform(o.results)
+        match o:
+            case If():
+                then, orelse, types = region(o.then), region(o.orelse), uniform(o.types)
+                done: Op = replace(o, then=then, orelse=orelse, types=types, results=results)
+            case For():
+                b.ops += store(o.inits)
+                inits, body = uniform(o.inits), region(o.body, first=1)
+                done = replace(o, inits=inits, body=body, results=results)
+            case While():
+                b.ops += store(o.inits)
+                cond = Block(uniform(o.cond.args), (*load(o.cond.args), *o.cond.ops))
+                inits, body = uniform(o.inits), region(o.body)
+                done = replace(o, inits=inits, cond=cond, body=body, results=results)
+        return [*b.ops, done, *load(o.results)]
 
     def body(self, block: Block) -> Block:
         for o in walk(block):
@@ -97,9 +161,17 @@ class _Split:
         waiting: list[Op] = []
 
         def flush() -> None:
-            if waiting:
-                ops.append(_Threads(ops=tuple(waiting), loc=waiting[0].loc))
-                waiting.clear()
+            """End the stretch; what is the same for all threads is read where the first left it."""
+            if not waiting:
+                return
+            made = [r for o in waiting for r in o.results if r not in self.per_thread]
+            ops.append(_Threads(ops=tuple(waiting), loc=waiting[0].loc))
+            waiting.clear()
+            for r in made:
+                b = Builder(ops[-1].loc)
+                self.kept[r] = self._place(r)
+                first = b.value(Const, 0, INT32)
+                ops.extend((*b.ops, Load(self.kept[r], (first,), results=(r,), loc=b.loc)))
 
         for o in block.ops:
             if isinstance(o, ThreadIndex):
@@ -109,7 +181,7 @@ class _Split:
                 self._same_for_all(o, o.values)
                 ops.append(o)
             elif not self._depends(o):
-                if not o.pure:
+                if not o.pure or any(v in w.results for v in o.operands for w in waiting):
                     flush()
                 ops.append(o)
             elif self._has_cut(o):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops
+from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, walk
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
     Alloc,
@@ -311,6 +311,11 @@ def acting(block: Block) -> list[Op]:
         return not o.regions or any(acts(x) for region in o.regions for x in region.ops)
 
     return [o for o in block.ops if acts(o)]
+
+
+def asks_for_threads(func: Func) -> bool:
+    """Whether the user's code, as it is written in TILE, asks for its thread index."""
+    return any(isinstance(o, ThreadIndex) for o in walk(func.body))
 
 
 def _is_integer(value: Value) -> bool:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.footprint import is_open
@@ -58,6 +59,8 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (raise_tiles, "TILE"),
     (promote_sums, "TILE"),  # before plans are listed: its fragments count towards their registers
 )
+
+HOST: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)  # code is cut at its barriers
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
     (lower_prints, "TILE"),
@@ -110,7 +113,7 @@ def run(
     func, wanted = take_wanted(func)
     func = _run(NORMALISE, func, target, on_stage)
     if target.kind == "cpu":
-        return func
+        return _run(HOST, func, target, on_stage) if asks_for_threads(func) else func
     first: ResourceError | None = None
     tried: set[Plan] = set()
     pending = deque((*ranked, *plans(func, target, wanted)))

@@ -11,7 +11,8 @@ body is walked until its end brings nothing new to its beginning, and behind the
 what was so before it, unless it is known to run. Where threads part (a condition
 that is not the same for all of them) no barrier may stand: what is inside counts as one access,
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
-conflict where their bytes overlap (`plan_shared` comes first). Accesses inside a pipelined loop to
+conflict where their bytes overlap (`plan_shared` comes first; on the CPU, whose thread-level code
+is cut at these barriers, each has bytes of its own). Accesses inside a pipelined loop to
 its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
 them. Where the whole scope is the one group of threads that executes an asynchronous product, the
 wait for the product tells each of them that all have read the operands."""
@@ -55,8 +56,8 @@ Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement t
 
 def insert_sync(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    threads = int(func.attrs["threads"])
-    specialised = int(func.attrs["launch_threads"]) != threads
+    threads = int(func.attrs["threads"] or 0)  # 0: the CPU's code generator chooses
+    specialised = int(func.attrs.get("launch_threads", threads)) != threads
     placer = _Placer(func, (1, threads) if specialised else (0, 0), threads)
     return func.with_body(placer.block(func.body, _State()))
 
@@ -135,7 +136,9 @@ class _Placer:
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":
                 size = version_bytes(o.type) * o.type.versions
-                self.spans[o.result] = ("shared", o.address, o.address + size)
+                placed = o.address >= 0
+                memory, start = ("shared", o.address) if placed else (o.result, 0)
+                self.spans[o.result] = (memory, start, start + size)
             if isinstance(o, Version):
                 self.root[o.result] = self.root.get(o.root, o.root)
                 if o.slot in numbers and o.root in self.spans:
