@@ -1,7 +1,7 @@
 """Programs of `user_programs`: branches, loops and threads around tiles."""
 
 import numpy as np
-from user_case import blank, case, single
+from user_case import blank, case, half, single, wide
 
 import tilec.language as T
 
@@ -231,3 +231,48 @@ def three_dimensions(A: T.Tensor((B, M, N), "float32"), C: T.Tensor((B, M, N), "
         T.copy(A[bx * 2, 0, 0], s)
         for b, i, j in T.Parallel(2, 7, 9):
             C[bx * 2 + b, i, j] = s[b, i, j] + j
+
+
+@case(
+    lambda rng: {"A": half(rng, 64, 80), "B": half(rng, 80, 64), "C": blank(2, 64, 64)},
+    lambda a: {"C": np.stack([wide(a["A"]) @ wide(a["B"])] * 2)},
+)
+def buffers_where_they_are_used(
+    A: T.Tensor((64, K), "float16"),
+    B: T.Tensor((K, 64), "float16"),
+    C: T.Tensor((2, 64, 64), "float32"),
+):
+    """Shared buffers are allocated in a pipelined loop in a branch in a serial loop."""
+    with T.Kernel(1, threads=128):
+        for r in T.serial(2):
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            if K > 0:
+                for k in T.Pipelined(T.ceildiv(K, 16), num_stages=3):
+                    a = T.alloc_shared((64, 16), "float16")
+                    b = T.alloc_shared((16, 64), "float16")
+                    T.copy(A[0, k * 16], a)
+                    T.copy(B[k * 16, 0], b)
+                    T.gemm(a, b, acc)
+            T.copy(acc, C[r, 0, 0])
+
+
+@case(
+    lambda rng: {"A": single(rng, 24, 48), "C": blank(24, 48)},
+    lambda a: {"C": a["A"].reshape(3, 8, 48)[:, ::-1].reshape(24, 48) * np.float32(2)},
+)
+def buffers_in_loops(A: T.Tensor((M, 48), "float32"), C: T.Tensor((M, 48), "float32")):
+    """One that a copy fills ahead, one that the iteration fills, one in a `while` around both."""
+    with T.Kernel(1, threads=64):
+        first = T.alloc_var("int32")
+        first = 0
+        while first < M:
+            row = T.alloc_shared((48,), "float32")
+            for k in T.Pipelined(8, num_stages=2):
+                s = T.alloc_shared((1, 48), "float32")
+                T.copy(A[first + k, 0], s)
+                for j in T.Parallel(48):
+                    row[j] = s[0, j] * 2.0
+                for j in T.Parallel(48):
+                    C[first + 7 - k, j] = row[j]
+            first += 8

@@ -3,7 +3,8 @@ get.
 
 Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and
 `stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer has that many
-versions; a loop in which nothing may run ahead is "serial". A buffer gets versions only if each
+versions; a loop in which nothing may run ahead is "serial"; shared buffers of any other stand
+before it, for its iterations overlap. A buffer gets versions only if each
 iteration overwrites it whole before reading it, it is used nowhere else, and what its copy needs
 can be computed ahead of time; otherwise it has one version and orders the loop."""
 
@@ -50,7 +51,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
                 versions[o.dest] = stages
     subst: Substitution = {}
 
-    def visit(o: Op) -> None | Op:
+    def visit(o: Op) -> None | Op | list[Op]:
         match o:
             case Alloc(type=t) if o.result in versions:
                 typed = replace(t, versions=versions[o.result])
@@ -59,11 +60,19 @@ def plan_pipeline(func: Func, target: Target) -> Func:
             case For(kind="pipelined"):
                 if not any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
                     return replace(o, kind="serial", num_stages=0, order=(), stage=())
+                inside = [x for x in o.body.ops if _is_shared(x)]
+                if inside:
+                    body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
+                    return [*inside, replace(o, body=body)]
             case Copy() if any(o.dest is subst.get(a.dest) for a in ahead if isinstance(a, Copy)):
                 return replace(o, ahead=True)
         return None
 
     return func.with_body(rewrite(func.body, visit, subst))
+
+
+def _is_shared(o: Op) -> bool:
+    return isinstance(o, Alloc) and o.type.space == "shared"
 
 
 def _candidates(loop: For) -> list[Copy]:
