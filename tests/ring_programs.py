@@ -60,7 +60,7 @@ def product(bm: int, bn: int, bk: int, dtype: str, acc: str, threads: int = 128)
             for k in T.Pipelined(T.ceildiv(K, bk)):
                 T.copy(A[by * bm, k * bk], a)
                 T.copy(B[k * bk, bx * bn], b)
-                T.gemm(a, b, total)
+                T.gemm(a, b, total, allow_tf32=True)
             T.copy(total, C[by * bm, bx * bn])
 
     return ring_product
@@ -142,6 +142,11 @@ class RingProgram:
     acc: str = "float32"
     of: Callable[[Any, Any], Any] = product_of
 
+    @property
+    def many(self) -> tuple[int, int]:
+        """Blocks that fill a GPU, along the rows and the columns."""
+        return (16, 32) if len(self.kernel.parameters) == 3 else (512, 1)
+
     def arrays(self, blocks: tuple[int, int], trips: int) -> tuple[Arrays, np.ndarray]:
         """Arguments for that many blocks and iterations, and what C must be, exactly. The elements
         of A are the number of their iteration, so that what comes from another iteration's tile is
@@ -183,6 +188,13 @@ PROGRAMS = (
         (64, 64, 64),
         "int8",
         "int32",
+    ),
+    RingProgram(
+        "wgmma of tf32 with B in registers",
+        "threads",
+        product(64, 64, 32, "float32", "float32"),
+        (64, 64, 32),
+        "float32",
     ),
     RingProgram("scaled", "wgmma and threads", ring_scaled, (64, 64, 64), of=scaled_of),
 )
