@@ -192,7 +192,7 @@ def test_facts_hold_in_random_arithmetic(
     """Data (loaded, scalar parameters) may wrap at any width; nothing is assumed of it."""
     scalar = t.ScalarType(dtype)
     buffer = Value(t.BufferType((16,), dtype, "global"), "X")
-    kinds = sorted(set(RANGES) - {"shl", "shr"})
+    kinds = sorted(RANGES)
     lo, hi = dtype_range(dtype)
     for _ in range(25):
         x = Value(scalar, "x")
@@ -209,7 +209,7 @@ def test_facts_hold_in_random_arithmetic(
                     wide = build.value(Cast, a, t.INT64)
                     made = build.value(Cast, wide, dtype)
                 case 2:
-                    by = build.value(Const, int(rng.integers(0, 6)), dtype)
+                    by = build.value(Const, int(rng.integers(0, 70)), dtype)
                     made = build.value(Binary, str(rng.choice(["shl", "shr"])), a, by)
                 case _:
                     made = build.value(Binary, str(rng.choice(kinds)), a, b)
@@ -243,12 +243,10 @@ def test_intervals_hold_every_result(kind: str) -> None:
                     lo, hi = RANGES[kind]((a_lo, a_hi), (b_lo, b_hi))
                     for x in a:
                         for y in b:
-                            if "div" in kind or "mod" in kind:
-                                if y == 0:
-                                    continue
+                            by_zero = y == 0 and ("div" in kind or "mod" in kind)
                             if kind in ("shl", "shr") and y < 0:
                                 continue
-                            got = python[kind](x, y)
+                            got = 0 if by_zero else python[kind](x, y)
                             assert lo is None or got >= lo, (a_lo, a_hi, b_lo, b_hi, x, y)
                             assert hi is None or got <= hi, (a_lo, a_hi, b_lo, b_hi, x, y)
 

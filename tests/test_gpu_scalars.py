@@ -19,7 +19,7 @@ from tilec.ir.loc import Loc
 
 INTS = (t.INT8, t.INT16, t.INT32, t.INT64, t.UINT8, t.UINT16, t.UINT32, t.UINT64)
 DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
-COMMON = ("add", "sub", "mul", "min", "max", "and", "or", "xor", *DIVISIONS)
+COMMON = ("add", "sub", "mul", "min", "max", "and", "or", "xor", "shl", "shr", *DIVISIONS)
 
 
 def integers(rng: np.random.Generator, dtype: t.DType, count: int) -> np.ndarray:
@@ -36,12 +36,8 @@ def integers(rng: np.random.Generator, dtype: t.DType, count: int) -> np.ndarray
 @pytest.mark.parametrize("kind", COMMON)
 def test_integers(rng, dtype, kind):
     a, b = integers(rng, dtype, 999), integers(rng, dtype, 999)
-    if kind in DIVISIONS:
-        b[b == 0] = 3
-        if dtype.kind == "int":
-            b[(b == -1) & (a == num.int_range(dtype)[0])] = 5
     got = jit.run(lambda s, x, y: s.binary(kind, x, y, dtype), [a, b], [dtype] * 2, dtype)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         np.testing.assert_array_equal(got, num.binary(kind, a, b, dtype))
 
 
@@ -62,13 +58,7 @@ def test_division_by_a_number(rng, kind, divisor, known):
     np.testing.assert_array_equal(got, num.binary(kind, a, np.int32(divisor), t.INT32))
 
 
-def test_shifts_and_power(rng):
-    a, b = integers(rng, t.INT32, 500), rng.integers(0, 32, 500).astype(np.int32)
-    for kind in ("shl", "shr"):
-        got = jit.run(
-            lambda s, x, y, k=kind: s.binary(k, x, y, t.INT32), [a, b], [t.INT32] * 2, t.INT32
-        )
-        np.testing.assert_array_equal(got, num.binary(kind, a, b, t.INT32))
+def test_power(rng):
     base, small = rng.integers(-7, 8, 500).astype(np.int64), rng.integers(0, 20, 500)
     got = jit.run(
         lambda s, x, y: s.binary("pow", x, y, t.INT64), [base, small], [t.INT64] * 2, t.INT64
@@ -101,30 +91,15 @@ def test_compare(rng, kind, dtype):
     np.testing.assert_array_equal(got, num.compare(kind, a, b))
 
 
-@pytest.mark.parametrize("kind", ["add", "sub", "mul", "div", "min", "max", "floordiv", "truncdiv"])
+@pytest.mark.parametrize("kind", ["add", "sub", "mul", "div", "min", "max"])
 @pytest.mark.parametrize("dtype", [t.FLOAT32, t.FLOAT64], ids=str)
 def test_floats(rng, kind, dtype):
     a, b = (rng.standard_normal(500).astype(num.NUMPY[dtype]) * 9 for _ in range(2))
     a[::50], b[7::50] = np.nan, np.inf
     got = jit.run(lambda s, x, y: s.binary(kind, x, y, dtype), [a, b], [dtype] * 2, dtype)
     with np.errstate(invalid="ignore"):
-        want = num.BINARY["div"](a, b) if "div" in kind else num.binary(kind, a, b, dtype)
-    want = {"floordiv": np.floor, "truncdiv": np.trunc}.get(kind, lambda x: x)(want)
+        want = num.binary(kind, a, b, dtype)
     np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("kind", ["mod", "truncmod"])
-def test_float_remainder(rng, kind):
-    a, b = rng.standard_normal(500).astype(np.float32) * 50, rng.uniform(0.5, 9, 500)
-    b = (b * rng.choice([-1, 1], 500)).astype(np.float32)
-    got = jit.run(
-        lambda s, x, y: s.binary(kind, x, y, t.FLOAT32), [a, b], [t.FLOAT32] * 2, t.FLOAT32
-    )
-    want = num.BINARY[kind](a.astype(np.float64), b.astype(np.float64))
-    off = np.abs(got - want)
-    assert (
-        np.minimum(off, np.abs(off - np.abs(b))).max() < 1e-4
-    )  # at a multiple either end is right
 
 
 # --- casts ---

@@ -13,7 +13,8 @@ Out of a global tensor's bounds, reads give its safe value (0 unless annotated),
 Arithmetic. A Python literal takes the other operand's dtype; int with float gives the float; of two
 floats or two ints the wider; of two ints of one width, one of them unsigned, the unsigned one;
 float16 with bfloat16 must be cast. `/` of two ints is float32. `//` and `%` round to minus
-infinity, as Python's do. A Python float that a run-time loop changes is float32, an int an index.
+infinity, as Python's do; integer divisions by zero give 0. docs/language.md has the result of every
+op for all operands. A Python float that a run-time loop changes is float32, an int an index.
 """
 
 from __future__ import annotations

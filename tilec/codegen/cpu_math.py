@@ -2,8 +2,7 @@
 
 Values are in register form (`lanes.register_type`). float16, bfloat16 and float8 are computed in
 float32 and rounded after every op. Functions of float64, and `pow` and `atan2`, call the C library
-once per lane; those of float32 are in `cpu_elementary`. Nothing here can trap: division by zero
-gives 0, shifts by the width or more leave no bits.
+once per lane; those of float32 are in `cpu_elementary`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,13 @@ import math
 from dataclasses import dataclass
 
 from tilec.codegen.cpu_elementary import FUNCTIONS, Elementary
+from tilec.codegen.divisions import (
+    DIVISIONS,
+    divide,
+    float_quotient,
+    float_remainder,
+    shift,
+)
 from tilec.codegen.lanes import constant, convert, elem_of, intrinsic, like, literal_of, per_lane
 from tilec.codegen.numerics import Numerics
 from tilec.ir.errors import CompileError
@@ -116,43 +122,18 @@ class Maths:
         fn = self.fn
         if kind in _FLOAT_OPS:
             return fn.binary(_FLOAT_OPS[kind], a, b)
+        if kind in ("floordiv", "truncdiv"):
+            return float_quotient(fn, kind, a, b)
+        if kind in ("mod", "truncmod"):
+            rest = fn.binary("frem", intrinsic(fn, "fabs", [a]), intrinsic(fn, "fabs", [b]))
+            return float_remainder(fn, kind, a, b, rest)
         match kind:
             case "min" | "max":
                 return intrinsic(fn, f"{kind}num", [a, b])
-            case "truncmod":
-                return fn.binary("frem", a, b)
-            case "truncdiv":
-                return intrinsic(fn, "trunc", [fn.binary("fdiv", a, b)])
-            case "mod":
-                rest, wrong = self._float_rest(a, b)
-                return fn.select(wrong, fn.binary("fadd", rest, b), rest)
-            case "floordiv":
-                return self._float_floordiv(a, b)
             case "pow" | "atan2":
                 return per_lane(fn, kind if elem_of(a.type) == "double" else f"{kind}f", [a, b])
             case _:
                 raise self._refuse(kind, dtype)
-
-    def _float_rest(self, a: Val, b: Val) -> tuple[Val, Val]:
-        """C's remainder, and whether its sign is not the divisor's, so that Python's is one divisor
-        away."""
-        fn = self.fn
-        rest = fn.binary("frem", a, b)
-        word = "i64" if elem_of(a.type) == "double" else "i32"
-        signs = fn.binary(
-            "xor", convert(fn, "bitcast", rest, word), convert(fn, "bitcast", b, word)
-        )
-        opposite = fn.icmp("slt", signs, constant(signs.type, 0))
-        return rest, fn.binary("and", fn.fcmp("une", rest, constant(rest.type, 0.0)), opposite)
-
-    def _float_floordiv(self, a: Val, b: Val) -> Val:
-        """The floor of the exact quotient, which a rounded quotient may have passed."""
-        fn = self.fn
-        rest, wrong = self._float_rest(a, b)
-        whole = intrinsic(fn, "rint", [fn.binary("fdiv", fn.binary("fsub", a, rest), b)])
-        below = fn.binary("fsub", whole, constant(whole.type, 1.0))
-        by_zero = fn.fcmp("oeq", b, constant(b.type, 0.0))
-        return fn.select(by_zero, fn.binary("fdiv", a, b), fn.select(wrong, below, whole))
 
     def _int_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         fn, signed = self.fn, dtype.kind == "int"
@@ -162,54 +143,16 @@ class Maths:
             case "min" | "max":
                 order = "lt" if kind == "min" else "gt"
                 return fn.select(fn.icmp(("s" if signed else "u") + order, a, b), a, b)
-            case "shl":
-                return self._shift("shl", a, b)
-            case "shr":
-                return self._shift("ashr" if signed else "lshr", a, b)
-            case "truncdiv" | "truncmod" | "floordiv" | "mod":
-                return self._divide(kind, a, b, signed)
+            case "shl" | "shr":
+                return shift(fn, "shl" if kind == "shl" else "ashr" if signed else "lshr", a, b)
+            case _ if kind in DIVISIONS:
+                number = literal_of(b)
+                by_zero, wraps = number in (None, 0), signed and number in (None, -1)
+                return divide(fn, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
             case "pow":
                 return self._int_pow(a, b, signed)
             case _:
                 raise self._refuse(kind, dtype)
-
-    def _shift(self, opcode: str, a: Val, b: Val) -> Val:
-        fn, bits = self.fn, int(elem_of(a.type)[1:])
-        by = literal_of(b)
-        if by is not None and 0 <= by < bits:
-            return fn.binary(opcode, a, b)
-        inside = fn.icmp("ult", b, constant(b.type, bits))
-        moved = fn.binary(opcode, a, fn.select(inside, b, constant(b.type, bits - 1)))
-        return moved if opcode == "ashr" else fn.select(inside, moved, constant(a.type, 0))
-
-    def _divide(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
-        """The processor traps at x / 0 and at the least number / -1: both are taken out of its way,
-        the first giving 0 and the second wrapping.
-        """
-        fn = self.fn
-        zero, one, minus = (constant(a.type, n) for n in (0, 1, -1))
-        number = literal_of(b)
-        plain = number is not None and number != 0 and (number != -1 or not signed)
-        divisor, by_minus = b, None
-        by_zero = fn.icmp("eq", b, zero)
-        if not plain:
-            bad = by_zero
-            if signed:
-                by_minus = fn.icmp("eq", b, minus)
-                bad = fn.binary("or", bad, by_minus)
-            divisor = fn.select(bad, one, b)
-        quotient = fn.binary("sdiv" if signed else "udiv", a, divisor)
-        rest = fn.binary("sub", a, fn.binary("mul", quotient, divisor))
-        if signed and kind in ("floordiv", "mod"):
-            opposite = fn.icmp("slt", fn.binary("xor", rest, divisor), zero)
-            wrong = fn.binary("and", fn.icmp("ne", rest, zero), opposite)
-            quotient = fn.select(wrong, fn.binary("sub", quotient, one), quotient)
-            rest = fn.select(wrong, fn.binary("add", rest, divisor), rest)
-        if kind in ("mod", "truncmod"):
-            return rest
-        if by_minus is not None:
-            quotient = fn.select(by_minus, fn.binary("sub", zero, a), quotient)
-        return quotient if plain else fn.select(by_zero, zero, quotient)
 
     def _int_pow(self, a: Val, b: Val, signed: bool) -> Val:
         """By squaring, one step per bit of the exponent; a negative exponent gives 1."""

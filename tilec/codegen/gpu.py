@@ -214,7 +214,8 @@ class Emitter(Buffers):
                 a, b = self.get(o.lhs), self.get(o.rhs)
                 self.env[o.result] = self.f.binary(words[o.kind], a, b)
                 return
-        self.each(o, lambda a, b: self.scalars.binary(o.kind, a, b, dtype), o.lhs, o.rhs)
+        binary = self.scalars.binary
+        self.each(o, lambda a, b: binary(o.kind, a, b, dtype, o.nonzero), o.lhs, o.rhs)
 
     def emit_unary(self, o: ops.Unary) -> None:
         self.each(o, lambda x: self.scalars.unary(o.kind, x, o.operand.dtype), o.operand)

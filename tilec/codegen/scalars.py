@@ -10,7 +10,14 @@ from __future__ import annotations
 import math
 
 from tilec.codegen.casts import OWN_ARITHMETIC, Casts
-from tilec.codegen.ranges import Ranges, limits
+from tilec.codegen.divisions import (
+    DIVISIONS,
+    divide,
+    float_quotient,
+    float_remainder,
+    shift,
+)
+from tilec.codegen.ranges import WIDTH, Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, DType
@@ -56,12 +63,12 @@ class Scalars(Casts):
 
     # --- two values ---
 
-    def binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
-        """`kind` of `BINARY_KINDS`."""
+    def binary(self, kind: str, a: Val, b: Val, dtype: DType, nonzero: bool = False) -> Val:
+        """`kind` of `BINARY_KINDS`. `nonzero`: as in `ops.Binary`."""
         if dtype == BOOL:
             return self._bool_binary(kind, a, b)
         if dtype.is_int:
-            return self._int_binary(kind, a, b, dtype.kind == "int")
+            return self._int_binary(kind, a, b, dtype.kind == "int", nonzero)
         return self._float_binary(kind, a, b, dtype)
 
     def _bool_binary(self, kind: str, a: Val, b: Val) -> Val:
@@ -73,28 +80,25 @@ class Scalars(Casts):
             raise self.unsupported(kind, BOOL)
         return self.f.binary(_BITWISE[kind], a, b)
 
-    def _int_binary(self, kind: str, a: Val, b: Val, signed: bool) -> Val:
+    def _int_binary(self, kind: str, a: Val, b: Val, signed: bool, nonzero: bool) -> Val:
         f = self.f
         match kind:
             case "add" | "sub" | "mul":
                 return self._sum(kind, a, b, signed)
-            case "floordiv":
-                return self._floordiv(a, b) if signed else f.binary("udiv", a, b)
-            case "mod":
-                return self._mod(a, b) if signed else f.binary("urem", a, b)
-            case "truncdiv" | "truncmod":
-                word = "div" if kind == "truncdiv" else "rem"
-                unsigned = not signed or (self.ranges.nonneg(a) and self.ranges.nonneg(b))
-                made = f.binary(("u" if unsigned else "s") + word, a, b)
+            case _ if kind in DIVISIONS:
+                made = self._division(kind, a, b, signed, nonzero)
             case "min" | "max":
                 keep = self.int_compare("lt" if kind == "min" else "gt", a, b, signed)
                 made = f.select(keep, a, b)
             case "xor":
                 return self._xor(a, b, signed)
-            case "and" | "or" | "shl":
+            case "and" | "or":
                 made = f.binary(kind, a, b)
-            case "shr":
-                made = f.binary("ashr" if signed else "lshr", a, b)
+            case "shl" | "shr":
+                low, high = self.ranges.get(b)
+                inside = low >= 0 and high < WIDTH[b.type]
+                opcode = "shl" if kind == "shl" else "ashr" if signed else "lshr"
+                made = shift(f, opcode, a, b, inside=inside)
             case "pow":
                 return self._int_pow(a, b)
             case _:
@@ -151,47 +155,23 @@ class Scalars(Casts):
         v's own."""
         return self._sums.get(v.ref, (v, 0))
 
-    def _floordiv(self, a: Val, b: Val) -> Val:
-        f, ranges = self.f, self.ranges
-        if a.literal is not None and b.literal:
-            return int_val(a.literal // b.literal, a.type)
-        (low, high), d = ranges.get(a), b.literal
-        if d is not None and d > 0 and low // d == high // d:
+    def _division(self, kind: str, a: Val, b: Val, signed: bool, nonzero: bool) -> Val:
+        f, ranges, d = self.f, self.ranges, b.literal
+        (low, high), (least, most) = ranges.get(a), ranges.get(b)
+        positive = signed and d is not None and d > 0
+        if kind == "floordiv" and positive and low // d == high // d:
             return int_val(low // d, a.type)
-        if ranges.nonneg(a) and ranges.nonneg(b):
-            made = f.binary("udiv", a, b) if not _power(d) else f.binary("lshr", a, _log2(b))
-        elif _power(d):
-            made = f.binary("ashr", a, _log2(b))
-        else:
-            quotient = f.binary("sdiv", a, b)
-            _, wrong = self._remainder(a, b)
-            made = f.binary("add", quotient, f.cast("sext", wrong, a.type))
-        return self._note("floordiv", made, a, b)
-
-    def _mod(self, a: Val, b: Val) -> Val:
-        f, ranges = self.f, self.ranges
-        if a.literal is not None and b.literal:
-            return int_val(a.literal % b.literal, a.type)
-        (low, high), d = ranges.get(a), b.literal
-        if low >= 0 and high < ranges.get(b)[0]:
+        if kind == "mod" and signed and low >= 0 and high < least:
             return a
-        if _power(d):
-            made = f.binary("and", a, int_val((d or 1) - 1, a.type))
-        elif ranges.nonneg(a) and ranges.nonneg(b):
-            made = f.binary("urem", a, b)
-        else:
-            rest, wrong = self._remainder(a, b)
-            made = f.binary("add", rest, f.select(wrong, b, int_val(0, b.type)))
-        return self._note("mod", made, a, b)
-
-    def _remainder(self, a: Val, b: Val) -> tuple[Val, Val]:
-        """C's remainder, and whether its sign differs from the divisor's (then Python's quotient is
-        one less)."""
-        f = self.f
-        rest = f.binary("srem", a, b)
-        zero = int_val(0, a.type)
-        other = f.icmp("slt", f.binary("xor", rest, b), zero)
-        return rest, f.binary("and", f.icmp("ne", rest, zero), other)
+        power = kind in ("floordiv", "mod") and signed and _power(d)
+        signed = signed and not (ranges.nonneg(a) and ranges.nonneg(b))
+        if power and kind == "floordiv":
+            return f.binary("ashr" if signed else "lshr", a, _log2(b))
+        if power:
+            return f.binary("and", a, int_val((d or 1) - 1, a.type))
+        by_zero = not nonzero and least <= 0 <= most
+        wraps = not nonzero and signed and low == limits(a.type)[0] and least <= -1 <= most
+        return divide(f, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
 
     def _int_pow(self, a: Val, b: Val) -> Val:
         """a ** b by squaring; a negative exponent gives 1."""
@@ -232,17 +212,46 @@ class Scalars(Casts):
         if dtype == FLOAT16:
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
-        match kind:
-            case "floordiv":
-                return self.call("floor", f.binary("fdiv", a, b))
-            case "truncdiv":
-                return self.call("trunc", f.binary("fdiv", a, b))
-            case "mod" | "truncmod":
-                way = "floor" if kind == "mod" else "trunc"
-                whole = self.call(way, f.binary("fdiv", a, b))
-                return self.call("fma", self.negate(whole), b, a)
-            case _:
-                return self.maths2(kind, a, b, dtype)
+        if kind in ("floordiv", "truncdiv"):
+            return float_quotient(f, kind, a, b)
+        if kind in ("mod", "truncmod"):
+            rest = self._float_rest(self.call("fabs", a), self.call("fabs", b))
+            return float_remainder(f, kind, a, b, rest)
+        return self.maths2(kind, a, b, dtype)
+
+    def _float_rest(self, a: Val, b: Val) -> Val:
+        """The exact remainder of `a` by `b`, neither of which is negative; nan where it has none.
+
+        a - q * b is a number of the format where q is a / b rounded, and so is it where q is then
+        rounded to a whole number. Each step takes at least the digits of a significand away: most
+        operands need one. Where q is infinite, multiples of `b` are tried first."""
+        f = self.f
+        none = float_val(0.0, a.type)
+        start = f.select(f.fcmp("ogt", b, none), a, float_val(math.nan, a.type))
+        head, body, done = f.label("rest"), f.label("rest_step"), f.label("rest_done")
+        before = f.block.label
+        f.br(head)
+        f.start(head)
+        rest, by = f.phi(a.type), f.phi(a.type)
+        more = f.fcmp("oge", self.call("fabs", rest.result), b)
+        f.cbr(more, body, done, done)
+        f.start(body)
+        mark = f.mark()
+        quotient = f.binary("fdiv", rest.result, by.result)
+        far = f.fcmp("oeq", self.call("fabs", quotient), float_val(math.inf, a.type))
+        step = float_val(2.0 ** (512 if a.type == "double" else 64), a.type)
+        larger = f.binary("fmul", by.result, step)
+        whole = self.negate(self.call("rint", quotient))
+        smaller = self.call("fma", whole, by.result, rest.result)
+        next_rest = f.select(far, rest.result, smaller)
+        next_by = f.select(far, larger, b)
+        f.forget(mark)
+        rest.incoming = [(start, before), (next_rest, body)]
+        by.incoming = [(b, before), (next_by, body)]
+        f.br(head, loop=True)
+        f.start(done)
+        negative = f.fcmp("olt", rest.result, none)
+        return f.select(negative, f.binary("fadd", rest.result, b), rest.result)
 
     # --- one value ---
 

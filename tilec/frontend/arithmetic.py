@@ -14,7 +14,7 @@ from tilec.frontend.guards import Comparison, both
 from tilec.frontend.index import Affine
 from tilec.frontend.values import Literal, Number, Scalar, describe
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
-from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT32, DType
+from tilec.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT32, DType
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
@@ -191,10 +191,8 @@ class Arithmetic(Context):
                 f"{what} of {describe(a)} and {describe(b)}: it is defined for integers",
                 "cast both sides to an integer dtype: T.int32(x)",
             )
-        if x.dtype.is_float and kind in ("floordiv", "mod"):
-            return self._float_division(kind, x, y)
         divisor = static_int(b)
-        if kind in _INTEGER_DIVISIONS:
+        if kind in _INTEGER_DIVISIONS and x.dtype.is_int:
             if divisor == 0:
                 raise self.error(
                     f"{describe(a)} {what} 0: division by zero", "give the divisor another value"
@@ -239,13 +237,6 @@ class Arithmetic(Context):
             self.quotients[made.value] = a.affine, divisor
         return made
 
-    def _float_division(self, kind: str, x: Scalar, y: Scalar) -> Scalar:
-        quotient = self._emit_binary("div", x, y)
-        whole = self.emit_scalar(Unary, "floor", quotient.value)
-        if kind == "floordiv":
-            return whole
-        return self._emit_binary("sub", x, self._emit_binary("mul", whole, y))
-
     def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
         x = self.run_time(a, b.dtype if isinstance(b, Scalar) else None)
         x = self.convert(x, INT32) if x.dtype is BOOL else x
@@ -257,6 +248,12 @@ class Arithmetic(Context):
         if floats:
             message = f"{SYMBOLS[kind]} of {describe(a)} and {describe(b)} needs integers"
             raise self.error(message, "cast the float: T.int32(x)")
+        if not isinstance(b, Scalar) and b < 0:
+            message = f"{describe(a)} {SYMBOLS[kind]} {b}: a shift by a negative number"
+            raise self.error(message, f"shift the other way, by {-b}")
+        if isinstance(b, Scalar) and b.dtype.bits > x.dtype.bits:  # a cast must not lose its bits
+            b = self.convert(b, DTYPES[f"uint{b.dtype.bits}"])
+            b = self.run_time(self.binary("min", b, x.dtype.bits))
         return self._emit_binary(kind, x, self.convert(b, x.dtype))
 
     def _power(self, a: Number, b: Number) -> Number:

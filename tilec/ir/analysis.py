@@ -275,9 +275,14 @@ class Facts:
         a, b = self.range(o.lhs), self.range(o.rhs)
         rule = RANGES.get(o.kind)
         found = rule(a, b) if rule else (None, None)
+        if o.kind == "shl" and (b[1] is None or b[1] >= result.dtype.bits):
+            found = None, None  # there may be no bits left
         modulus = self._remainder(o)
         if modulus is not None:
-            found = RANGES["mod"](a, self.range(modulus))
+            by = self.range(modulus)
+            found = RANGES["mod"](a, by)
+            if by[0] == 0:  # x - (x // 0) * 0 is x
+                found = union(found, a)
         if rule is None or (found == (None, None) and o.kind not in ("add", "sub", "mul")):
             found = dtype_range(result.dtype)
         da, db = self.divisor(o.lhs), self.divisor(o.rhs)

@@ -2,9 +2,9 @@
 
 A constant's value is normal when it is what a register of its dtype holds: an int wrapped into
 range, a float rounded to the format. `fold` gives the normal value of an op on normal values, or
-None where that is not one certain number: machines disagree (a minimum with a nan, a division by
-zero, float8, whose format depends on the target), or the result depends on how a library rounds
-(exp, division that is not exact).
+None where that is not one certain number: machines disagree (a minimum with a nan, float8, whose
+format depends on the target), or the result depends on how a library rounds (exp, division that is
+not exact). Integers have a result for all operands (`docs/language.md`).
 """
 
 from __future__ import annotations
@@ -76,26 +76,18 @@ def literal(value: Number, dtype: DType) -> Number:
     return bool(value) if dtype.kind == "bool" else value
 
 
-def _floordiv(a: int, b: int) -> int | None:
-    return a // b if b else None
+def _truncmod(a: int, b: int) -> int:
+    return (-1 if a < 0 else 1) * (abs(a) % abs(b))
 
 
-def _truncdiv(a: int, b: int) -> int | None:
-    return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else None
-
-
-def _truncmod(a: int, b: int) -> int | None:
-    return int(math.copysign(1, a)) * (abs(a) % abs(b)) if b else None
-
-
-_INTEGER: dict[str, Callable[[int, int], int | None]] = {
+_INTEGER: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
-    "floordiv": _floordiv,
-    "mod": lambda a, b: a % b if b else None,
-    "truncdiv": _truncdiv,
-    "truncmod": _truncmod,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "truncdiv": lambda a, b: (a - _truncmod(a, b)) // b if b else 0,
+    "truncmod": lambda a, b: _truncmod(a, b) if b else 0,
     "min": min,
     "max": max,
     "and": lambda a, b: a & b,
@@ -172,9 +164,8 @@ def _integer_binary(kind: str, a: int, b: int, dtype: DType) -> int | None:
     if dtype.kind == "bool" and kind not in ("and", "or", "xor"):
         return None  # one bit has no arithmetic
     if kind in ("shl", "shr"):
-        if not 0 <= b < dtype.bits:
-            return None
-        return wrap(a << b if kind == "shl" else a >> b, dtype)
+        by = b if 0 <= b < dtype.bits else dtype.bits
+        return wrap(a << by if kind == "shl" else a >> by, dtype)
     rule = _INTEGER.get(kind)
     got = None if rule is None else rule(a, b)
     return None if got is None else wrap(got, dtype)
@@ -222,5 +213,5 @@ def _cast(a: Number, dtype: DType) -> Number | None:
         return wrap(a, dtype)
     lo, hi = dtype_range(dtype)
     if a != a:
-        return None
+        return 0
     return int(min(max(a, lo), hi)) if math.isinf(a) else min(max(math.trunc(a), lo), hi)

@@ -58,12 +58,12 @@ def _mul(a: Range, b: Range) -> Range:
 
 
 def _divisor(b: Range) -> Range:
-    """A divisor's range. A size, or what is computed from sizes, that is not negative is not zero
-    either where something is divided by it: with an extent of zero there is nothing to do."""
-    return (1, None) if b == (0, None) else b
+    """A divisor's range without zero, where it has no sign."""
+    return (1, b[1]) if b[0] == 0 and b[1] != 0 else b
 
 
 def _floordiv(a: Range, b: Range) -> Range:
+    by_zero = b[0] == 0  # gives 0
     b = _divisor(b)
     if b[0] is None or b[0] < 1:
         return None, None
@@ -73,7 +73,7 @@ def _floordiv(a: Range, b: Range) -> Range:
         lo = lo // least if lo < 0 else (0 if most is None else lo // most)
     if hi is not None:
         hi = hi // least if hi >= 0 else (-1 if most is None else hi // most)
-    return lo, hi
+    return union((lo, hi), (0, 0)) if by_zero else (lo, hi)
 
 
 def _mod(a: Range, b: Range) -> Range:
@@ -89,9 +89,9 @@ def _mod(a: Range, b: Range) -> Range:
 
 
 def _truncdiv(a: Range, b: Range) -> Range:
-    b = _divisor(b)
     if a[0] is not None and a[0] >= 0:
         return _floordiv(a, b)
+    b = _divisor(b)
     if b[0] is None or b[0] < 1:
         return None, None
     lo = None if a[0] is None else -(-a[0] // b[0])

@@ -246,6 +246,7 @@ class Function:
             return a
         if a.literal is not None and opcode in ("zext", "sext", "trunc"):
             value = a.literal & _MASK[a.type] if opcode == "zext" else a.literal
+            value = -value if opcode == "sext" and a.type == "i1" else value
             return int_val(value, to)
         return self.pure(opcode, to, (a,), f"{opcode} {a} to {to}")
 
@@ -256,7 +257,7 @@ class Function:
             "getelementptr",
             base.type,
             (base, index),
-            f"getelementptr inbounds {elem}, {base}, {index}",
+            f"getelementptr {elem}, {base}, {index}",
         )
 
     def load(self, type: str, ptr: Val, align: int, words: str = "", tail: str = "") -> Val:

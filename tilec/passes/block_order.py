@@ -70,7 +70,8 @@ def can_persist(func: Func) -> bool:
 
 
 class _Numbers:
-    """Index arithmetic in i32, written at one place."""
+    """Index arithmetic in i32, written at one place. What it divides by are extents of a grid that
+    has a block, and parts of them."""
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
@@ -79,7 +80,7 @@ class _Numbers:
         return self.b.value(Const, value, INT32)
 
     def op(self, kind: str, x: Value, y: Value) -> Value:
-        return self.b.value(Binary, kind, x, y)
+        return self.b.value(Binary, kind, x, y, nonzero=kind in ("floordiv", "mod"))
 
     def grouped(self, tile: Value, across: Value, along: Value, group: int) -> tuple[Value, Value]:
         """The `tile`-th position of an `across` x `along` grid that is walked in panels of `group`

@@ -14,7 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.sim.undefined import UNDEF, Lost, absorbed, chosen, is_undefined
+from tilec.ir.errors import InternalError
+from tilec.sim.undefined import UNDEF, Lost, absorbed, chosen, is_undefined, partly
 
 Value = Any
 
@@ -97,37 +98,48 @@ def unsigned(x: Value) -> Value:
     return x.view(_UNSIGNED[x.dtype.itemsize])
 
 
-def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+def _division(name: str, fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """`fn` of operands for which LLVM defines a division; others are a fault of who made the
+    record, because LLVM takes the place never to be reached."""
+
     def compute(a: Value, b: Value) -> Value:
         if isinstance(a, Lost) or isinstance(b, Lost):
-            return absorbed(compute, a, b)
-        return fn(unsigned(a), unsigned(b)).view(a.dtype)
+            return absorbed(fn, a, b)
+        least = np.iinfo(a.dtype).min
+        if not np.all(b) or name[0] == "s" and np.any((b == -1) & (a == least)):
+            raise InternalError(f"{name} of operands for which LLVM does not define it")
+        return fn(a, b)
 
     return compute
 
 
+def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda a, b: fn(unsigned(a), unsigned(b)).view(a.dtype)
+
+
 def _divide(a: Value, b: Value) -> Value:
-    """Towards zero; by zero, which LLVM leaves open, 0."""
-    if isinstance(a, Lost) or isinstance(b, Lost):
-        return absorbed(_divide, a, b)
+    """Towards zero; what is lost may be divided by 0."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     found = a // safe
-    found = found + ((a % safe != 0) & ((a < 0) != (safe < 0)))
-    return np.where(b == 0, b.dtype.type(0), found).astype(a.dtype)[()]
+    return (found + ((a % safe != 0) & ((a < 0) != (safe < 0)))).astype(a.dtype)[()]
 
 
 def _remainder(a: Value, b: Value) -> Value:
-    if isinstance(a, Lost) or isinstance(b, Lost):
-        return absorbed(_remainder, a, b)
     return (a - _divide(a, b) * b).astype(a.dtype)
 
 
-def _udiv(a: Value, b: Value) -> Value:
-    return a // np.maximum(b, b.dtype.type(1)) * (b != 0)
+def _shift(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """`fn` of two integers, undefined where the second is not less than their width."""
 
+    def compute(a: Value, b: Value) -> Value:
+        if isinstance(a, Lost) or isinstance(b, Lost):
+            return absorbed(compute, a, b)
+        beyond = np.asarray(unsigned(b) >= 8 * b.dtype.itemsize)
+        if not beyond.any():
+            return fn(a, b)
+        return UNDEF if beyond.all() else partly(fn(a, b), beyond, beyond, UNDEF.origin)
 
-def _urem(a: Value, b: Value) -> Value:
-    return a % np.maximum(b, b.dtype.type(1))
+    return compute
 
 
 def both(a: Value, b: Value) -> Value:
@@ -157,21 +169,21 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b,
-    "lshr": _through_unsigned(lambda a, b: a >> b),
-    "ashr": lambda a, b: a >> b,
-    "udiv": _through_unsigned(_udiv),
-    "urem": _through_unsigned(_urem),
-    "sdiv": _divide,
-    "srem": _remainder,
+    "shl": _shift(lambda a, b: a << b),
+    "lshr": _shift(_through_unsigned(lambda a, b: a >> b)),
+    "ashr": _shift(lambda a, b: a >> b),
+    "udiv": _division("udiv", _through_unsigned(lambda a, b: a // np.maximum(b, 1))),
+    "urem": _division("urem", _through_unsigned(lambda a, b: a % np.maximum(b, 1))),
+    "sdiv": _division("sdiv", _divide),
+    "srem": _division("srem", _remainder),
     "fadd": lambda a, b: a + b,
     "fsub": lambda a, b: a - b,
     "fmul": lambda a, b: a * b,
     "fdiv": lambda a, b: a / b,
     "frem": np.fmod,
 }
-SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
-           "ashr": ">>", "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
+SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "fadd": "+",
+           "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
 """Python's operators that do the same to scalar values."""
 
 _ORDERED: dict[str, Callable[[Value, Value], Value]] = {

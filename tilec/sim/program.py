@@ -359,7 +359,7 @@ class _Reader:
             case "fneg":
                 return f"negate({args[0]})"
             case "getelementptr":
-                elem = i.text.split("inbounds ", 1)[1].rsplit(f", {i.operands[0]}", 1)[0]
+                elem = i.text.split(" ", 1)[1].rsplit(f", {i.operands[0]}", 1)[0]
                 return f"{args[0]} + {args[1]}.astype(int64) * {size_of(elem)}"
             case "extractvalue" | "extractelement":
                 return f"{args[0]}[{int(i.text.rsplit(' ', 1)[1])}]"

@@ -81,11 +81,13 @@ class Const(Op):
 
 @op("binary", pure=True)
 class Binary(Op):
-    """`kind` (see BINARY_KINDS) of two values of one type."""
+    """`kind` (see BINARY_KINDS) of two values of one type. Integers have a result for all operands
+    (`docs/language.md`). `nonzero`: a pass that divides knows its divisor not to be 0 or -1."""
 
     kind: str
     lhs: Value
     rhs: Value
+    nonzero: bool = False
 
     def infer(self) -> Sequence[Type]:
         return (self.lhs.type,)

@@ -1,0 +1,275 @@
+"""Arithmetic with operands for which LLVM, C or a processor define no result: every op has the one
+of `docs/language.md`, on every target, and nothing around it changes."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import interp_scalar as num
+import numpy as np
+import pytest
+import scalar_jit as jit
+
+import tilec
+import tilec.language as T
+from tilec.ir import types as t
+from tilec.ir.core import Builder
+from tilec.ir.errors import InternalError
+from tilec.ir.fold import fold
+from tilec.ir.ops import Binary, Const
+from tilec.sim import numbers
+from tilec.sim.undefined import is_undefined, lost_in
+
+INTS = (t.INT8, t.INT16, t.INT32, t.INT64, t.UINT8, t.UINT16, t.UINT32, t.UINT64)
+FLOATS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT64)
+BF16 = num.NUMPY[t.BFLOAT16]
+N = T.dynamic("N")
+DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
+GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+
+
+def whole_edges(dtype: t.DType) -> np.ndarray:
+    low, high = num.int_range(dtype)
+    few = {low, low + 1, -7, -2, -1, 0, 1, 2, 5, dtype.bits - 1, dtype.bits, high - 1, high}
+    return np.array(sorted(n for n in few if low <= n <= high), num.NUMPY[dtype])
+
+
+def float_edges(dtype: t.DType) -> np.ndarray:
+    few = [0.0, 4e-8, 0.1, 0.3, 0.5, 1.0, 3.0, 7.5, 127.9, 300.0, 1000.0, 65504.0, math.inf]
+    if dtype.bits > 16 or dtype is t.BFLOAT16:
+        few += [1e-38, 1e-30, 2.0**31, 2.0**63, 1e30]
+    return np.array([*few, *(-x for x in few), math.nan]).astype(num.NUMPY[dtype])
+
+
+def pairs(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.repeat(edges, len(edges)), np.tile(edges, len(edges))
+
+
+def meant(kind: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Python's numbers, with the results of docs/language.md where Python has none."""
+    bits = a.dtype.itemsize * 8
+    made = []
+    for x, y in zip(a.tolist(), b.tolist()):
+        if kind in ("shl", "shr"):
+            by = y if 0 <= y < bits else bits
+            got = x << by if kind == "shl" else x >> by
+        elif y == 0:
+            got = 0
+        elif kind == "floordiv":
+            got = x // y
+        elif kind == "mod":
+            got = x % y
+        else:
+            quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+            got = quotient if kind == "truncdiv" else x - quotient * y
+        made.append(got % (1 << bits))
+    return np.array(made, np.dtype(f"u{a.dtype.itemsize}")).view(a.dtype)
+
+
+def floor_quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """NumPy's, which is off by one for some large quotients, mended by exact arithmetic."""
+    want = np.floor_divide(a, b)
+    for i in np.flatnonzero(np.isfinite(want) & (b != 0) & np.isfinite(b)):
+        exact = Fraction(float(a[i])) // Fraction(float(b[i]))
+        want[i] = np.copysign(a.dtype.type(exact), want[i]) if exact == 0 else exact
+    return want
+
+
+def integer_table(dtype: t.DType) -> Any:
+    @tilec.kernel
+    def table(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((6, N), dtype)):
+        with T.Kernel(T.ceildiv(N, 128)) as bx:
+            for j in T.Parallel(128):
+                i = bx * 128 + j
+                C[0, i] = A[i] // B[i]
+                C[1, i] = A[i] % B[i]
+                C[2, i] = T.truncdiv(A[i], B[i])
+                C[3, i] = T.truncmod(A[i], B[i])
+                C[4, i] = A[i] << B[i]
+                C[5, i] = A[i] >> B[i]
+
+    return table
+
+
+def float_table(dtype: t.DType) -> Any:
+    @tilec.kernel
+    def table(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((2, N), dtype)):
+        with T.Kernel(T.ceildiv(N, 128)) as bx:
+            for j in T.Parallel(128):
+                C[0, bx * 128 + j] = A[bx * 128 + j] // B[bx * 128 + j]
+                C[1, bx * 128 + j] = A[bx * 128 + j] % B[bx * 128 + j]
+
+    return table
+
+
+def cast_table(source: t.DType, dest: t.DType) -> Any:
+    @tilec.kernel
+    def table(A: T.Tensor((N,), source), C: T.Tensor((N,), dest)):
+        with T.Kernel(T.ceildiv(N, 128)) as bx:
+            for j in T.Parallel(128):
+                C[bx * 128 + j] = T.cast(A[bx * 128 + j], dest)
+
+    return table
+
+
+def run_on(where: str, kernel: Any, *arrays: np.ndarray) -> None:
+    if where == "cpu":
+        kernel(*arrays)
+    elif where == "device":
+        import torch
+
+        given = [torch.from_numpy(a.view(np.int16) if a.dtype == BF16 else a) for a in arrays]
+        given = [g.view(torch.bfloat16) if a.dtype == BF16 else g for g, a in zip(given, arrays)]
+        moved = [g.cuda() for g in given]
+        kernel(*moved)
+        given[-1].copy_(moved[-1])
+    else:
+        report = tilec.simulate(kernel, *arrays, target=where)
+        assert not report.findings, report
+
+
+PLACES = ["cpu", "cuda:sm_90a", "hip:gfx942", pytest.param("device", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_integers(dtype: t.DType, where: str) -> None:
+    a, b = pairs(whole_edges(dtype))
+    got = np.full((6, len(a)), 77, a.dtype)
+    run_on(where, integer_table(dtype), a, b, got)
+    for row, kind in zip(got, (*DIVISIONS, "shl", "shr")):
+        np.testing.assert_array_equal(row, meant(kind, a, b), kind)
+
+
+@pytest.mark.parametrize("where", PLACES[:2])
+def test_a_shift_by_a_wider_number(where: str) -> None:
+    """256 is not 0, and -1 is beyond the width, though a byte cannot hold them."""
+
+    @tilec.kernel
+    def k(A: T.Tensor((8,), "int8"), B: T.Tensor((8,), "int32"), C: T.Tensor((2, 8), "int8")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                C[0, i] = A[i] << B[i]
+                C[1, i] = A[i] >> B[i]
+
+    a, b = np.int8([3, 3, 3, 3, -3, -3, -3, -3]), np.int32([0, 1, 256, -1] * 2)
+    got = np.zeros((2, 8), np.int8)
+    run_on(where, k, a, b, got)
+    assert got.tolist() == [[3, 6, 0, 0, -3, -6, 0, 0], [3, 1, 0, 0, -3, -2, -1, -1]]
+
+
+def test_a_shift_by_a_negative_literal() -> None:
+    @tilec.kernel
+    def k(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                A[i] = A[i] << -2
+
+    with pytest.raises(tilec.CompileError, match="<< -2: a shift by a negative number") as e:
+        k.compile(tilec.spec((8,), "int32"), target="cpu")
+    assert "by 2" in str(e.value)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_quotients_and_remainders_of_floats(dtype: t.DType, where: str) -> None:
+    """As NumPy's, of the exact quotient; the remainder has the divisor's sign."""
+    a, b = pairs(float_edges(dtype))
+    wide = np.float64 if dtype is t.FLOAT64 else np.float32
+    got = np.full((2, len(a)), 77, a.dtype)
+    run_on(where, float_table(dtype), a, b, got)
+    with np.errstate(all="ignore"):
+        x, y = a.astype(wide), b.astype(wide)
+        for row, want in zip(got, (floor_quotient(x, y), np.remainder(x, y))):
+            want = want.astype(a.dtype).astype(wide)
+            # a whole number with more digits than its dtype has is rounded
+            exact = ~(np.abs(want) > 2.0 ** (np.finfo(wide).nmant + 1))
+            np.testing.assert_array_equal(row[exact].astype(wide), want[exact])
+            np.testing.assert_allclose(row.astype(wide), want, 2 * np.finfo(wide).eps)
+            same = (np.signbit(row) == np.signbit(want)) | np.isnan(want)
+            assert same.all(), (a[~same], b[~same])
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("source", FLOATS, ids=str)
+def test_floats_to_integers(source: t.DType, where: str) -> None:
+    """What is beyond the range becomes its end, nan 0."""
+    a = float_edges(source)
+    for dest in INTS if where == "cpu" else INTS[2:]:
+        low, high = num.int_range(dest)
+        got = np.full(len(a), 77, num.NUMPY[dest])
+        run_on(where, cast_table(source, dest), a, got)
+        wide = a.astype(np.float64).tolist()
+        want = [
+            0 if x != x else high if x >= high else low if x <= low else math.trunc(x) for x in wide
+        ]
+        assert got.tolist() == want, dest
+
+
+def element_wise(op: Any, dtype: t.DType) -> Any:
+    @tilec.kernel
+    def k(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((N,), dtype)):
+        with T.Kernel(T.ceildiv(N, 128), threads=128) as bx:
+            for j in T.Parallel(128):
+                C[bx * 128 + j] = op(A[bx * 128 + j], B[bx * 128 + j])
+
+    return k
+
+
+def behind(name: str, made: dict[str, str]) -> str:
+    """The instructions from which a value of LLVM's text is computed."""
+    found, left = {name: made.get(name, "")}, [name]
+    while left:
+        for x in re.findall(r"%[\w.]+", found[left.pop()]):
+            if x not in found:
+                found[x] = made.get(x, x)
+                left.append(x)
+    return "\n".join(found.values())
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("dtype", [t.INT8, t.INT32, t.UINT32, t.INT64], ids=str)
+def test_the_bounds_test_stays(dtype: t.DType, target: str) -> None:
+    """Beyond the bounds a divisor reads as 0: LLVM must not conclude that no lane is there."""
+    for op in (T.floordiv, T.floormod, T.truncdiv, T.truncmod, T.shift_left, T.shift_right):
+        specs = [tilec.spec((1001,), dtype.name)] * 3
+        text = element_wise(op, dtype).compile(*specs, target=target).stages["llvm-opt"]
+        assert "llvm.assume" not in text, op
+        made = dict(re.findall(r"^ +(%\S+) = (.*?)(?:, !dbg.*)?$", text, re.MULTILINE))
+        conditions = [behind(c, made) for c in re.findall(r"br i1 (%[\w.]+)", text)]
+        assert any("%N" in c and re.search(r"(tid|workitem\.id)\.x", c) for c in conditions), op
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+@pytest.mark.parametrize("kind", [*DIVISIONS, "shl", "shr"])
+def test_folding_and_both_emitters_agree(dtype: t.DType, kind: str) -> None:
+    a, b = pairs(whole_edges(dtype))
+    want = meant(kind, a, b)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(num.binary(kind, a, b, dtype), want)
+    got = jit.run(lambda s, x, y: s.binary(kind, x, y, dtype), [a, b], [dtype] * 2, dtype)
+    np.testing.assert_array_equal(got, want)
+    build = Builder()
+    consts = {n: build.emit(Const, n, dtype) for n in set(a.tolist())}
+    known = {c.result: n for n, c in consts.items()}
+    for x, y, made in zip(a.tolist(), b.tolist(), want.tolist()):
+        o = Binary(kind, consts[x].result, consts[y].result)
+        assert fold(o, known.get) == made, (x, y)
+
+
+def test_the_simulator_knows_what_llvm_leaves_open() -> None:
+    """A record with such operands is the compiler's fault, whatever a processor would do."""
+    one, none, least = np.int32([1, 1]), np.int32([1, 0]), np.int32([5, -(2**31)])
+    for opcode in ("sdiv", "udiv", "srem", "urem"):
+        with pytest.raises(InternalError, match=f"{opcode} of operands"):
+            numbers.BINARY[opcode](one, none)
+    for opcode in ("sdiv", "srem"):
+        with pytest.raises(InternalError, match=f"{opcode} of operands"):
+            numbers.BINARY[opcode](least, np.int32([-1, -1]))
+    for opcode in ("shl", "lshr", "ashr"):
+        assert is_undefined(numbers.BINARY[opcode](one, np.int32(32)))
+        lost = lost_in(numbers.BINARY[opcode](one, np.int32([31, -1])))
+        assert lost.tolist() == [False, True]
