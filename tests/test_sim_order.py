@@ -216,8 +216,15 @@ def test_nobody_wrote_it():
 # --- engines ---
 
 
-def tma_round(acquired: bool = True, released: bool = True, producer: int = 32) -> Block:
-    """A TMA load, consumers, and a second load into the same place."""
+def tma_round(
+    acquired: bool = True,
+    released: bool = True,
+    producer: int = 32,
+    fenced: int = 32,
+    late: bool = False,
+) -> Block:
+    """A TMA load, consumers, `fenced` of which execute a proxy fence when they have read (`late`:
+    the producer does, when it may go on), and a second load into the same place."""
     block = Block()
     block.store(T, T * 4, numbers(64))
     block.order.fence(T)
@@ -228,8 +235,12 @@ def tma_round(acquired: bool = True, released: bool = True, producer: int = 32) 
     if acquired:
         block.order.acquire(consumers, block.order.completion(engine))
     block.load(consumers, consumers * 8, "i32", 2)
+    if fenced:
+        block.order.fence(consumers[:fenced])
     if released:
         block.order.acquire(issuer, block.order.release(consumers))
+    if late:
+        block.order.fence(issuer)
     block.engine_write(issuer, rows(), box(block, 4), engine)
     return block
 
@@ -240,6 +251,33 @@ def test_tma_loads():
     found = list(tma_round(released=False).findings)
     assert "overwritten before read" in [f.kind for f in found]
     assert "data race" in [f.kind for f in found]  # the second load is not behind the first
+
+
+def test_a_read_comes_before_an_asynchronous_write_only_with_a_proxy_fence():
+    (found,) = tma_round(fenced=0).findings
+    assert found.kind == "missing proxy fence" and found.threads[0] == 0
+    assert "is written asynchronously after thread 0 read it, without a proxy fence" in found.message
+    (found,) = tma_round(fenced=31).findings
+    assert found.kind == "missing proxy fence" and "thread 31 read it" in found.message
+    assert tma_round(fenced=0, producer=0).kinds() == ["missing proxy fence"]  # by a reader
+    # One by the thread that starts the second load does not make the others' loads finish.
+    assert tma_round(fenced=0, late=True).kinds() == ["missing proxy fence"]
+
+
+def test_what_engines_read_needs_no_proxy_fence():
+    """A product, or a TMA store, that has been waited for, and then a load over its operands."""
+    for reader in (("wgmma", 0), ("tma store", 0)):
+        for waits in (True, False):
+            block = Block()
+            load, other = (block.order.engine(("mbarrier", at)) for at in (8, 16))
+            block.engine_write([0], rows(), box(block), load)
+            block.order.acquire(T, block.order.completion(load))
+            engine = block.order.engine(reader)
+            block.engine_read(T[:1], rows(), 16, engine)
+            if waits:
+                block.order.learn(T[:1], engine, block.order.mark())
+            block.engine_write([0], rows(), box(block, 4), other)
+            assert block.kinds() == ([] if waits else ["overwritten before read"])
 
 
 def test_bytes_of_a_load_arrive():
@@ -269,7 +307,7 @@ def store_and_copy_out(fence: bool, barrier: bool = True, after: bool = False) -
 
 def test_proxy_fence():
     assert not store_and_copy_out(fence=True).kinds()
-    assert not store_and_copy_out(fence=True, after=True).kinds()
+    assert store_and_copy_out(fence=True, after=True).kinds() == ["missing proxy fence"]
     assert store_and_copy_out(fence=False).kinds() == ["missing proxy fence"]
     assert "data race" in store_and_copy_out(fence=True, barrier=False).kinds()
 
@@ -423,9 +461,17 @@ class Model:
 
     def unordered(self, threads, places, write: bool) -> bool:
         """Whether an access now meets an earlier one that nothing orders before it."""
-        seen = self.block.order.clocks.seen
+        return self._meets(self.block.order.clocks.seen, threads, places, write)
+
+    def unordered_engine(self, thread: int, places) -> bool:
+        """The same of a write by an engine that the thread starts. Other engines need no fence."""
+        clocks = self.block.order.clocks
+        table = np.where(clocks.generic, clocks.fenced, clocks.seen)
+        return self._meets(table, np.repeat(thread, len(places)), places, True)
+
+    def _meets(self, behind, threads, places, write: bool) -> bool:
         return any(
-            (write or wrote) and place == p and seen[t, column] <= time
+            (write or wrote) and place == p and behind[t, column] <= time
             for t, p in zip(threads, places)
             for column, time, place, wrote in self.log
         )
@@ -456,15 +502,19 @@ def random_step(rng, block: Block, model: Model, engines, space: str) -> tuple[b
         engine, one = engines[rng.integers(0, 2)], some[:1]
         first = int(rng.integers(0, 10))
         covered = np.arange(first, first + 2)
-        # Proxies are not in the model.
-        block.order.fence(np.arange(64))
-        bad = model.unordered(np.repeat(one, 2), covered, True)
+        if space == "global":
+            bad = model.unordered(np.repeat(one, 2), covered, True)
+        else:
+            bad = model.unordered_engine(int(one[0]), covered)
         data = rng.integers(0, 256, (2, 4), np.uint8)
         at = covered * 4 + (start or SHARED_BASE)
         block.memory.engine_write(block.agent(one), at, data, engine)
         model.note([engine] * 2, covered, True)
     elif what < 5:
         bad = False
+        if rng.random() < 0.9:
+            block.order.fence(np.arange(64))
+            block.barrier()
         block.order.learn(some, engines[rng.integers(0, 2)], block.order.mark())
     else:
         bad = False

@@ -452,6 +452,43 @@ def test_tma_to_several_blocks():
     assert not list(bench.findings)
 
 
+@pytest.mark.parametrize("fence", [True, False])
+@pytest.mark.parametrize("reader", ["ldmatrix", "a thread of another block", "stmatrix"])
+def test_a_tma_load_over_what_threads_have_used(reader, fence):
+    """The threads' barrier, or the cluster's, orders them; a proxy fence orders the engine too."""
+    a = numbers((16, 16), np.float16)
+    bench = Bench(32, arrays={"A": a}, blocks=2)
+    map_of(bench, a, (1, 0), (16, 16), 0, dt.FLOAT16)
+    agent, peer = (bench.agent(block=r) for r in range(2))
+    one = arm(bench, agent, GATE, 512)
+    load(bench, one, SHARED_BASE, (0, 0))
+    bench.pass_(agent, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
+    meet(bench, agent, peer)
+    place = (SHARED_BASE + 16 * np.arange(32)).astype(np.int32)
+    user = agent
+    if reader == "ldmatrix":
+        bench.run(agent, moves.ldmatrix(4), place)
+    elif reader == "stmatrix":
+        bench.run(agent, moves.stmatrix(4), place, *np.zeros((4, 32), np.int32))
+    else:
+        user = peer
+        bench.run(peer, cluster.cluster_load(4), place, np.int32(0))
+    if fence:
+        bench.run(user, sync.PROXY_FENCE)
+    meet(bench, agent, peer)
+    assert not bench.kinds
+    bench.run(one, sync.mbarrier_expect(512), np.int32(GATE))
+    load(bench, one, SHARED_BASE, (0, 0))
+    assert bench.kinds == ([] if fence else ["missing proxy fence"])
+
+
+def meet(bench, *agents):
+    """All threads of the cluster."""
+    waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in agents]
+    for wait in waits:
+        wait.finish(wait.ready())
+
+
 def test_a_tma_box_must_be_aligned():
     a = numbers((16, 16), np.float16)
     bench = Bench(32, arrays={"A": a})

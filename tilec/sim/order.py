@@ -5,8 +5,10 @@ and a column; every engine (the TMA loads that complete on one mbarrier, a threa
 a warpgroup's wgmma) is a column. `seen[u, c]` is the time up to which thread u has behind it what c
 did: an access that c made at time a happened before what u does now if and only if
 `seen[u, c] > a`. A thread has its own accesses behind it always. `fenced` says the same of what an
-asynchronous engine that u starts may rely on: writes through the generic proxy count for it only
-from a proxy fence on. Releases, acquires and barriers hand on both.
+asynchronous engine that u starts has behind it: a thread's reads and writes, which go through the
+generic proxy, count for it only from a proxy fence of that thread on. (A read is no exception: what
+orders threads does not keep an engine from overwriting what an earlier load has yet to fetch.)
+Releases, acquires and barriers hand on both.
 
 The method is that of FastTrack (Flanagan and Freund, PLDI 2009) over arrays; the proxies are those
 of the PTX ISA, "Memory Consistency Model", section "Proxies".
@@ -269,13 +271,13 @@ class Order:
         clocks.changed(team)
 
     def fence(self, lanes: Any) -> None:
-        """A proxy fence: what is behind each of the threads is now behind the asynchronous engines
-        they start."""
+        """A proxy fence: what each of the threads has read and written, and the engines' accesses
+        that are behind it, are now behind the asynchronous engines started after it."""
         team, clocks = self.team(lanes), self.clocks
-        time = clocks.tick(None)
-        held = np.maximum(clocks.fenced[team.pick], clocks.seen[team.pick])
-        held[np.arange(team.size), team.rows] = time
-        clocks.fenced[team.pick] = held
+        engines = slice(clocks.rows, None)
+        held = np.maximum(clocks.fenced[team.pick, engines], clocks.seen[team.pick, engines])
+        clocks.fenced[team.pick, engines] = held
+        clocks.fenced[team.rows, team.rows] = clocks.tick(None)
         clocks.changed(team)
 
 

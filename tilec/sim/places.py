@@ -259,7 +259,7 @@ def _message(c: Conflict, what: str, clocks: Clocks) -> str:
     if c.kind == "read before wait":
         return f"{what} {does} before the end of {who} that writes it has been waited for"
     if c.kind == "missing proxy fence":
-        return f"{what} {does} asynchronously after {who} wrote it, without a proxy fence between"
+        return f"{what} {does} asynchronously after {who} {did} it, without a proxy fence between"
     if c.kind == "overwritten before read":
         return f"{what} {does} while {who} may still have to read it: nothing orders the two"
     now = _thread_name(c.threads[0], clocks)

@@ -160,10 +160,10 @@ class Shadow:
     ) -> None:
         """An asynchronous engine that all `issuers` start writes granules."""
         clocks = self.clocks
-        time = clocks.tick(inst)
-        bad = self._relied(issuers).take(self.w_actor[granules]) < self.w_time[granules]
+        time, relied = clocks.tick(inst), self._relied(issuers)
+        bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
         if self.slots:
-            self._engine_against_reads(agent, issuers, granules)
+            self._engine_against_reads(agent, issuers, relied, granules)
         if bad.any():
             self._report_engine(agent, issuers, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
@@ -324,15 +324,17 @@ class Shadow:
         granules: Numbers,
         time: Times,
         mask: NDArray[Any],
+        ordered: Times | None = None,
     ) -> list[Conflict]:
-        """Of writes by `rows` (or, if `seen` has one row, by an engine), those that come after a
-        read which is not ordered before."""
+        """Of writes by `rows` (or by an engine, for which `seen` has one row, and `ordered` says
+        what those who start it have behind them), those that come after a read which is not ordered
+        before."""
         clocks = self.clocks
         found: list[Conflict] = []
         for s in np.unique(slot).tolist():
             pick = slot == s
             who = rows[pick]
-            row = np.zeros_like(who) if len(seen) == 1 else who
+            row = who if ordered is None else np.zeros_like(who)
             if self._is_engine[s]:
                 column = np.full(len(row), self.slots[s])
                 unordered = seen[row, column] <= time[pick]
@@ -344,24 +346,27 @@ class Shadow:
                 unordered, column = open_.any(1), first + open_.argmax(1)
             late = np.flatnonzero(unordered)
             for i in late[_few(time[pick][late])].tolist():
+                actor, read = int(column[i]), int(time[pick][i])
+                fenced = ordered is None or ordered[actor] <= read
+                kind: Kind = "overwritten before read" if fenced else "missing proxy fence"
+                granule, before = int(granules[pick][i]), clocks.log[read]
+                engine = ordered is not None
                 found.append(
-                    Conflict(
-                        "overwritten before read",
-                        int(granules[pick][i]),
-                        (int(who[i]),),
-                        int(column[i]),
-                        clocks.log[int(time[pick][i])],
-                        True,
-                        False,
-                        len(seen) == 1,
-                    )
+                    Conflict(kind, granule, (int(who[i]),), actor, before, True, False, engine)
                 )
         return found
 
-    def _engine_against_reads(self, agent: Agent, issuers: Team, granules: Granules) -> None:
+    def _engine_against_reads(
+        self, agent: Agent, issuers: Team, relied: Times, granules: Granules
+    ) -> None:
+        """`relied`: see `_relied`."""
         clocks = self.clocks
-        behind = clocks.least(issuers)
-        known = self._known(issuers).min(axis=1).tolist()
+        seen = clocks.least(issuers)
+        warps = np.minimum.reduceat(relied[: clocks.rows], clocks.warp_first)
+        known = [
+            int(relied[number] if engine else warps[number])
+            for number, engine in zip(self.slots, self._is_engine)
+        ]
         found: list[Conflict] = []
         for reads, masks in self._tables():
             for s, up_to in enumerate(known):
@@ -371,7 +376,9 @@ class Shadow:
                 at = np.flatnonzero((last >= max(up_to, 1)) & (last > self.w_time[granules]))
                 places = self._numbers(granules)[at]
                 slot, rows = np.full(len(at), s), np.full(len(at), issuers.rows[0])
-                found += self._readers(rows, behind[None], slot, places, last[at], masks[s, places])
+                found += self._readers(
+                    rows, relied[None], slot, places, last[at], masks[s, places], seen
+                )
         if found:
             self.report(agent, found)
 
