@@ -108,6 +108,24 @@ def product_kernel(
 
 
 @tilec.kernel
+def small_matmul(
+    A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """Tiles too small for wgmma: threads read what TMA brings, with ldmatrix."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 32), threads=128) as (bx, by):
+        T.annotate_schedule(specialise=True, split=1)
+        a = T.alloc_shared((32, 32), "float16")
+        b = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((32, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 32, k * 32], a)
+            T.copy(B[k * 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, C[by * 32, bx * 64])
+
+
+@tilec.kernel
 def plain_matmul(
     A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float32")
 ):
@@ -338,6 +356,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "GEMM in a plain loop": Family(unstaged_matmul, SM80, operands(50, 72, 88), product),
     "GEMM, cp.async": Family(plain_matmul, SM80, operands(50, 72, 152), product),
+    "GEMM, TMA + ldmatrix": Family(
+        small_matmul, SM90,
+        lambda rng: {
+            "A": spaced(half(rng, 40, 152)),
+            "B": spaced(half(rng, 152, 72)),
+            "C": spaced(blank(40, 72)),
+        },
+        lambda x: {"C": x["A"].astype(np.float64) @ x["B"].astype(np.float64)},
+    ),
     "GEMM, TMA + wgmma": Family(
         product_kernel(persistent=False, store="direct"), SM90, operands(50, 72, 152), product
     ),

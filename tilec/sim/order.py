@@ -92,6 +92,8 @@ class Clocks:
         self.seen, self.fenced = self._tables(rows)
         self.generic = np.zeros(self._capacity, np.bool_)
         self.generic[: rows + 1] = True
+        # Of engines of the generic proxy, the row of the thread whose they are.
+        self.owner: Numbers = np.full(self._capacity, -1)
         self.now = 1
         self.log: list[Inst | None] = [None]
         # Warps do not cross blocks; the last one of a block may be short.
@@ -128,14 +130,15 @@ class Clocks:
 
     # --- columns ---
 
-    def engine(self, key: Hashable, generic: bool) -> int:
+    def engine(self, key: Hashable, owner: int) -> int:
         found = self._columns.get(key)
         if found is None:
             found = self._columns[key] = self.nobody + 1 + len(self.keys)
             self.keys.append(key)
             if found >= self._capacity:
                 self._grow()
-            self.generic[found] = generic
+            self.generic[found] = owner >= 0
+            self.owner[found] = owner
         return found
 
     def _grow(self) -> None:
@@ -144,6 +147,7 @@ class Clocks:
         self.seen = np.ascontiguousarray(np.pad(self.seen, ((0, 0), (0, more))))
         self.fenced = np.ascontiguousarray(np.pad(self.fenced, ((0, 0), (0, more))))
         self.generic = np.pad(self.generic, (0, more))
+        self.owner = np.pad(self.owner, (0, more), constant_values=-1)
         self._warp_stale[:] = True
 
     @property
@@ -221,11 +225,12 @@ class Order:
 
     # --- engines ---
 
-    def engine(self, key: Hashable, generic: bool = False) -> int:
-        """The column of an engine of this block. `generic`: it accesses memory through the generic
-        proxy (cp.async), not the asynchronous one. `key` begins with what it is: "mbarrier" (TMA
-        loads), "cp.async", "tma store", "wgmma", or words for a message."""
-        return self.clocks.engine((self.base, key), generic)
+    def engine(self, key: Hashable, owner: int | None = None) -> int:
+        """The column of an engine of this block. `owner`: the thread that has to fence what it does
+        (cp.async goes through the generic proxy); None: it goes through the asynchronous one. `key`
+        begins with what it is: "mbarrier" (TMA loads), "cp.async", "tma store", "wgmma", or words
+        for a message."""
+        return self.clocks.engine((self.base, key), -1 if owner is None else self.base + owner)
 
     def mark(self) -> int:
         """A time: what was done so far was done before it."""
@@ -271,13 +276,15 @@ class Order:
         clocks.changed(team)
 
     def fence(self, lanes: Any) -> None:
-        """A proxy fence: what each of the threads has read and written, and the engines' accesses
-        that are behind it, are now behind the asynchronous engines started after it."""
+        """A proxy fence: what each of the threads has read and written, its cp.async copies that
+        it has waited for included, is now before the asynchronous engines that are started behind
+        it."""
         team, clocks = self.team(lanes), self.clocks
-        engines = slice(clocks.rows, None)
-        held = np.maximum(clocks.fenced[team.pick, engines], clocks.seen[team.pick, engines])
-        clocks.fenced[team.pick, engines] = held
         clocks.fenced[team.rows, team.rows] = clocks.tick(None)
+        columns = np.flatnonzero(clocks.owner >= 0)
+        columns = columns[np.isin(clocks.owner[columns], team.rows)]
+        at = clocks.owner[columns], columns
+        clocks.fenced[at] = clocks.seen[at]
         clocks.changed(team)
 
 
@@ -302,7 +309,7 @@ class NoClocks(Clocks):
         self.now += 1
         return self.now
 
-    def engine(self, key: Hashable, generic: bool = False) -> int:
+    def engine(self, key: Hashable, owner: int = -1) -> int:
         return self.nobody + 1
 
 
