@@ -58,6 +58,15 @@ RULES: tuple[Rule, ...] = (
         (("split-K shared sums", "barrier number", ".*"),),
     ),
     Rule(
+        "a fence by those who start the engine does as well",
+        "The proxy fence comes behind the barrier (or the warp's) instead of in front of it. All "
+        "threads execute both, so the one that starts the TMA store or the product has the others' "
+        "writes behind it when it executes the fence: it stands on the path of causality (PTX ISA, "
+        "proxy-preserved base causality order). (Behind a read, where only the reader's own fence "
+        "waits for what is still to be fetched, the same mutants are found.)",
+        ((".*", "proxy_fence too late", "proxy_fence behind (barrier|warp_sync)"),),
+    ),
+    Rule(
         "two fences of one thread",
         "One thread initialises the barriers of the sums and those of the ring, with a fence "
         "behind each; the second covers both.",

@@ -112,8 +112,8 @@ class Bench:
             at - SHARED_BASE,
             data[:, None],
         )
-        block.order.fence(first.lanes)
         block.order.acquire(everyone.lanes, block.order.release(first.lanes))
+        block.order.fence(everyone.lanes)
 
 
 def tensor(name: str, a: np.ndarray, number: int) -> GlobalTensor:

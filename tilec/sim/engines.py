@@ -75,7 +75,7 @@ class Engines:
     def _columns(self, lanes: Ints) -> Ints:
         found = self._copy_columns[lanes]
         for lane in lanes[found < 0].tolist():
-            self._copy_columns[lane] = self.block.order.engine(("cp.async", lane), lane)
+            self._copy_columns[lane] = self.block.order.engine(("cp.async", lane), generic=True)
         columns: Ints = self._copy_columns[lanes]
         return columns
 

@@ -4,11 +4,11 @@ Time is a counter that grows with every access to memory and every release. Ever
 and a column; every engine (the TMA loads that complete on one mbarrier, a thread's cp.async copies,
 a warpgroup's wgmma) is a column. `seen[u, c]` is the time up to which thread u has behind it what c
 did: an access that c made at time a happened before what u does now if and only if
-`seen[u, c] > a`. A thread has its own accesses behind it always. `fenced` says the same of what an
-asynchronous engine that u starts has behind it: a thread's reads and writes, which go through the
-generic proxy, count for it only from a proxy fence of that thread on. (A read is no exception: what
-orders threads does not keep an engine from overwriting what an earlier load has yet to fetch.)
-Releases, acquires and barriers hand on both.
+`seen[u, c] > a`. A thread has its own accesses behind it always. Two more tables say the same of
+what an asynchronous engine that u starts may rely on. `fenced`: writes through the generic proxy
+count for it only from a proxy fence on, by whomever they are behind. `fetched`: a thread's reads
+count only from its own proxy fence on; what orders threads does not keep an engine from overwriting
+what an earlier load has yet to fetch. Releases, acquires and barriers hand on all three.
 
 The method is that of FastTrack (Flanagan and Freund, PLDI 2009) over arrays; the proxies are those
 of the PTX ISA, "Memory Consistency Model", section "Proxies".
@@ -31,19 +31,28 @@ Rows = slice | Numbers
 ALWAYS = 2**31 - 1  # what a thread knows of itself
 
 
+SEEN, FENCED, FETCHED = range(3)
+_NOTHING: Times = np.zeros(0, np.int32)
+
+
 class Clock:
-    """Times by column: what somebody who acquires this has behind them."""
+    """Times by column: what somebody who acquires this has behind them. `tables`: of `seen`,
+    `fenced` and `fetched`, as far as there is something in them."""
 
-    __slots__ = ("fenced", "seen")
+    __slots__ = ("tables",)
 
-    def __init__(self, seen: Times, fenced: Times) -> None:
-        self.seen, self.fenced = seen, fenced
+    def __init__(self, seen: Times, fenced: Times, fetched: Times = _NOTHING) -> None:
+        self.tables = seen, fenced, fetched
+
+    @property
+    def seen(self) -> Times:
+        return self.tables[SEEN]
 
     def join(self, other: Clock) -> Clock:
         """What is behind either."""
         if other is self:
             return self
-        return Clock(_latest(self.seen, other.seen), _latest(self.fenced, other.fenced))
+        return Clock(*map(_latest, self.tables, other.tables))
 
 
 def _latest(a: Times, b: Times) -> Times:
@@ -89,11 +98,10 @@ class Clocks:
         self.keys: list[Hashable] = []
         self._columns: dict[Hashable, int] = {}
         self._capacity = rows + 32
-        self.seen, self.fenced = self._tables(rows)
+        self.tables = self._tables(rows)
         self.generic = np.zeros(self._capacity, np.bool_)
         self.generic[: rows + 1] = True
-        # Of engines of the generic proxy, the row of the thread whose they are.
-        self.owner: Numbers = np.full(self._capacity, -1)
+        self.used = FETCHED  # tables that hold something: `fetched` only where there are fences
         self.now = 1
         self.log: list[Inst | None] = [None]
         # Warps do not cross blocks; the last one of a block may be short.
@@ -105,15 +113,27 @@ class Clocks:
         self.warp_size_of: Numbers = np.bincount(self.warp_of)
         self._row_stale = np.ones(rows, np.bool_)
         self._known_warps: Times = np.zeros((rows, self.warps), np.int32)
-        self._warp_stale = np.ones((2, self.warps), np.bool_)
-        self._warp_least: list[list[Times]] = [[np.zeros(0, np.int32)] * self.warps] * 2
-        self._warp_least = [list(x) for x in self._warp_least]
+        self._warp_stale = np.ones((len(self.tables), self.warps), np.bool_)
+        self._warp_least = [[_NOTHING] * self.warps for _ in self.tables]
 
-    def _tables(self, rows: int) -> tuple[Times, Times]:
+    def _tables(self, rows: int) -> tuple[Times, Times, Times]:
         seen = np.zeros((rows, self._capacity), np.int32)
         fenced = np.zeros((rows, self._capacity), np.int32)
         seen[np.arange(rows), np.arange(rows)] = ALWAYS
-        return seen, fenced
+        return seen, fenced, np.zeros((rows, rows), np.int32)
+
+    @property
+    def seen(self) -> Times:
+        return self.tables[SEEN]
+
+    @property
+    def fenced(self) -> Times:
+        return self.tables[FENCED]
+
+    @property
+    def fetched(self) -> Times:
+        """Without columns for engines, which say themselves when they have read."""
+        return self.tables[FETCHED]
 
     def order(self, rank: int) -> Order:
         """These clocks as the block `rank` of the cluster uses them."""
@@ -130,24 +150,22 @@ class Clocks:
 
     # --- columns ---
 
-    def engine(self, key: Hashable, owner: int) -> int:
+    def engine(self, key: Hashable, generic: bool) -> int:
         found = self._columns.get(key)
         if found is None:
             found = self._columns[key] = self.nobody + 1 + len(self.keys)
             self.keys.append(key)
             if found >= self._capacity:
                 self._grow()
-            self.generic[found] = owner >= 0
-            self.owner[found] = owner
+            self.generic[found] = generic
         return found
 
     def _grow(self) -> None:
         more = self._capacity
         self._capacity += more
-        self.seen = np.ascontiguousarray(np.pad(self.seen, ((0, 0), (0, more))))
-        self.fenced = np.ascontiguousarray(np.pad(self.fenced, ((0, 0), (0, more))))
+        wide = [np.ascontiguousarray(np.pad(t, ((0, 0), (0, more)))) for t in self.tables[:FETCHED]]
+        self.tables = wide[SEEN], wide[FENCED], self.fetched
         self.generic = np.pad(self.generic, (0, more))
-        self.owner = np.pad(self.owner, (0, more), constant_values=-1)
         self._warp_stale[:] = True
 
     @property
@@ -177,27 +195,24 @@ class Clocks:
         found: Times = self._known_warps[team.pick]
         return found
 
-    def warp_least(self, warp: int, fenced: bool) -> Times:
-        """By column: what every thread of a warp has behind it."""
-        if self._warp_stale[int(fenced), warp]:
+    def warp_least(self, warp: int, table: int) -> Times:
+        """By column: what every thread of a warp has behind it, as one of the tables says it."""
+        if self._warp_stale[table, warp]:
             first = int(self.warp_first[warp])
             rows = slice(first, first + int(self.warp_size_of[warp]))
-            self._warp_least[int(fenced)][warp] = (self.fenced if fenced else self.seen)[rows].min(
-                axis=0
-            )
-            self._warp_stale[int(fenced), warp] = False
-        return self._warp_least[int(fenced)][warp]
+            self._warp_least[table][warp] = self.tables[table][rows].min(axis=0)
+            self._warp_stale[table, warp] = False
+        return self._warp_least[table][warp]
 
-    def least(self, team: Team, fenced: bool = False) -> Times:
+    def least(self, team: Team, table: int = SEEN) -> Times:
         """By column: what every thread of the team has behind it."""
-        table = self.fenced if fenced else self.seen
         if team.size == 1:
-            row: Times = table[team.rows[0]]
+            row: Times = self.tables[table][team.rows[0]]
             return row
         if not team.whole:
-            found: Times = table[team.pick].min(axis=0)
+            found: Times = self.tables[table][team.pick].min(axis=0)
             return found
-        parts = [self.warp_least(int(w), fenced) for w in team.members]
+        parts = [self.warp_least(int(w), table) for w in team.members]
         return parts[0] if len(parts) == 1 else np.minimum.reduce(parts)
 
 
@@ -225,12 +240,11 @@ class Order:
 
     # --- engines ---
 
-    def engine(self, key: Hashable, owner: int | None = None) -> int:
-        """The column of an engine of this block. `owner`: the thread that has to fence what it does
-        (cp.async goes through the generic proxy); None: it goes through the asynchronous one. `key`
-        begins with what it is: "mbarrier" (TMA loads), "cp.async", "tma store", "wgmma", or words
-        for a message."""
-        return self.clocks.engine((self.base, key), -1 if owner is None else self.base + owner)
+    def engine(self, key: Hashable, generic: bool = False) -> int:
+        """The column of an engine of this block. `generic`: it accesses memory through the generic
+        proxy (cp.async), not the asynchronous one. `key` begins with what it is: "mbarrier" (TMA
+        loads), "cp.async", "tma store", "wgmma", or words for a message."""
+        return self.clocks.engine((self.base, key), generic)
 
     def mark(self) -> int:
         """A time: what was done so far was done before it."""
@@ -259,15 +273,17 @@ class Order:
     def release(self, lanes: Any) -> Clock:
         """What the threads have behind them, themselves included."""
         team, clocks = self.team(lanes), self.clocks
-        seen = clocks.seen[team.pick].max(axis=0)
-        seen[team.pick] = clocks.tick(None)
-        return Clock(seen, clocks.fenced[team.pick].max(axis=0))
+        known = [table[team.pick].max(axis=0) for table in clocks.tables[: clocks.used]]
+        known[SEEN][team.pick] = clocks.tick(None)
+        return Clock(*known)
 
     def acquire(self, lanes: Any, clock: Clock) -> None:
         """The threads have behind them what the clock says."""
         team, clocks = self.team(lanes), self.clocks
-        for table, times in ((clocks.seen, clock.seen), (clocks.fenced, clock.fenced)):
+        for table, times in zip(clocks.tables, clock.tables):
             n = len(times)
+            if not n:
+                continue
             if isinstance(team.pick, slice):
                 part = table[team.pick, :n]
                 np.maximum(part, times, out=part)
@@ -276,15 +292,15 @@ class Order:
         clocks.changed(team)
 
     def fence(self, lanes: Any) -> None:
-        """A proxy fence: what each of the threads has read and written, its cp.async copies that
-        it has waited for included, is now before the asynchronous engines that are started behind
-        it."""
+        """A proxy fence: what has been written behind each of the threads, and what each itself has
+        read, is now behind the asynchronous engines they start."""
         team, clocks = self.team(lanes), self.clocks
-        clocks.fenced[team.rows, team.rows] = clocks.tick(None)
-        columns = np.flatnonzero(clocks.owner >= 0)
-        columns = columns[np.isin(clocks.owner[columns], team.rows)]
-        at = clocks.owner[columns], columns
-        clocks.fenced[at] = clocks.seen[at]
+        time = clocks.tick(None)
+        held = np.maximum(clocks.fenced[team.pick], clocks.seen[team.pick])
+        held[np.arange(team.size), team.rows] = time
+        clocks.fenced[team.pick] = held
+        clocks.fetched[team.rows, team.rows] = time
+        clocks.used = len(clocks.tables)
         clocks.changed(team)
 
 
@@ -296,11 +312,11 @@ class NoClocks(Clocks):
 
     def __init__(self, threads: int, warp_size: int, blocks: int = 1) -> None:
         super().__init__(threads, warp_size, blocks)
-        self.everything = Clock(self.seen[0], self.fenced[0])
+        self.everything = Clock(*(table[0] for table in self.tables))
 
-    def _tables(self, rows: int) -> tuple[Times, Times]:
+    def _tables(self, rows: int) -> tuple[Times, Times, Times]:
         table: Times = np.broadcast_to(np.int32(ALWAYS), (rows, self._capacity))
-        return table, table
+        return table, table, table[:, :rows]
 
     def order(self, rank: int) -> Order:
         return NoOrder(self, rank)
@@ -309,7 +325,7 @@ class NoClocks(Clocks):
         self.now += 1
         return self.now
 
-    def engine(self, key: Hashable, owner: int = -1) -> int:
+    def engine(self, key: Hashable, generic: bool = False) -> int:
         return self.nobody + 1
 
 

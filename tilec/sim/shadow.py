@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.sim.findings import Kind
-from tilec.sim.order import Clocks, Numbers, Team, Times
+from tilec.sim.order import FENCED, FETCHED, SEEN, Clocks, Numbers, Team, Times
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -96,7 +96,7 @@ class Shadow:
         """As `read`, where what a lane addresses goes to all lanes of its warp (ldmatrix)."""
         clocks = self.clocks
         time = clocks.tick(inst)
-        behind = np.stack([clocks.warp_least(int(w), False) for w in team.members])
+        behind = np.stack([clocks.warp_least(int(w), SEEN) for w in team.members])
         warp = np.searchsorted(team.members, team.warps)[:, None]
         wrote = self.w_time.take(granules)
         bad = behind[warp, self.w_actor.take(granules)] <= wrote
@@ -163,7 +163,7 @@ class Shadow:
         time, relied = clocks.tick(inst), self._relied(issuers)
         bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
         if self.slots:
-            self._engine_against_reads(agent, issuers, relied, granules)
+            self._engine_against_reads(agent, issuers, granules)
         if bad.any():
             self._report_engine(agent, issuers, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
@@ -236,7 +236,7 @@ class Shadow:
     def _relied(self, issuers: Team) -> Times:
         """By column: what an engine that all issuers start may rely on."""
         clocks = self.clocks
-        fenced = clocks.least(issuers, fenced=True)
+        fenced = clocks.least(issuers, FENCED)
         return np.where(clocks.generic, fenced, clocks.least(issuers))
 
     def _unordered_read(
@@ -356,12 +356,10 @@ class Shadow:
                 )
         return found
 
-    def _engine_against_reads(
-        self, agent: Agent, issuers: Team, relied: Times, granules: Granules
-    ) -> None:
-        """`relied`: see `_relied`."""
+    def _engine_against_reads(self, agent: Agent, issuers: Team, granules: Granules) -> None:
         clocks = self.clocks
-        seen = clocks.least(issuers)
+        seen, relied = clocks.least(issuers), clocks.least(issuers).copy()
+        relied[: clocks.rows] = clocks.least(issuers, FETCHED)
         warps = np.minimum.reduceat(relied[: clocks.rows], clocks.warp_first)
         known = [
             int(relied[number] if engine else warps[number])

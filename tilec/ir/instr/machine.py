@@ -108,9 +108,9 @@ class Machine(Protocol):
         before it, and only for those who acquire after it."""
 
     def proxy_fence(self) -> None:
-        """`fence.proxy.async.shared::cta`: what these threads have read and written, and the
-        cp.async copies behind them, is also before the asynchronous copies and products that they
-        start, or others start after them."""
+        """`fence.proxy.async.shared::cta`: what is behind these threads, their own reads included,
+        is also before the asynchronous copies and products that they start, or others start after
+        them."""
 
     # --- registers: section "setmaxnreg" ---
 
