@@ -204,6 +204,7 @@ class _Forward:
         if cond is not None:
             self.subst.update(zip(o.results, self.inline(o.then if cond else o.orelse)))
             return
+        o = self.joined(o)
         self.numbers[o.cond] = 1
         then = self.region(o.then)
         self.numbers[o.cond] = 0
@@ -221,6 +222,20 @@ class _Forward:
             o = replace(o, then=then, orelse=orelse)
         keep = [n for n, (_, a, b) in enumerate(pairs) if a is not b]
         self.out.append(keep_results(o, keep))
+
+    def joined(self, o: If) -> If:
+        """`o` with the branches of the `if` on the same condition right before it: loads in both
+        are under way together."""
+        for n in reversed(range(len(self.out))):
+            last = self.out[n]
+            if isinstance(last, If) and last.cond is o.cond and not last.results:
+                del self.out[n]
+                return replace(
+                    o, then=_after(last.then, o.then), orelse=_after(last.orelse, o.orelse)
+                )
+            if last.region_fields or not last.pure:
+                break
+        return o
 
     def loop(self, o: For) -> None:
         index, *args = o.body.args
@@ -258,6 +273,11 @@ class _Forward:
             else:
                 keep.append(n)
         return keep
+
+
+def _after(first: Block, second: Block) -> Block:
+    """The ops of two regions, of which the first yields nothing."""
+    return Block((), (*(o for o in first.ops if not isinstance(o, Yield)), *second.ops))
 
 
 def _is_bare(block: Block) -> bool:
