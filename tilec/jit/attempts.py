@@ -16,12 +16,16 @@ from tilec import codegen
 from tilec.codegen.assemble import Assembled, assemble
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
-from tilec.ir.core import Func
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
+from tilec.ir.ops import Fma, Mma, Wgmma
 from tilec.ir.plan import Plan
+from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 
 FEW_SPILLED = 64  # bytes of a thread
+STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
+_PRODUCTS = (Fma, Mma, Wgmma)
 
 
 class Settled(Exception):
@@ -56,7 +60,30 @@ class Attempts:
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
         """Machine code of `func`, which has been through the passes; on AMD without what it
-        prints."""
+        prints. Where there is no product to hold in registers, a thread that could do with fewer
+        gets fewer, so that more of them load at the same time."""
+        made = self._code(plan, func)
+        for blocks in self._more_blocks(func, made.assembled):
+            more = self._code(plan, func.with_attrs(min_blocks=blocks))
+            if more.faults == made.faults:
+                return more
+        return made
+
+    def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
+        """How many blocks a multiprocessor should hold but does not, for its registers: what is
+        best, then what may do."""
+        threads = int(func.attrs.get("launch_threads", 0))
+        if self.target.kind != "cuda" or made.registers is None or not threads:
+            return []
+        if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
+            return []
+        shared = int(func.attrs.get("shared_bytes", 0))
+        most = occupancy(self.target, 1, shared, threads) or 1
+        now = occupancy(self.target, made.registers, shared, threads) or 1
+        wanted = {min(n // threads, most): None for n in STREAMING}
+        return [n for n in wanted if n > now]
+
+    def _code(self, plan: Plan | None, func: Func) -> Attempt:
         text = codegen.emit(func, self.target)
         coded = without_prints(text) if self.target.kind == "hip" else text
         return Attempt(plan, func, text, assemble(coded, self.target))

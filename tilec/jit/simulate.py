@@ -17,8 +17,8 @@ from tilec.ir.caller import for_users
 from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, did_you_mean
-from tilec.jit.build import occupancy
 from tilec.jit.compiled import CompiledKernel
+from tilec.jit.occupancy import occupancy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
 from tilec.runtime.block import pack_value
