@@ -172,7 +172,7 @@ class Emitter:
         fn.start(inner)
         body(index.result)
         after = fn.add(index.result, int_val(1, "i64"))
-        fn.br(head, loop=True)
+        fn.br(head, loop="keep")
         index.incoming = [(int_val(0, "i64"), before), (after, fn.block.label)]
         fn.start(done)
 

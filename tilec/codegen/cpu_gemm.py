@@ -169,7 +169,7 @@ class _Tile:
         after = fn.binary("add", k.result, _i64(unroll), "nuw nsw")
         a_after = self._at(at.result, _i64(unroll * s.a_step))
         b_after = self._at(bt.result, _i64(unroll * s.b_row))
-        fn.cbr(fn.icmp("slt", after, _i64(s.k)), head, done, done, loop=True)
+        fn.cbr(fn.icmp("slt", after, _i64(s.k)), head, done, done, loop="keep")
         end = fn.block.label
         firsts, nexts = [_i64(0), a, b, *start], [after, a_after, b_after, *sums]
         for phi, first, following in zip([k, at, bt, *phis], firsts, nexts):
@@ -220,6 +220,6 @@ def _loop(fn: Function, count: int, step: int, body: Callable[[Val], None]) -> N
     index = fn.phi("i64")
     body(index.result)
     after = fn.binary("add", index.result, _i64(step), "nuw nsw")
-    fn.cbr(fn.icmp("slt", after, _i64(step * count)), head, done, done, loop=True)
+    fn.cbr(fn.icmp("slt", after, _i64(step * count)), head, done, done, loop="keep")
     index.incoming = [(_i64(0), before), (after, fn.block.label)]
     fn.start(done)

@@ -415,6 +415,6 @@ def counted(e: Emitter, extent: int, step: int, body: Callable[[Val], Any]) -> N
     index = fn.phi("i32")
     body(index.result)
     after = fn.binary("add", index.result, int_val(step), "nuw nsw")
-    fn.cbr(fn.icmp("slt", after, int_val(extent)), head, done, done, loop=True)
+    fn.cbr(fn.icmp("slt", after, int_val(extent)), head, done, done, loop="keep")
     index.incoming = [(int_val(0), before), (after, fn.block.label)]
     fn.start(done)

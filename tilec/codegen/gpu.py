@@ -21,7 +21,7 @@ from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.llvm import DebugInfo, Function, Phi, Val, int_val
+from tilec.ir.llvm import UNROLLED, DebugInfo, Function, Phi, Val, int_val
 from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType, VectorType
 from tilec.target import Target
 
@@ -32,6 +32,10 @@ _PACKED_CASTS = {
     ("float", "bfloat"): "fptrunc",
     ("half", "float"): "fpext",
 }
+
+
+_SHORT = 24  # ops of a loop's body
+_LOADING = (ops.MemLoad, ops.RegRead, ops.RegWrite, ops.Yield)
 
 
 class Emitter(Buffers):
@@ -136,10 +140,12 @@ class Emitter(Buffers):
             "!2 = !{}",
             "!3 = !{i32 1}",
             '!4 = !{!"amdgpu-synchronize-as", !"local"}',
-            *(f"!{5 + i} = {flag}" for i, flag in enumerate(flags)),
+            "!5 = distinct !{!5, !6}",
+            f'!6 = !{{!"llvm.loop.unroll.count", i32 {UNROLLED}}}',
+            *(f"!{7 + i} = {flag}" for i, flag in enumerate(flags)),
         ]
         if flags:
-            numbers = ", ".join(f"!{5 + i}" for i in range(len(flags)))
+            numbers = ", ".join(f"!{7 + i}" for i in range(len(flags)))
             lines.append(f"!llvm.module.flags = !{{{numbers}}}")
         if debug:
             lines += [debug.text(), f"!llvm.dbg.cu = !{{!{debug.compile_unit}}}"]
@@ -299,7 +305,7 @@ class Emitter(Buffers):
         values = self.region(o.body)
         following = self.scalars.binary("add", index.result, step, dtype)
         f.forget(mark)
-        self._close([index, *carried], [following, *values], head)
+        self._close([index, *carried], [following, *values], head, _is_short(o.body))
         f.start(end)
         self.env.update(zip(o.results, (p.result for p in carried)))
 
@@ -323,11 +329,13 @@ class Emitter(Buffers):
             p.incoming.append((x, start))
         return phis, start
 
-    def _close(self, phis: Sequence[Phi], values: Sequence[Val], head: str) -> None:
-        """Jump back to a loop's first block with the next values."""
+    def _close(
+        self, phis: Sequence[Phi], values: Sequence[Val], head: str, unroll: bool = False
+    ) -> None:
+        """Jump back to a loop's first block with the next values. `unroll`: LLVM does."""
         for p, x in zip(phis, values):
             p.incoming.append((x, self.f.block.label))
-        self.f.br(head, loop=True)
+        self.f.br(head, loop="unroll" if unroll else "keep")
 
     def emit_while(self, o: ops.While) -> None:
         f = self.f
@@ -446,3 +454,14 @@ def print_records(cls: type[Emitter], func: Func, target: Target) -> tuple[Emitt
     except CompileError as e:
         e.loc = e.loc or emitter.f.loc
         raise
+
+
+def _is_short(body: Block) -> bool:
+    """Whether a loop does little more than load and compute: several rounds of it should load at
+    the same time."""
+    acts = [o for o in body.ops if not isinstance(o, ops.Const)]
+    return (
+        len(acts) <= _SHORT
+        and any(isinstance(o, ops.MemLoad) for o in acts)
+        and all(o.pure or isinstance(o, _LOADING) for o in acts)
+    )

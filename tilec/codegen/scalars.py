@@ -196,7 +196,7 @@ class Scalars(Casts):
         power.incoming = [(int_val(1, a.type), before), (next_power, body)]
         base.incoming = [(a, before), (next_base, body)]
         left.incoming = [(b, before), (next_left, body)]
-        f.br(head, loop=True)
+        f.br(head, loop="keep")
         f.start(done)
         return power.result
 

@@ -102,6 +102,11 @@ class BasicBlock:
     insts: list[Inst] = field(default_factory=list)
 
 
+UNROLLED = 8
+"""Rounds of a loop that LLVM is told to unroll."""
+_LOOPS = {"": "", "keep": ", !llvm.loop !0", "unroll": ", !llvm.loop !5"}
+
+
 class Function:
     """A function under construction: records are appended to `self.block`."""
 
@@ -364,14 +369,14 @@ class Function:
 
     # --- control flow ---
 
-    def br(self, label: str, loop: bool = False) -> None:
-        """Jump; `loop` marks a back edge, which LLVM must not unroll."""
-        self.act("br", (), f"br label %{label}{', !llvm.loop !0' if loop else ''}")
+    def br(self, label: str, loop: str = "") -> None:
+        """Jump; a back edge says whether LLVM is to "unroll" the loop or to "keep" it."""
+        self.act("br", (), f"br label %{label}{_LOOPS[loop]}")
 
-    def cbr(self, cond: Val, then: str, orelse: str, merge: str, loop: bool = False) -> None:
+    def cbr(self, cond: Val, then: str, orelse: str, merge: str, loop: str = "") -> None:
         """Branch on `cond`; `merge` is the label where both sides meet again."""
-        tail = ", !llvm.loop !0" if loop else ""
-        self.act("br", (cond,), f"br {cond}, label %{then}, label %{orelse}{tail}", "", merge)
+        text = f"br {cond}, label %{then}, label %{orelse}{_LOOPS[loop]}"
+        self.act("br", (cond,), text, "", merge)
 
     def ret(self) -> None:
         self.act("ret", (), "ret void")
