@@ -330,6 +330,26 @@ def test_branches_that_compute_nothing() -> None:
     assert 'print "{} {}", [%r, %n]' in text
 
 
+def test_branches_on_one_condition_are_one() -> None:
+    twice = """
+      %c0 = const 0, i32
+      if %p then { store %A[%c0], %x yield } orelse { yield }
+      %y = binary.add %x, %x : f32
+      if %p then { store %A[%n], %y yield } orelse { store %A[%c0], %y yield }
+    """
+    text = simple(twice)
+    assert text.count("if %p") == 1 and text.index("binary.add") < text.index("if %p")
+    then, orelse = text.split("orelse")
+    assert then.index("store %A[%c0], %x") < then.index("store %A[%n]")
+    assert orelse.count("store") == 1
+    between = twice.replace("%y = binary", "store %A[%n], %x %y = binary")
+    assert simple(between).count("if %p") == 2
+    other = twice.replace(
+        "if %p then { store %A[%n]", "%q = compare.lt %n, %M : i1 if %q then { store %A[%n]"
+    )
+    assert simple(other).count("if ") == 2
+
+
 def test_results_that_are_equal_or_unused_are_dropped() -> None:
     text = simple("""
       %a, %b, %c = if %p, types=(f32, i32, i32)
