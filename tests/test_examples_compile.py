@@ -12,6 +12,7 @@ from test_examples import EXAMPLES
 
 import tilec
 from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.fuzz.waits import unfinished_at_barriers
 from tilec.target import find_target
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -37,5 +38,7 @@ def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], t
     if target.startswith("hip") or ptxas is not None:
         assert resources.registers is not None and resources.registers > 0
         assert resources.spilled_bytes == 0
+    if target.startswith("hip"):
+        assert not list(unfinished_at_barriers(compiled.asm))
     if target.startswith("cuda") and ptxas is not None:
         assert run_ptxas(ptxas, compiled.asm, find_target(target).arch).advisories == ()

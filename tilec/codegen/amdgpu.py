@@ -1,7 +1,10 @@
 """AMD's forms: intrinsics only, because LLVM here has no assembler for inline assembly.
 
 A barrier is `s_barrier` between a release and an acquire fence of the workgroup for LDS only: alone
-it would not wait for LDS traffic, and a full fence would drain the loads in flight.
+it would not wait for LDS traffic, and a full fence would drain the loads in flight. The wait stands
+there by itself too: the one that LLVM makes of the fence may be taken away again
+(`SIInsertWaitcnts`: at the head of a loop, when nothing was on its way before the loop and it has
+not yet seen what the loop's end leaves).
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, DType
 
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
+# The immediate of s_waitcnt (MI300 ISA, "S_WAITCNT"): bits 0 to 3, 14 and 15 vmcnt, 4 to 6 expcnt,
+# 8 to 11 lgkmcnt. All ones wait for nothing.
+LDS_DONE = 0xC07F
 # AMD's name of each float8 and its format (MI300 ISA, "FP8 and BF8 formats").
 FNUZ_NAN = 0x80
 FNUZ = {
@@ -126,6 +132,7 @@ class AmdgpuEmitter(PrintingEmitter):
                 "let all threads of the block meet",
             )
         f.act("fence", (), f'fence syncscope("workgroup") release, !mmra {LDS_ONLY}')
+        f.call("void", "llvm.amdgcn.s.waitcnt", [int_val(LDS_DONE)])
         f.call("void", "llvm.amdgcn.s.barrier")
         f.act("fence", (), f'fence syncscope("workgroup") acquire, !mmra {LDS_ONLY}')
 

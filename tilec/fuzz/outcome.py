@@ -15,6 +15,7 @@ from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.numbers import Number, Unclear
 from tilec.fuzz.program import PLAIN, Launch, Program, make_arguments
 from tilec.fuzz.silence import silent
+from tilec.fuzz.waits import unfinished_at_barriers
 from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
 
@@ -121,8 +122,8 @@ def run_on(
     kernel: Kernel, arguments: Mapping[str, Array | int | float], wants: Wants, target: str
 ) -> Outcome:
     """The outcome on one target: "cpu", a simulated one, or "gpu"."""
-    fnuz = target == "hip:gfx942"
-    made = make_arguments(arguments, fnuz)
+    amd = target == "hip:gfx942"
+    made = make_arguments(arguments, fnuz=amd)
     before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
     given = [a.view if isinstance(a, Made) else a for a in made.values()]
     results: dict[str, Any] = {n: a.view for n, a in made.items() if isinstance(a, Made)}
@@ -141,6 +142,12 @@ def run_on(
                     first = report.findings[0]
                     return Outcome(target, "finding", first.kind, _findings(report))
                 results |= report.outputs
+                if amd:
+                    text = "\n".join(
+                        unfinished_at_barriers(wants.launch.assembly(kernel, given, target))
+                    )
+                    if text:
+                        return Outcome(target, "finding", "barrier without a wait", text)
     except (Invalid, Unclear):
         raise
     except gpu.Unable as e:
@@ -152,7 +159,7 @@ def run_on(
     for name, a in made.items():
         if isinstance(a, Made) and a.outside() != before[name]:
             return Outcome(target, "outside", name, f"memory beside {name} was written")
-    for name, want in wants.of(fnuz).items():
+    for name, want in wants.of(fnuz=amd).items():
         wrong = differing(results[name], want)
         if wrong:
             return Outcome(target, "numbers", name, f"{name}: {wrong}")

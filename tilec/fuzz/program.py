@@ -42,6 +42,11 @@ class Launch:
         """Run the kernel in the simulator."""
         return simulate(kernel, *given, grid=self.grid or None, target=target, **self.keywords)
 
+    def assembly(self, kernel: Kernel, given: Sequence[Any], target: str) -> str:
+        """The assembly of the variant that the call runs."""
+        planned = kernel.plan_launch(target, self.grid or None, given, self.keywords)
+        return planned.variant.asm
+
 
 PLAIN = Launch()
 

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.ir.instr.machine import Meaning
+from tilec.ir.instr.machine import Meaning, nothing
 from tilec.sim import numbers
 from tilec.sim.fused import fma
 from tilec.sim.lanes import first_lane, gather, lane_numbers
@@ -301,5 +301,6 @@ MEANINGS: dict[str, Meaning] = {
     "llvm.amdgcn.ds.swizzle": _swizzle,
     "llvm.amdgcn.ds.bpermute": _bpermute,
     "llvm.amdgcn.s.barrier": lambda m: m.block_barrier(),
+    "llvm.amdgcn.s.waitcnt": nothing,  # the fences around it say the same
     "llvm.amdgcn.wave.barrier": lambda m: m.warp_sync(),
 }

@@ -1,0 +1,146 @@
+"""gfx942: no wave comes to a barrier before its accesses to LDS have ended, on whatever way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.codegen import amdgpu
+from tilec.fuzz.waits import unfinished_at_barriers
+from tilec.ir.plan import Plan
+
+M, N = T.dynamic("M, N")
+GFX942 = "hip:gfx942"
+
+
+@tilec.kernel
+def written_last(
+    A: T.Tensor((M, 256), "float32"),
+    C: T.Tensor((M, 256), "float32"),
+    D: T.Tensor((M, N, 256), "float32"),
+):
+    """Before the loop the wave has waited for LDS; at the loop's end it writes there."""
+    with T.Kernel(M, threads=256) as bx:
+        x = T.alloc_shared((256,), "float32")
+        T.copy(A[bx, 0], x)
+        for j in T.Parallel(256):
+            C[bx, j] = x[255 - j]
+        for k in T.serial(N):
+            for j in T.Parallel(256):
+                D[bx, k, j] = x[255 - j]
+            for j in T.Parallel(256):
+                x[j] = k
+
+
+@tilec.kernel
+def ping_pong(
+    A: T.Tensor((M, 256), "float32"),
+    C: T.Tensor((M, 256), "float32"),
+    D: T.Tensor((M, N, 256), "float32"),
+):
+    with T.Kernel(M, threads=128) as bx:
+        x, y = T.alloc_shared((256,), "float32"), T.alloc_shared((256,), "float32")
+        T.copy(A[bx, 0], x)
+        for j in T.Parallel(256):
+            C[bx, j] = x[255 - j]
+        for k in T.serial(N):
+            for j in T.Parallel(256):
+                y[j] = x[(j + 1) % 256] + D[bx, k, j]
+            for j in T.Parallel(256):
+                x[j] = y[255 - j]
+        T.copy(x, C[bx, 0])
+
+
+@tilec.kernel
+def nested(
+    A: T.Tensor((M, 256), "float32"),
+    C: T.Tensor((M, 256), "float32"),
+    D: T.Tensor((M, N, 256), "float32"),
+):
+    with T.Kernel(M, threads=256) as bx:
+        x = T.alloc_shared((256,), "float32")
+        for k in T.serial(N):
+            for _ in T.serial(k):
+                for j in T.Parallel(256):
+                    D[bx, k, j] = x[255 - j]
+                if k % 3 > 0:
+                    for j in T.Parallel(256):
+                        x[j] = k
+            for j in T.Parallel(256):
+                x[j] = A[bx, j]
+        for j in T.Parallel(256):
+            C[bx, j] = x[255 - j]
+
+
+@tilec.kernel
+def by_thread(
+    A: T.Tensor((M, 256), "float32"),
+    C: T.Tensor((M, 256), "float32"),
+    D: T.Tensor((M, N, 256), "float32"),
+):
+    """Barriers in code of single threads."""
+    with T.Kernel(M, threads=256) as bx:
+        tx = T.get_thread_binding()
+        x = T.alloc_shared((256,), "float32")
+        x[tx] = A[bx, tx]
+        C[bx, tx] = x[255 - tx]
+        for k in T.serial(N):
+            D[bx, k, tx] = x[255 - tx]
+            x[tx] = D[bx, k, tx] + 1
+
+
+PROGRAMS: tuple[Any, ...] = (written_last, ping_pong, nested, by_thread)
+
+
+def compiled(kernel: Any) -> str:
+    a, d = np.zeros((2, 256), np.float32), np.zeros((2, 3, 256), np.float32)
+    return kernel.compile_with_plan(Plan("plain"), a, a, d, target=GFX942).asm
+
+
+@pytest.mark.parametrize("kernel", PROGRAMS, ids=lambda k: k.__name__)
+def test_lds_is_done_at_every_barrier(kernel: Any) -> None:
+    text = compiled(kernel)
+    assert "s_barrier" in text
+    assert list(unfinished_at_barriers(text)) == []
+
+
+def test_what_the_fences_alone_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM takes the wait away at the head of a loop: the reason why it is written out."""
+    monkeypatch.setattr(amdgpu, "LDS_DONE", 0xCF7F)  # waits for nothing
+    found = list(unfinished_at_barriers(compiled(written_last)))
+    assert found and all("s_barrier in .LBB" in words for words in found)
+
+
+LOOP = """\
+f:
+    ds_read_b32 v1, v0
+    s_waitcnt lgkmcnt(0)
+.LBB0_1:
+    {head}
+    s_barrier
+    ds_write_b32 v0, v1
+    {tail}
+    s_cbranch_scc1 .LBB0_1
+    s_endpgm
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "bad"),
+    [
+        ("s_nop 0", "s_nop 0", True),
+        ("s_waitcnt lgkmcnt(0)", "s_nop 0", False),
+        ("s_nop 0", "s_waitcnt vmcnt(0) lgkmcnt(0)", False),
+        ("s_nop 0", "s_waitcnt vmcnt(0)", True),
+        ("s_waitcnt lgkmcnt(1)", "s_nop 0", True),
+        ("ds_bpermute_b32 v2, v0, v1", "s_waitcnt lgkmcnt(0)", False),
+        ("s_branch .LBB0_2", "s_nop 0", False),
+    ],
+)
+def test_the_walk(head: str, tail: str, bad: bool) -> None:
+    text = LOOP.format(head=head, tail=tail) + ".LBB0_2:\n    s_endpgm\n"
+    assert bool(list(unfinished_at_barriers(text))) is bad
