@@ -83,9 +83,9 @@ def fed(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
         a = T.alloc_shared((64, 32), "float16")
         b = T.alloc_shared((32, 64), "float16")
         acc = T.alloc_fragment((64, 64), "float32")
-        T.annotate_schedule(specialise=True, split=1)
+        T.annotate_schedule(specialise=True, split=1, stages=2)
         T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+        for k in T.Pipelined(T.ceildiv(K, 32)):
             T.copy(A[by * 64, k * 32], a)
             T.copy(B[k * 32, bx * 64], b)
             T.gemm(a, b, acc)

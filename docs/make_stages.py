@@ -27,11 +27,12 @@ def matmul(
     C: T.Tensor((M, N), "float16"),
 ):
     with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
+        T.annotate_schedule(stages=4, cluster=(1, 1))
         A_s = T.alloc_shared((128, 64), "float16")
         B_s = T.alloc_shared((64, 128), "float16")
         acc = T.alloc_fragment((128, 128), "float32")
         T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=4):
+        for k in T.Pipelined(T.ceildiv(K, 64)):
             T.copy(A[by * 128, k * 64], A_s)
             T.copy(B[k * 64, bx * 128], B_s)
             T.gemm(A_s, B_s, acc)

@@ -113,7 +113,7 @@ def test_only_whole_overwritten_buffers_run_ahead():
         o.type.versions
         for o in walk(done.body)
         if isinstance(o, Alloc) and o.type.space == "shared"
-    } == {3}
+    } == {2}, "nothing is known of the rows: they come through registers, which hold the third"
     partial = PROGRAMS["matmul"][0].replace(
         "copy %A[%row, %at], (16, 8), %As[%zero, %zero], (16, 8)",
         "copy %A[%row, %at], (8, 8), %As[%zero, %zero], (8, 8)",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from race_check import Race
@@ -44,11 +46,13 @@ SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip
 PLAIN = Plan("plain")
 
 
-def until(func: Func, target: Target, last: str, plan: int | Plan = 0) -> Func:
-    """The function after the pass called `last`."""
+def until(func: Func, target: Target, last: str, plan: int | Plan = 0, stages: int = 0) -> Func:
+    """The function after the pass called `last`; `stages`: those of the plan, if not its own."""
     for apply, _ in NORMALISE:
         func = apply(func, target)
     chosen = plan if isinstance(plan, Plan) else plans(func, target)[plan]
+    if stages:
+        chosen = replace(chosen, stages=stages)
     func = chosen.apply(func)
     for apply, _ in (*DECIDE, *EXPAND):
         func = apply(func, target)
@@ -73,7 +77,8 @@ def traced(name: str) -> Func:
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_scopes_of_a_product(stages: int) -> None:
-    func = until(parse_func(matmul_text(128, 128, 64, stages, 256, 0, 0)), SM90, "expand_scopes")
+    text = matmul_text(128, 128, 64, stages, 256, 0, 0)
+    func = until(parse_func(text), SM90, "expand_scopes", stages=stages)
     consumer, producer = found(func, Scope)
     assert (consumer.name, consumer.first_warp, consumer.warps) == ("consumer", 0, 8)
     assert (producer.name, producer.first_warp) == ("producer", 8)
@@ -158,16 +163,15 @@ def test_what_follows_the_last_loop_lies_where_its_ring_was() -> None:
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_copies_in_flight(stages: int) -> None:
-    func = until(parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM80, "expand_pipeline")
+    text = matmul_text(64, 64, 32, stages, 128, 0, 0)
+    func = until(parse_func(text), SM80, "expand_pipeline", stages=stages)
     (loop,) = [o for o in found(func, For) if o.kind == "pipelined"]
     assert [o.pending for o in found(loop, CpAsyncWait)] == [stages - 2]
     assert len(found(loop, CpAsyncCommit)) == 1
     assert len(found(func, CpAsyncCommit)) == stages, "the prologue starts all but one"
     assert len(found(loop, Barrier)) == 1 and not found(loop, ProxyFence)
     assert [o.pending for o in found(func, CpAsyncWait)] == [stages - 2], "none behind the loop"
-    plain = until(
-        parse_func(matmul_text(64, 64, 32, stages, 128, 0, 0)), SM90, "expand_pipeline", PLAIN
-    )
+    plain = until(parse_func(text), SM90, "expand_pipeline", PLAIN)
     assert found(plain, ProxyFence), "wgmma reads what threads have written"
 
 

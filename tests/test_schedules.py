@@ -437,10 +437,46 @@ def traced(kernel: Any, *args: Any) -> Any:
     return tilec.kernel.__globals__["build"].trace_variant(kernel.signature, facts)
 
 
-@pytest.mark.parametrize(("written", "versions"), [(0, 1), (1, 1), (3, 3)])
-def test_explicit_stages_hold(written: int, versions: int) -> None:
-    found = scheduled(stages=written, store="tma").compile(*arrays(256, 256, 256), target=SM90)
+@pytest.mark.parametrize(
+    ("written", "fixed", "versions"),
+    [(0, None, 1), (1, None, 1), (3, None, 6), (6, None, 6), (3, 4, 4), (4, 3, 3), (None, 3, 3)],
+)
+def test_the_number_of_stages_is_the_least(
+    written: int | None, fixed: int | None, versions: int
+) -> None:
+    """`num_stages` is the least depth of a loop with a product; `stages` fixes it."""
+    kernel = scheduled(stages=written, store="tma", depth=fixed)
+    found = kernel.compile(*arrays(256, 256, 256), target=SM90)
     assert found.resources.buffers["A_s"] == 128 * 64 * 2 * versions
+    if versions > 1:
+        assert f"stages={versions}" in found.stages["plan"].split("\n")[0]
+        assert found.plan.stages == versions
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "versions"),
+    [(SM90, 264, 3), (SM90, 263, 2), ("cuda:sm_80", 264, 3), ("hip:gfx942", 264, 2)],
+)
+def test_the_plan_says_the_stages_that_were_compiled(target: str, rows: int, versions: int) -> None:
+    """Also where tiles come through registers (odd rows, AMD), and in loops without a product,
+    which have exactly the author's stages."""
+
+    @tilec.kernel
+    def total(A: T.Tensor((64, K), "float16"), B: T.Tensor((64, 32), "float16")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 32), "float16")
+            f = T.alloc_fragment((64, 32), "float16")
+            T.clear(f)
+            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+                T.copy(A[0, k * 32], s)
+                for i, j in T.Parallel(64, 32):
+                    f[i, j] += s[i, j]
+            T.copy(f, B)
+
+    found = total.compile(half(64, rows), half(64, 32), target=target)
+    buffers = found.resources.buffers
+    assert buffers["s"] in (64 * 32 * 2 * versions, 64 * (32 + 8) * 2 * versions)
+    assert f"stages={versions}" in found.stages["plan"].split("\n")[0]
 
 
 def test_open_stages_are_as_many_as_fit() -> None:

@@ -67,7 +67,7 @@ def annotate_schedule(
     each). `cluster`: neighbours along the grid's dimensions that load what they share once.
     `split`: blocks that share one sum. `panel`: blocks along grid dimension 1 that are visited
     before dimension 0 advances. `store`: "tma" (through shared memory) or "direct". `stages`:
-    versions of the buffers of each T.Pipelined that has no num_stages.
+    versions of the buffers of each T.Pipelined, also where num_stages (above 1) asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.

@@ -417,9 +417,11 @@ def Pipelined(
     stage: Sequence[_Int] | None = None,
     reversible: _Bool = False,
 ) -> Any:
-    """A loop whose copies run up to `num_stages` iterations ahead of its computation.
+    """A loop whose copies run at least `num_stages` iterations ahead of its computation.
 
-    0 or 1: nothing runs ahead. Without a number: as many as fit in shared memory, at most 8.
+    0 or 1: nothing runs ahead. Without a number, and in a loop with a tile product where more than
+    `num_stages` fit: as many as fit in shared memory, at most 8. `annotate_schedule(stages=)` fixes
+    the number.
 
     A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
     `order` and `stage` have one int per statement of the body that acts (a copy, a product, a loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm
@@ -13,8 +14,7 @@ from tilec.target import Target
 if TYPE_CHECKING:
     from tilec.ir.plan import Plan
 
-MOST_STAGES = 8  # that an open loop gets
-MOST_VERSIONS = 64
+MOST_STAGES = 8  # that tilec takes by itself
 DEFAULT_THREADS = 128
 STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 
@@ -24,19 +24,53 @@ def is_open(o: Op) -> bool:
     return isinstance(o, For) and o.kind == "pipelined" and o.num_stages < 0
 
 
+def stages_of(o: For, chosen: int) -> int:
+    """The stages of a pipelined loop under a plan with `chosen` ones: the author's number is the
+    least, and a loop with a tile product in it may have more, unless he says in which stage each
+    statement works."""
+    if is_open(o):
+        return chosen
+    deeper = o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
+    return max(o.num_stages, chosen) if deeper else o.num_stages
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The buffers of one pipelined loop: bytes of one version of those that TMA may bring and of
+    the others; whether these go through registers, without and with producer warps; the loop's
+    iterations, 0 where they are not known."""
+
+    loop: For
+    boxes: int
+    others: int
+    registers: tuple[bool, bool]
+    trips: int
+
+    def size(self, plan: Plan, stages: int) -> int:
+        """Bytes of all versions under `plan`, were its stages so many."""
+        count = stages_of(self.loop, stages)
+        if plan.single_buffer:
+            return self.boxes + self.others
+        rest = min(count, REGISTER_VERSIONS) if self.registers[plan.specialise] else count
+        return self.others * rest + self.boxes * (count if plan.specialise else rest)
+
+    def stages(self, plan: Plan, stages: int) -> int:
+        """The versions that its tiles have at most, were the plan's stages so many."""
+        count = stages_of(self.loop, stages)
+        if self.registers[plan.specialise] and not (plan.specialise and self.boxes):
+            return min(count, REGISTER_VERSIONS)
+        return count
+
+
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of shared memory of a kernel before layouts are known: `ring`, one version of all
-    buffers of the loops whose stages are open; `explicit`, the same of other pipelined loops, each
-    with its number of stages; `rest`, everything else; `sums`, what a block that shares its sums
-    hands over. `trips`: iterations of the longest open loop, 0 where one is not known. `threads`
-    are the user's, or the default."""
+    """Bytes of shared memory of a kernel before layouts are known: `rings`, the buffers of its
+    pipelined loops; `rest`, everything else; `sums`, what a block that shares its sums hands over.
+    `threads` are the user's, or the default."""
 
-    ring: int
-    explicit: tuple[tuple[int, int], ...]
+    rings: tuple[Ring, ...]
     rest: int
     sums: int
-    trips: int
     threads: int
 
     def beside(self, plan: Plan, target: Target) -> int:
@@ -46,79 +80,65 @@ class Footprint:
         return self.rest + staging + (self.sums if plan.split > 1 else 0)
 
     def stages_that_fit(self, plan: Plan, target: Target) -> int:
-        """Versions that the buffers of the open loops may have: as many as shared memory holds
-        beside all other buffers, and no more than a loop of known length has iterations. At least
-        2; the exact check is `plan_shared`'s."""
-        if not self.ring:
-            return 2
+        """Stages that the loops may have: as many as shared memory holds beside all other buffers,
+        no more than a loop of known length has iterations, and at least what their authors say (2
+        where they say nothing). The exact check is `plan_shared`'s."""
         limit, most = target.shared_bytes, MOST_STAGES
         if not target.has("tma"):
             limit, most = limit // 2, 4  # two blocks hide each other's latency
-        if self.trips:
-            most = min(most, self.trips)
-        room = limit - self.beside(plan, target) - self._explicit(plan, target) - 1024
-        return max(2, min(most, room // self.ring))
+        chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]
+        if chosen and all(r.trips for r in chosen):
+            most = min(most, max(r.trips for r in chosen))
+        room = limit - self.beside(plan, target) - 1024
+        while most > 2 and sum(r.size(plan, most) for r in self.rings) > room:
+            most -= 1
+        return min((r.stages(plan, max(2, most)) for r in chosen or self.rings), default=2)
 
     def of(self, plan: Plan, target: Target) -> tuple[int, int, int]:
         """Bytes of shared memory that a block of `plan` will need, about; those of the pipelined
         loops' buffers among them; and the versions these have (the least over the loops)."""
-        most = _most(plan, target)
-        rings = self._explicit(plan, target) + self.ring * min(plan.stages, most)
-        stages = [*(n for _, n in self.explicit), *([plan.stages] if self.ring else [])]
-        return rings + self.beside(plan, target), rings, min((*stages, most)) if stages else 1
-
-    def _explicit(self, plan: Plan, target: Target) -> int:
-        return sum(size * min(stages, _most(plan, target)) for size, stages in self.explicit)
+        rings = sum(r.size(plan, plan.stages) for r in self.rings)
+        stages = min((r.stages(plan, plan.stages) for r in self.rings), default=1)
+        return rings + self.beside(plan, target), rings, 1 if plan.single_buffer else stages
 
 
-def _most(plan: Plan, target: Target) -> int:
-    """Versions that a tile can have at most: one that comes through registers waits there."""
-    if plan.single_buffer:
-        return 1
-    return MOST_VERSIONS if target.has("cp_async") else 2
-
-
-def footprint(func: Func) -> Footprint:
+def footprint(func: Func, target: Target) -> Footprint:
     """What `func` (TILE) keeps in shared memory."""
     consts: dict[Value, Any] = {}
     loops: list[For] = []
-    allocs: list[Alloc] = []
+    sizes: dict[Value, int] = {}
     sums: set[Value] = set()
     for o in walk(func.body):
         match o:
             case Const():
                 consts[o.result] = o.value
-            case For(kind="pipelined"):
+            case For(kind="pipelined") if o.num_stages not in (0, 1):
                 loops.append(o)
             case Alloc() if o.type.space == "shared":
-                allocs.append(o)
+                sizes[o.result] = version_bytes(o.type)
             case Gemm():
                 sums.add(o.c)
-    versions: dict[Value, int] = {}
-    trips: list[int] = []
+    agents = Agents(func, target) if loops else None
+    rings: list[Ring] = []
     for loop in loops:
-        for o in loop.body.ops:
-            if isinstance(o, Copy) and o.source.buffer.space == "global":
-                versions[o.dest] = loop.num_stages
+        assert agents is not None
+        copies = [
+            o
+            for o in loop.body.ops
+            if isinstance(o, Copy) and o.source.buffer.space == "global" and o.dest in sizes
+        ]
+        boxes = {o.dest for o in copies if agents.of(o, True) == "tma"}
+        others = {o.dest for o in copies} - boxes
+        registers = tuple(agents.through_registers(copies, s) for s in (False, True))
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
         known = [b for b in bounds if isinstance(b, int)]
-        if is_open(loop):
-            trips.append(-(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0)
-    ring = rest = 0
-    explicit: list[tuple[int, int]] = []
-    for alloc in allocs:
-        size, count = version_bytes(alloc.type), versions.get(alloc.result, 1)
-        if count > 1:
-            explicit.append((size, count))
-        elif count < 0:
-            ring += size
-        else:
-            rest += size
+        trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0
+        if copies:
+            size = [sum(sizes.pop(v, 0) for v in part) for part in (boxes, others)]
+            rings.append(Ring(loop, size[0], size[1], (registers[0], registers[1]), trips))
     return Footprint(
-        ring,
-        tuple(explicit),
-        rest,
+        tuple(rings),
+        sum(sizes.values()),
         4 * sum(c.buffer.size for c in sums),
-        0 if 0 in trips else max(trips, default=0),
         func.attrs.get("threads") or DEFAULT_THREADS,
     )

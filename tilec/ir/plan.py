@@ -12,7 +12,7 @@ from typing import Any
 
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
-from tilec.ir.footprint import DEFAULT_THREADS, footprint, is_open
+from tilec.ir.footprint import DEFAULT_THREADS, footprint, stages_of
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
 from tilec.target import Target
@@ -37,7 +37,8 @@ class Plan:
     reuse), where the user gave no swizzle.
     `staged_store`: a fragment goes to global memory through shared memory and TMA.
     `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
-    `stages`: versions of a loop's buffers where the user left `num_stages` open.
+    `stages`: versions of a pipelined loop's buffers. A loop with a number of its own has at least
+    so many, and more only where it holds a tile product.
     """
 
     name: str
@@ -61,8 +62,8 @@ class Plan:
             chosen["threads"] = threads
 
         def visit(o: Op) -> Op | None:
-            if isinstance(o, For) and is_open(o):
-                return replace(o, num_stages=self.stages)
+            if isinstance(o, For) and o.kind == "pipelined":
+                return replace(o, num_stages=stages_of(o, self.stages))
             return None
 
         return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
@@ -70,7 +71,7 @@ class Plan:
     def describe(self) -> str:
         """As in a dump: "specialised persistent (threads=256, stages=4)"."""
         parts = [f"threads={self.threads}"] if self.threads else []
-        parts += [f"stages={self.stages}"]
+        parts += [f"stages={1 if self.single_buffer else self.stages}"]
         parts += (
             [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
         )
@@ -93,15 +94,19 @@ class Wanted:
 
 
 def take_wanted(func: Func) -> tuple[Func, Wanted]:
-    """`func` without its `annotate_schedule`, and what that says."""
+    """`func` without its `annotate_schedule`, and what that says. Stages that it fixes are those of
+    every loop with stages: none has a number of its own any more."""
     found = [o for o in walk(func.body) if isinstance(o, AnnotateSchedule)]
     if not found:
         return func, Wanted()
+    fields = dict(found[0].choices)
 
-    def visit(o: Op) -> None | list[Op]:
+    def visit(o: Op) -> None | Op | list[Op]:
+        if "stages" in fields and isinstance(o, For) and o.kind == "pipelined" and o.num_stages > 1:
+            return replace(o, num_stages=-1)
         return [] if isinstance(o, AnnotateSchedule) else None
 
-    return func.with_body(rewrite(func.body, visit)), Wanted(dict(found[0].choices), found[0].loc)
+    return func.with_body(rewrite(func.body, visit)), Wanted(fields, found[0].loc)
 
 
 def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Plan, ...]:
@@ -112,7 +117,7 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
         wanted = Wanted()
     made: dict[Plan, None] = {}
     first: ResourceError | None = None
-    space = footprint(func)
+    space = footprint(func, target)
     for plan in _schedules(func, target):
         if wanted.fields:
             plan = replace(plan, **wanted.fields)

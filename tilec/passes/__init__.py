@@ -13,7 +13,8 @@ from dataclasses import replace
 from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.footprint import is_open
+from tilec.ir.footprint import stages_of
+from tilec.ir.ops import For
 from tilec.ir.plan import Plan, Wanted, check_kept, plans, take_wanted
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
@@ -151,7 +152,11 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
     return (
         1 <= error.stages < plan.stages
         and "stages" not in wanted.fields
-        and any(is_open(o) for o in walk(func.body))
+        and any(
+            stages_of(o, error.stages) < stages_of(o, plan.stages)
+            for o in walk(func.body)
+            if isinstance(o, For) and o.kind == "pipelined"
+        )
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.ir.agents import alignment, gcd2, innermost_contiguous
 from tilec.ir.analysis import Facts
 from tilec.ir.core import (
     Func,
@@ -24,7 +25,6 @@ from tilec.passes.addressing import (
     Tensors,
     depends,
 )
-from tilec.passes.select_copies import alignment, gcd2, innermost_contiguous
 
 MAX_VECTOR_BYTES = 16
 

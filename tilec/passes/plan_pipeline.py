@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import Alloc, Const, Copy, For
@@ -30,25 +31,30 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
     ahead: set[Op] = set()
     versions: dict[Value, int] = {}
+    agents = Agents(func, target)
+    boxes = bool(func.attrs.get("specialise"))
     for loop in [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]:
         if loop.num_stages < 2:
             continue
-        stages = loop.num_stages if target.has("cp_async") else 2
-        if func.attrs.get("single_buffer"):
-            stages = 1
-        for o in _candidates(loop):
-            inside = set(walk(loop.body))
-            if (
-                o.dest in allocs
-                and _whole(o, zeros)
-                and o.source not in written
-                and all(u in inside for u in uses[o.dest])
-                and not any(u is not o and getattr(u, "dest", None) is o.dest for u in uses[o.dest])
-                and _comes_first(loop.body, o, uses[o.dest])
-                and can_run_ahead(loop, o)
-            ):
-                ahead.add(o)
-                versions[o.dest] = stages
+        inside = set(walk(loop.body))
+        copies = [
+            o
+            for o in _candidates(loop)
+            if o.dest in allocs
+            and _whole(o, zeros)
+            and o.source not in written
+            and all(u in inside for u in uses[o.dest])
+            and not any(u is not o and getattr(u, "dest", None) is o.dest for u in uses[o.dest])
+            and _comes_first(loop.body, o, uses[o.dest])
+            and can_run_ahead(loop, o)
+        ]
+        ahead.update(copies)
+        fewer = agents.through_registers(copies, boxes)
+        for o in copies:
+            waits = fewer and agents.of(o, boxes) != "tma"
+            versions[o.dest] = min(loop.num_stages, REGISTER_VERSIONS) if waits else loop.num_stages
+            if func.attrs.get("single_buffer"):
+                versions[o.dest] = 1
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op | list[Op]:

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.ir.agents import SafeValues, tma_may_load
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.instr import find_row
 from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32
-from tilec.passes.select_copies import SafeValues, tma_may_load
 from tilec.target import Target
 
 
@@ -93,7 +93,7 @@ def _chosen(func: Func, target: Target) -> set[Value]:
     candidates = roundable(func)
     if not candidates:
         return set()
-    safe = SafeValues(func)
+    safe, by_tma = SafeValues(func), bool(func.attrs.get("specialise"))
     used: set[Value] = set()  # by a product that computes in TF32
     in_place: set[Value] = set()
     by_threads: set[Value] = set()  # filled by others than TMA
@@ -105,7 +105,7 @@ def _chosen(func: Func, target: Target) -> set[Value]:
             case Copy():
                 if o.dest in used:
                     used.add(o.source)
-                if not (o.ahead and tma_may_load(o, TFLOAT32, func, target, safe)):
+                if not (o.ahead and by_tma and tma_may_load(o, TFLOAT32, target, safe)):
                     by_threads.add(o.dest)
             case Store() | Fill():
                 by_threads.add(o.dest)

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.analysis import Facts
+from tilec.ir.agents import Agents, same_order, tensor_map_fits
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, leading_run, tma_box
 from tilec.ir.ops import (
-    AnnotateSafeValue,
     Binary,
     Const,
     Copy,
@@ -26,14 +24,12 @@ from tilec.ir.ops import (
     If,
     Store,
     While,
-    squeeze,
 )
-from tilec.ir.types import BOOL, BufferType, DType
+from tilec.ir.types import BOOL, BufferType
 from tilec.passes.addressing import depends
 from tilec.passes.stage_stores import staged_form
 from tilec.target import Target
 
-TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
 MAX_BOX = 256  # elements of a TMA box in one dimension
 
 
@@ -51,49 +47,20 @@ class _Chooser:
     def __init__(self, func: Func, target: Target) -> None:
         self.target = target
         self.func = func
-        self.facts = Facts(func)
-        self.safe = SafeValues(func)
+        self.agents = Agents(func, target)
         self.unseen = _never_seen_again(func)
 
     def choose(self, o: Copy) -> Op:
-        vector = self.vector(o)
+        vector = self.agents.vector(o)
         if o.ahead:
-            if self._tma_load(o):
-                return replace(o, agent="tma", vector=vector)
-            width = vector * o.source.dtype.bits // 8
-            same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source)
-            if self.target.has("cp_async") and same and width in (4, 8, 16):
-                return replace(o, agent="cp_async", vector=vector)
+            s = o.dest.buffer
+            boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
+            agent = self.agents.of(o, bool(self.func.attrs.get("specialise")) and boxes)
+            if agent != "threads":
+                return replace(o, agent=agent, vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):
             return replace(o, agent="tma_store", vector=vector)
         return replace(o, agent="threads", vector=vector)
-
-    def vector(self, o: Copy) -> int:
-        """Elements per access: what the global side's alignment allows, at most 16 bytes."""
-        # A fragment's elements are converted in registers; what counts is their size in memory.
-        sides = [v for v in (o.source, o.dest) if v.buffer.space != "fragment"]
-        widest = 16 * 8 // max(v.dtype.bits for v in sides or (o.source, o.dest))
-        for buffer, offsets, extents in (
-            (o.source, o.source_offsets, o.source_extents),
-            (o.dest, o.dest_offsets, o.dest_extents),
-        ):
-            if buffer.buffer.space == "global":
-                widest = min(widest, contiguous(buffer.buffer, offsets, extents, self.facts))
-        last = squeeze(o.dest_extents) or (1,)
-        while last[-1] % widest:
-            widest //= 2
-        if o.coalesced_width:
-            while widest > o.coalesced_width:
-                widest //= 2
-        return widest
-
-    def _tma_load(self, o: Copy) -> bool:
-        s = o.dest.buffer
-        return (
-            tma_may_load(o, s.dtype, self.func, self.target, self.safe)
-            and s.layout is not None
-            and box_fits(s.layout, s.dtype.bits)
-        )
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer, o.dest.buffer
@@ -125,39 +92,8 @@ class _Chooser:
             and o.source_extents == s.static_shape
             and s.layout is not None
             and box_fits(s.layout, s.dtype.bits)
-            and _same_order(o)
+            and same_order(o)
         )
-
-
-class SafeValues:
-    """What reads out of the bounds of a function's tensors give."""
-
-    def __init__(self, func: Func) -> None:
-        constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
-        self.found = {
-            o.dest: constants.get(o.value)
-            for o in walk(func.body)
-            if isinstance(o, AnnotateSafeValue)
-        }
-
-    def zero(self, tensor: Value) -> bool:
-        """Whether that is 0, which is what copies past the registers give."""
-        return not self.found.get(tensor)
-
-
-def tma_may_load(o: Copy, dtype: DType, func: Func, target: Target, safe: SafeValues) -> bool:
-    """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
-    tile's layout is one that boxes can write."""
-    t = o.source.buffer
-    return (
-        bool(func.attrs.get("specialise"))
-        and target.has("tma")
-        and not o.disable_tma
-        and tma_gives(t.dtype, dtype)
-        and safe.zero(o.source)
-        and tensor_map_fits(t)
-        and _same_order(o)
-    )
 
 
 def _never_seen_again(func: Func) -> set[Op]:
@@ -237,69 +173,10 @@ def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
     return True
 
 
-def gcd2(limit: int, divisor: int) -> int:
-    """The largest power of two that divides both."""
-    g = 1
-    while limit % (2 * g) == 0 and divisor % (2 * g) == 0:
-        g *= 2
-    return g
-
-
-def alignment(t: BufferType) -> int:
-    """Bytes (a power of two up to 16) that divide the address of every element whose last index is
-    0."""
-    known = t.align
-    if t.strides is None:
-        row = t.shape[-1] if t.rank > 1 else 0
-        return gcd2(known, row * t.dtype.bits // 8 if isinstance(row, int) else t.dtype.bits // 8)
-    for s in t.strides[:-1]:
-        if isinstance(s, int):
-            known = gcd2(known, s * t.dtype.bits // 8)
-    return known
-
-
-def innermost_contiguous(t: BufferType) -> bool:
-    """Whether neighbours along the last dimension are neighbours in memory."""
-    return t.strides is None or t.strides[-1] == 1
-
-
-def contiguous(
-    t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...], facts: Facts
-) -> int:
-    """How many elements of a region of a tensor, from any multiple of itself on, are known to be
-    adjacent and aligned together."""
-    if not innermost_contiguous(t) or (extents[-1] == 1 and squeeze(extents)):
-        return 1
-    elements = min(alignment(t) * 8 // t.dtype.bits, 64)
-    return max(1, gcd2(elements, facts.divisor(offsets[-1])))
-
-
-def tensor_map_fits(t: BufferType) -> bool:
-    """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
-    and strides."""
-    return (
-        2 <= t.rank <= 5
-        and t.strides is not None
-        and t.strides[-1] == 1
-        and t.dtype.bits % 8 == 0
-        and alignment(t) == TMA_ALIGN
-    )
-
-
 def box_fits(layout: Layout, bits: int) -> bool:
     """Whether TMA boxes can write this shared layout."""
     found = tma_box(layout, bits)
     return found is not None and all(e <= MAX_BOX for e in found[0])
-
-
-def _same_order(o: Copy) -> bool:
-    """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
-    one."""
-    extents = o.source_extents if o.source.buffer.space == "global" else o.dest_extents
-    wide = [i for i, e in enumerate(extents) if e != 1]
-    return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
-        not wide or wide[-1] == len(extents) - 1
-    )
 
 
 def _is_narrow(fragment: BufferType, tensor: BufferType) -> bool:

@@ -101,7 +101,7 @@ class Candidate:
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int]] = {}
-        space = footprint(func)
+        space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
         for plan in plans(func, self.target, wanted):

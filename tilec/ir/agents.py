@@ -1,0 +1,150 @@
+"""Who may move the data of a copy, and how much at a time, as far as the types of the tensors say:
+their dtypes, their strides and what their addresses are multiples of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilec.ir.analysis import Facts
+from tilec.ir.core import Func, Value, walk
+from tilec.ir.instr.memory import tma_gives
+from tilec.ir.ops import AnnotateSafeValue, Const, Copy, squeeze
+from tilec.ir.types import BufferType, DType
+from tilec.target import Target
+
+TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
+CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
+REGISTER_VERSIONS = 2  # of a tile that waits in registers until the last one has been read
+
+
+class Agents:
+    """Who may bring the tiles of the run-ahead copies of `func`."""
+
+    def __init__(self, func: Func, target: Target) -> None:
+        self.func = func
+        self.target = target
+        self.facts = Facts(func)
+        self.safe = SafeValues(func)
+
+    def of(self, o: Copy, specialise: bool) -> str:
+        """ "tma" (where producer warps may: `specialise`), "cp_async" or "threads"."""
+        if specialise and tma_may_load(o, o.dest.dtype, self.target, self.safe):
+            return "tma"
+        width = self.vector(o) * o.source.dtype.bits // 8
+        same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source)
+        if self.target.has("cp_async") and same and width in CP_ASYNC:
+            return "cp_async"
+        return "threads"
+
+    def through_registers(self, copies: Iterable[Copy], specialise: bool) -> bool:
+        """Whether the tiles of a loop's run-ahead `copies` that TMA does not bring wait in
+        registers: cp.async brings all of them or none."""
+        return any(self.of(o, specialise) == "threads" for o in copies)
+
+    def vector(self, o: Copy) -> int:
+        """Elements per access: what the global side's alignment allows, at most 16 bytes."""
+        # A fragment's elements are converted in registers; what counts is their size in memory.
+        sides = [v for v in (o.source, o.dest) if v.buffer.space != "fragment"]
+        widest = 16 * 8 // max(v.dtype.bits for v in sides or (o.source, o.dest))
+        for buffer, offsets, extents in (
+            (o.source, o.source_offsets, o.source_extents),
+            (o.dest, o.dest_offsets, o.dest_extents),
+        ):
+            if buffer.buffer.space == "global":
+                widest = min(widest, contiguous(buffer.buffer, offsets, extents, self.facts))
+        last = squeeze(o.dest_extents) or (1,)
+        while last[-1] % widest:
+            widest //= 2
+        if o.coalesced_width:
+            while widest > o.coalesced_width:
+                widest //= 2
+        return widest
+
+
+class SafeValues:
+    """What reads out of the bounds of a function's tensors give."""
+
+    def __init__(self, func: Func) -> None:
+        constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+        self.found = {
+            o.dest: constants.get(o.value)
+            for o in walk(func.body)
+            if isinstance(o, AnnotateSafeValue)
+        }
+
+    def zero(self, tensor: Value) -> bool:
+        """Whether that is 0, which is what copies past the registers give."""
+        return not self.found.get(tensor)
+
+
+def tma_may_load(o: Copy, dtype: DType, target: Target, safe: SafeValues) -> bool:
+    """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
+    tile's layout is one that boxes can write."""
+    t = o.source.buffer
+    return (
+        target.has("tma")
+        and not o.disable_tma
+        and tma_gives(t.dtype, dtype)
+        and safe.zero(o.source)
+        and tensor_map_fits(t)
+        and same_order(o)
+    )
+
+
+def gcd2(limit: int, divisor: int) -> int:
+    """The largest power of two that divides both."""
+    g = 1
+    while limit % (2 * g) == 0 and divisor % (2 * g) == 0:
+        g *= 2
+    return g
+
+
+def alignment(t: BufferType) -> int:
+    """Bytes (a power of two up to 16) that divide the address of every element whose last index is
+    0."""
+    known = t.align
+    if t.strides is None:
+        row = t.shape[-1] if t.rank > 1 else 0
+        return gcd2(known, row * t.dtype.bits // 8 if isinstance(row, int) else t.dtype.bits // 8)
+    for s in t.strides[:-1]:
+        if isinstance(s, int):
+            known = gcd2(known, s * t.dtype.bits // 8)
+    return known
+
+
+def innermost_contiguous(t: BufferType) -> bool:
+    """Whether neighbours along the last dimension are neighbours in memory."""
+    return t.strides is None or t.strides[-1] == 1
+
+
+def contiguous(
+    t: BufferType, offsets: tuple[Value, ...], extents: tuple[int, ...], facts: Facts
+) -> int:
+    """How many elements of a region of a tensor, from any multiple of itself on, are known to be
+    adjacent and aligned together."""
+    if not innermost_contiguous(t) or (extents[-1] == 1 and squeeze(extents)):
+        return 1
+    elements = min(alignment(t) * 8 // t.dtype.bits, 64)
+    return max(1, gcd2(elements, facts.divisor(offsets[-1])))
+
+
+def tensor_map_fits(t: BufferType) -> bool:
+    """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
+    and strides."""
+    return (
+        2 <= t.rank <= 5
+        and t.strides is not None
+        and t.strides[-1] == 1
+        and t.dtype.bits % 8 == 0
+        and alignment(t) == TMA_ALIGN
+    )
+
+
+def same_order(o: Copy) -> bool:
+    """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
+    one."""
+    extents = o.source_extents if o.source.buffer.space == "global" else o.dest_extents
+    wide = [i for i, e in enumerate(extents) if e != 1]
+    return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
+        not wide or wide[-1] == len(extents) - 1
+    )
