@@ -93,12 +93,13 @@ def product_kernel(
                 cluster=cluster,
                 consumers=consumers,
                 store=store,
+                stages=stages,
             )
             a = T.alloc_shared((bm, 32), "float16")
             b = T.alloc_shared((64, 32), "float16")
             acc = T.alloc_fragment((bm, 64), "float32")
             T.clear(acc)
-            for k in T.Pipelined(T.ceildiv(K, 32), num_stages=stages):
+            for k in T.Pipelined(T.ceildiv(K, 32)):
                 T.copy(A[by * bm, k * 32], a)
                 T.copy(B[bx * 64, k * 32], b)
                 T.gemm(a, b, acc, transpose_B=True)
@@ -113,12 +114,12 @@ def small_matmul(
 ):
     """Tiles too small for wgmma: threads read what TMA brings, with ldmatrix."""
     with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 32), threads=128) as (bx, by):
-        T.annotate_schedule(specialise=True, split=1)
+        T.annotate_schedule(specialise=True, split=1, stages=2)
         a = T.alloc_shared((32, 32), "float16")
         b = T.alloc_shared((32, 64), "float16")
         acc = T.alloc_fragment((32, 64), "float32")
         T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+        for k in T.Pipelined(T.ceildiv(K, 32)):
             T.copy(A[by * 32, k * 32], a)
             T.copy(B[k * 32, bx * 64], b)
             T.gemm(a, b, acc)
@@ -130,11 +131,12 @@ def plain_matmul(
     A: T.Tensor((M, K), "float16"), B: T.Tensor((N, K), "float16"), C: T.Tensor((M, N), "float32")
 ):
     with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        T.annotate_schedule(stages=3)
         a = T.alloc_shared((64, 32), "float16")
         b = T.alloc_shared((64, 32), "float16")
         acc = T.alloc_fragment((64, 64), "float32")
         T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+        for k in T.Pipelined(T.ceildiv(K, 32)):
             T.copy(A[by * 64, k * 32], a)
             T.copy(B[bx * 64, k * 32], b)
             T.gemm(a, b, acc, transpose_B=True)
@@ -241,12 +243,12 @@ def linear(
 ):
     """A fused epilogue, stored by TMA."""
     with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
-        T.annotate_schedule(specialise=True, persistent=True, store="tma", cluster=1)
+        T.annotate_schedule(specialise=True, persistent=True, store="tma", cluster=1, stages=3)
         a = T.alloc_shared((64, 32), "float16")
         b = T.alloc_shared((64, 32), "float16")
         acc = T.alloc_fragment((64, 64), "float32")
         T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
+        for k in T.Pipelined(T.ceildiv(K, 32)):
             T.copy(A[by * 64, k * 32], a)
             T.copy(B[bx * 64, k * 32], b)
             T.gemm(a, b, acc, transpose_B=True)
@@ -269,6 +271,7 @@ def grouped(
 ):
     """Products of groups whose sizes only the device knows: a while loop finds each tile's."""
     with T.Kernel(blocks, threads=128) as block:
+        T.annotate_schedule(stages=2)
         a = T.alloc_shared((64, 32), "float16")
         b = T.alloc_shared((64, 32), "float16")
         acc = T.alloc_fragment((64, 64), "float32")
@@ -285,7 +288,7 @@ def grouped(
                 row = first + (tile - done) % down * 64
                 column = (tile - done) // down * 64
                 T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+                for k in T.Pipelined(T.ceildiv(K, 32)):
                     T.copy(A[row, k * 32], a)
                     T.copy(B[g, column, k * 32], b)
                     T.gemm(a, b, acc, transpose_B=True)
