@@ -233,8 +233,8 @@ MORE = (
     Mistake(
         "long unrolled loop",
         line("for q in T.unroll(100000):\n            row[q % 64] = scale"),
-        "100000",
-        ("T.unroll would write its body out 100000 times",),
+        "T.unroll(100000)",
+        ("T.unroll would write its body out 100000 times", "the most is 8192"),
         "use T.serial",
         line("for q in T.serial(100):\n            row[q % 64] = scale"),
     ),

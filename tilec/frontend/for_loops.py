@@ -25,8 +25,6 @@ from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
 
-_MOST_UNROLLED = 4096
-
 
 def describe_each(values: tuple[object, ...] | list[object]) -> list[str]:
     """Numbers as they are written, "…" for what is only known at run time."""
@@ -85,13 +83,6 @@ class ForLoops(Loops):
             kind = header.word.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.word, start, stop, step, attributes)
-            if kind == "unroll" and (loop.trips or 0) > _MOST_UNROLLED:
-                raise self.error(
-                    f"T.unroll would write its body out {loop.trips} times, the most is "
-                    f"{_MOST_UNROLLED}",
-                    "use T.serial, and unroll a short loop inside of it",
-                    header.place("stop"),
-                )
         with self.at(node.iter):
             self.counted_loop(loop, node.target, node.body)
 

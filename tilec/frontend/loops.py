@@ -20,10 +20,11 @@ from tilec.frontend.index import Affine, Atom
 from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
-from tilec.ir.ops import For, While, Yield
+from tilec.ir.ops import Const, For, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
 
 _TRIES = 5  # how often a body is traced before the dtypes of its literals must have settled
+_MOST_WRITTEN = 8192  # operations of a loop that is written out
 _hidden = count()
 
 
@@ -95,9 +96,21 @@ class Loops(Branches):
         with self.at(place):
             lo, hi, step = (self.index_value(x) for x in (loop.lo, loop.hi, loop.step))
             block, attributes = self._arranged(carried.block, loop.attributes)
+            if loop.kind in ("unroll", "vectorized") and loop.trips is not None:
+                self._check_written(loop.word, loop.trips, block)
             made = self.emit(For, loop.kind, lo, hi, step, carried.inits, block, **attributes)
         self._rename(names, made.results)
         self.forget(body, (target,))
+
+    def _check_written(self, word: str, trips: int, block: Block) -> None:
+        """Refuse a loop that would take longer to write out than anyone waits."""
+        total = trips * _written(block, {})
+        if total > _MOST_WRITTEN:
+            raise self.error(
+                f"T.{word} would write its body out {trips} times, {total} operations in all; the "
+                f"most is {_MOST_WRITTEN}",
+                "use T.serial, and unroll a short loop inside of it",
+            )
 
     def _arranged(self, block: Block, attributes: dict[str, Any]) -> tuple[Block, dict[str, Any]]:
         """The body and the attributes of a pipelined loop whose statements the user has ordered."""
@@ -339,3 +352,18 @@ def _has_break(body: list[ast.stmt]) -> bool:
 
 def _shown(name: str) -> str:
     return name if name.isidentifier() else ""
+
+
+def _written(block: Block, numbers: dict[Value, Any]) -> int:
+    """The ops of `block` when the loops in it that are to be written out are."""
+    total = 0
+    for o in block.ops:
+        inside = sum(_written(region, numbers) for region in o.regions)
+        match o:
+            case Const():
+                numbers[o.result] = o.value
+            case For(kind="unroll" | "vectorized"):
+                if {o.lo, o.hi, o.step} <= numbers.keys():
+                    inside *= len(range(numbers[o.lo], numbers[o.hi], numbers[o.step]))
+        total += 1 + inside
+    return total

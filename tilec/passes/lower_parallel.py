@@ -6,7 +6,8 @@ Before: every `parallel` has a layout; copies and fills have become parallel loo
 guard.
 
 A loop runs over groups of `v` registers whose elements are neighbours, so that the memory accesses
-among them become vector accesses where alignment is known. An index that may leave its tensor is
+among them become vector accesses where alignment is known. It is written out, but for one that is
+long and selects no registers. An index that may leave its tensor is
 guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
 that crosses an edge takes the guarded form."""
 
@@ -39,7 +40,10 @@ from tilec.ir.ops import (
     For,
     If,
     Load,
+    Lookup,
     Parallel,
+    RegRead,
+    RegWrite,
     Store,
     Yield,
 )
@@ -58,6 +62,9 @@ from tilec.passes.loop_body import LoopBody
 from tilec.passes.memory_access import MemoryFacts, in_memory
 from tilec.passes.rings import only_if
 from tilec.target import Target
+
+MOST_WRITTEN = 128
+"""Iterations of a thread that are written out where no register has to be selected by a number."""
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
@@ -256,8 +263,11 @@ class Lowering:
         if cond is not None:
             only_if(inner, cond, work.ops)
         inner.emit(Yield)
-        zero, count, one = (b.value(Const, n, INT32) for n in (0, registers // width, 1))
-        b.emit(For, "unroll", zero, count, one, (), inner.block([group]))
+        groups, block = registers // width, inner.block([group])
+        selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
+        kind = "unroll" if selects or groups <= MOST_WRITTEN else "serial"
+        zero, count, one = (b.value(Const, n, INT32) for n in (0, groups, 1))
+        b.emit(For, kind, zero, count, one, (), block)
 
 
 def _leaves_registers(p: Parallel) -> bool:

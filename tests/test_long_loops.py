@@ -1,0 +1,87 @@
+"""Element loops and unrolled loops that are too long to be written out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.errors import CompileError
+from tilec.passes.lower_parallel import MOST_WRITTEN
+
+GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+N = 64 * (MOST_WRITTEN + 3) + 5
+
+
+def elements(n: int) -> Any:
+    @tilec.kernel
+    def kernel(A: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(n):
+                if A[i] > 0.25:
+                    C[i] = A[i] * 2.0 + A[n - 1 - i]
+
+    return kernel
+
+
+def copies(n: int) -> Any:
+    @tilec.kernel
+    def kernel(A: T.Tensor((n, 3), "float32"), C: T.Tensor((3, n), "float32")):
+        with T.Kernel(1, threads=64):
+            T.fill(C, 7.0)
+            for i in T.Parallel(n):
+                C[1, i] = A[i, 2]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942"])
+def test_a_long_loop_stays_one(target: str, rng: np.random.Generator) -> None:
+    a, c = rng.random(N, np.float32), np.zeros(N, np.float32)
+    compiled = elements(N).compile(a, c, target=target)
+    lowered = next(text for name, text in compiled.stages.items() if name == "lower_parallel")
+    assert "for.serial" in lowered and "for.unroll" not in lowered
+    report = tilec.simulate(elements(N), a, c, target=target)
+    assert not report.findings
+    np.testing.assert_allclose(c, np.where(a > 0.25, a * 2 + a[::-1], 0), rtol=1e-6)
+    rows, columns = rng.random((N, 3), np.float32), np.zeros((3, N), np.float32)
+    assert not tilec.simulate(copies(N), rows, columns, target=target).findings
+    np.testing.assert_array_equal(columns, np.stack([np.full(N, 7), rows[:, 2], np.full(N, 7)]))
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_a_million_elements_compile_at_once(target: str) -> None:
+    start = time.process_time()
+    for make in (elements, copies):
+        shapes = [(10**6,)] * 2 if make is elements else [(10**6, 3), (3, 10**6)]
+        make(10**6).compile(*(tilec.spec(s, "float32") for s in shapes), target=target)
+    assert time.process_time() - start < 4
+
+
+def nested(word: str) -> Any:
+    @tilec.kernel
+    def unroll(C: T.Tensor((10**6,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.unroll(100):
+                for j in T.unroll(100):
+                    C[i * 100 + j] = 1.0
+
+    @tilec.kernel
+    def vectorized(C: T.Tensor((10**6,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.unroll(2):
+                for j in T.vectorized(5000):
+                    C[i * 100 + j] = 1.0
+
+    return {"unroll": unroll, "vectorized": vectorized}[word]
+
+
+@pytest.mark.parametrize("word", ["unroll", "vectorized"])
+def test_what_nested_loops_write_out_is_counted(word: str) -> None:
+    with pytest.raises(CompileError, match=rf"T\.{word} would write its body out") as caught:
+        nested(word).compile(tilec.spec((10**6,), "float32"), target="cuda:sm_80")
+    assert "T.serial" in caught.value.hint
