@@ -5,14 +5,16 @@ These names are used as `T.dynamic`, `T.Tensor`, … : `tilec.language` has them
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilec import foreign
-from tilec.ir.caller import caller_loc
-from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.types import DTYPES, DType, find_dtype
 
 
@@ -21,9 +23,9 @@ def dtype_of(name: object) -> DType:
     found = find_dtype(name)
     if found is None:
         meant = foreign.meant_dtype(name)
-        near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(name), DTYPES)
+        near = f"; did you mean {meant!r}?" if meant else did_you_mean(shown(name), DTYPES)
         hint = f"known: {', '.join(DTYPES)}"
-        raise CompileError(f"unknown dtype {name!r}{near}", caller_loc(), hint)
+        raise CompileError(f"unknown dtype {shown(name)}{near}", caller_loc(), hint)
     return found
 
 
@@ -34,6 +36,33 @@ def only_inside(word: str) -> NoReturn:
         caller_loc(),
         "call it in the body of a function under @tilec.kernel or @tilec.macro",
     )
+
+
+def check_function(function: object, word: str) -> None:
+    """Raise CompileError, placed at the call, where `@tilec.<word>` stands above anything but a
+    `def`."""
+    if isinstance(function, types.FunctionType):
+        return
+    hint = f"write @tilec.{word} above a def"
+    match function:
+        case type():
+            what = f"the class {function.__qualname__}"
+            hint = f"write @tilec.{word} above a def, outside of the class"
+        case types.MethodType():
+            what = f"the method {function.__qualname__}"
+            hint = "define it outside of the class, and take what it needs as parameters"
+        case staticmethod() | classmethod():
+            what = f"a {type(function).__name__}"
+            hint = f"write @tilec.{word} below @{type(function).__name__}, next to the def"
+        case functools.partial():
+            what = "a functools.partial"
+            hint = "give the arguments at the call, or define it in a function that has them"
+        case Macro():
+            what = f"the macro {function.__name__}"
+            hint = "keep one of the two decorators"
+        case _:
+            what = shown(function)
+    raise CompileError(f"tilec.{word} was given {what}, no function", caller_loc(), hint)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -53,8 +82,11 @@ class Size:
     fixed: bool = False
 
     def _with(self, op: str, sign: str, other: object, swapped: bool = False) -> Any:
-        if not isinstance(other, Size | int) or isinstance(other, bool):
-            return NotImplemented
+        whole = isinstance(other, int) and not isinstance(other, bool) and abs(other) < 2**63
+        if not whole and not isinstance(other, Size):
+            message = f"the size {self.text} {sign} {shown(other)}"
+            hint = "sizes are reckoned with ints and other sizes by + - * // %"
+            raise CompileError(f"{message}: that is no extent", caller_loc(), hint)
         a, b = (other, self) if swapped else (self, other)
         left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
         return Size(f"({left} {sign} {right})", op, (a, b))
@@ -86,10 +118,7 @@ class Size:
     def __mod__(self, other: object) -> Any:
         return self._with("mod", "%", other)
 
-    def __bool__(self) -> bool:
-        raise TypeError(f"the size {self.text} has no value before the kernel is called")
-
-    def _unknown(self, other: object) -> NoReturn:
+    def _unknown(self, other: object = None) -> NoReturn:
         raise CompileError(
             f"the size {self.text} has no value before the kernel is called",
             caller_loc(),
@@ -97,6 +126,7 @@ class Size:
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = _unknown
+    __bool__ = __int__ = __index__ = __float__ = _unknown
 
     def __str__(self) -> str:
         return self.text
@@ -106,16 +136,17 @@ def _sizes(names: str, dtype: object, fixed: bool) -> Size | tuple[Size, ...]:
     parts = [n.strip() for n in names.split(",")] if isinstance(names, str) else [names]
     word = "const" if fixed else "dynamic"
     if dtype is not None and find_dtype(dtype) is None:  # "T.dynamic('M', 'N')"
-        hint = f'names stand in one string: T.{word}("{names}, {dtype}")'
-        raise CompileError(f"the dtype of a size is {dtype!r}", caller_loc(), hint)
+        hint = f'names stand in one string: T.{word}("M, N")'
+        raise CompileError(f"the dtype of a size is {shown(dtype)}", caller_loc(), hint)
     for part in parts:
         if not isinstance(part, str) or not part.isidentifier():
             hint = f'write T.{word}("M, N")'
-            raise CompileError(f"{part!r} is no name for a size", caller_loc(), hint)
+            raise CompileError(f"{shown(part)} is no name for a size", caller_loc(), hint)
     made = tuple(Size(p, fixed=fixed) for p in parts)
     return made[0] if len(made) == 1 else made
 
 
+@for_users
 def dynamic(names: str, dtype: object = None) -> Any:
     """Run-time sizes: `T.dynamic("M")` is one, `T.dynamic("M, N")` a tuple.
 
@@ -128,6 +159,7 @@ def dynamic(names: str, dtype: object = None) -> Any:
 symbolic = dynamic
 
 
+@for_users
 def const(names: str, dtype: object = None) -> Any:
     """Compile-time sizes bound from the arguments: `M, N = T.const("M, N")` in an eager kernel."""
     return _sizes(names, dtype, fixed=True)
@@ -172,9 +204,9 @@ class Tensor(metaclass=Subscripted):
         self.shape = _extents("extent", shape)
         if isinstance(dtype, Size | int):
             raise CompileError(
-                f"the dtype of T.Tensor is {str(dtype)}: the shape is one tuple",
+                f"the dtype of T.Tensor is {_text(dtype)}: the shape is one tuple",
                 caller_loc(),
-                f'write T.Tensor(({", ".join(map(str, (*self.shape, dtype)))}), "float16")',
+                f'write T.Tensor(({", ".join(map(_text, (*self.shape, dtype)))}), "float16")',
             )
         self.dtype = dtype_of(dtype)
         self.strides = None if strides is None else _extents("stride", strides)
@@ -201,19 +233,26 @@ class constexpr:
     """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
 
 
+def _text(extent: object) -> str:
+    return extent.text if isinstance(extent, Size) else shown(extent)
+
+
 def _extents(what: str, shape: Any) -> tuple[int | Size, ...]:
     if isinstance(shape, str):
         hint = 'write T.Tensor((M, N), "float16"): the shape first, a tuple of ints and sizes'
-        raise CompileError(f"the {what}s of a tensor are the string {shape!r}", caller_loc(), hint)
+        message = f"the {what}s of a tensor are the string {shown(shape)}"
+        raise CompileError(message, caller_loc(), hint)
     entries = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     for e in entries:
         whole = isinstance(e, int) and not isinstance(e, bool)
-        if whole and e < 0:
+        if whole and not 0 <= e < 2**63:
             hint = 'write T.dynamic("M") for a size that is known at run time'
-            raise CompileError(f"the {what} {e} of a tensor is negative", caller_loc(), hint)
+            wrong = "negative" if e < 0 else "beyond 64 bits"
+            raise CompileError(f"the {what} {shown(e)} of a tensor is {wrong}", caller_loc(), hint)
         if not whole and not isinstance(e, Size):
-            shown = f"({', '.join(map(str, e))})" if isinstance(e, tuple) else repr(e)
-            message = f"the {what} {shown} of a tensor is neither an int nor a size"
+            several = isinstance(e, tuple) and all(isinstance(part, Size | int) for part in e)
+            text = f"({', '.join(map(str, e))})" if several else shown(e)
+            message = f"the {what} {text} of a tensor is neither an int nor a size"
             raise CompileError(message, caller_loc(), _instead_of(e))
     return entries
 
@@ -250,10 +289,13 @@ class Macro:
         )
 
 
+@for_users
 def macro(function: Callable[..., Any]) -> Macro:
     """Make `function` usable inside kernels: each call is inlined.
 
     Its body is kernel code. Arguments are passed as they are: buffers and regions by reference,
-    numbers by value, anything known at compile time stays so. It may end in `return value`.
+    numbers by value, anything known at compile time stays so. It may end in `return value`. Raises
+    CompileError for anything but a `def`.
     """
+    check_function(function, "macro")
     return Macro(function)

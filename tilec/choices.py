@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.annotations import only_inside
-from tilec.ir.errors import CompileError
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError, shown
 
 DEFAULT_VALUES = (16, 32, 64, 128, 192, 224, 256)
 """Not only powers of two: 192 fills registers where 256 does not fit, and 14336, the width of many
@@ -26,12 +27,14 @@ class Auto:
         for v in values:
             if not isinstance(v, int) or isinstance(v, bool) or v < 1:
                 raise CompileError(
-                    f"T.auto chooses among positive ints, {v!r} is none",
+                    f"T.auto chooses among positive ints, {shown(v)} is none",
+                    caller_loc(),
                     hint="write BM: T.constexpr = T.auto(64, 128, 256)",
                 )
         if not values:
             raise CompileError(
                 "T.auto() lists nothing to choose from",
+                caller_loc(),
                 hint="write T.auto without parentheses, or T.auto(64, 128, 256)",
             )
         return Auto(tuple(dict.fromkeys(values)))

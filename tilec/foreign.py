@@ -168,4 +168,4 @@ def meant_keyword(word: str, name: str) -> tuple[str, str]:
 
 def meant_dtype(name: object) -> str:
     """The dtype that another system calls `name`; "" where nothing is known."""
-    return _DTYPES.get(str(name).lower(), "")
+    return _DTYPES.get(name.lower(), "") if isinstance(name, str) else ""

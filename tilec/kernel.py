@@ -21,8 +21,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from tilec.annotations import check_function
 from tilec.ir.caller import caller_loc, for_users
-from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean
+from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
 from tilec.jit.choose import Choices, open_constants
 from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.jit.disk import load_variant, store_variant
@@ -31,7 +32,14 @@ from tilec.jit.fingerprint import describe, remember_locals
 from tilec.jit.recipe import Prepared, Recipe
 from tilec.jit.specialise import Facts, facts_of, parameters_of
 from tilec.lazy import Lazy
-from tilec.runtime.arguments import REQUIRED, Call, Parameter, bind_call, read_arguments
+from tilec.runtime.arguments import (
+    REQUIRED,
+    Call,
+    Parameter,
+    as_index,
+    bind_call,
+    read_arguments,
+)
 from tilec.runtime.devices import default_target, device_target, resolve_target
 from tilec.runtime.tensors import common_kind
 
@@ -55,7 +63,7 @@ def kernel(
 def kernel(
     function: Callable[..., Any] | None = None,
     /,
-    *,
+    *more: object,
     out: Sequence[str] = (),
     threads: int | None = None,
     **unknown: object,
@@ -66,33 +74,35 @@ def kernel(
     argument) and returns. `threads` is how many threads of a block compute, where the body's
     T.Kernel does not say. Raises CompileError for other arguments.
     """
-    _check_decorator(function, out, threads, unknown)
+    _check_decorator(more, out, threads, unknown)
     if function is not None:
+        check_function(function, "kernel")
         remember_locals(function, sys._getframe(1))
         return _make_kernel(function, (), None)
 
     def decorate(function: Callable[..., Any]) -> Kernel:
+        check_function(function, "kernel")
         remember_locals(function, sys._getframe(1))
         return _make_kernel(function, tuple(out), threads)
 
     return decorate
 
 
-def _check_decorator(function: object, out: object, threads: object, unknown: Any) -> None:
+def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> None:
     """Raise CompileError, placed at the decorator, for what `kernel` does not take."""
+    if more:
+        message = f"tilec.kernel takes one function; there are {len(more)} arguments behind it"
+        raise CompileError(message, caller_loc(), 'the rest has names: out=["C"], threads=128')
     for name in unknown:
         near = did_you_mean(name, ("out", "threads"))
         instead = {"outs": "", "num_warps": "write threads=32 * num_warps"}.get(name, "")
         hint = instead or 'it has: out=["C"], threads=128'
         raise CompileError(f"tilec.kernel has no keyword {name!r}{near}", caller_loc(), hint)
-    if function is not None and not callable(function):
-        hint = "write @tilec.kernel above a def, or @tilec.kernel(threads=128)"
-        raise CompileError(f"tilec.kernel was given {function!r}, no function", caller_loc(), hint)
     names = isinstance(out, Sequence) and all(isinstance(name, str) for name in out)
     if not names or isinstance(out, str):
-        shown = [out] if isinstance(out, str) else ["C"]
-        hint = f"write the parameters' names: out={shown!r}"
-        raise CompileError(f"out of tilec.kernel is {out!r}", caller_loc(), hint)
+        named = [out] if isinstance(out, str) and out.isidentifier() else ["C"]
+        hint = f"write the parameters' names: out={named!r}"
+        raise CompileError(f"out of tilec.kernel is {shown(out)}", caller_loc(), hint)
     check_threads(threads, "threads of tilec.kernel", CompileError)
 
 
@@ -100,7 +110,8 @@ def check_threads(threads: object, what: str, error: type[TilecError]) -> None:
     """Raise `error`, placed at the call, unless `threads` is None or a positive int."""
     whole = isinstance(threads, int) and not isinstance(threads, bool) and threads > 0
     if threads is not None and not whole:
-        raise error(f"{what} is {threads!r}, not a positive int", caller_loc(), "write threads=128")
+        message = f"{what} is {shown(threads)}, not a positive int"
+        raise error(message, caller_loc(), "write threads=128")
 
 
 def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
@@ -182,6 +193,8 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
+
+    __iter__ = None  # indexing gives a launch, not an item
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
@@ -371,11 +384,15 @@ class Kernel:
         """The configurations that T.auto and the open schedule leave for these arguments of
         `compile`, predicted, best first: at most `topk` that can run, then as many that cannot,
         with the reasons. Raises CompileError."""
+        whole = as_index(topk)
+        if whole is None or whole < 1:
+            message = f"topk is {shown(topk)}, not a positive int"
+            raise LaunchError(message, hint="write topk=10, or leave it out")
         call, signature, parameters, name, threads = self._described(args, target, kwargs)
         from_launch = signature.grid_from_launch
         base = facts_of(call, signature, parameters, name, threads, from_launch)
-        found = self._choices.rank(base, signature, call, None, topk)
-        return () if found is None else (*found.ranked[:topk], *found.rejected[:topk])
+        found = self._choices.rank(base, signature, call, None, whole)
+        return () if found is None else (*found.ranked[:whole], *found.rejected[:whole])
 
     def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
         """The facts that these arguments of `compile` give."""
@@ -434,6 +451,7 @@ class Kernel:
         return made
 
 
+@for_users
 def recommend(
     kernel: Kernel, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
 ) -> tuple[Ranked, ...]:
@@ -441,7 +459,8 @@ def recommend(
     `Kernel.recommend`. `print` of an entry is for people."""
     if not isinstance(kernel, Kernel):
         hint = "put @tilec.kernel above it"
-        raise CompileError(f"tilec.recommend takes a kernel, not {kernel!r}", caller_loc(), hint)
+        message = f"tilec.recommend takes a kernel, not {shown(kernel)}"
+        raise CompileError(message, caller_loc(), hint)
     return kernel.recommend(*args, target=target, topk=topk, **kwargs)
 
 

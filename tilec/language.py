@@ -73,7 +73,8 @@ from tilec.choices import (
     auto as auto,
 )
 from tilec.ir.caller import caller_loc as _caller_loc
-from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.caller import for_users as _for_users
+from tilec.ir.errors import CompileError, LayoutError, did_you_mean
 from tilec.ir.layout import Layout as _Layout
 from tilec.ir.types import (
     BFLOAT16,
@@ -287,6 +288,18 @@ def _truncdiv(a: Any, b: Any) -> Any:
     return quotient if (a < 0) == (b < 0) else -quotient
 
 
+def _shift_left(a: Any, b: Any) -> Any:
+    if isinstance(b, _Int) and b > 1 << 16:
+        raise OverflowError("the result has thousands of digits")
+    return a << b
+
+
+def _pow(a: Any, b: Any) -> Any:
+    if isinstance(a, _Int) and isinstance(b, _Int) and a.bit_length() * b > 1 << 16:
+        raise OverflowError("the power has thousands of digits")
+    return a**b
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:
     """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on
@@ -298,12 +311,15 @@ class Elementwise:
     doc: str
     arity: _Int = 1
 
-    def __call__(self, *args: Any) -> Any:
-        if len(args) != self.arity:
-            raise TypeError(f"T.{self.name} takes {self.arity} arguments, {len(args)} were given")
+    def __call__(self, *args: Any, **named: Any) -> Any:
         try:
+            if named or len(args) != self.arity:
+                given = len(args) + len(named)
+                raise TypeError(f"{self.arity} without a name, and {given} were given")
             return self.python(*args)
-        except TypeError as e:
+        except CompileError:  # of a size
+            raise
+        except Exception as e:  # the arguments' own methods, whatever they are, compute it
             raise CompileError(
                 f"T.{self.name} outside of a kernel takes Python numbers: {e}",
                 _caller_loc(),
@@ -347,7 +363,7 @@ bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned 
 
 max = _binary("max", "max", max, "the larger of two")
 min = _binary("min", "min", min, "the smaller of two")
-pow = _binary("pow", "pow", pow, "x to the power y")
+pow = _binary("pow", "pow", _pow, "x to the power y")
 atan2 = _binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)")
 ceildiv = _binary("ceildiv", "ceildiv", _ceildiv, "quotient of two ints rounded up")
 cdiv = ceildiv
@@ -363,17 +379,19 @@ truncmod = _binary(
 bitwise_and = _binary("bitwise_and", "and", lambda a, b: a & b, "a & b")
 bitwise_or = _binary("bitwise_or", "or", lambda a, b: a | b, "a | b")
 bitwise_xor = _binary("bitwise_xor", "xor", lambda a, b: a ^ b, "a ^ b")
-shift_left = _binary("shift_left", "shl", lambda a, b: a << b, "a << b")
+shift_left = _binary("shift_left", "shl", _shift_left, "a << b")
 shift_right = _binary(
     "shift_right", "shr", lambda a, b: a >> b, "a >> b, arithmetic for signed ints"
 )
 
 
+@_for_users
 def infinity(dtype: object = "float32") -> _Float:
     """Positive infinity, a literal. Raises CompileError for a dtype that has none."""
     found = dtype_of(dtype)
     if not found.is_float or found in (FLOAT8_E4M3, FLOAT4_E2M1):
-        raise CompileError(f"{found.name} has no infinity", hint="use T.max_value(dtype)")
+        hint = f'use T.max_value("{found.name}")'
+        raise CompileError(f"{found.name} has no infinity", _caller_loc(), hint)
     return math.inf
 
 
@@ -382,6 +400,7 @@ _LARGEST |= {"f32": 3.4028234663852886e38, "tf32": 3.4028234663852886e38, "e2m1"
 _LARGEST |= {"f64": 1.7976931348623157e308}
 
 
+@_for_users
 def max_value(dtype: object) -> _Number:
     """The largest finite value of `dtype`, a literal."""
     found = dtype_of(dtype)
@@ -390,6 +409,7 @@ def max_value(dtype: object) -> _Number:
     return True if found is BOOL else 2 ** (found.bits - (found.kind == "int")) - 1
 
 
+@_for_users
 def min_value(dtype: object) -> _Number:
     """The smallest (for floats: most negative finite) value of `dtype`, a literal."""
     found = dtype_of(dtype)
@@ -484,12 +504,18 @@ def print(obj: Any, msg: str = "") -> None:
     only_inside("print")
 
 
+@_for_users
 def Layout(shape: Any, fn: Callable[..., Any]) -> _Layout:
     """The layout that puts element `(i, j, …)` of a shared buffer at offset `fn(i, j, …)`.
 
-    Raises LayoutError if no layout fits `fn`.
+    Raises LayoutError if no layout fits `fn`, for a shape of anything but positive ints, and where
+    `fn` fails.
     """
-    return _Layout.from_function(tuple(shape), fn)
+    try:
+        return _Layout.from_function(shape, fn)
+    except LayoutError as e:
+        e.hint = e.hint or "write T.Layout((64, 64), lambda i, j: i * 64 + j)"
+        raise
 
 
 # --- words that are planned -----------------------------------------------------------------------
@@ -505,7 +531,7 @@ class NotYet:
         raise CompileError(
             f"T.{self.name} is not supported yet",
             _caller_loc(),
-            _foreign.MEANWHILE.get(self.name, ""),
+            _foreign.MEANWHILE.get(self.name, _foreign.LATER),
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from tilec.ir.caller import for_users
 from tilec.ir.errors import CompileError
 from tilec.ir.layout import Layout, LayoutRequest
 
 __all__ = ["Layout", "LayoutRequest", "make_mma_swizzle_layout", "make_swizzled_layout"]
 
 
+@for_users
 def make_swizzled_layout(buffer: object) -> LayoutRequest:
     """A swizzle of a shared tile that keeps rows and columns free of bank conflicts, chosen per
     target.
@@ -18,6 +20,7 @@ def make_swizzled_layout(buffer: object) -> LayoutRequest:
     return LayoutRequest("swizzle")
 
 
+@for_users
 def make_mma_swizzle_layout(buffer: object) -> LayoutRequest:
     """The conflict-free swizzle that the target's matrix instruction reads.
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 
-
-class TargetError(ValueError):
-    """A target's name is unknown, or names a machine that tilec does not compile for yet."""
+from tilec.ir.errors import TargetError, shown
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
 
 def meant_target(name: object) -> str:
     """The target or vendor that others call `name`; "" where none is known."""
-    return _OTHER_NAMES.get(str(name).lower(), "")
+    return _OTHER_NAMES.get(name.lower(), "") if isinstance(name, str) else ""
 
 
 def find_target(name: str) -> Target:
@@ -187,13 +185,18 @@ def find_target(name: str) -> Target:
 
     Raises TargetError for a name that is planned but not built, and for one that is unknown (with
     the nearest name that exists)."""
-    if name in TARGETS:
+    if isinstance(name, str) and name in TARGETS:
         return TARGETS[name]
-    if name in NOT_YET:
+    if isinstance(name, str) and name in NOT_YET:
         raise TargetError(
-            f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}"
+            f"target {name!r} is not supported yet; today tilec compiles for {', '.join(TARGETS)}",
+            hint='write target="cuda:sm_90a"',
         )
     meant = meant_target(name)
-    near = [meant] if meant else difflib.get_close_matches(str(name), (*TARGETS, "cuda", "hip"), 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise TargetError(f"unknown target {name!r}{hint} (targets: {', '.join(TARGETS)})")
+    known = (*TARGETS, "cuda", "hip")
+    near = [meant] if meant else difflib.get_close_matches(shown(name).strip("'"), known, 1)
+    also = f"; did you mean {near[0]!r}?" if near else ""
+    raise TargetError(
+        f"unknown target {shown(name)}{also} (targets: {', '.join(TARGETS)})",
+        hint=f'write target="{near[0] if near else "cuda:sm_90a"}", or leave target out',
+    )

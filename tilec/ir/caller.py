@@ -2,21 +2,22 @@
 
 A kernel's lines come from its syntax tree; a call such as `T.Tensor((N,), "flaot16")` or `add(a)`
 is only known by the frame that makes it. `for_users` wraps what users call: an error raised on
-purpose leaves it with that place, and without the forty frames of the compiler below.
+purpose leaves it with that place, and without the forty frames of the compiler below; so does a
+call that does not fit the function's signature.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-from tilec.ir.errors import InternalError, TilecError
+from tilec.ir.errors import CompileError, InternalError, TilecError
 from tilec.ir.loc import Loc
-from tilec.target import TargetError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,7 +62,23 @@ def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
             if e.loc is None:
                 e.loc = caller_loc()
             raise e.with_traceback(None) from e.__cause__
-        except TargetError as e:  # below TilecError in the order of imports
-            raise TargetError(str(TilecError(str(e), caller_loc()))) from None
+        except TypeError as e:
+            made_here = e.__traceback__ is not None and e.__traceback__.tb_next is None
+            if not made_here:
+                raise
+            # Python's own: an argument too many, too few, or of another name.
+            raise CompileError(str(e), caller_loc(), f"write {_shape_of(function)}") from None
 
     return call
+
+
+def _shape_of(function: Callable[..., object]) -> str:
+    """A function's name and the names of its parameters."""
+    signature = inspect.signature(function)
+    names = [
+        p.replace(annotation=inspect.Parameter.empty)
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
+    bare = signature.replace(parameters=names, return_annotation=inspect.Signature.empty)
+    return f"{function.__name__}{bare}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import warnings
 from collections.abc import Iterable
 
@@ -26,7 +27,8 @@ class TilecError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        lines = [f"{self.loc}: {self.message}" if self.loc else self.message]
+        message = _cut(self.message)
+        lines = [f"{self.loc}: {message}" if self.loc else message]
         if self.loc:
             excerpt = self.loc.excerpt()
             if excerpt:
@@ -34,8 +36,16 @@ class TilecError(Exception):
             lines += [f"  in a macro called at {c}" for c in self.loc.chain()[1:4]]
         lines += [f"    {row}" for row in self.table]
         if self.hint:
-            lines += [f"  help: {line}" for line in self.hint.split("\n")]
+            lines += [f"  help: {_cut(line)}" for line in self.hint.split("\n")]
         return "\n".join(lines[:12])
+
+
+def _cut(text: str) -> str:
+    """A line of a message without the middle of what nobody reads to its end."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 80]} … {text[-80:]}"
+
+
+_LONGEST = 480
 
 
 class CompileError(TilecError):
@@ -53,6 +63,10 @@ class ResourceError(CompileError):
     """
 
     stages = 0
+
+
+class TargetError(TilecError, ValueError):
+    """A target's name is unknown, or names a machine that tilec does not compile for yet."""
 
 
 class LaunchError(TilecError):
@@ -76,6 +90,31 @@ def warn_of_bounds(message: str, loc: Loc, hint: str) -> None:
 class InternalError(TilecError):
     """A contract between tilec's own parts is broken: a bug in tilec, never in the user's
     program."""
+
+
+class _Short(reprlib.Repr):
+    """`repr` for messages: short, and of any object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother, self.maxlist, self.maxtuple = 3, 90, 8, 8
+
+    def repr_str(self, x: str, level: int) -> str:
+        text = repr(x)
+        return text if len(text) <= 90 else f"{text[:60]}… ({len(x)} characters)"
+
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if abs(x) < 10**40 else f"an int of {digits(x)} digits"
+
+
+def digits(number: int) -> int:
+    """How many an int has; Python itself writes none of more than 4300."""
+    return int(number.bit_length() * 0.30103) + 1
+
+
+shown = _Short().repr
+"""`repr` of what a user gave, for a message: at most a line of it, and of any object (a `repr` that
+raises gives the class)."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -79,10 +79,17 @@ class Plan:
         return f"{self.name} ({', '.join(parts)})"
 
 
-def plan_of(fields: Mapping[str, Any]) -> Plan:
-    """The plan whose fields these are (JSON has made lists of tuples)."""
-    x, y, z = fields["cluster"]
-    return Plan(**{**fields, "cluster": (x, y, z)})
+def plan_in(found: Mapping[str, Any]) -> Plan | None:
+    """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
+    those of a plan."""
+    try:
+        x, y, z = found["cluster"]
+        plan = Plan(**{**found, "cluster": (x, y, z)})
+    except (KeyError, TypeError, ValueError):
+        return None
+    kinds = asdict(Plan("", threads=plan.threads and 1))
+    same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
+    return plan if same and all(type(n) is int for n in plan.cluster) else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
 
 if TYPE_CHECKING:
     from tilec.ir.layout import Layout
@@ -36,6 +39,14 @@ class DType:
 
     def __str__(self) -> str:
         return self.short
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """A cast, which only kernels have; there the front end sees this object, not the call."""
+        raise CompileError(
+            f"T.{self.name}(…) converts a number inside a kernel only",
+            caller_loc(),
+            f'outside, write numpy.{self.name}(…), or "{self.name}" where a dtype is asked for',
+        )
 
 
 BOOL = DType("bool", "bool", 8, "i1")
@@ -216,6 +227,8 @@ def find_dtype(name: object) -> DType | None:
     found = getattr(name, "dtype", None)
     if isinstance(found, DType):
         return found
-    text = name if isinstance(name, str) else getattr(name, "__name__", None) or str(name)
-    text = text.rsplit(".", 1)[-1]
+    text = name if isinstance(name, str) else getattr(name, "__name__", None)
+    if text is None and type(name).__name__.lower().endswith("dtype"):
+        text = str(name)
+    text = text.rsplit(".", 1)[-1] if isinstance(text, str) else ""
     return DTYPES.get(ALIASES.get(text, text))

@@ -139,11 +139,12 @@ class Choices:
         stored = self._stored.get(base)
         if stored is None:
             stored = self._stored[base] = load_choices(self._function, base)
-        if where in stored:
-            constants, plan = stored[where]
+        found_there = _read_choice(stored.get(where), open_)
+        if found_there is not None:
+            constants, plan = found_there
             asked = replace(call, first=None, constants=dict(call.constants))
             again = functools.partial(self._text, base, signature, asked, grid)
-            made = Chosen(constants, None if plan is None else ir_plan.plan_of(plan), (), again)
+            made = Chosen(constants, plan, (), again)
             self._known.setdefault(base, set()).add(_variant(made))
             return made
         found = self.rank(base, signature, call, grid)
@@ -164,6 +165,17 @@ class Choices:
         stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
         store_choices(self._function, base, stored)
         return made
+
+
+def _read_choice(note: Any, open_: Mapping[str, Auto]) -> tuple[dict[str, int], Plan | None] | None:
+    """A choice as the disk cache holds it; None if there is none, or if it is damaged."""
+    match note:
+        case [dict() as constants, None | dict() as fields] if constants.keys() == open_.keys():
+            if not all(type(n) is int and n > 0 for n in constants.values()):
+                return None
+            plan = None if fields is None else ir_plan.plan_in(fields)
+            return None if plan is None and fields is not None else (constants, plan)
+    return None
 
 
 def _variant(chosen: Chosen) -> Variant:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import for_users
-from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.export import export_c
 from tilec.jit.stages import Stages
 from tilec.lazy import Lazy
@@ -18,6 +17,7 @@ from tilec.runtime.arguments import (
     Call,
     Parameter,
     alignment_fact,
+    as_index,
     bind_call,
     is_wide,
     overlapping,
@@ -27,7 +27,7 @@ from tilec.runtime.arguments import (
 from tilec.runtime.devices import driver, grid_limits
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
-from tilec.runtime.image import Argument, Image, Resources
+from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
 from tilec.runtime.tensors import allocator, read_tensor
 
 if TYPE_CHECKING:
@@ -69,7 +69,13 @@ class CompiledKernel:
     def plan(self) -> ir_plan.Plan | None:
         """The plan it was compiled with; None on the CPU. `stages["plan"]` says what it was chosen
         from."""
-        return ir_plan.plan_of(self.image.plan) if self.image.plan else None
+        if not self.image.plan:
+            return None
+        found = ir_plan.plan_in(self.image.plan)
+        if found is None:
+            hint = "compile the kernel again"
+            raise ImageError(f"{self.name} was saved with a plan of another version", hint=hint)
+        return found
 
     @property
     def resources(self) -> Resources:
@@ -88,14 +94,34 @@ class CompiledKernel:
         arguments = ", ".join(_parameter(a).describe() for a in self.image.arguments)
         return f"<{self.name}({arguments}) for {self.target}>"
 
+    @for_users
     def save(self, path: str | Path) -> None:
-        """Write the kernel with all its stages to a file for `tilec.load`."""
-        whole = Image(**{**self.image.__dict__, "stages": dict(self.stages)})
-        Path(path).write_bytes(whole.to_bytes())
+        """Write the kernel with all its stages to a file for `tilec.load`. Raises ImageError, which
+        is an OSError too, if that cannot be."""
+        file, content = path_of(path), self._whole()
+        with file_errors(file, "written"):
+            file.write_bytes(content)
 
+    def _whole(self) -> bytes:
+        return Image(**{**self.image.__dict__, "stages": dict(self.stages)}).to_bytes()
+
+    @for_users
     def export_c(self, path: str | Path) -> tuple[Path, Path]:
-        """Write the binary and a C header with its launch parameters, named after `path`."""
-        return export_c(self.image, path)
+        """Write the binary and a C header with its launch parameters, named after `path`. Raises
+        ImageError, which is an OSError too, if that cannot be."""
+        file = path_of(path)
+        with file_errors(file, "written"):
+            return export_c(self.image, file)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], CompiledKernel], tuple[bytes]]:
+        """Pickled as it is saved."""
+        return _unpickled, (self._whole(),)
+
+    def __copy__(self) -> CompiledKernel:
+        return self  # nothing of it changes
+
+    def __deepcopy__(self, memo: Any) -> CompiledKernel:
+        return self
 
     def loaded(self, index: int) -> Kernel:
         """The kernel on device `index`, loaded there at the first use."""
@@ -128,8 +154,7 @@ class CompiledKernel:
             values = {
                 p.name: _value(p.role, p.arg, p.dim, call) for p in self.image.params if p.name
             }
-            given = evaluate(self.image.grid, values, f"the grid of {self.name}")
-        assert given is not None
+            given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
         none = any(t.is_empty for t in call.tensors.values())
         check_grid(self.image, given, *grid_limits(self.target.split(":")[0]), none)
         return given
@@ -141,11 +166,12 @@ class CompiledKernel:
         for a in self.image.arguments:
             if a.output:
                 shape = tuple(
-                    e
-                    if isinstance(e, int)
-                    else int(evaluate(e, call.sizes.values, f"{a.name}.shape"))
+                    e if isinstance(e, int) else evaluate(e, call.sizes.values, f"{a.name}.shape")
                     for e in a.shape
                 )
+                if not all(as_index(e) is not None and e >= 0 for e in shape):
+                    message = f"the output {a.name} would have the shape {shown(shape)}"
+                    raise LaunchError(message, hint="pass sizes that give it extents from 0")
                 made[a.name] = allocator(call.first, shape, a.dtype, a.name, self.target)
         return made
 
@@ -164,6 +190,8 @@ class CompiledKernel:
     @for_users
     def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs, stream)
+
+    __iter__ = None  # indexing gives a launch, not an item
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         @for_users
@@ -256,13 +284,27 @@ class CompiledKernel:
         return None
 
 
+@for_users
 def load(path: str | Path) -> CompiledKernel:
     """The kernel that `CompiledKernel.save` wrote; its Python source is not needed.
 
-    Raises ImageError if the file is not whole, OSError if it cannot be read.
+    The file holds native code, which runs with all your rights: load only what you trust, as you
+    would a shared library. The checksum in it finds damage, not malice. Raises ImageError if the
+    file is damaged or of another version; one that is an OSError too if it cannot be read.
     """
-    image = Image.from_bytes(Path(path).read_bytes(), str(path))
+    file = path_of(path)
+    with file_errors(file, "read"):
+        content = file.read_bytes()
+    return _from_bytes(content, str(file))
+
+
+def _from_bytes(content: bytes, origin: str) -> CompiledKernel:
+    image = Image.from_bytes(content, origin)
     return CompiledKernel(image, Stages(image.stages))
+
+
+def _unpickled(content: bytes) -> CompiledKernel:
+    return _from_bytes(content, "the pickled kernel")
 
 
 def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
@@ -284,21 +326,14 @@ def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
                 hint='write kernel[lambda meta: (T.cdiv(n, meta["BN"]), 1)](…)',
             ) from e
     extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    if not 1 <= len(extents) <= 3 or not all(map(_is_index, extents)):
+    whole = [n for n in map(as_index, extents) if n is not None and abs(n) < 2**63]
+    if not 1 <= len(extents) <= 3 or len(whole) != len(extents):
         raise LaunchError(
-            f"a grid is one to three ints, got {grid!r}",
+            f"a grid is one to three ints, got {shown(grid)}",
             hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
         )
-    x, y, z = (*(e.__index__() for e in extents), 1, 1)[:3]
+    x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
-
-
-def _is_index(extent: Any) -> bool:
-    try:
-        operator.index(extent)
-    except TypeError:  # of an array, too
-        return False
-    return True
 
 
 def stream_handle(stream: Any, call: Call) -> int:
@@ -306,17 +341,21 @@ def stream_handle(stream: Any, call: Call) -> int:
     object with `__cuda_stream__` is taken at its word."""
     if stream is None:
         return driver(call.device).current_stream(call.index)
-    if hasattr(stream, "cuda_stream"):
-        return int(stream.cuda_stream)
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
     try:
-        return int(stream)
-    except (TypeError, ValueError):
+        if hasattr(stream, "cuda_stream"):
+            handle = int(stream.cuda_stream)
+        elif hasattr(stream, "__cuda_stream__"):
+            handle = int(stream.__cuda_stream__()[1])
+        else:
+            handle = -1 if isinstance(stream, str | float) else int(stream)
+    except Exception:  # its attributes may be anybody's
+        handle = -1
+    if not 0 <= handle < 2**64:
         raise LaunchError(
-            f"stream: expected a stream or its handle, got {stream!r}",
+            f"stream: expected a stream or its handle, got {shown(stream)}",
             hint="leave it out, or pass torch.cuda.Stream()",
-        ) from None
+        )
+    return handle
 
 
 def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:

@@ -16,11 +16,12 @@ from tilec.codegen.ptxas import find_ptxas
 from tilec.ir.caller import for_users
 from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
-from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
+from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
 from tilec.runtime.devices import resolve_target
 from tilec.runtime.driver import DriverError, argument_values, launched_grid
@@ -77,7 +78,7 @@ def simulate(
     for name, value in (("checks", checks), ("check_outputs", check_outputs)):
         if not isinstance(value, bool | np.bool_):
             hint = f"write {name}=False or {name}=True"
-            raise LaunchError(f"{name}: expected a bool, got {value!r}", hint=hint)
+            raise LaunchError(f"{name}: expected a bool, got {shown(value)}", hint=hint)
     wishes = Wishes(
         blocks=blocks,
         checks=checks,
@@ -174,24 +175,29 @@ def simulated_target(name: object) -> Target:
     """The GPU called `name` ("cuda" and "hip": the one found). Raises TargetError."""
     known = ", ".join(GPU_TARGETS)
     if not isinstance(name, str):
-        raise TargetError(f"target is a {type(name).__name__}; expected one of {known}")
+        hint = 'write target="cuda:sm_90a"'
+        message = f"target is a {type(name).__name__}; expected one of {known}"
+        raise TargetError(message, hint=hint)
     if name == "cpu":
         raise TargetError(
             f"the simulator runs the code of GPUs: {known}; on the cpu target a kernel runs itself,"
-            " by calling it with these arrays"
+            " by calling it with these arrays",
+            hint='write target="cuda:sm_90a"',
         )
     try:
         return find_target(resolve_target(name))
     except DriverError:
         raise TargetError(
-            f"target {name!r} means the device found, and there is none; name one of {known}"
+            f"target {name!r} means the device found, and there is none; name one of {known}",
+            hint='write target="cuda:sm_90a"',
         ) from None
     except TargetError:
         meant = meant_target(name) or name
         first = [t for t in GPU_TARGETS if t.startswith(meant)] if meant else []
         near = f"; did you mean {first[-1]!r}?" if first else did_you_mean(name, GPU_TARGETS)
         what = "is not supported yet" if name in NOT_YET else "is unknown"
-        raise TargetError(f"target {name!r} {what}{near} (the simulator has {known})") from None
+        message = f"target {shown(name)} {what}{near} (the simulator has {known})"
+        raise TargetError(message, hint='write target="cuda:sm_90a"') from None
 
 
 def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
@@ -206,20 +212,21 @@ def _check_keywords(kernel: Kernel, meta: Mapping[str, Any]) -> None:
 
 
 def _whole(name: str, value: object, least: int = 1) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+    whole = as_index(value)
+    if whole is None or whole < least:
         raise LaunchError(
-            f"{name}: expected an int of at least {least}, got {value!r}",
+            f"{name}: expected an int of at least {least}, got {shown(value)}",
             hint=f"leave {name} out, or write {name}={max(least, 2)}",
         )
-    return int(value.__index__())
+    return whole
 
 
 def _traces(trace: object) -> tuple[str, ...]:
     """What to follow, as a tuple of texts. Raises LaunchError."""
-    given = (trace,) if isinstance(trace, str) else trace or ()
+    given = (trace,) if isinstance(trace, str) else () if trace is None else trace
     if not isinstance(given, Sequence) or not all(isinstance(t, str) for t in given):
         raise LaunchError(
-            f"trace: expected a text or a list of texts, got {trace!r}",
+            f"trace: expected a text or a list of texts, got {shown(trace)}",
             hint='write trace="acc[0, :4]", or trace=["acc[0, :4]", "C[1]"]',
         )
     return tuple(given)
@@ -231,7 +238,7 @@ def _callback(on_change: object, trace: object) -> OnChange | None:
         return None
     if not callable(on_change):
         raise LaunchError(
-            f"on_change: expected a function of a trace and a change, got {on_change!r}",
+            f"on_change: expected a function of a trace and a change, got {shown(on_change)}",
             hint="write on_change=lambda trace, change: print(change.values)",
         )
     if not trace:

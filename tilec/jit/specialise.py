@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec import foreign
-from tilec.ir.caller import caller_loc
-from tilec.ir.errors import CompileError, did_you_mean
+from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
 from tilec.lazy import Lazy
@@ -23,6 +23,7 @@ from tilec.runtime.arguments import (
     Call,
     Parameter,
     alignment_fact,
+    as_index,
     fact_strides,
     is_wide,
     row_fact,
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
 else:  # whoever has a signature has loaded it
     frontend = Lazy("tilec.frontend")
 
+_MOST_DIMENSIONS = 64  # as in NumPy and torch
 
+
+@for_users
 def spec(
     shape: Sequence[int],
     dtype: object = None,
@@ -56,9 +60,9 @@ def spec(
     found = find_dtype(dtype)
     if found is None:
         meant = foreign.meant_dtype(dtype)
-        near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(dtype), DTYPES)
+        near = f"; did you mean {meant!r}?" if meant else did_you_mean(shown(dtype), DTYPES)
         hint = 'write tilec.spec((4096, 512), "float16")'
-        raise CompileError(f"unknown dtype {dtype!r}{near}", caller_loc(), hint)
+        raise CompileError(f"unknown dtype {shown(dtype)}{near}", caller_loc(), hint)
     extents = _whole(shape, "extent", 0)
     steps = contiguous_strides(extents) if strides is None else _whole(strides, "stride", None)
     if len(steps) != len(extents):
@@ -74,16 +78,23 @@ def _whole(given: object, what: str, least: int | None) -> tuple[int, ...]:
     """The entries of a spec's shape or strides. Raises CompileError for what are no ints."""
     entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if entries is None:
-        hint = f"write a tuple: tilec.spec(({given},), …)"
-        raise CompileError(f"the {what}s of a spec are {given!r}, not a tuple", caller_loc(), hint)
-    for e in entries:
-        if not hasattr(e, "__index__") or (least is not None and e < least):
+        one = 4096 if as_index(given) is None else shown(given)
+        hint = f"write a tuple: tilec.spec(({one},), …)"
+        message = f"the {what}s of a spec are {shown(given)}, not a tuple"
+        raise CompileError(message, caller_loc(), hint)
+    if len(entries) > _MOST_DIMENSIONS:
+        message = f"a spec has {len(entries)} {what}s; no array has more than {_MOST_DIMENSIONS}"
+        raise CompileError(message, caller_loc(), "write one for each dimension")
+    whole = [as_index(e) for e in entries]
+    for e, number in zip(entries, whole):
+        if number is None or not (-(2**63) if least is None else least) <= number < 2**63:
             raise CompileError(
-                f"the {what} {e} of a spec is not an int" + (" from 0" if least == 0 else ""),
+                f"the {what} {shown(e)} of a spec is not an int"
+                + (" from 0" if least == 0 else ""),
                 caller_loc(),
                 "write a number: a spec is one array, with the sizes it has",
             )
-    return tuple(e.__index__() for e in entries)
+    return tuple(number for number in whole if number is not None)
 
 
 def parameters_of(signature: Signature) -> tuple[Parameter, ...]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilec.ir.errors import LaunchError, did_you_mean
+from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.ir.types import DTYPES
 from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name
@@ -72,6 +73,16 @@ _ELSEWHERE = {
 }
 
 
+def as_index(value: object) -> int | None:
+    """A whole number as an int; None for what is none (a bool, a float, an array)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # `__index__` may be anybody's
+        return None
+
+
 def bind_call(
     kernel: str,
     parameters: Sequence[Parameter],
@@ -102,9 +113,8 @@ def bind_call(
             near = did_you_mean(name, [*names, *keywords])
             hint = f"write {near.split(chr(39))[1]}=…" if near else f"leave {name}= out"
             hint = _ELSEWHERE.get(name, hint).replace("$", kernel)
-            raise LaunchError(
-                f"{kernel} has no parameter {name!r}{near} (it has {', '.join(names)})", hint=hint
-            )
+            has = f"(it has {', '.join(names)})"
+            raise LaunchError(f"{kernel} has no parameter {shown(name)}{near} {has}", hint=hint)
         bound[name] = value
     missing = [p for p in parameters if p.name not in bound and p.default is REQUIRED]
     if missing:
@@ -336,7 +346,8 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     number = int(_converted(p, value, int))
     if kind == "bool":
         if number not in (0, 1):
-            raise LaunchError(f"{p.name}: expected a bool, got {number}", hint="pass True or False")
+            message = f"{p.name}: expected a bool, got {shown(number)}"
+            raise LaunchError(message, hint="pass True or False")
         return bool(number)
     assert p.dtype is not None
     bits = DTYPES[p.dtype].bits
@@ -344,7 +355,7 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
     if not low <= number < high:
         wider = "int64" if number < 0 or number < 2**63 else "uint64"
         raise LaunchError(
-            f"{p.name}: {number} does not fit in {p.dtype} ({low} to {high - 1})",
+            f"{p.name}: {shown(number)} does not fit in {p.dtype} ({low} to {high - 1})",
             hint=f"annotate {p.name}: T.{wider}",
         )
     return number
@@ -353,12 +364,12 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
 def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) -> int | float:
     try:
         return to(value)
-    except (TypeError, ValueError) as e:
-        message = f"{p.name}: expected {p.describe()}, got {value!r}"
-        raise LaunchError(message, hint="pass a Python number") from e
     except OverflowError as e:
-        message = f"{p.name}: an int of {len(str(value))} digits does not fit {p.describe()}"
+        message = f"{p.name}: {shown(value)} does not fit {p.describe()}"
         raise LaunchError(message, hint="pass a number of its range") from e
+    except Exception as e:  # `__index__` and `__float__` may be anybody's
+        message = f"{p.name}: expected {p.describe()}, got {shown(value)}"
+        raise LaunchError(message, hint="pass a Python number") from e
 
 
 def alignment(address: int) -> int:

@@ -80,6 +80,6 @@ def resolve_target(name: str) -> str:
 
     Raises TargetError for an unknown name, DriverError for "cuda" or "hip" without a device.
     """
-    if name in ("cuda", "hip"):
+    if isinstance(name, str) and name in ("cuda", "hip"):
         return device_target(name, 0)
     return find_target(name).name

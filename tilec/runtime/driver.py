@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tilec.ir.errors import LaunchError, TilecError
+from tilec.ir.errors import LaunchError, TilecError, shown
 from tilec.runtime.block import Block, BlockLayout, Value
 from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
@@ -76,12 +76,13 @@ def check_grid(
     for axis, blocks, limit in zip("xyz", grid, limits):
         if blocks < 0 or (blocks == 0 and not none):
             raise LaunchError(
-                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}: nothing to launch",
+                f"{image.name}: the grid {shown(grid)} has {shown(blocks)} blocks in {axis}: "
+                "nothing to launch",
                 hint="launch at least one block; T.cdiv(n, block) rounds up",
             )
         if blocks > limit:
             raise LaunchError(
-                f"{image.name}: the grid {grid} has {blocks} blocks in {axis}, "
+                f"{image.name}: the grid {shown(grid)} has {shown(blocks)} blocks in {axis}, "
                 f"{image.target} counts to {limit}",
                 hint="put the longest dimension in x, or let each block do more",
             )

@@ -8,16 +8,23 @@ where they were saved).
 
 from __future__ import annotations
 
+import builtins
+import collections.abc
+import contextlib
+import functools
 import hashlib
 import json
 import struct
+import types
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
-from tilec.ir.errors import TilecError
+from tilec.ir.errors import TilecError, shown
 from tilec.ir.types import DTYPES, TensorMapType
+from tilec.runtime.expressions import compile_expression
 
 MAGIC = b"tilec image 1\n"
 _LENGTHS = struct.Struct("<QQQ")
@@ -25,6 +32,33 @@ _LENGTHS = struct.Struct("<QQQ")
 
 class ImageError(TilecError):
     """A file is not an image, is damaged, or was written by another version of the format."""
+
+
+class ImageFileError(ImageError, OSError):
+    """A kernel's file cannot be read or written; `errno` is the system's reason."""
+
+
+def path_of(given: object) -> Path:
+    """A path as the user gave it. Raises ImageError for what is none."""
+    try:
+        return Path(given)  # type: ignore[arg-type]
+    except TypeError:
+        hint = 'write a string or a pathlib.Path: "add.tilec"'
+        raise ImageError(f"the path of a kernel's file is {shown(given)}", hint=hint) from None
+
+
+@contextlib.contextmanager
+def file_errors(path: Path, what: str) -> Iterator[None]:
+    """The system's errors about the file at `path`, which `what` ("read", "written") says the use
+    of, as ImageFileError."""
+    try:
+        yield
+    except (OSError, ValueError) as e:  # ValueError: a name with a zero byte, or half a character
+        reason = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        hint = "pass the path of a file in a folder that exists and that you may use"
+        error = ImageFileError(f"{shown(str(path))} cannot be {what}: {reason}", hint=hint)
+        error.errno = getattr(e, "errno", None)
+        raise error from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +164,98 @@ class Image:
         """The image in `data`; `origin` names it in messages. Raises ImageError if it is not
         whole."""
         if not data.startswith(MAGIC):
-            raise ImageError(f"{origin} is not a tilec image of this version")
+            hint = "pass a file that CompiledKernel.save of this version wrote"
+            raise ImageError(f"{origin} is not a tilec image of this version", hint=hint)
         start = len(MAGIC) + 32
         digest, body = data[len(MAGIC) : start], memoryview(data)[start:]
         if hashlib.sha256(body).digest() != digest:
-            raise ImageError(f"{origin} is damaged: its checksum does not match its content")
-        n_header, n_binary, n_stages = _LENGTHS.unpack_from(body)
-        at = _LENGTHS.size
-        fields = json.loads(bytes(body[at : at + n_header]))
-        at += n_header
-        binary = bytes(body[at : at + n_binary])
-        at += n_binary
-        stages = json.loads(zlib.decompress(body[at : at + n_stages])) if n_stages else {}
-        return _image(fields, binary, stages)
+            message = f"{origin} is damaged: its checksum does not match its content"
+            raise ImageError(message, hint="compile the kernel again, and save it")
+        try:
+            n_header, n_binary, n_stages = _LENGTHS.unpack_from(body)
+            at = _LENGTHS.size
+            fields = json.loads(bytes(body[at : at + n_header]))
+            at += n_header
+            binary = bytes(body[at : at + n_binary])
+            at += n_binary
+            stages = json.loads(zlib.decompress(body[at : at + n_stages])) if n_stages else {}
+            image = _image(fields, binary, stages)
+            _check(image)
+        except (struct.error, zlib.error, ArithmeticError, LookupError, RecursionError, TypeError,
+                ValueError) as e:  # fmt: skip
+            raise ImageError(
+                f"{origin} was not written by this version of tilec: {shown(str(e))}",
+                hint="compile the kernel again, and save it",
+            ) from None
+        return image
+
+
+_FORMATS = ("cubin", "ptx", "hsaco", "object")
+_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map")
+
+
+def _check(image: Image) -> None:
+    """Raise TypeError or ValueError for fields that a launch could not use: of another type than
+    they are declared with, or which name what is not there."""
+    _check_fields(image)
+    maps = [p.tensor_map for p in image.params if isinstance(p.tensor_map, TensorMapType)]
+    for part in (*image.arguments, *image.params, image.resources, *maps):
+        _check_fields(part)
+    arguments = {a.name: a for a in image.arguments}
+    for a in image.arguments:
+        known = a.kind == "tensor" or (a.kind == "scalar" and not a.written and not a.output)
+        if not known or a.dtype not in DTYPES or len(a.shape) != len(a.strides):
+            raise ValueError(f"the argument {a.name} is a {a.kind} of {a.dtype}")
+    for p in image.params:
+        a = arguments.get(p.arg)
+        rank = 3 if p.role == "grid" else 0 if a is None else len(a.shape)
+        takes = p.role in ("scalar", "grid") or (a is not None and a.kind == "tensor")
+        if p.role not in _ROLES or not takes or (p.role == "scalar" and a is None):
+            raise ValueError(f"a parameter is the {p.role} of {p.arg}")
+        if p.role in ("size", "stride", "grid") and not 0 <= p.dim < rank:
+            raise ValueError(f"a parameter is the {p.role} {p.dim} of {p.arg}")
+        if (p.role == "tensor_map") != (p.type == "tensor_map") or (
+            p.type not in DTYPES and p.type not in ("pointer", "tensor_map")
+        ):
+            raise ValueError(f"a {p.role} of type {p.type}")
+    if not set(image.returned) <= {a.name for a in image.arguments if a.output or a.written}:
+        raise ValueError(f"it returns {image.returned}")
+    if image.format not in _FORMATS or len(image.cluster) != 3 or min(image.cluster) < 1:
+        raise ValueError(f"format {image.format}, cluster {image.cluster}")
+    if image.grid:
+        compile_expression(image.grid)
+
+
+_declared = functools.cache(get_type_hints)
+
+
+def _check_fields(value: Any) -> None:
+    for name, declared in _declared(type(value)).items():
+        if not _is(given := getattr(value, name), declared):
+            raise TypeError(f"{type(value).__name__}.{name} is {shown(given)}")
+
+
+def _is(value: object, declared: Any) -> bool:
+    """Whether `value` is of a declared type, which is made of classes, `|`, tuples and mappings."""
+    parts = get_args(declared)
+    match get_origin(declared):
+        case types.UnionType:
+            return any(_is(value, part) for part in parts)
+        case builtins.tuple:
+            if not isinstance(value, tuple):
+                return False
+            if parts[-1] is not ...:
+                return len(value) == len(parts) and all(map(_is, value, parts))
+            return all(_is(v, parts[0]) for v in value)
+        case collections.abc.Mapping:
+            return isinstance(value, Mapping) and all(
+                _is(k, parts[0]) and _is(v, parts[1]) for k, v in value.items()
+            )
+    if declared is Any:
+        return True
+    if declared is int and isinstance(value, bool):
+        return False
+    return isinstance(value, declared)
 
 
 def _header(image: Image) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.errors import LaunchError
+from tilec.ir.errors import LaunchError, shown
 from tilec.ir.types import DTYPES
 from tilec.lazy import Lazy
 
@@ -114,10 +114,24 @@ def read_tensor(value: object, name: str) -> Tensor | None:
     """`value` as a Tensor; None if it is no array.
 
     Raises LaunchError, which calls the parameter `name`, for an array that cannot be addressed by
-    strides of whole elements (a sparse tensor, foreign byte order).
+    strides of whole elements (a sparse tensor, foreign byte order), and for one whose own methods
+    fail.
     """
     if isinstance(value, Tensor):
         return value
+    try:
+        return _read(value, name)
+    except LaunchError:
+        raise
+    except Exception as e:  # of whatever kind: the array is anybody's
+        raise LaunchError(
+            f"{name}: this {type(value).__name__} cannot be read as an array: "
+            f"{type(e).__name__}: {shown(str(e))}",
+            hint="pass a torch tensor or a NumPy array",
+        ) from e
+
+
+def _read(value: Any, name: str) -> Tensor | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _read_torch(torch, value, name)

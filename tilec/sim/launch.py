@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilec.ir.core import Func
-from tilec.ir.errors import LaunchError
+from tilec.ir.errors import LaunchError, shown
 from tilec.ir.llvm import Function
 from tilec.sim.block import Setting
 from tilec.sim.counts import Counts
@@ -192,15 +192,17 @@ def choose_clusters(
         blocks, int | Sequence | np.integer | np.ndarray
     ):
         raise LaunchError(
-            f"blocks: expected a number or a list of blocks, got {blocks!r}",
+            f"blocks: expected a number or a list of blocks, got {shown(blocks)}",
             hint=_BLOCKS,
         )
-    elif isinstance(blocks, Sequence | np.ndarray):
+    elif isinstance(blocks, Sequence) or (isinstance(blocks, np.ndarray) and blocks.ndim):
         wanted = [_linear(launch, b) for b in blocks]
         if not wanted and total:
             raise LaunchError("blocks is an empty list: there is nothing to run", hint=_BLOCKS)
     elif blocks < 1:
-        raise LaunchError(f"blocks={blocks}: there is nothing to run", hint="blocks=1 runs one")
+        raise LaunchError(
+            f"blocks={shown(blocks)}: there is nothing to run", hint="blocks=1 runs one"
+        )
     else:
         wanted = range(min(int(blocks), total))
     cx, cy, cz = launch.cluster

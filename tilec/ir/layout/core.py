@@ -280,14 +280,14 @@ class Layout:
         return self._like(self.shape, (*self.digits, digit), self.atom)
 
     @staticmethod
-    def from_function(shape: Iterable[int], fn: Callable[..., Any]) -> Layout:
+    def from_function(shape: object, fn: Callable[..., Any]) -> Layout:
         """The memory layout in which the element at (i, j, …) lies at offset `fn(i, j, …)`.
 
         `fn` is evaluated over the whole domain (on NumPy arrays where it can take them). Raises
-        LayoutError if two elements share an offset, or if the function is none that digits, XOR and
-        padding can say.
+        LayoutError for a shape of anything but positive ints, if `fn` fails or two elements share
+        an offset, or if the function is none that digits, XOR and padding can say.
         """
-        extents = tuple(shape)
+        extents = fit.extents(shape)
         offsets = fit.evaluate(extents, fn)
         pad, coordinates = fit.sequence(extents, offsets)
         for limit in fit.limits(extents):

@@ -9,36 +9,64 @@ say the whole function is for the caller to check.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.errors import LayoutError
+from tilec.ir.errors import CompileError, LayoutError, shown
 from tilec.ir.layout.normal import Digit
 
 _Array = NDArray[np.int64]
 
 
+_MOST_ELEMENTS = 1 << 22  # more than any shared memory holds
+
+
+def extents(shape: object) -> tuple[int, ...]:
+    """The extents of a layout as its author gave them. Raises LayoutError."""
+    entries = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    whole = [e for e in entries if isinstance(e, int | np.integer) and not isinstance(e, bool)]
+    if not entries or len(whole) != len(entries) or min(whole) < 1:
+        message = f"the shape of a layout is {shown(shape)}, not a tuple of positive ints"
+        raise LayoutError(message, hint="write T.Layout((64, 64), lambda i, j: i * 64 + j)")
+    if math.prod(map(int, whole)) > _MOST_ELEMENTS:
+        message = f"a layout of {shown(shape)} has more elements than any shared memory holds"
+        raise LayoutError(message, hint="lay out one tile: T.Layout(A_shared.shape, …)")
+    return tuple(map(int, whole))
+
+
 def evaluate(shape: tuple[int, ...], fn: Callable[..., Any]) -> _Array:
-    """`fn` at every coordinate, as an array of `shape`. Raises LayoutError for results that are no
-    offsets."""
+    """`fn` at every coordinate, as an array of `shape`. Raises LayoutError where it fails, and for
+    results that are no offsets."""
+    if not callable(fn):
+        raise LayoutError(f"the function of a layout is {shown(fn)}")
     grid = np.indices(shape, dtype=np.int64)
     try:
         out = np.asarray(fn(*grid))
         vectorised = out.shape == shape and out.dtype.kind in "iu"
-    except (TypeError, ValueError, IndexError):
+    except Exception:  # it may take ints, one at a time
         vectorised = False
     if not vectorised:
-        flat = [fn(*at) for at in np.ndindex(*shape)]
-        if not all(isinstance(v, (int, np.integer)) for v in flat):
-            wrong = next(v for v in flat if not isinstance(v, (int, np.integer)))
-            raise LayoutError(
-                f"a layout function gives an int (an offset in elements), not {wrong!r}"
-            )
-        out = np.array([int(v) for v in flat], dtype=np.int64).reshape(shape)
+        out = np.array([_offset(fn, at) for at in np.ndindex(*shape)], np.int64).reshape(shape)
     return out.astype(np.int64)
+
+
+def _offset(fn: Callable[..., Any], at: tuple[int, ...]) -> int:
+    try:
+        value = fn(*at)
+    except CompileError:
+        raise
+    except Exception as e:  # of whatever kind, it is the author's
+        message = f"the layout function fails at {at}: {type(e).__name__}: {e}"
+        raise LayoutError(message) from None
+    if not isinstance(value, int | np.integer) or not -(2**62) < value < 2**62:
+        raise LayoutError(
+            f"a layout function gives an int (an offset in elements), not {shown(value)}"
+        )
+    return int(value)
 
 
 def sequence(
