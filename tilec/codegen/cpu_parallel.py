@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.core import Block, Op, Value, inputs, upstream, walk
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -78,6 +78,7 @@ class LoopFacts:
     facts: Facts
     inside: dict[Value, Op] = field(default_factory=dict)
     ranges: dict[Value, Interval | None] = field(default_factory=dict)
+    growth: dict[Value, dict[Value, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for arg, extent in zip(self.loop.body.args, self.loop.extents):
@@ -101,15 +102,16 @@ class LoopFacts:
 
     def interval(self, v: Value) -> Interval | None:
         """Between what ends `v` lies whenever the body runs; None if that is not known."""
+        for o in upstream((v,), self.inside, self.ranges):
+            for r in o.results:
+                self.ranges[r] = self._interval(r, o)
         if v not in self.ranges:
-            self.ranges[v] = self._interval(v)
+            same = self._outside(v)
+            self.ranges[v] = same, same
         return self.ranges[v]
 
-    def _interval(self, v: Value) -> Interval | None:
-        match self.inside.get(v):
-            case None:
-                same = self._outside(v)
-                return same, same
+    def _interval(self, v: Value, o: Op) -> Interval | None:
+        match o:
             case Const(value=int() as n):
                 return Linear(int(n)), Linear(int(n))
             case Cast(operand=x) if x.dtype.is_int and v.dtype.is_int and v.dtype.bits >= 32:
@@ -171,27 +173,37 @@ class LoopFacts:
 
     def coefficient(self, v: Value, arg: Value) -> int | None:
         """By how much `v` grows with `arg`; None if that is no constant."""
-        if v is arg:
-            return 1
-        o = self.inside.get(v)
-        if o is None:
-            return 0 if v not in self.ranges or self.ranges[v] is not None else None
-        parts = [self.coefficient(x, arg) for x in o.operands if x.type is not None]
-        match o:
-            case Binary(kind="add") if None not in parts:
-                return (parts[0] or 0) + (parts[1] or 0)
-            case Binary(kind="sub") if None not in parts:
-                return (parts[0] or 0) - (parts[1] or 0)
-            case Binary(kind="mul", lhs=lhs, rhs=rhs) if None not in parts:
+        known = self.growth.setdefault(arg, {arg: 1})
+
+        def part(x: Value) -> int | None:
+            if x in known or x in self.inside:
+                return known.get(x)
+            return 0 if self.ranges.get(x, ()) is not None else None
+
+        for o in upstream((v,), self.inside, known):
+            found = self._growth(o, [part(x) for x in inputs(o)])
+            known.update((r, found) for r in o.results)
+        return part(v)
+
+    def _growth(self, o: Op, parts: list[int | None]) -> int | None:
+        """`coefficient` of what `o` makes, from those of its inputs."""
+        if o.region_fields:
+            return None
+        if all(p == 0 for p in parts):
+            return 0
+        match o, parts:
+            case Binary(kind="add"), [int() as x, int() as y]:
+                return x + y
+            case Binary(kind="sub"), [int() as x, int() as y]:
+                return x - y
+            case Binary(kind="mul", lhs=lhs, rhs=rhs), [int() as x, int() as y]:
                 a, b = self._constant(lhs), self._constant(rhs)
-                if parts == [0, 0]:
-                    return 0
                 if b is not None:
-                    return (parts[0] or 0) * b
-                return (parts[1] or 0) * a if a is not None else None
-            case Cast() if v.dtype.is_int and o.operand.dtype.is_int:
-                return parts[0]
-        return 0 if not o.region_fields and all(p == 0 for p in parts) else None
+                    return x * b
+                return y * a if a is not None else None
+            case Cast(), [part] if o.result.dtype.is_int and o.operand.dtype.is_int:
+                return part
+        return None
 
     def vector_dimension(self) -> int:
         """Which loop index should run along the lanes."""

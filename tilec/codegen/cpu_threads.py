@@ -24,8 +24,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.codegen.cpu_parallel import varying
-from tilec.ir.analysis import Level, Uniformity, asks_for_threads
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.analysis import Level, asks_for_threads, uniformity_of
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    inputs,
+    rewrite,
+    walk,
+)
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
@@ -67,7 +78,7 @@ class _Split:
     def __init__(self, func: Func) -> None:
         self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
         self.indices = {o.result for o in walk(func.body) if isinstance(o, ThreadIndex)}
-        level = Uniformity(func).level
+        level = uniformity_of(func).level
         private = {
             o.result
             for o in walk(func.body)
@@ -75,6 +86,7 @@ class _Split:
         }
         self.per_thread = varying(func.body, self.indices | private, allocs=False)
         self.defined: dict[Value, Op] = {}
+        self.order: dict[Value, int] = {}  # of the values' making
         self.kept: dict[Value, Value] = {}
 
     # --- what is handed on ---
@@ -141,6 +153,7 @@ class _Split:
     def body(self, block: Block) -> Block:
         for o in walk(block):
             self.defined.update((r, o) for r in o.results)
+        self.order = {v: i for i, v in enumerate(self.defined)}
         cut = self._cut(block)
         groups = [o for o in walk(cut) if isinstance(o, _Threads)]
         for group in groups:
@@ -217,16 +230,16 @@ class _Split:
     # --- what crosses a cut ---
 
     def _needed(self, ops: Sequence[Op], inside: set[Value]) -> list[Value]:
-        """Values of other stretches that these ops use."""
-        used = (v for o in ops for x in _with_inside(o) for v in x.operands)
-        found = dict.fromkeys(
-            v for v in used if v in self.per_thread and v not in inside and v not in self.indices
-        )
-        for v in list(found):
+        """Values of other stretches that these ops use, in the order of their making."""
+        found: set[Value] = set()
+        left = [v for o in ops for v in inputs(o)]
+        for v in left:  # grows
+            if v in found or v not in self.per_thread or v in inside or v in self.indices:
+                continue
+            found.add(v)
             if self._is_arithmetic(v):
-                more = self._needed([self.defined[v]], inside)
-                found.update(dict.fromkeys(more))
-        return list(found)
+                left += inputs(self.defined[v])
+        return sorted(found, key=self.order.__getitem__)
 
     def _is_arithmetic(self, v: Value) -> bool:
         return self.defined[v].pure
@@ -248,7 +261,11 @@ class _Split:
         names: Substitution = {v: thread for v in self.indices}
         inside = {r for o in group.ops for r in _defined_in(o)}
         for v in self._needed(group.ops, inside):
-            self._bring(b, v, names, thread, inside)
+            if v in self.kept:
+                if not isinstance(v.type, BufferType):
+                    names[v] = b.value(Load, self.kept[v], (thread,), name=v.name)
+            else:
+                b.ops.append(clone(self.defined[v], names))
         for o in group.ops:
             if isinstance(o, Alloc) and o.result in self.kept:
                 continue
@@ -258,21 +275,6 @@ class _Split:
                 if old in self.kept and not isinstance(old.type, BufferType):
                     b.emit(Store, self.kept[old], (thread,), new)
         return Parallel((self.threads,), b.block((thread,)), loc=group.loc)
-
-    def _bring(
-        self, b: Builder, v: Value, names: Substitution, thread: Value, inside: set[Value]
-    ) -> None:
-        """Make `v`, computed in another stretch, known in this one."""
-        if v in names or v in inside or isinstance(v.type, BufferType):
-            return
-        if v in self.kept:
-            names[v] = b.value(Load, self.kept[v], (thread,), name=v.name)
-            return
-        o = self.defined[v]
-        for x in o.operands:
-            if x in self.per_thread:
-                self._bring(b, x, names, thread, inside)
-        b.ops.append(clone(o, names))
 
     def _through_places(self, o: Op, thread: Value) -> Op:
         """`o` with its accesses to kept local buffers turned to this thread's place."""

@@ -18,17 +18,17 @@ class Atom:
     """An unknown integer, told apart by identity.
 
     It lies in `lo … hi` (None: no bound known). `attained`: both bounds really occur, whatever
-    other atoms with different `roots` are. `roots` are the atoms it was computed from (itself if
-    none). `depth` counts the run-time conditions around its definition. `dense`: both bounds are
-    known, and every integer between them occurs with every value of the other dense atoms. `name`
-    is the user's, for messages.
+    other atoms with different `roots` are. `roots` are the atoms that it was computed from in the
+    end (itself if none: then `sources` is empty). `depth` counts the run-time conditions around its
+    definition. `dense`: both bounds are known, and every integer between them occurs with every
+    value of the other dense atoms. `name` is the user's, for messages.
     """
 
     lo: int | None = None
     hi: int | None = None
     attained: bool = False
     depth: int = 0
-    parents: tuple[Atom, ...] = ()
+    sources: frozenset[Atom] = frozenset()
     dense: bool = False
     name: str = ""
 
@@ -40,9 +40,7 @@ class Atom:
 
     @property
     def roots(self) -> frozenset[Atom]:
-        if not self.parents:
-            return frozenset((self,))
-        return frozenset().union(*(p.roots for p in self.parents))
+        return self.sources or frozenset((self,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +106,8 @@ class Affine:
 def unknown(parents: Iterable[Affine] = (), interval: Interval | None = None) -> Affine:
     """A fresh atom computed from `parents`, within `interval` if that is known."""
     found = interval or Interval(None, None, False)
-    roots = tuple(dict.fromkeys(a for p in parents for a in p.terms))
-    atom = Atom(found.lo, found.hi, found.attained, parents=roots)
+    sources = frozenset().union(*(p.roots for p in parents))
+    atom = Atom(found.lo, found.hi, found.attained, sources=sources)
     return Affine(0, {atom: 1})
 
 

@@ -48,9 +48,26 @@ class Operators(Memory):
             return self.truth(self.number(value, "this condition"))
 
     def binary_operator(self, node: ast.BinOp) -> object:
-        """`a + b` and the like; `+` and `*` of compile-time lists too."""
+        """`a + b` and the like; `+` and `*` of compile-time lists too. The sum of a long
+        `a + b + c + …` nests as deep as it is long: its left sides are done from the inside."""
+        chain, kept = [node], self.loc
+        while isinstance(node.left, ast.BinOp):
+            node = node.left
+            chain.append(node)
+        value = self.expression(node.left)
+        try:
+            while chain:
+                node = chain.pop()
+                self.loc = self.frame.loc(node)
+                value = self._binary(node, value)
+        finally:
+            self.loc = kept
+        return value
+
+    def _binary(self, node: ast.BinOp, a: object) -> object:
+        """The value of `node`, whose left side has the value `a`."""
         kind = BINARY.get(type(node.op))
-        a, b = self.expression(node.left), self.expression(node.right)
+        b = self.expression(node.right)
         if kind is None:
             raise self.error("@ is not an operator on tiles", "use T.gemm(A, B, C)")
         if isinstance(a, tuple | list) and isinstance(b, type(a)) and kind == "add":

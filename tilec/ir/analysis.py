@@ -12,6 +12,7 @@ dtype is chosen so that no index does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -355,9 +356,9 @@ class Uniformity:
     def __init__(self, func: Func) -> None:
         self._levels: dict[Value, Level] = {}
         self._around: dict[Op, Level] = {}
-        self._changed = True
-        while self._changed:
-            self._changed = False
+        self._again = True  # a value was raised that ops before it in the text use
+        while self._again:
+            self._again = False
             self._block(func.body, Level.BLOCK)
 
     def level(self, value: Value) -> Level:
@@ -367,40 +368,54 @@ class Uniformity:
         """The largest group whose threads come to `o`, which has an effect, together."""
         return self._around[o]
 
-    def _raise(self, value: Value, level: Level) -> None:
+    def _raise(self, value: Value, level: Level) -> bool:
         if level > self._levels.get(value, Level.BLOCK):
             self._levels[value] = level
-            self._changed = True
+            return True
+        return False
+
+    def _highest(self, values: Sequence[Value]) -> Level:
+        found = Level.BLOCK
+        for v in values:
+            level = self._levels.get(v)
+            if level is not None and level > found:
+                found = level
+        return found
 
     def _block(self, block: Block, around: Level) -> None:
         for o in block.ops:
-            level = max([self.level(v) for v in o.operands], default=Level.BLOCK)
-            level = max(level, _LEVELS.get(o.opname, Level.BLOCK))
             match o:
                 case Store(dest=dest):
                     if dest.buffer.space == "local":
-                        self._raise(dest, max(level, around))
+                        level = max(self._highest(o.operands), around)
+                        self._again = self._raise(dest, level) or self._again
                 case Print():
                     self._around[o] = around
+                case _ if not o.region_fields:
+                    own = _LEVELS.get(o.opname, Level.BLOCK)
+                    level = max(own, self._highest(o.operands))
+                    if level is not Level.BLOCK:
+                        for r in o.results:
+                            self._raise(r, level)
                 case Parallel():
                     for arg in o.body.args:
                         self._raise(arg, Level.THREAD)
                     self._block(o.body, Level.THREAD)
                 case For():
-                    bounds = max(self.level(v) for v in (o.lo, o.hi, o.step))
+                    bounds = self._highest((o.lo, o.hi, o.step))
                     self._raise(o.body.args[0], bounds)
-                    self._loop(o, o.inits, o.body.args[1:], bounds)
+                    self._carry(o.inits, o.body.args[1:])
                     self._block(o.body, max(around, bounds))
+                    self._close(o, o.body.args[1:], bounds)
                 case While():
-                    self._loop(o, o.inits, o.body.args, Level.BLOCK)
-                    for v, arg in zip(o.inits, o.cond.args):
-                        self._raise(arg, self.level(v))
+                    self._carry(o.inits, o.body.args)
+                    self._carry(o.inits, o.cond.args)
                     self._block(o.cond, around)
-                    goes_on = max([self.level(v) for v in yielded(o.cond)], default=Level.BLOCK)
-                    self._loop(o, o.inits, o.body.args, goes_on)
-                    for v, arg in zip(yielded(o.body), o.cond.args):
-                        self._raise(arg, max(self.level(v), goes_on))
+                    goes_on = self._highest(yielded(o.cond))
                     self._block(o.body, max(around, goes_on))
+                    self._close(o, o.body.args, goes_on)
+                    for v, arg in zip(yielded(o.body), o.cond.args):
+                        self._again = self._raise(arg, max(self.level(v), goes_on)) or self._again
                 case If():
                     inside = max(around, self.level(o.cond))
                     self._block(o.then, inside)
@@ -411,16 +426,25 @@ class Uniformity:
                 case Scope(body=body):
                     self._block(body, Level.BLOCK)
                 case _:
+                    level = self._highest(o.operands)
                     for region in o.regions:
                         self._block(region, around)
                     for r in o.results:
                         self._raise(r, level)
 
-    def _loop(
-        self, o: For | While, inits: Sequence[Value], args: Sequence[Value], trips: Level
-    ) -> None:
+    def _carry(self, inits: Sequence[Value], args: Sequence[Value]) -> None:
+        for init, arg in zip(inits, args):
+            self._raise(arg, self.level(init))
+
+    def _close(self, o: For | While, args: Sequence[Value], trips: Level) -> None:
         """A carried value is as uniform as all that flows into it; after the loop, as the number of
         trips, too."""
-        for init, arg, after, result in zip(inits, args, yielded(o.body), o.results):
-            self._raise(arg, max(self.level(init), self.level(after)))
+        for arg, after, result in zip(args, yielded(o.body), o.results):
+            self._again = self._raise(arg, self.level(after)) or self._again
             self._raise(result, max(self.level(arg), trips))
+
+
+@functools.lru_cache(maxsize=8)
+def uniformity_of(func: Func) -> Uniformity:
+    """The uniformity of `func`: the verifier and the next pass ask the same."""
+    return Uniformity(func)

@@ -11,7 +11,8 @@ blocks and ops are immutable, so a pass shares what it does not change and rebui
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -84,6 +85,8 @@ class Op:
 
     @property
     def operands(self) -> tuple[Value, ...]:
+        """The values it uses, in the order of its fields. (`op` gives most classes a faster form
+        of this: no other question is asked as often.)"""
         found: list[Value] = []
         for name in self.operand_fields:
             got = getattr(self, name)
@@ -95,6 +98,8 @@ class Op:
 
     @property
     def regions(self) -> tuple[Block, ...]:
+        if not self.region_fields:
+            return ()
         return tuple(getattr(self, name) for name in self.region_fields)
 
 
@@ -110,12 +115,14 @@ def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
         operands, regions, attributes = [], [], []
+        plain = True
         for f in dataclasses.fields(cls):
             if f.name in ("results", "loc"):
                 continue
             kind = str(f.type)
             if kind in ("Value", "Value | None", "tuple[Value, ...]"):
                 operands.append(f.name)
+                plain = plain and kind == "Value"
             elif kind == "Block":
                 regions.append(f.name)
             else:
@@ -124,10 +131,20 @@ def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)
         cls.attribute_fields = tuple(attributes)
+        if plain:
+            setattr(cls, "operands", _plain_operands(operands))  # noqa: B010
         OPS[name] = cls
         return cls
 
     return make
+
+
+def _plain_operands(names: Sequence[str]) -> property:
+    """`Op.operands` for a class all of whose operands are single values."""
+    if not names:
+        return property(lambda o: ())
+    get = operator.attrgetter(*names)
+    return property(get if len(names) > 1 else lambda o: (get(o),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +229,45 @@ def walk(block: Block) -> Iterator[Op]:
 def defining_ops(block: Block) -> dict[Value, Op]:
     """The op that made each value in `block` (block arguments and parameters have none)."""
     return {r: o for o in walk(block) for r in o.results}
+
+
+def inputs(o: Op) -> tuple[Value, ...]:
+    """What `o` is computed from: its operands, and those of the ops inside of it."""
+    if not o.region_fields:
+        return o.operands
+    return (*o.operands, *(v for region in o.regions for x in walk(region) for v in x.operands))
+
+
+def upstream(
+    values: Iterable[Value], defs: Mapping[Value, Op], done: Container[Value] = ()
+) -> Iterator[Op]:
+    """The ops of `defs` that `values` are computed from, each once, after those that make what it
+    uses. Values in `done` (which the caller may fill on the way) are not looked behind."""
+    seen: set[Op] = set()
+    for value in values:
+        stack: list[tuple[Op, bool]] = []
+        _push(stack, (value,), defs, done)
+        while stack:
+            o, ready = stack.pop()
+            if ready:
+                yield o
+            elif o not in seen:
+                seen.add(o)
+                stack.append((o, True))
+                _push(stack, inputs(o), defs, done)
+
+
+def _push(
+    stack: list[tuple[Op, bool]],
+    values: Sequence[Value],
+    defs: Mapping[Value, Op],
+    done: Container[Value],
+) -> None:
+    """Put the ops that make `values` on the stack, the first on top."""
+    for v in reversed(values):
+        o = defs.get(v)
+        if o is not None and v not in done:
+            stack.append((o, False))
 
 
 # --- changing ---

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.analysis import Level, Uniformity, uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
@@ -316,7 +316,7 @@ def uniform_tile_ops(func: Func) -> None:
     """A tile op or barrier stands under conditions that are the same for all threads of its
     scope.
     """
-    facts = Uniformity(func)
+    facts = uniformity_of(func)
     for o, condition, level in _under(func.body, facts, None, Level.BLOCK, Level.BLOCK):
         needed = _needs(o)
         if needed is not None and level > needed:

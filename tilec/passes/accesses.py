@@ -52,7 +52,8 @@ def parallel_accesses(p: Parallel) -> list[Access]:
             zeros.add(o.result)
         if isinstance(o, Cast) and o.operand in position and o.dtype.is_int and o.dtype.bits >= 32:
             position[o.result] = position[o.operand]
-        joined = frozenset[Value]().union(*(depends.get(v, frozenset()) for v in o.operands))
+        behind = {depends[v] for v in o.operands if v in depends}
+        joined = behind.pop() if len(behind) == 1 else frozenset[Value]().union(*behind)
         for r in o.results:
             depends[r] = joined
         if isinstance(o, (Load, Store)):

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.core import (
+    Builder,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    inputs,
+    upstream,
+    walk,
+)
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
 from tilec.ir.ops import Alloc, AnnotateSafeValue, Binary, Cast, Compare, Const, Lane, Version, Warp
@@ -204,24 +214,15 @@ def clone_expression(
     b: Builder, v: Value, inner: dict[Value, Op], subst: Substitution
 ) -> Value | None:
     """`v` computed again at `b`: values of `inner` (what a region defines) are cloned, those in
-    `subst` (which grows) replaced. None where a value of the region cannot be made twice."""
-    if v in subst:
-        return subst[v]
-    o = inner.get(v)
-    if o is None:
-        return v
-    if not o.pure:
+    `subst` (which grows) replaced. None, and nothing is made, where a value of the region cannot
+    be made twice."""
+    needed = [*upstream((v,), inner, subst)]
+    if not all(o.pure for o in needed):
         return None
-    for operand in o.operands:
-        if clone_expression(b, operand, inner, subst) is None:
-            return None
-    b.ops.append(clone(o, subst))
-    return subst[v]
+    b.ops += [clone(o, subst) for o in needed]
+    return subst.get(v, v)
 
 
 def depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
     """Whether `v` is computed from `on`."""
-    if v is on:
-        return True
-    o = defs.get(v)
-    return o is not None and any(depends(x, on, defs) for x in o.operands)
+    return v is on or any(on in inputs(o) for o in upstream((v,), defs))

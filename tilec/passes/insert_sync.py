@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from tilec.ir.analysis import Uniformity
+from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.instr import find_row
 from tilec.ir.loc import Loc
@@ -116,7 +116,7 @@ class _Placer:
     def __init__(self, func: Func, barrier: tuple[int, int], threads: int) -> None:
         self.barrier = barrier
         self.threads = threads
-        self.uniformity = Uniformity(func)
+        self.uniformity = uniformity_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}

@@ -54,7 +54,6 @@ from tilec.passes.addressing import (
     clone_expression,
     conjunction,
     coordinates,
-    depends,
     unique_register,
     unique_replica,
 )
@@ -181,7 +180,7 @@ class Lowering:
         return (
             isinstance(o, If)
             and not o.results
-            and (arg is None or not depends(o.cond, arg, self.known.defs))
+            and (arg is None or not self.known.moves(o.cond, arg))
             and not any(x.regions for region in o.regions for x in region.ops)
         )
 
@@ -192,8 +191,8 @@ class Lowering:
         corners."""
         conds: list[Value] = []
         done: set[tuple[object, ...]] = set()
-        zero_args: Substitution = {a: b.value(Const, 0, INT32) for a in p.body.args}
-        last_args: Substitution = {
+        first: Substitution = {a: b.value(Const, 0, INT32) for a in p.body.args}
+        last: Substitution = {
             a: b.value(Const, e - 1, INT32) for a, e in zip(p.body.args, p.extents)
         }
         inner = {r: o for o in walk(p.body) for r in o.results}
@@ -209,13 +208,13 @@ class Lowering:
                 continue
             done.add(key)
             if high:
-                most = clone_expression(b, index, inner, dict(last_args))
+                most = clone_expression(b, index, inner, last)
                 if most is None:
                     return None
                 extent = self.known.tensors.number(b, t.shape[d], most.dtype)
                 conds.append(b.value(Compare, "lt", most, extent))
             if low:
-                least = clone_expression(b, index, inner, dict(zero_args))
+                least = clone_expression(b, index, inner, first)
                 if least is None:
                     return None
                 conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -20,7 +20,7 @@ from tilec.target import Target
 
 def lower_prints(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    tensors, uniformity = Tensors(func), Uniformity(func)
+    tensors, uniformity = Tensors(func), uniformity_of(func)
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Print):

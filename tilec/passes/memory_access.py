@@ -3,16 +3,12 @@ needs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.agents import alignment, gcd2, innermost_contiguous
 from tilec.ir.analysis import Facts
-from tilec.ir.core import (
-    Func,
-    Op,
-    Value,
-    walk,
-)
+from tilec.ir.core import Func, Op, Value, inputs, upstream, walk
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Binary,
@@ -21,10 +17,7 @@ from tilec.ir.ops import (
     Store,
 )
 from tilec.ir.types import BufferType
-from tilec.passes.addressing import (
-    Tensors,
-    depends,
-)
+from tilec.passes.addressing import Tensors
 
 MAX_VECTOR_BYTES = 16
 
@@ -48,25 +41,29 @@ class MemoryFacts:
         self.tensors = Tensors(func)
         self.defs = {r: o for o in walk(func.body) for r in o.results}
         self.runs: dict[Layout, int] = {}
+        self.linear: dict[Value, dict[Value, tuple[int, int] | None]] = {}
 
     def affine(self, v: Value, arg: Value) -> tuple[int, int] | None:
         """(coefficient of `arg`, a power of two that divides the rest), if `v` is linear in
         `arg`."""
-        if v is arg:
-            return 1, 1 << 30
-        o = self.defs.get(v)
-        if o is None or not depends(v, arg, self.defs):
-            return 0, max(1, self.facts.divisor(v))
-        match o:
-            case Binary(kind="add" | "sub"):
-                x, y = self.affine(o.lhs, arg), self.affine(o.rhs, arg)
-                if x is None or y is None:
-                    return None
-                sign = 1 if o.kind == "add" else -1
-                return x[0] + sign * y[0], gcd2(x[1], y[1]) if x[1] < 1 << 30 else y[1]
-            case Cast() if o.operand.dtype.is_int and o.dtype.is_int:
-                return self.affine(o.operand, arg)
-        return None
+        known = self.linear.setdefault(arg, {arg: (1, 1 << 30)})
+
+        def part(x: Value) -> tuple[int, int] | None:
+            return known[x] if x in known else (0, max(1, self.facts.divisor(x)))
+
+        for o in upstream((v,), self.defs, known):
+            parts = [part(x) for x in inputs(o)]
+            if any(p is None or p[0] for p in parts):
+                found = _combined(o, parts)
+                known.update((r, found) for r in o.results)
+            else:
+                known.update((r, (0, max(1, self.facts.divisor(r)))) for r in o.results)
+        return part(v)
+
+    def moves(self, v: Value, arg: Value) -> bool:
+        """Whether `v` changes with `arg`."""
+        linear = self.affine(v, arg)
+        return linear is None or linear[0] != 0
 
     def run(self, layout: Layout) -> int:
         """Elements of the last dimension that lie side by side, aligned to their number."""
@@ -90,7 +87,7 @@ class MemoryFacts:
         if arg is not None and limit > 1:
             width = min(limit, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
             linear = self.affine(o.indices[-1], arg)
-            others = any(depends(v, arg, self.defs) for v in o.indices[:-1])
+            others = any(self.moves(v, arg) for v in o.indices[:-1])
             if linear is None or linear[0] != 1 or others:
                 width = 1
             else:
@@ -113,6 +110,16 @@ class MemoryFacts:
             if low or high:
                 found.append((d, low, high))
         return tuple(found)
+
+
+def _combined(o: Op, parts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """`MemoryFacts.affine` of the result of `o` from that of its inputs."""
+    match o, parts:
+        case Binary(kind="add" | "sub"), [(int() as a, x), (int() as b, y)]:
+            return a + b if o.kind == "add" else a - b, gcd2(x, y) if x < 1 << 30 else y
+        case Cast(), [part] if o.operand.dtype.is_int and o.dtype.is_int:
+            return part
+    return None
 
 
 def in_memory(o: Op) -> bool:

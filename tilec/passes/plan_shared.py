@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.ir.analysis import Uniformity
+from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, version_bytes
@@ -60,7 +60,7 @@ def plan_shared(func: Func, target: Target) -> Func:
 
 
 def _lifetimes(func: Func) -> list[_Life]:
-    uniformity = Uniformity(func)
+    uniformity = uniformity_of(func)
     lives: dict[Value, _Life] = {}
     alias: dict[Value, Value] = {}
     clock = 0

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Op, Substitution, Value, clone
+from tilec.ir.core import Op, Substitution, Value, clone, inputs, upstream
 from tilec.ir.ops import Binary, Cast, Const, Parallel
 from tilec.ir.types import ScalarType
+
+Split = tuple[Value | None, Value | None]  # a loop's index, and a value known before the loop
+
+
+def _is_sum(o: Op, indices: tuple[Value, ...]) -> bool:
+    """Whether it adds, or widens a loop's index."""
+    if isinstance(o, Cast):
+        return o.operand in indices and o.dtype.bits >= 32
+    return isinstance(o, Binary) and o.kind in ("add", "sub")
 
 
 class LoopRegions:
@@ -16,6 +25,8 @@ class LoopRegions:
     def __init__(self, o: Parallel) -> None:
         self.o = o
         self.made = {r: x for x in o.body.ops for r in x.results}
+        self.sums = {r: x for r, x in self.made.items() if _is_sum(x, o.body.args)}
+        self.splits: dict[Value, Split | None] = {}
         self.extents = dict(zip(o.body.args, o.extents))
         self.hoisted: list[Op] = []
         self.subst: Substitution = {}
@@ -41,48 +52,52 @@ class LoopRegions:
             extents.append(1 if along is None else self.extents[along])
         return tuple(offsets), tuple(extents), order
 
-    def split(self, v: Value) -> tuple[Value | None, Value | None] | None:
+    def split(self, v: Value) -> Split | None:
         """`v` as loop index + value known before the loop; either may be None (absent, zero). None
         if it is not of this form."""
+        for o in upstream((v,), self.sums, self.splits):
+            self.splits[o.result] = self._sum(o)
+        return self._part(v)
+
+    def _part(self, v: Value) -> Split | None:
+        if v in self.splits:
+            return self.splits[v]
         if v in self.extents:
             return (v if self.extents[v] > 1 else None), None
-        o = self.made.get(v)
-        if o is None:
-            return None, v
-        if isinstance(o, Cast) and o.operand in self.extents and o.dtype.bits >= 32:
-            return self.split(o.operand)
-        if isinstance(o, Binary) and o.kind in ("add", "sub"):
-            left, right = self.split(o.lhs), self.split(o.rhs)
-            if left is None or right is None:
-                return None
-            along = left[0] or right[0]
-            if (left[0] and right[0]) or (o.kind == "sub" and right[0]):
-                return None
-            if right[1] is None:
-                return along, left[1]
-            if left[1] is None and o.kind == "add":
-                return along, right[1]
-            whole = self.invariant(v) if along is None else None
-            if whole is not None:
-                return None, whole
-            lhs = left[1] if left[1] is not None else self.zero(v)
-            return along, self.emit(Binary(o.kind, lhs, right[1], loc=o.loc), v)
         value = self.invariant(v)
         return None if value is None else (None, value)
 
+    def _sum(self, o: Op) -> Split | None:
+        """`split` of what an op of `sums` makes, from those of its operands."""
+        if isinstance(o, Cast):
+            return self._part(o.operand)
+        assert isinstance(o, Binary)
+        left, right = self._part(o.lhs), self._part(o.rhs)
+        if left is None or right is None:
+            return None
+        along = left[0] or right[0]
+        if (left[0] and right[0]) or (o.kind == "sub" and right[0]):
+            return None
+        if right[1] is None:
+            return along, left[1]
+        if left[1] is None and o.kind == "add":
+            return along, right[1]
+        whole = self.invariant(o.result) if along is None else None
+        if whole is not None:
+            return None, whole
+        lhs = left[1] if left[1] is not None else self.zero(o.result)
+        return along, self.emit(Binary(o.kind, lhs, right[1], loc=o.loc), o.result)
+
     def invariant(self, v: Value) -> Value | None:
         """`v` computed before the loop, None if it depends on the iteration or on memory."""
-        if v in self.extents:
+        needed = [*upstream((v,), self.made, self.subst)]
+        if v in self.extents or not all(map(self._can_be_hoisted, needed)):
             return None
-        o = self.made.get(v)
-        if o is None:
-            return v
-        if v in self.subst:
-            return self.subst[v]
-        if not o.pure or any(self.invariant(x) is None for x in o.operands):
-            return None
-        self.hoisted.append(clone(o, self.subst))
-        return self.subst[v]
+        self.hoisted += [clone(o, self.subst) for o in needed]
+        return self.subst.get(v, v)
+
+    def _can_be_hoisted(self, o: Op) -> bool:
+        return o.pure and not any(x in self.extents for x in inputs(o))
 
     def zero(self, like: Value) -> Value:
         dtype = like.dtype

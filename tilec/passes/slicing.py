@@ -3,7 +3,7 @@ an earlier iteration without being sent there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
@@ -20,6 +20,7 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
+from tilec.ir.types import BufferType
 
 
 class NotClonable(Exception):
@@ -102,46 +103,47 @@ class Slice:
         return any_kept
 
     def need(self, v: Value) -> None:
-        if v in self.needed:
-            return
-        self.needed.add(v)
+        """Everything that `v` is computed from is needed."""
+        left = [v]
+        while left:
+            v = left.pop()
+            if v not in self.needed:
+                self.needed.add(v)
+                left += reversed([*self._behind(v)])
+
+    def _behind(self, v: Value) -> Iterator[Value]:
+        """What `v` is computed from."""
         if v in self.defs:
             o = self.defs[v]
             match o:
                 case For() | While():
-                    self._need_carried(o, o.results.index(v))
+                    yield from self._carried(o, o.results.index(v))
                 case If():
                     i = o.results.index(v)
-                    self.need(o.cond)
+                    yield o.cond
                     for region in o.regions:
                         self.kept_blocks.add(region)
-                        self.need(yielded(region)[i])
+                        yield yielded(region)[i]
                 case _ if is_clonable(o, self.written):
-                    for operand in o.operands:
-                        self.need(operand)
-                case _ if v.type.__class__.__name__ == "BufferType":
+                    yield from o.operands
+                case _ if isinstance(v.type, BufferType):
                     pass
                 case _:
                     raise NotClonable(o)
         elif v in self.arg_of:
             o, i = self.arg_of[v]
             if isinstance(o, For) and i > 0:
-                self._need_carried(o, i - 1)
+                yield from self._carried(o, i - 1)
             elif isinstance(o, While):
-                self._need_carried(o, i)
+                yield from self._carried(o, i)
 
-    def _need_carried(self, o: For | While, i: int) -> None:
-        self.need(o.inits[i])
-        self.need(yielded(o.body)[i])
+    def _carried(self, o: For | While, i: int) -> Iterator[Value]:
+        """What the carried value number `i` is computed from."""
+        yield o.inits[i]
+        yield yielded(o.body)[i]
         self.needed.add(o.results[i])
-        body_arg = o.body.args[i + 1] if isinstance(o, For) else o.body.args[i]
-        self.needed.add(body_arg)
-        if isinstance(o, For):
-            for v in (o.lo, o.hi, o.step):
-                self.need(v)
-        else:
-            for v in yielded(o.cond):
-                self.need(v)
+        self.needed.add(o.body.args[i + 1] if isinstance(o, For) else o.body.args[i])
+        yield from (o.lo, o.hi, o.step) if isinstance(o, For) else yielded(o.cond)
         self.kept_blocks.add(o.body)
 
     def copy(self, block: Block, subst: Substitution) -> list[Op]:

@@ -9,8 +9,22 @@ know before the loop, are split."""
 
 from __future__ import annotations
 
-from tilec.ir.analysis import Level, Uniformity
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from collections.abc import Sequence
+
+from tilec.ir.analysis import Level, uniformity_of
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Substitution,
+    Value,
+    clone,
+    inputs,
+    rewrite,
+    upstream,
+    walk,
+)
 from tilec.ir.ops import Binary, Cast, Compare, Const, If, Load, Parallel, Yield
 from tilec.ir.types import ScalarType
 from tilec.passes.addressing import conjunction
@@ -35,13 +49,17 @@ class _Known:
     """What is asked about the function as a whole."""
 
     def __init__(self, func: Func) -> None:
-        self.uniformity = Uniformity(func)
+        self.uniformity = uniformity_of(func)
         self.written = written_tensors(func.body)
         self.numbers = {
             o.result: int(o.value)
             for o in walk(func.body)
             if isinstance(o, Const) and o.dtype.is_int
         }
+
+    def same(self, v: Value) -> bool:
+        """Whether `v`, from before a loop, is no scalar or the same for all threads."""
+        return not isinstance(v.type, ScalarType) or self.uniformity.level(v) == Level.BLOCK
 
 
 class _Guarded:
@@ -51,6 +69,8 @@ class _Guarded:
         self.o = o
         self.known = known
         self.made = {r: x for x in o.body.ops for r in x.results}
+        self.before: set[Value] = set()
+        self.slopes: dict[Value, dict[Value, int | None]] = {}
         self.b = Builder(o.loc)
 
     def split(self) -> list[Op] | None:
@@ -78,10 +98,15 @@ class _Guarded:
         return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
 
     def conjuncts(self, cond: Value) -> list[Value]:
-        o = self.made.get(cond)
-        if isinstance(o, Binary) and o.kind == "and":
-            return [*self.conjuncts(o.lhs), *self.conjuncts(o.rhs)]
-        return [cond]
+        found, left = [], [cond]
+        while left:
+            v = left.pop()
+            o = self.made.get(v)
+            if isinstance(o, Binary) and o.kind == "and":
+                left += [o.rhs, o.lhs]
+            else:
+                found.append(v)
+        return found
 
     def at_corner(self, cond: Value) -> Value | None:
         """The condition where it is hardest to meet; None if no corner is known to be that."""
@@ -91,7 +116,7 @@ class _Guarded:
         corner: Substitution = {}
         for arg, extent in zip(self.o.body.args, self.o.extents):
             slope = self.difference(o, arg) if isinstance(o, Compare) else None
-            if slope is None and self.depends(cond, arg):
+            if slope is None and self.slope(cond, arg) != 0:
                 return None
             last = slope is not None and slope > 0
             corner[arg] = self.b.value(Const, extent - 1 if last else 0, arg.dtype)
@@ -99,26 +124,19 @@ class _Guarded:
 
     def known_before(self, v: Value) -> bool:
         """Whether all threads can compute `v` before the loop, but for the loop's indices."""
-        if v in self.o.body.args:
-            return True
-        o = self.made.get(v)
-        if o is None:
-            return not isinstance(v.type, ScalarType) or (
-                self.known.uniformity.level(v) == Level.BLOCK
-            )
-        return is_clonable(o, self.known.written) and all(map(self.known_before, o.operands))
+        needed = [*upstream((v,), self.made, self.before)]
+        if not all(is_clonable(o, self.known.written) for o in needed):
+            return False
+        outside = {x for o in needed for x in inputs(o)} - self.made.keys()
+        if not all(x in self.o.body.args or self.known.same(x) for x in outside):
+            return False
+        self.before.update(r for o in needed for r in o.results)
+        return v in self.made or v in self.o.body.args or self.known.same(v)
 
     def again(self, v: Value, subst: Substitution) -> Value:
         """`v` computed before the loop."""
-        if v not in subst and v in self.made:
-            for x in self.made[v].operands:
-                self.again(x, subst)
-            self.b.ops.append(clone(self.made[v], subst))
+        self.b.ops += [clone(o, subst) for o in [*upstream((v,), self.made, subst)]]
         return subst.get(v, v)
-
-    def depends(self, v: Value, arg: Value) -> bool:
-        o = self.made.get(v)
-        return v is arg or (o is not None and any(self.depends(x, arg) for x in o.operands))
 
     def difference(self, o: Compare, arg: Value) -> int | None:
         """How fast the condition gets harder to meet with `arg`; None if that varies."""
@@ -129,32 +147,25 @@ class _Guarded:
 
     def slope(self, v: Value, arg: Value) -> int | None:
         """The coefficient of `arg` in `v`; None where `v` is not known to be linear in it."""
-        if v is arg:
-            return 1
-        o = self.made.get(v)
-        if o is None:
-            return 0
-        match o:
-            case Binary(kind="add" | "sub"):
-                x, y = self.slope(o.lhs, arg), self.slope(o.rhs, arg)
-                if x is None or y is None:
-                    return None
-                return x + y if o.kind == "add" else x - y
-            case Binary(kind="mul"):
-                return self.scaled(o.lhs, o.rhs, arg) or self.scaled(o.rhs, o.lhs, arg)
-            case Cast() if o.dtype.kind == "int" and o.operand.dtype.kind == "int":
-                return self.slope(o.operand, arg) if o.dtype.bits >= 32 else None
-        return None if self.depends(v, arg) else 0
+        known = self.slopes.setdefault(arg, {arg: 1})
+        for o in upstream((v,), self.made, known):
+            parts = [known.get(x, 0) for x in inputs(o)]
+            found = 0 if all(p == 0 for p in parts) else self.combined(o, parts)
+            known.update((r, found) for r in o.results)
+        return known.get(v, 0)
 
-    def scaled(self, v: Value, by: Value, arg: Value) -> int | None:
-        inner = self.slope(v, arg)
-        if inner == 0 and not self.depends(by, arg):
-            return 0
-        return (
-            None
-            if inner is None or by not in self.known.numbers
-            else (inner * self.known.numbers[by])
-        )
+    def combined(self, o: Op, parts: Sequence[int | None]) -> int | None:
+        """The slope of what `o` makes, from those of its inputs."""
+        match o, parts:
+            case Binary(kind="add" | "sub"), [int() as x, int() as y]:
+                return x + y if o.kind == "add" else x - y
+            case Binary(kind="mul"), [int() as x, 0] if o.rhs in self.known.numbers:
+                return x * self.known.numbers[o.rhs]
+            case Binary(kind="mul"), [0, int() as y] if o.lhs in self.known.numbers:
+                return y * self.known.numbers[o.lhs]
+            case Cast(), [part] if o.dtype.kind == "int" and o.operand.dtype.kind == "int":
+                return part if o.dtype.bits >= 32 else None
+        return None
 
     # --- the two loops ----------------------------------------------------------------------------
 

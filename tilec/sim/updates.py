@@ -6,7 +6,7 @@ not: each has computed it from what was there before, so that all but one of the
 
 from __future__ import annotations
 
-from tilec.ir.analysis import Level, Uniformity
+from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Func, Op, Value, defining_ops, walk
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
@@ -20,7 +20,7 @@ def updates(func: Func) -> Updates:
     """The updates of a LOWERED function in which the element depends on the thread. (Where it does
     not, all threads act as one.)"""
     made = defining_ops(func.body)
-    uniformity = Uniformity(func)
+    uniformity = uniformity_of(func)
     return frozenset(
         (o.loc, o.dest.name)
         for o in walk(func.body)
