@@ -172,15 +172,17 @@ class _Split:
     def _cut(self, block: Block) -> Block:
         ops: list[Op] = []
         waiting: list[Op] = []
+        made: set[Value] = set()  # by those that wait
 
         def flush() -> None:
             """End the stretch; what is the same for all threads is read where the first left it."""
             if not waiting:
                 return
-            made = [r for o in waiting for r in o.results if r not in self.per_thread]
+            uniform = [r for o in waiting for r in o.results if r not in self.per_thread]
             ops.append(_Threads(ops=tuple(waiting), loc=waiting[0].loc))
             waiting.clear()
-            for r in made:
+            made.clear()
+            for r in uniform:
                 b = Builder(ops[-1].loc)
                 self.kept[r] = self._place(r)
                 first = b.value(Const, 0, INT32)
@@ -194,7 +196,7 @@ class _Split:
                 self._same_for_all(o, o.values)
                 ops.append(o)
             elif not self._depends(o):
-                if not o.pure or any(v in w.results for v in o.operands for w in waiting):
+                if not o.pure or not made.isdisjoint(o.operands):
                     flush()
                 ops.append(o)
             elif self._has_cut(o):
@@ -204,6 +206,7 @@ class _Split:
                 ops.append(replace(o, **inner))
             else:
                 waiting.append(o)
+                made.update(o.results)
         flush()
         return Block(block.args, tuple(ops))
 
