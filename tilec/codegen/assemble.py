@@ -36,6 +36,7 @@ needed."""
 
 _TRIPLES = {"cuda": "nvptx64-nvidia-cuda", "hip": "amdgcn-amd-amdhsa"}
 _SYSTEM_CALLS = ("vprintf",)  # what the CUDA driver itself provides
+_MIN_BLOCKS = re.compile(r'("nvvm\.minctasm"="|\.minnctapersm )\d+')
 _SPEED_LEVELS = {"cuda": 2, "hip": 3, "cpu": 3}
 
 
@@ -100,6 +101,16 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     return made
 
 
+def with_min_blocks(made: Assembled, blocks: int) -> Assembled:
+    """`made`, of a CUDA target, with as few registers as let a multiprocessor hold `blocks` blocks.
+    ptxas alone looks at that number: LLVM's part is not done again."""
+    text = _MIN_BLOCKS.sub(rf"\g<1>{blocks}", made.llvm_text)
+    more = Assembled(text, made.target, seconds=made.seconds)
+    more.asm = _MIN_BLOCKS.sub(rf"\g<1>{blocks}", made.asm)
+    _finish_cuda(more, more.asm)
+    return more
+
+
 def _finish_cuda(made: Assembled, ptx: str) -> None:
     called = re.findall(r"\.extern \.func\s+(?:\([^)]*\)\s*)?([\w.$]+)", ptx)
     missing = [name for name in called if name not in _SYSTEM_CALLS]
@@ -137,6 +148,11 @@ def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
+    # LLVM 22's straight-line strength reduction compares each address with all before it: half of
+    # the time of a matrix product's code, a hundred times the rest of a kernel that gathers from
+    # 2000 places (LLVM's pull request 217451). It is a pass of the code generator for GPUs alone.
+    if llvm.llvm_version_info[0] == 22:
+        llvm.set_option("tilec", "-opt-disable=slsr")
 
 
 _machines = threading.local()

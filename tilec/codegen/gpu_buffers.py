@@ -27,6 +27,7 @@ from tilec.target import Target
 
 INVARIANT = ", !invariant.load !2"
 STREAMED = ", !nontemporal !3"
+_TOUCHED = ("dest", "source", "a", "b", "barrier")
 SHARED = Val("ptr addrspace(3)", "@smem")
 
 
@@ -65,6 +66,7 @@ class Buffers:
         self.env: dict[Value, Val] = {}
         self.registers: dict[Value, Registers] = {}
         self.shared: dict[Value, tuple[Val, int]] = {}
+        self.names: dict[Op, str] = {}  # of what an op touches
         self.roots: dict[Value, Value] = {}  # the buffer of which a value is one version
 
     def get(self, v: Value) -> Val:
@@ -105,7 +107,13 @@ class Buffers:
 
     def touched(self, o: Op) -> str:
         """The names of what an op touches in shared memory, or else of the tensor."""
-        values = [getattr(o, word, None) for word in ("dest", "source", "a", "b", "barrier")]
+        found = self.names.get(o)
+        if found is None:  # an unrolled loop asks again for each iteration
+            found = self.names[o] = self._touched(o)
+        return found
+
+    def _touched(self, o: Op) -> str:
+        values = [getattr(o, word) for word in _TOUCHED if word in o.operand_fields]
         buffers = [v for v in values if isinstance(v, Value) and isinstance(v.type, BufferType)]
         for spaces in (("shared",), ("barrier",), ("global",)):
             names = [self.roots.get(v, v).name for v in buffers if v.buffer.space in spaces]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilec import codegen
-from tilec.codegen.assemble import Assembled, assemble
+from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
@@ -62,9 +62,12 @@ class Attempts:
         """Machine code of `func`, which has been through the passes; on AMD without what it
         prints. Where there is no product to hold in registers, a thread that could do with fewer
         gets fewer, so that more of them load at the same time."""
-        made = self._code(plan, func)
+        text = codegen.emit(func, self.target)
+        coded = without_prints(text) if self.target.kind == "hip" else text
+        made = Attempt(plan, func, text, assemble(coded, self.target))
         for blocks in self._more_blocks(func, made.assembled):
-            more = self._code(plan, func.with_attrs(min_blocks=blocks))
+            again = with_min_blocks(made.assembled, blocks)
+            more = replace(made, llvm_text=again.llvm_text, assembled=again)
             if more.faults == made.faults:
                 return more
         return made
@@ -75,6 +78,8 @@ class Attempts:
         threads = int(func.attrs.get("launch_threads", 0))
         if self.target.kind != "cuda" or made.registers is None or not threads:
             return []
+        if made.spilled_bytes:
+            return []  # fewer registers spill more
         if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
             return []
         shared = int(func.attrs.get("shared_bytes", 0))
@@ -82,11 +87,6 @@ class Attempts:
         now = occupancy(self.target, made.registers, shared, threads) or 1
         wanted = {min(n // threads, most): None for n in STREAMING}
         return [n for n in wanted if n > now]
-
-    def _code(self, plan: Plan | None, func: Func) -> Attempt:
-        text = codegen.emit(func, self.target)
-        coded = without_prints(text) if self.target.kind == "hip" else text
-        return Attempt(plan, func, text, assemble(coded, self.target))
 
     def check(self, plan: Plan, func: Func) -> None:
         """Make the code of a plan and keep it. Raises ResourceError if the assembler finds fault
