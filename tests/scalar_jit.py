@@ -66,7 +66,7 @@ def run(build: Build, arrays: Sequence[np.ndarray], dtypes: Sequence[DType], out
     made = build(scalars, *values)
     f.store(f.cast("zext", made, "i8") if out == BOOL else made, place(count, out), 1)
     index.incoming.append((f.add(index.result, int_val(1, "i64")), f.block.label))
-    f.br("head", loop=True)
+    f.br("head", loop="keep")
     f.start("end")
     f.ret()
     metadata = '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}'

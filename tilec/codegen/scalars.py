@@ -248,7 +248,7 @@ class Scalars(Casts):
         f.forget(mark)
         rest.incoming = [(start, before), (next_rest, body)]
         by.incoming = [(b, before), (next_by, body)]
-        f.br(head, loop=True)
+        f.br(head, loop="keep")
         f.start(done)
         negative = f.fcmp("olt", rest.result, none)
         return f.select(negative, f.binary("fadd", rest.result, b), rest.result)
