@@ -34,6 +34,12 @@ def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
     return values.astype(_EXTENSIONS.get(dtype, dtype))
 
 
+def integers(values: list[int]) -> Any:
+    """int32 numbers on the device the examples run on."""
+    host = np.array(values, np.int32)
+    return torch.from_numpy(host).cuda() if ON_GPU else host
+
+
 def empty(shape: tuple[int, ...], dtype: str) -> Any:
     """An output filled with NaN, so that an element which is never written is found."""
     if ON_GPU:

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from example_support import ON_GPU, WHERE, check, empty, float64, random
+from example_support import WHERE, check, empty, float64, integers, random
 
 import tilec
 import tilec.language as T
-
-if ON_GPU:
-    import torch
 
 M, N, K, G = T.dynamic("M, N, K, G")
 
@@ -86,12 +83,6 @@ def specs(rows: int, groups: int, n: int, k: int, dtype: str, transposed: bool) 
 
 
 SPECS = [(kernel, specs(1000, 8, 512, 256, *key), {}) for key, kernel in KERNELS.items()]
-
-
-def integers(values: list[int]) -> Any:
-    """int32 numbers on the device the examples run on."""
-    host = np.array(values, np.int32)
-    return torch.from_numpy(host).cuda() if ON_GPU else host
 
 
 def cases() -> Iterator[tuple[str, list[int], str, bool]]:

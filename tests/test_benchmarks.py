@@ -414,6 +414,7 @@ def test_list_needs_no_gpu(capsys) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_whole_run_on_the_cpu(kind, dtype, tmp_path, monkeypatch) -> None:
     """tilec's kernels and torch's products, checked against float64, into a file and a table."""
+    monkeypatch.setenv("TILEC_TARGET", "cpu")
     monkeypatch.setattr(peers, "module_of", lambda peer: None)
     monkeypatch.setattr(products, "module_of", lambda peer: None)
     case = products.product_case("test", products.Product(65, 40, 33, kind, dtype))
@@ -461,6 +462,7 @@ def tiny_cases() -> dict[str, Case]:
 @pytest.mark.parametrize("name", tiny_cases())
 def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
     """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
+    monkeypatch.setenv("TILEC_TARGET", "cpu")
     monkeypatch.setattr(products, "module_of", lambda peer: None)
     case = tiny_cases()[name]
     tensors = case.make("cpu")

@@ -378,7 +378,8 @@ def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda", None)
+    for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DriverError, match="cuda-bindings") as e:
         cuda.CudaDriver()
     assert "pip install tilec[cuda]" in str(e.value)
