@@ -38,6 +38,31 @@ def halo(A: T.Tensor((2 * N,), "float16"), C: T.Tensor((2 * N,), "float16"), n: 
 
 
 @tilec.kernel
+def asked_inside(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), n: T.int32):
+    """The index is asked for nowhere but in a loop in a branch."""
+    with T.Kernel(1, threads=N):
+        if n >= 0:
+            k = 0
+            while k < 2:
+                tx = T.get_thread_binding()
+                C[tx] = A[N - 1 - tx] * n + k
+                k += 1
+
+
+@tilec.kernel
+def skipped(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), n: T.int32):
+    """A loop that only reads, and may not run, stands between the write and the last read."""
+    with T.Kernel(1, threads=N):
+        s = T.alloc_shared((N,), "int32")
+        s[T.get_thread_binding()] = A[T.get_thread_binding()]
+        v = 0
+        for _ in T.serial(n):
+            if A[T.get_thread_binding()] > 20:
+                v = v + s[(T.get_thread_binding() + 1) % N]
+        C[T.get_thread_binding()] = v + s[N - 1 - T.get_thread_binding()]
+
+
+@tilec.kernel
 def around(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), n: T.int32):
     """Written before nested loops, read after them."""
     with T.Kernel(1, threads=N):
@@ -136,6 +161,10 @@ def _around(a: Any, n: int) -> Any:
     return np.roll(a, -n * max(n - 1, 0))[::-1]
 
 
+def _skipped(a: Any, n: int) -> Any:
+    return np.where(a > 20, n * np.roll(a, -1), 0) + a[::-1]
+
+
 def _tree(a: Any, n: int) -> Any:
     return np.full(N, a.sum() if n else a[0])
 
@@ -158,6 +187,8 @@ def _far(a: Any, n: int) -> Any:
 CASES: dict[str, tuple[tilec.kernel.Kernel, tuple[int, ...], Callable[[Any, int], Any]]] = {
     "reverse": (reverse, (N,), lambda a, n: a[::-1] * n),
     "halo": (halo, (2 * N,), _halo),
+    "asked_inside": (asked_inside, (N,), lambda a, n: a[::-1] * n + 1),
+    "skipped": (skipped, (N,), _skipped),
     "around": (around, (N,), _around),
     "sort": (sort, (N,), lambda a, n: np.sort(a * n)),
     "tree": (tree, (N,), _tree),

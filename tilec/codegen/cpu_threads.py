@@ -61,8 +61,25 @@ def expand_threads(func: Func) -> Func:
     """`func` without thread_index; the same object if it has none."""
     if not asks_for_threads(func):
         return func
+    func = _ask_once(func)
     func = func.with_body(_Split(func).in_memory(func.body))
     return func.with_body(_Split(func).body(func.body))
+
+
+def _ask_once(func: Func) -> Func:
+    """`func` with one thread_index, at the top."""
+    index = Value(ScalarType(INT32), "t")
+    subst: Substitution = {}
+
+    def visit(o: Op) -> Sequence[Op] | None:
+        if not isinstance(o, ThreadIndex):
+            return None
+        subst[o.result] = index
+        return []
+
+    body = rewrite(func.body, visit, subst)
+    first = ThreadIndex(results=(index,), loc=func.loc)
+    return func.with_body(replace(body, ops=(first, *body.ops)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
