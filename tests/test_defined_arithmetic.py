@@ -20,6 +20,7 @@ from tilec.ir.core import Builder
 from tilec.ir.errors import InternalError
 from tilec.ir.fold import fold
 from tilec.ir.ops import Binary, Const
+from tilec.ir.types import MOST_NARROW
 from tilec.sim import numbers
 from tilec.sim.undefined import is_undefined, lost_in
 
@@ -142,6 +143,53 @@ def test_integers(dtype: t.DType, where: str) -> None:
     run_on(where, integer_table(dtype), a, b, got)
     for row, kind in zip(got, (*DIVISIONS, "shl", "shr")):
         np.testing.assert_array_equal(row, meant(kind, a, b), kind)
+
+
+def ceildiv_table(dtype: t.DType, last: int) -> Any:
+    @tilec.kernel
+    def table(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((4, N), dtype)):
+        with T.Kernel(T.ceildiv(N, 128)) as bx:
+            for j in T.Parallel(128):
+                i = bx * 128 + j
+                C[0, i] = T.ceildiv(A[i], B[i])
+                C[1, i] = T.cdiv(A[i], 7)
+                C[2, i] = T.ceildiv(A[i], 64)
+                C[3, i] = T.ceildiv(A[i], last)
+
+    return table
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_quotients_rounded_up(dtype: t.DType, where: str) -> None:
+    """Of all signs, and at the limits: a + b - 1 need not be a number of the dtype."""
+    a, b = pairs(whole_edges(dtype))
+    got = np.full((4, len(a)), 77, a.dtype)
+    last = -3 if dtype.kind == "int" else 3
+    run_on(where, ceildiv_table(dtype, last), a, b, got)
+    for row, divisors in zip(got, (b, np.full_like(b, 7), np.full_like(b, 64), b * 0 + last)):
+        exact = [-(-x // y) if y else 0 for x, y in zip(a.tolist(), divisors.tolist())]
+        want = np.array([x % (1 << dtype.bits) for x in exact], f"u{a.itemsize}").view(a.dtype)
+        np.testing.assert_array_equal(row, want)
+
+
+def test_only_sizes_and_known_ranges_are_rounded_up_by_an_addition() -> None:
+    """A size can be: above `MOST_NARROW` indices have 64 bits."""
+
+    @tilec.kernel
+    def k(A: T.Tensor((N,), "int32"), n: T.int32):
+        with T.Kernel(1):
+            for i in T.serial(1000):
+                A[T.ceildiv(N, 128) + T.ceildiv(i, 100)] = 1
+                A[T.ceildiv(n, 32)] = 2
+                A[T.ceildiv(T.max(n, 0), 16)] = 3
+
+    text = k.compile(tilec.spec((5,), "int32"), 1, target="cpu").stages["tile"]
+    numbers = {int(x) for x in re.findall(r"= const (\d+), i32", text)}
+    assert {127, 99} <= numbers and not {31, 15} & numbers
+    for extent, strides in ((MOST_NARROW, None), (MOST_NARROW + 1, None), (MOST_NARROW + 1, (0,))):
+        made = k.compile(tilec.spec((extent,), "int32", strides), 1, target="cpu")
+        assert made.image.wide == (extent > MOST_NARROW)
 
 
 @pytest.mark.parametrize("where", PLACES[:2])

@@ -14,7 +14,16 @@ from tilec.frontend.guards import Comparison, both
 from tilec.frontend.index import Affine
 from tilec.frontend.values import Literal, Number, Scalar, describe
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
-from tilec.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, INT32, DType
+from tilec.ir.types import (
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    MOST_NARROW,
+    DType,
+)
 
 SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**",
@@ -231,11 +240,30 @@ class Arithmetic(Context):
                 raise self.error(message, hint)
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             return -self._fold("floordiv", -a, b)
-        made = self.binary("floordiv", self.binary("add", a, self.binary("sub", b, 1)), b)
         divisor = static_int(b)
-        if isinstance(made, Scalar) and isinstance(a, Scalar) and a.affine and divisor is not None:
-            self.quotients[made.value] = a.affine, divisor
-        return made
+        if isinstance(a, Scalar) and a.affine and divisor is not None and divisor > 0:
+            made = self._ceildiv_by_number(a, divisor)
+            if isinstance(made, Scalar):
+                self.quotients[made.value] = a.affine, divisor
+            return made
+        return self._rounded_up(a, b)
+
+    def _ceildiv_by_number(self, a: Scalar, divisor: int) -> Number:
+        """By (a + divisor - 1) // divisor, if that cannot leave the dtype."""
+        assert a.affine is not None
+        up = a.affine + Affine(divisor - 1)
+        most, largest = up.interval().hi, (1 << a.dtype.bits - 1) - 1
+        if index.is_size(a.affine):
+            most = MOST_NARROW + up.const
+        if most is None or most > largest:
+            return self._rounded_up(a, divisor)
+        return self.binary("floordiv", self.binary("add", a, divisor - 1), divisor)
+
+    def _rounded_up(self, a: Number, b: Number) -> Number:
+        """The quotient rounded down, and one more where something remains."""
+        x, y = self.unify(a, b, "//")
+        rest = self.compare("ne", self.binary("mod", x, y), 0)
+        return self.binary("add", self.binary("floordiv", x, y), self.convert(rest, x.dtype))
 
     def _shift(self, kind: str, a: Number, b: Number) -> Scalar:
         x = self.run_time(a, b.dtype if isinstance(b, Scalar) else None)

@@ -111,6 +111,11 @@ def unknown(parents: Iterable[Affine] = (), interval: Interval | None = None) ->
     return Affine(0, {atom: 1})
 
 
+def is_size(a: Affine) -> bool:
+    """Whether it is an extent of a tensor, plus a number."""
+    return [(t.lo, t.hi, t.parents, c) for t, c in a.terms.items()] == [(0, None, (), 1)]
+
+
 def product(a: Affine, b: Affine) -> Affine:
     """`a * b`; affine only if one of them is a number."""
     if a.constant is not None:

@@ -55,19 +55,22 @@ def rounding(w: Writer, a: str) -> str:
 
 
 def of_integers(w: Writer, a: str, b: str) -> str:
-    """What only integers have; `a` is of [-8, 8]."""
+    """What only integers have; `a` is of [-8, 8]. What is divided or shifted by is mostly a small
+    number, else what was read: 0, negative or beyond the width, but not known to be 0."""
     kind = w.below(6)
     if kind == 0:
         word, sign = w.one_of(BITWISE)
         return f"({a} {sign} {b})" if w.chance(0.5) else f"T.{word}({a}, {b})"
     if kind == 1:
         word, sign = w.one_of(SHIFTS)
-        by = w.between(1, 5)
+        by = a if "[" in a and w.chance(0.4) else w.between(1, 5)
         return f"({b} {sign} {by})" if w.chance(0.5) else f"T.{word}({b}, {by})"
     if kind == 2:
-        return f"T.{w.one_of(QUOTIENTS)}({a}, {w.between(1, 5)})"
+        divisor = b if "[" in b and w.chance(0.4) else w.between(1, 5)
+        return f"T.{w.one_of(QUOTIENTS)}({a}, {divisor})"
     if kind == 3:
-        return f"({b} {w.one_of(('//', '%'))} {w.between(1, 5)})"
+        divisor = a if "[" in a and w.chance(0.4) else w.between(1, 5)
+        return f"({b} {w.one_of(('//', '%'))} {divisor})"
     if kind == 4:
         return f"T.{w.one_of(('popcount', 'clz', 'bitwise_not'))}({b})"
     return f"(~{b})"

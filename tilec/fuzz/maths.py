@@ -69,7 +69,9 @@ class Maths:
         return arithmetic("max", a, b)
 
     def ceildiv(self, a: Any, b: Any) -> Any:
-        return (a + (b - 1)) // b
+        if not isinstance(a, Number) and not isinstance(b, Number):
+            return -(-a // b)
+        return a // b + (arithmetic("mod", a, b) != 0)
 
     cdiv = ceildiv
 
@@ -81,11 +83,12 @@ class Maths:
 
     def truncdiv(self, a: Any, b: Any) -> Any:
         x, y = pair(a, b)
-        quotient = np.abs(x.value) // np.abs(y.value)
+        with np.errstate(all="ignore"):
+            down, rest = np.floor_divide(x.value, y.value), np.remainder(x.value, y.value)
         exact = x.exact() and y.exact()
-        error = np.zeros(()) if exact else np.full(quotient.shape, np.inf)
-        same = (x.value < 0) == (y.value < 0)
-        return Number(np.where(same, quotient, -quotient), x.dtype, error, x.fnuz)
+        error = np.zeros(()) if exact else np.full(down.shape, np.inf)
+        short = (rest != 0) & ((x.value < 0) != (y.value < 0))
+        return Number(down + short.astype(down.dtype), x.dtype, error, x.fnuz)
 
     def truncmod(self, a: Any, b: Any) -> Any:
         return a - b * self.truncdiv(a, b)

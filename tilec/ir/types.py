@@ -61,6 +61,9 @@ TFLOAT32 = DType("tfloat32", "float", 32, "tf32")
 FLOAT8_E4M3 = DType("float8_e4m3", "float", 8, "e4m3")
 FLOAT8_E5M2 = DType("float8_e5m2", "float", 8, "e5m2")
 FLOAT4_E2M1 = DType("float4_e2m1", "float", 4, "e2m1")
+MOST_NARROW = (1 << 31) - (1 << 16)
+"""The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
+whole tiles."""
 
 DTYPES: dict[str, DType] = {
     d.name: d

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import LaunchError, did_you_mean, shown
-from tilec.ir.types import DTYPES
+from tilec.ir.types import DTYPES, MOST_NARROW
 from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name
 from tilec.runtime.tensors import Tensor, accepts, array_dtype, contiguous_strides, read_tensor
 
 REQUIRED = object()
 FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
-_INT32_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,8 +391,10 @@ def normal_strides(t: Tensor) -> tuple[int, ...]:
 
 
 def is_wide(t: Tensor) -> bool:
-    """Whether an index into the tensor, or an offset from its first element, may exceed 31 bits."""
-    return t.elements_spanned() > _INT32_LIMIT or any(abs(s) > _INT32_LIMIT for s in t.strides)
+    """Whether an extent of the tensor, an index into it, or an offset from its first element may
+    exceed 31 bits, also when it is rounded up to whole tiles."""
+    most = max(t.elements_spanned(), *map(abs, t.strides), *t.shape, 0)
+    return most > MOST_NARROW
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
