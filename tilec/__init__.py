@@ -11,6 +11,7 @@ from tilec import foreign
 from tilec.ir.errors import (
     BoundsWarning,
     CompileError,
+    CompileWarning,
     InternalError,
     LaunchError,
     LayoutError,
@@ -36,6 +37,7 @@ _LATER = {"macro": "tilec.language", "simulate": "tilec.jit.simulate"}
 
 __all__ = [
     "BoundsWarning",
+    "CompileWarning",
     "CompileError",
     "CompiledKernel",
     "DriverError",

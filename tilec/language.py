@@ -424,7 +424,9 @@ def min_value(dtype: object) -> _Number:
 def Parallel(*extents: Any, coalesced_width: _Int | None = None) -> Any:
     """`for i, j in T.Parallel(m, n):` iterations in any order, spread over the block's threads.
 
-    Extents are compile-time ints. An iteration must not read what another one writes.
+    Extents are compile-time ints. An iteration must not read what another one writes, nor update
+    (`+=`) what another one updates: see docs/language.md. Raises CompileError where that is certain
+    or the index of an update is read from memory; warns (CompileWarning) where it may be.
     """
     only_inside("Parallel")
 

@@ -12,6 +12,7 @@ from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Affine, Atom
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.races import find_race
+from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
     LoopHeader,
     Number,
@@ -21,6 +22,7 @@ from tilec.frontend.values import (
 )
 from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Value
+from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -222,7 +224,20 @@ class ForLoops(Loops):
             if "write the same" in race.message:
                 hint = "give each iteration an element of its own, or loop with T.serial"
             raise self.error(race.message, hint, at=race.loc)
+        self._check_updates(made)
         self.forget(node.body, tuple(targets))
+
+    def _check_updates(self, loop: Parallel) -> None:
+        found = find_update(loop)
+        if found is None:
+            return
+        hint = (
+            "loop with T.serial; T.atomic_add is not in the language yet\n"
+            "if no two indices are equal, write the results to another buffer"
+        )
+        if found.sure:
+            raise self.error(found.message, hint, at=found.loc)
+        warn(CompileWarning, found.message, found.loc, hint)
 
     def _parallel_extents(self, header: LoopHeader) -> tuple[int, ...]:
         with self.at(header.loc):

@@ -19,7 +19,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.core import Value
-from tilec.ir.errors import warn_of_bounds
+from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.ops import Binary, Load, Store, squeeze
 
 
@@ -240,7 +240,8 @@ class Memory(Arithmetic):
                 hint = f"valid indices are 0 to {last}"
                 if below:
                     hint += "; a negative index does not count from the end"
-                warn_of_bounds(
+                warn(
+                    BoundsWarning,
                     f"this {does} index {reach.hi if below else reach.lo} in dimension {dim} of "
                     f"{describe(buffer)}: always out of bounds, so {what}",
                     self.loc,
@@ -264,7 +265,8 @@ class Memory(Arithmetic):
         what = "the safe value is read" if does == "reads" else "nothing is written"
         last = f"{name} - 1" if size is None else size - 1
         hint = f"valid indices are 0 to {last}: let the condition around it say so"
-        warn_of_bounds(
+        warn(
+            BoundsWarning,
             f"this {does} index {found.index} in dimension {dim} of {describe(buffer)} where "
             f"{found.where}, although a condition guards it: out of bounds, so {what}",
             self.loc,

@@ -20,7 +20,7 @@ from tilec.lazy import Lazy
 
 np: Any = Lazy("numpy")
 
-_LIMIT = 1 << 17  # iterations; larger loops are not looked at
+LIMIT = 1 << 17  # iterations; larger loops are not looked at
 _MOST = 1 << 40  # numbers from here on are no indices
 _ARITHMETIC = {
     "add",
@@ -66,15 +66,15 @@ def find_race(loop: Parallel) -> Race | None:
         if isinstance(w, Store) and w.dest not in own
     ]
     suspects = [(w, reads) for w, reads in suspects if reads or not _distinct(w.indices, loop)]
-    if not suspects or not 1 < count <= _LIMIT:
+    if not suspects or not 1 < count <= LIMIT:
         return None
-    known = _evaluate(loop, count)
+    known = evaluate(loop, count)
     for write, reads in suspects:
-        target = _elements(write.indices, known, count)
+        target = rows_of(write.indices, known, count)
         if target is None:
             continue
         for read in reads:
-            source = _elements(read.indices, known, count)
+            source = rows_of(read.indices, known, count)
             race = None if source is None else _read_race(write, read, target, source, loop)
             if race is not None:
                 return race
@@ -90,13 +90,13 @@ def _distinct(indices: Sequence[Value], loop: Parallel) -> bool:
     return set(loop.body.args) <= {widened.get(i, i) for i in indices}
 
 
-def _evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
+def evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
     """Each integer of the body that could be computed; None for the others."""
     grid = np.indices(loop.extents).reshape(len(loop.extents), count)
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
-    for o in loop.body.ops:
+    for o in walk(loop.body):
         for r in o.results:
             known[r] = _result(o, known)
     return known
@@ -164,17 +164,17 @@ class _Elements:
     bases: tuple[dict[Value, int], ...]
 
 
-def _elements(
+def rows_of(
     indices: Sequence[Value], known: dict[Value, _Index | None], count: int
 ) -> _Elements | None:
     found = [_lookup(i, known) for i in indices]
-    if any(f is None for f in found):
+    if not found or any(f is None for f in found):
         return None
     rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
     return _Elements(rows, tuple(f.bases for f in found if f is not None))
 
 
-def _keys(*rows: Any) -> list[Any]:
+def row_keys(*rows: Any) -> list[Any]:
     """Rows as single ints, equal where the rows are."""
     low = np.min([r.min(axis=0) for r in rows], axis=0)
     high = np.max([r.max(axis=0) for r in rows], axis=0)
@@ -186,7 +186,7 @@ def _read_race(
 ) -> Race | None:
     if source.bases != target.bases:
         return None
-    written, wanted = _keys(target.rows, source.rows)
+    written, wanted = row_keys(target.rows, source.rows)
     order = np.argsort(written, kind="stable")
     at = np.minimum(np.searchsorted(written[order], wanted), len(order) - 1)
     writer = order[at]
@@ -206,7 +206,7 @@ def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
     """Two iterations that write one element, unless they write the same value to it."""
     if write.value not in _varying(loop):
         return None
-    (keys,) = _keys(target.rows)
+    (keys,) = row_keys(target.rows)
     order = np.argsort(keys, kind="stable")
     twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])
     if not len(twice):

@@ -73,18 +73,22 @@ class LaunchError(TilecError):
     """A call's arguments do not match the kernel's parameters."""
 
 
-class BoundsWarning(UserWarning):
+class CompileWarning(UserWarning):
+    """Something legal in a kernel that is hardly meant. Given once for each line."""
+
+
+class BoundsWarning(CompileWarning):
     """An access of a global tensor is out of its bounds, always or although a condition guards it:
-    a read gives the safe value, a write does nothing. Given once for each line."""
+    a read gives the safe value, a write does nothing."""
 
 
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
-def warn_of_bounds(message: str, loc: Loc, hint: str) -> None:
-    """Give a BoundsWarning at the user's line, in the form of an error."""
+def warn(kind: type[CompileWarning], message: str, loc: Loc, hint: str) -> None:
+    """Give a warning at the user's line, in the form of an error."""
     text = str(CompileError(message, loc, hint))
-    warnings.warn_explicit(text, BoundsWarning, loc.file, loc.line, registry=_warned)
+    warnings.warn_explicit(text, kind, loc.file, loc.line, registry=_warned)
 
 
 class InternalError(TilecError):

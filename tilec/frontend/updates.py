@@ -1,0 +1,198 @@
+"""Updates in `T.Parallel` of elements that iterations may share: `H[X[i]] += 1`.
+
+An update stores what it has computed from the element itself, or on a condition about it. Where
+two iterations update one element, one of the results is lost. That the index of an update is read
+from memory is an error, unless other indices tell the iterations apart; that it is folded by a
+number of the run time (`i % n`), or that a condition about data chooses the iterations which update
+one and the same element, is a warning. (`find_race` has what is certain.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from tilec.frontend.races import LIMIT, evaluate, np, row_keys, rows_of
+from tilec.ir.core import Block, Op, Value, walk
+from tilec.ir.loc import Loc
+from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
+
+_FOLDING = ("floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "shr")
+
+
+class Sharing(IntEnum):
+    """What speaks for it that iterations share an index."""
+
+    NOTHING = 0
+    FOLDED = 1
+    READ = 2
+
+
+_WORDS = {
+    Sharing.READ: ("an index that is read from memory", "have one index"),
+    Sharing.FOLDED: ("an index that is folded by a run-time number", "have one index"),
+    Sharing.NOTHING: ("an index that several of them have", "come there"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What to tell the user, and where. `sure` enough for an error."""
+
+    message: str
+    loc: Loc
+    sure: bool
+
+
+def find_update(loop: Parallel) -> Update | None:
+    """The first update in `loop` whose iterations may share an element."""
+    body = _Body(loop)
+    if body.count == 1:
+        return None
+    for store, conditions in body.stores(loop.body, ()):
+        if not body.is_update(store, conditions):
+            continue
+        sharing = max((body.sharing(i) for i in store.indices), default=Sharing.NOTHING)
+        if body.are_apart(store):
+            continue
+        if sharing is Sharing.NOTHING and not all(map(body.hangs_on_data, conditions)):
+            continue  # perhaps one iteration only does it
+        how, lost = _WORDS[sharing]
+        message = (
+            f"iterations of T.Parallel update {store.dest.name or 'a buffer'} at {how}: where two "
+            f"of them {lost}, one of the results is lost"
+        )
+        return Update(message, store.loc, sharing is Sharing.READ)
+    return None
+
+
+Conditions = tuple[Value, ...]
+
+
+class _Body:
+    """A loop's body. `own`: what each iteration has for itself; `stored`: what is written in it;
+    `made`: the op that made a value, or the loop inside of which it is an argument."""
+
+    def __init__(self, loop: Parallel) -> None:
+        self.loop, self.count = loop, math.prod(loop.extents)
+        self.made: dict[Value, Op] = {}
+        self.own: set[Value] = set()
+        self.loaded: set[Value] = set()
+        self.stored: dict[Value, list[Value]] = {}
+        self._behind: dict[Value, set[Value]] = {}
+        self._known: dict[Value, Any] | None = None
+        for o in walk(loop.body):
+            self.made |= dict.fromkeys(o.results, o)
+            self.own.update(o.results)
+            self.made |= {a: o for region in o.regions for a in region.args}
+            if isinstance(o, Load):
+                self.loaded.add(o.source)
+            if isinstance(o, Store):
+                self.stored.setdefault(o.dest, []).append(o.value)
+
+    def stores(self, block: Block, around: Conditions) -> list[tuple[Store, Conditions]]:
+        """Every store, and the conditions around it."""
+        found: list[tuple[Store, Conditions]] = []
+        for o in block.ops:
+            if isinstance(o, Store):
+                found.append((o, around))
+            inside = (*around, o.cond) if isinstance(o, If) else around
+            for region in o.regions:
+                found += self.stores(region, inside)
+        return found
+
+    def behind(self, v: Value) -> set[Value]:
+        """`v`, and all that it is computed from. What is read from a variable is computed from all
+        that is stored to it; the arguments of a loop inside from its bounds and what it carries."""
+        if v in self._behind:
+            return self._behind[v]
+        found, left = {v}, [v]
+        while left:
+            o = self.made.get(left.pop())
+            if o is None:
+                continue
+            sources = [*o.operands, *(x for region in o.regions for x in yielded(region))]
+            if isinstance(o, Load) and o.source in self.own:
+                sources += self.stored.get(o.source, ())
+            left += [x for x in sources if x not in found]
+            found.update(sources)
+        self._behind[v] = found
+        return found
+
+    def is_update(self, store: Store, conditions: Conditions) -> bool:
+        """Whether it stores what is computed from the same element, or on a condition about it."""
+        if store.dest in self.own or store.dest not in self.loaded:
+            return False
+        for x in set().union(*map(self.behind, (store.value, *conditions))):
+            o = self.made.get(x)
+            if isinstance(o, Load) and o.source is store.dest and o.result is x:
+                if all(self._same(a, b) for a, b in zip(o.indices, store.indices)):
+                    return True
+        return False
+
+    def _same(self, a: Value, b: Value) -> bool:
+        """Whether two values are computed alike, from places that do not change in between."""
+        left = [(a, b)]
+        while left:
+            a, b = left.pop()
+            x, y = self.made.get(a), self.made.get(b)
+            if a is b:
+                continue
+            if x is None or type(x) is not type(y) or x.regions or x.results != (a,):
+                return False
+            if isinstance(x, Load) and x.source in self.stored and x.source not in self.own:
+                return False
+            if any(getattr(x, n) != getattr(y, n) for n in x.attribute_fields):
+                return False
+            left += zip(x.operands, y.operands)
+        return True
+
+    def varies(self, v: Value) -> bool:
+        """Whether `v` may differ between iterations."""
+        return not self.behind(v).isdisjoint(self.loop.body.args)
+
+    def sharing(self, v: Value) -> Sharing:
+        """What speaks for it that `v` is the same in two iterations."""
+        return max(map(self._of, self.behind(v)))
+
+    def _of(self, v: Value) -> Sharing:
+        o = self.made.get(v)
+        if isinstance(o, Load) and o.source not in self.own and self.varies(v):
+            return Sharing.READ
+        if isinstance(o, Binary) and o.kind in _FOLDING and self.varies(v):
+            return Sharing.FOLDED if self._knows().get(v) is None else Sharing.NOTHING
+        return Sharing.NOTHING
+
+    def hangs_on_data(self, condition: Value) -> bool:
+        """Whether a condition, or each part of it, is about what is read in each iteration."""
+        match self.made.get(condition):
+            case Binary(kind="and" | "or", lhs=a, rhs=b):
+                return self.hangs_on_data(a) and self.hangs_on_data(b)
+            case Unary(kind="not", operand=x):
+                return self.hangs_on_data(x)
+        return self.sharing(condition) is Sharing.READ
+
+    def _knows(self) -> dict[Value, Any]:
+        if self._known is None:
+            known = evaluate(self.loop, self.count) if self.count <= LIMIT else {}
+            inside = {a for a, o in self.made.items() if a not in o.results and self.varies(a)}
+            for v in (
+                known if inside else ()
+            ):  # such an argument is not one number in all iterations
+                known[v] = None if self.behind(v) & inside else known[v]
+            self._known = known
+        return self._known
+
+    def are_apart(self, store: Store) -> bool:
+        """Whether the other indices tell all iterations apart. One that nobody can compute here is
+        taken to differ wherever the loop's indices in it do."""
+        known, args = self._knows(), self.loop.body.args
+        clear = [i for i in store.indices if self.sharing(i) is Sharing.NOTHING]
+        unknown = [i for i in clear if known.get(i) is None and self.varies(i)]
+        within = {a for i in unknown for a in args if a in self.behind(i)}
+        if not known:  # too many iterations
+            return within == set(args)
+        found = rows_of([*within, *(i for i in clear if known.get(i))], known, self.count)
+        return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
