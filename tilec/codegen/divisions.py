@@ -26,9 +26,9 @@ def divide(
     none, one = constant(a.type, 0), constant(a.type, 1)
     zero = fn.icmp("eq", b, none) if by_zero else None
     minus = fn.icmp("eq", b, constant(b.type, -1)) if wraps else None
-    found = [bad for bad in (zero, minus) if bad is not None]
-    if found:
-        b = fn.select(found[0] if len(found) == 1 else fn.binary("or", *found), one, b)
+    bad = fn.binary("or", zero, minus) if zero and minus else zero or minus
+    if bad is not None:
+        b = fn.select(bad, one, b)
     sign = "s" if signed else "u"
     remains = kind in ("mod", "truncmod")
     quotient = none if remains else fn.binary(sign + "div", a, b)

@@ -158,8 +158,7 @@ class Scalars(Casts):
     def _division(self, kind: str, a: Val, b: Val, signed: bool, nonzero: bool) -> Val:
         f, ranges, d = self.f, self.ranges, b.literal
         (low, high), (least, most) = ranges.get(a), ranges.get(b)
-        positive = signed and d is not None and d > 0
-        if kind == "floordiv" and positive and low // d == high // d:
+        if kind == "floordiv" and signed and d is not None and d > 0 and low // d == high // d:
             return int_val(low // d, a.type)
         if kind == "mod" and signed and low >= 0 and high < least:
             return a

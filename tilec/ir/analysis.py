@@ -280,9 +280,9 @@ class Facts:
             found = None, None  # there may be no bits left
         modulus = self._remainder(o)
         if modulus is not None:
-            by = self.range(modulus)
-            found = RANGES["mod"](a, by)
-            if by[0] == 0:  # x - (x // 0) * 0 is x
+            divided_by = self.range(modulus)
+            found = RANGES["mod"](a, divided_by)
+            if divided_by[0] == 0:  # x - (x // 0) * 0 is x
                 found = union(found, a)
         if rule is None or (found == (None, None) and o.kind not in ("add", "sub", "mul")):
             found = dtype_range(result.dtype)
