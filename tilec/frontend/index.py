@@ -113,7 +113,8 @@ def unknown(parents: Iterable[Affine] = (), interval: Interval | None = None) ->
 
 def is_size(a: Affine) -> bool:
     """Whether it is an extent of a tensor, plus a number."""
-    return [(t.lo, t.hi, t.parents, c) for t, c in a.terms.items()] == [(0, None, (), 1)]
+    known = [(t.lo, t.hi, len(t.sources), c) for t, c in a.terms.items()]
+    return known == [(0, None, 0, 1)]
 
 
 def product(a: Affine, b: Affine) -> Affine:
