@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tilec import foreign
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
+from tilec.ir.lines import keep_lines
 from tilec.ir.types import DTYPES, DType, find_dtype
 
 
@@ -298,4 +299,5 @@ def macro(function: Callable[..., Any]) -> Macro:
     CompileError for anything but a `def`.
     """
     check_function(function, "macro")
+    keep_lines(function)
     return Macro(function)

@@ -9,7 +9,8 @@ A call goes one of three ways:
 
 Passes see facts, never values: alignment, compile-time extents and strides, constants. Sizes,
 other strides, addresses and scalars are arguments of the machine code. Globals and closure values
-are read when a variant is compiled, and are part of its key on disk.
+are read when a variant is compiled, and are part of its key; each launch looks whether they have
+changed (`jit.revision`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean,
 from tilec.jit.choose import Choices, open_constants
 from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
 from tilec.jit.disk import load_variant, store_variant
-from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher
-from tilec.jit.fingerprint import describe, remember_locals
-from tilec.jit.recipe import Prepared, Recipe
-from tilec.jit.specialise import Facts, facts_of, parameters_of
+from tilec.jit.fingerprint import remember_surroundings
+from tilec.jit.recipe import Recipe
+from tilec.jit.revision import LaunchPath, Revision, read_revision
+from tilec.jit.specialise import Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,
@@ -44,13 +45,11 @@ from tilec.runtime.devices import default_target, device_target, resolve_target
 from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
-    from tilec import frontend
     from tilec.frontend import Signature
     from tilec.ir.plan import Plan
     from tilec.jit import build
     from tilec.tune import Ranked
-else:  # loaded by the first kernel that is used, and by the first that is compiled
-    frontend = Lazy("tilec.frontend")
+else:  # loaded by the first kernel that is compiled
     build = Lazy("tilec.jit.build")
 
 
@@ -77,12 +76,12 @@ def kernel(
     _check_decorator(more, out, threads, unknown)
     if function is not None:
         check_function(function, "kernel")
-        remember_locals(function, sys._getframe(1))
+        remember_surroundings(function, sys._getframe(1))
         return _make_kernel(function, (), None)
 
     def decorate(function: Callable[..., Any]) -> Kernel:
         check_function(function, "kernel")
-        remember_locals(function, sys._getframe(1))
+        remember_surroundings(function, sys._getframe(1))
         return _make_kernel(function, tuple(out), threads)
 
     return decorate
@@ -124,15 +123,6 @@ def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: in
 
 
 @dataclasses.dataclass(frozen=True)
-class LaunchPath:
-    """The generated launch path for one kind of array, and what it finds launches in."""
-
-    prepared: Prepared
-    call: Callable[..., Any]
-    on_grid: Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
 class Planned:
     """A launch that is resolved and not made: the checked arguments, the variant and the facts it
     was compiled under, the arrays that the call allocated, the grid as its author wrote it."""
@@ -142,6 +132,9 @@ class Planned:
     variant: CompiledKernel
     outputs: Mapping[str, Any]
     grid: tuple[int, int, int]
+
+
+MOST_REVISIONS = 64
 
 
 class Kernel:
@@ -158,33 +151,40 @@ class Kernel:
         self.function, self.out, self.threads = function, out, threads
         self.name = function.__name__
         self._variants: dict[Facts, CompiledKernel] = {}
-        self._choices = Choices(function)
+        self._choices = Choices()
         self._compiling: dict[Facts, threading.Lock] = {}
-        self._lock = threading.Lock()
-        self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
-        self._paths: dict[str, LaunchPath] = {}
+        self._lock = threading.RLock()
+        self._revisions: dict[str, Revision] = {}
+        self._revision: Revision | None = None
         self._path: LaunchPath | None = None
         self._on_grid: Callable[..., Any] = self._launch_on_grid
 
-    @functools.cached_property
+    def _current(self) -> Revision:
+        """The kernel as its names have it now. Raises CompileError where it cannot be read."""
+        found = self._revision
+        if found is not None and found.reads.unchanged():
+            return found
+        with self._lock:
+            read = read_revision(self.function, self.out, self.threads)
+            found = self._revisions.get(read.source)
+            if found is None:
+                if len(self._revisions) >= MOST_REVISIONS:
+                    self._revisions.clear()
+                found = self._revisions[read.source] = read
+            else:
+                found.renew(read.reads)
+            self._revision = found
+        return found
+
+    @property
     def signature(self) -> Signature:
         """The function's parameters as the front end reads them. Raises CompileError."""
-        return frontend.read_signature(self.function, self.out, self.threads)
+        return self._current().signature
 
-    @functools.cached_property
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """What a call passes: the function's parameters less those that the call allocates."""
-        return tuple(p for p in parameters_of(self.signature) if p.kind != "output")
-
-    def _resolve(self, bound: Mapping[str, Any]) -> tuple[Signature, tuple[Parameter, ...]]:
-        """The signature and all parameters for these constants: annotations may depend on them."""
-        constants = {p.name: bound[p.name] for p in self.parameters if p.kind == "constexpr"}
-        key = describe(constants) if self.signature.pending else ""
-        found = self._resolved.get(key)
-        if found is None:
-            signature = frontend.bind_constants(self.signature, constants)
-            found = self._resolved[key] = signature, parameters_of(signature)
-        return found
+        return self._current().parameters
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.describe() for p in self.parameters)})>"
@@ -228,10 +228,11 @@ class Kernel:
         kwargs: Mapping[str, Any],
         keys: tuple[Any, Any, Any, Any] | None = None,
     ) -> Any:
-        bound = bind_call(self.name, self.parameters, args, kwargs, self._keywords)
-        options = {k: bound.pop(k, None) for k in self._keywords}
+        revision = self._current()
+        bound = bind_call(self.name, revision.parameters, args, kwargs, revision.keywords)
+        options = {k: bound.pop(k, None) for k in revision.keywords}
         check_threads(options.get("threads"), "threads", LaunchError)
-        signature, parameters = self._resolve(bound)
+        signature, parameters = revision.resolve(bound)
         call = read_arguments(self.name, parameters, bound, _target_of)
         for name, t in call.tensors.items():
             if t.device == "meta":
@@ -243,7 +244,7 @@ class Kernel:
         threads = options.get("threads")
         left = open_constants(call)
         facts = self._choices.facts(
-            call, signature, parameters, target, threads, grid, grid is not None
+            call, signature, parameters, revision.source, target, threads, grid, grid is not None
         )
         chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
@@ -263,9 +264,9 @@ class Kernel:
         variant.order_streams(call, stream)
         loaded.launch(ready)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
-        path = self._paths.get(kind)
+        path = revision.paths.get(kind)
         if kind and (path is None or path is not self._path):
-            self._take_path(kind, variant, len(call.tensors))
+            self._take_path(revision, kind, variant, len(call.tensors))
         elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)
@@ -280,40 +281,19 @@ class Kernel:
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
-    @functools.cached_property
-    def _keywords(self) -> tuple[str, ...]:
-        """The launch's own keywords, less those that are names of the kernel's parameters."""
-        names = {p.name for p in self.parameters}
-        return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
-
-    def _take_path(self, kind: str, variant: CompiledKernel, arrays: int) -> None:
+    def _take_path(
+        self, revision: Revision, kind: str, variant: CompiledKernel, arrays: int
+    ) -> None:
         """Put the generated launch path for arrays of `kind` in the place of `__call__`."""
         with self._lock:
-            path = self._paths.get(kind)
+            path = revision.paths.get(kind)
             if path is None:
-                path = self._paths[kind] = self._write_path(kind, variant, arrays)
+                anew = Kernel.launch_anew
+                path = revision.write_path(self.name, kind, variant, arrays, anew)
+                revision.paths[kind] = path
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)
             setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
-
-    def _write_path(self, kind: str, variant: CompiledKernel, arrays: int) -> LaunchPath:
-        outputs = [a.name for a in variant.image.arguments if a.output]
-        prepared = Prepared(arrays)
-        names = {
-            "memo_": prepared.memo,
-            "plans_": prepared.plans,
-            "again_": prepared.again,
-            "chosen_": prepared.chosen,
-            "anew_": Kernel.launch_anew,
-            "spread_": spread_grid,
-        }
-        call, on_grid = (
-            make_launcher(
-                self.name, self.parameters, outputs, variant.image.returned, with_grid, kind, names
-            )
-            for with_grid in (False, True)
-        )
-        return LaunchPath(prepared, call, on_grid)
 
     @property
     def prepared(self) -> dict[Any, Callable[[], int]]:
@@ -333,11 +313,12 @@ class Kernel:
     ) -> Planned:
         """What a launch with these arguments would run if they were on a device of `target`: for
         the simulator, which takes arrays of the CPU. Raises LaunchError and CompileError."""
-        keywords = tuple(k for k in self._keywords if k == "threads")
+        revision = self._current()
+        keywords = tuple(k for k in revision.keywords if k == "threads")
         bound = bind_call(self.name, self.parameters, args, kwargs, keywords)
         threads = bound.pop("threads", None) if keywords else None
         check_threads(threads, "threads", LaunchError)
-        signature, parameters = self._resolve(bound)
+        signature, parameters = revision.resolve(bound)
         call = read_arguments(self.name, parameters, bound, target)
         for name, t in call.tensors.items():
             if t.device != "cpu":
@@ -346,7 +327,7 @@ class Kernel:
                 message = f"{self._argument(name)} {where}; the simulator takes arrays of the CPU"
                 raise LaunchError(message, hint=hint)
         facts = self._choices.facts(
-            call, signature, parameters, target, threads, grid, grid is not None
+            call, signature, parameters, revision.source, target, threads, grid, grid is not None
         )
         variant = self._simulated(facts)
         outputs = {name: make() for name, make in variant.output_makers(call).items()}
@@ -388,38 +369,38 @@ class Kernel:
         if whole is None or whole < 1:
             message = f"topk is {shown(topk)}, not a positive int"
             raise LaunchError(message, hint="write topk=10, or leave it out")
-        call, signature, parameters, name, threads = self._described(args, target, kwargs)
-        from_launch = signature.grid_from_launch
-        base = facts_of(call, signature, parameters, name, threads, from_launch)
+        described = self._described(args, target, kwargs)
+        call, signature, *_ = described
+        base = facts_of(*described, signature.grid_from_launch)
         found = self._choices.rank(base, signature, call, None, whole)
         return () if found is None else (*found.ranked[:whole], *found.rejected[:whole])
 
     def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
         """The facts that these arguments of `compile` give."""
-        call, signature, parameters, name, threads = self._described(args, target, kwargs)
-        from_launch = signature.grid_from_launch
-        return self._choices.facts(call, signature, parameters, name, threads, None, from_launch)
+        described = self._described(args, target, kwargs)
+        return self._choices.facts(*described, None, described[1].grid_from_launch)
 
     def _described(
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
-    ) -> tuple[Call, Signature, tuple[Parameter, ...], str, int | None]:
-        """What these arguments of `compile` say: the call, what it was read by, the target's name,
-        and the threads that were asked for."""
+    ) -> tuple[Call, Signature, tuple[Parameter, ...], str, str, int | None]:
+        """What these arguments of `compile` say: the call, what it was read by, the kernel's
+        source, the target's name, and the threads that were asked for."""
+        revision = self._current()
         optional = tuple(
             dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
-            for p in self.parameters
+            for p in revision.parameters
         )
-        extra = [k for k in self._keywords if k == "threads"]
+        extra = [k for k in revision.keywords if k == "threads"]
         bound = bind_call(self.name, optional, args, kwargs, extra)
         threads = bound.pop("threads", None) if extra else None
         check_threads(threads, "threads", LaunchError)
-        signature, parameters = self._resolve(bound)
+        signature, parameters = revision.resolve(bound)
         chosen = None if target is None else resolve_target(target)
         call = read_arguments(
             self.name, parameters, bound, lambda *place: chosen or _target_of(*place)
         )
         name = chosen or _target_of(call.device, call.index)
-        return call, signature, parameters, name, threads
+        return call, signature, parameters, revision.source, name, threads
 
     def variant(self, facts: Facts) -> CompiledKernel:
         """The variant compiled under `facts`: from memory, else from the disk cache, else
@@ -432,10 +413,10 @@ class Kernel:
         with lock:
             found = self._variants.get(facts)
             if found is None:
-                found = load_variant(self.function, facts, lambda: self._build(facts).stages)
+                found = load_variant(facts, lambda: self._build(facts).stages)
                 if found is None:
                     found = self._build(facts)
-                    store_variant(self.function, facts, found)
+                    store_variant(facts, found)
                 self._variants[facts] = found
         return found
 
@@ -447,7 +428,14 @@ class Kernel:
             return self.variant(dataclasses.replace(facts, simulated=True))
 
     def _build(self, facts: Facts) -> CompiledKernel:
-        made: CompiledKernel = build.compile_variant(self.signature, facts)
+        revision = self._current()
+        if revision.source != facts.source:
+            raise CompileError(
+                f"{self.name} or a value that it names has changed since its facts were taken",
+                revision.signature.loc,
+                "call it, or compile it, again",
+            )
+        made: CompiledKernel = build.compile_variant(revision.signature, facts)
         return made
 
 

@@ -7,7 +7,6 @@ import builtins
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from tilec import foreign
@@ -15,7 +14,7 @@ from tilec import language as T
 from tilec.frontend import words_scalar
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import BUILTINS, INSTEAD, Expressions
-from tilec.frontend.source import Source, read_source
+from tilec.frontend.source import read_source
 from tilec.frontend.values import (
     Buffer,
     LoopHeader,
@@ -28,8 +27,6 @@ from tilec.frontend.values import (
 from tilec.frontend.words import WORDS, Word, bind_call, parameters_of
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
-
-macro_source: Callable[[Callable[..., Any]], Source] = lru_cache(maxsize=256)(read_source)
 
 
 class Calls(Expressions):
@@ -148,7 +145,7 @@ class Calls(Expressions):
 
     def _inline(self, macro: T.Macro, node: ast.Call) -> object:
         """The macro's body, traced here with its parameters bound to the arguments."""
-        source = macro_source(macro.function)
+        source = read_source(macro.function)
         if any(f.source.function is source.function for f in self.frames):
             raise self.error(
                 f"the macro {macro.__name__} calls itself", "write a loop: macros do not recurse"

@@ -6,14 +6,16 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import linecache
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import CompileError
+from tilec.ir.lines import function_lines
 from tilec.ir.loc import Loc
+
+_READ = "__tilec_source__"
 
 
 @dataclass(frozen=True)
@@ -92,22 +94,23 @@ class Source:
 
 
 def read_source(function: Callable[..., Any]) -> Source:
-    """The source of `function`, parsed once.
+    """The source of `function`, parsed once and kept with it.
 
     Works wherever Python can show the source: files, notebooks, doctests, code registered with
     `linecache`. Raises CompileError for anything but a plain `def`, and where there is no source.
     """
     function = inspect.unwrap(function)
+    known: Source | None = getattr(function, "__dict__", {}).get(_READ)
+    if known is not None:
+        return known
     code = getattr(function, "__code__", None)
     if code is None:
         message = f"{function!r} is not a function, so it cannot be a kernel"
         raise CompileError(message, hint="write @tilec.kernel above a def")
     if function.__name__ == "<lambda>":
         raise CompileError("a lambda cannot be a kernel", hint="write it with def")
-    # Not inspect.getsourcelines: it looks through every loaded module, which costs milliseconds.
     file, start = code.co_filename, code.co_firstlineno
-    rest = linecache.getlines(file, function.__globals__)[start - 1 :]
-    lines = inspect.getblock(rest) if rest else []
+    lines = function_lines(function)
     if not lines:
         raise CompileError(
             f"the source of {function.__name__} cannot be read ({file})",
@@ -132,7 +135,9 @@ def read_source(function: Callable[..., Any]) -> Source:
             "a kernel must be a plain function, not async", loc, "write def instead of async def"
         )
     enclosing = getattr(function, "__tilec_locals__", {})
-    return Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
+    read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
+    function.__dict__[_READ] = read
+    return read
 
 
 def _characters(line: str, utf8_bytes: int) -> int:

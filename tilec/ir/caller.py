@@ -19,6 +19,9 @@ from typing import ParamSpec, TypeVar
 from tilec.ir.errors import CompileError, InternalError, TilecError
 from tilec.ir.loc import Loc
 
+LAUNCHER = "<tilec launch"
+"""How the names of the files begin that generated launch paths are from."""
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -26,12 +29,15 @@ _R = TypeVar("_R")
 def caller_loc() -> Loc | None:
     """The innermost place outside tilec that is being executed; None where there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_globals.get("__name__") or ""):
+    while frame is not None and _is_ours(frame):
         frame = frame.f_back
     return None if frame is None else _place(frame)
 
 
-def _is_ours(module: str) -> bool:
+def _is_ours(frame: FrameType) -> bool:
+    if frame.f_code.co_filename.startswith(LAUNCHER):  # it has the globals of the user's module
+        return True
+    module = frame.f_globals.get("__name__") or ""
     return module == "tilec" or module.startswith("tilec.") or module in ("functools", "typing")
 
 

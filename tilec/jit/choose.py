@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,7 @@ Variant = tuple[tuple[tuple[str, int], ...], "Plan | None"]
 class Choices:
     """The choices made for one kernel."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self) -> None:
         self._made: dict[Any, Chosen] = {}
         self._choosers: dict[Facts, tune.Chooser] = {}
         self._stored: dict[Facts, dict[str, Any]] = {}
@@ -58,6 +57,7 @@ class Choices:
         call: Call,
         signature: Signature,
         parameters: tuple[Parameter, ...],
+        source: str,
         target: str,
         threads: int | None,
         grid: Any,
@@ -66,7 +66,7 @@ class Choices:
         """The facts of a call with all that was open chosen; the open entries of `call.constants`
         get their values. `grid` is the launch's, as the caller wrote it. Raises CompileError."""
         open_ = open_constants(call)
-        base = facts_of(call, signature, parameters, target, threads, grid_given)
+        base = facts_of(call, signature, parameters, source, target, threads, grid_given)
         if target == "cpu" and not open_:
             return base
         if open_ and grid is not None and not callable(grid):
@@ -85,7 +85,7 @@ class Choices:
                     self._made.clear()
                 self._made[base, where] = chosen
         call.constants.update(chosen.constants)
-        return facts_of(call, signature, parameters, target, threads, grid_given, chosen)
+        return facts_of(call, signature, parameters, source, target, threads, grid_given, chosen)
 
     def rank(
         self, base: Facts, signature: Signature, call: Call, grid: Any, most: int = 0
@@ -138,7 +138,7 @@ class Choices:
     ) -> Chosen:
         stored = self._stored.get(base)
         if stored is None:
-            stored = self._stored[base] = load_choices(self._function, base)
+            stored = self._stored[base] = load_choices(base)
         found_there = _read_choice(stored.get(where), open_)
         if found_there is not None:
             constants, plan = found_there
@@ -163,7 +163,7 @@ class Choices:
                 made = self._usual(made, known, base, signature, call, grid)
         self._known.setdefault(base, set()).add(_variant(made))
         stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
-        store_choices(self._function, base, stored)
+        store_choices(base, stored)
         return made
 
 

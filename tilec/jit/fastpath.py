@@ -7,7 +7,8 @@ grid, stream). A dictionary maps the pair to a launch made ready, which takes no
 three torch tensors about 1 us of Python. Where only the values are new, a `tilec.jit.recipe.Recipe`
 makes the launch from them. Whatever is not found, or goes wrong on the way (another kind of
 array, a missing argument), goes to `Kernel.launch_anew`, which checks all of it, compiles what is
-missing and fills the dictionaries.
+missing and fills the dictionaries. So does a call that finds another value behind a name that the
+kernel takes from outside.
 
 The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 
@@ -15,6 +16,7 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
     **unknown):
         values = facts = open = ready = None
         try:
+            if T is not value0_: raise LookupError
             device = A.get_device() if stream is None: stream = stream_of(device) if device >= 0
             else 0 values = (A.data_ptr(), B.data_ptr(), n) facts = (device, stream, A.shape,
             A.stride(), A.dtype, B.get_device(), …, BN, BN.__class__) ready = memo[values, facts]
@@ -35,11 +37,16 @@ import functools
 import linecache
 import math
 import sys
+import textwrap
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilec.choices import Auto
+from tilec.ir.caller import LAUNCHER
+from tilec.jit.captured import Reads
+from tilec.jit.fingerprint import exact
 from tilec.runtime.arguments import REQUIRED, Parameter
 
 LAUNCH_KEYWORDS = ("stream", "threads")
@@ -77,9 +84,11 @@ def write_launcher(
     returns: Sequence[str],
     with_grid: bool,
     arrays: str,
+    changed: str,
 ) -> str:
     """The text of `call` for these parameters; `outputs` names the arrays it allocates, `returns`
-    the arrays it returns, `arrays` the kind of array it is for."""
+    the arrays it returns, `arrays` the kind of array it is for, `changed` is an expression that
+    says whether the kernel itself is another one by now ("": it cannot be)."""
     reads = ARRAY_KINDS[arrays]
     names = [p.name for p in parameters]
     tensors = [p.name for p in parameters if p.kind == "tensor"]
@@ -96,6 +105,7 @@ def write_launcher(
         "    values_ = facts_ = open_ = ready_ = None",
         *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
+        *([f"        if {changed}:", "            raise LookupError"] if changed else []),
     ]
     meta = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.kind == "constexpr")
     spread = [
@@ -120,8 +130,9 @@ def write_launcher(
                 facts += [e for e in parts if e != device]
             case "scalar":
                 scalars += [p.name, *_told_apart(p)]
-            case "constexpr":
-                facts += [p.name, *_told_apart(p)]
+            case "constexpr":  # 2 == 2.0 == True, but they are different constants
+                facts += [f"{p.name} if {p.name}.__class__ is int else exact_({p.name})"]
+                facts.append(f"{p.name}.__class__")
     addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
@@ -154,10 +165,7 @@ def write_launcher(
 
 
 def _told_apart(p: Parameter) -> list[str]:
-    """What a value's equality leaves open: 2 == 2.0 == True, but they are different constants;
-    0.0 == -0.0, but they are different bits."""
-    if p.kind == "constexpr":
-        return [f"{p.name}.__class__", f"sign_({p.name}) if {p.name} == 0 else 0"]
+    """What a scalar's equality leaves open: 0.0 == -0.0, but they are different bits."""
     if p.dtype is None or p.dtype.startswith(("float", "bfloat")):
         return [f"sign_({p.name})"]
     return []
@@ -177,21 +185,47 @@ def make_launcher(
     returns: Sequence[str],
     with_grid: bool,
     arrays: str,
+    module: dict[str, Any],
+    reads: Reads,
     names: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    """`call` as a function. `names` gives its `memo_`, `plans_`, `again_`, `anew_` and
-    `spread_`."""
-    text = write_launcher(parameters, outputs, returns, with_grid, arrays)
-    file = f"<tilec launch of {kernel}{' with grid' if with_grid else ''} {id(names):x}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    space: dict[str, Any] = {
-        "__name__": "tilec.launch",  # a frame of tilec, not of the caller
+    """`call` as a function. `names` gives its `memo_`, `plans_`, `again_`, `anew_` and `spread_`;
+    `reads` what the kernel took from outside.
+
+    Nothing is faster than a function's own globals and closure, so its globals are those of the
+    kernel's `module`, and its closure holds the kernel's own cells and all other names.
+    """
+    test = reads.test(module, {"self", *LAUNCH_KEYWORDS, *outputs, *(p.name for p in parameters)})
+    given: dict[str, Any] = {
         "REQUIRED": REQUIRED,
+        "Exception": Exception,
+        "KeyError": KeyError,
+        "LookupError": LookupError,
+        "int": int,
+        "exact_": exact,
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),
         **{f"default_{p.name}": p.default for p in parameters},
         **names,
+        **test.values,
+        **test.cells,
     }
+    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text)
+    text = f"def make_({', '.join(given)}):\n{textwrap.indent(text, '    ')}    return call\n"
+    file = f"{LAUNCHER} of {kernel}{' with grid' if with_grid else ''}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    space: dict[str, Any] = {}
     exec(compile(text, file, "exec"), space)
-    call: Callable[..., Any] = space["call"]
+    made = space["make_"](**given)
+    cells = zip(made.__code__.co_freevars, made.__closure__)
+    closure = tuple(test.cells.get(name, cell) for name, cell in cells)
+    call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
+    call.__kwdefaults__ = made.__kwdefaults__
     return call
+
+
+def renew_launcher(call: Any, values: Mapping[str, Any]) -> None:
+    """Let `call`, made by `make_launcher`, compare with other values."""
+    for name, cell in zip(call.__code__.co_freevars, call.__closure__):
+        if name in values:
+            cell.cell_contents = values[name]

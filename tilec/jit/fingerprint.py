@@ -1,138 +1,227 @@
-"""What a kernel's source means, as text for a cache key: the code, and every value it captures.
+"""Values as text that tells each from every other: in the keys of variants, in memory and on disk.
 
-Two kernels with the same text here are compiled to the same code. A value whose text is not
-stable from one process to the next only costs a compilation: it never matches.
+Values that a kernel can compute with, and containers of them, are told by their content: type and
+value, so that 1, 1.0, True and numpy.int64(1) differ, and -0.0 and 0.0. Any other object is told by
+which one it is, in this process; the text of such a one costs a compilation in the next process,
+where it never matches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import inspect
-import linecache
-import re
+import hashlib
+import numbers
+import os
+import struct
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tilec.annotations import Macro
+from tilec.choices import Auto
+from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType
+from tilec.jit.captured import Outside, Reads, held_by, outside_of
+from tilec.lazy import Lazy
 
-_KNOWN_MODULES = ("tilec.language", "tilec.layout", "torch")
-_WORD = re.compile(r"[^\W\d]\w*")
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+frontend = Lazy("tilec.frontend.source")
 
-
-def fingerprint(function: Callable[..., Any]) -> str:
-    """Source, file, first line (they are in the binary's line tables), captured globals and
-    closure values."""
-    return _Describer().function(function)
-
-
-def remember_locals(function: Callable[..., Any], frame: types.FrameType) -> None:
-    """Note the plain values that the function around `function` has when it is decorated.
-
-    Python keeps a name for an inner function only if its body uses it; a factory's value that
-    only an annotation names would be lost (always with `from __future__ import annotations`).
-    """
-    if frame.f_locals is frame.f_globals:
-        return
-    seen = {name: v for name, v in frame.f_locals.items() if _is_compile_time(v)}
-    function.__dict__["__tilec_locals__"] = seen
-
-
-def _is_compile_time(value: Any) -> bool:
-    plain = (*_PLAIN, tuple, list, dict, enum.Enum, types.ModuleType, types.FunctionType, DType)
-    if isinstance(value, plain):
-        return True
-    return type(value).__module__.split(".", 1)[0] == "tilec" or "dtype" in type(value).__name__
+# Hexadecimal: exact for floats, and without Python's limit on the digits of an int.
+_ATOMS: dict[type, Callable[[Any], str]] = {
+    bool: repr,
+    int: hex,
+    float: lambda x: struct.pack("<d", x).hex(),
+    complex: lambda x: struct.pack("<dd", x.real, x.imag).hex(),
+    str: ascii,
+    bytes: bytes.hex,
+    range: repr,
+    type(None): repr,
+    type(...): repr,
+}
+# Types whose equal values are the same constant.
+_PLAIN = frozenset({bool, int, str, bytes, type(None), DType, Auto})
+_TORCH_NAMES = ("dtype", "device", "layout", "memory_format")
+_PROCESS = os.urandom(8).hex()
 
 
 def describe(value: Any) -> str:
     """A compile-time value as text that tells it from every other."""
-    return _Describer().value(value)
+    return Describer().value(value)
 
 
-class _Describer:
-    """Text of values; a function is described once, so that recursion ends."""
+def exact(value: Any) -> Any:
+    """A key for a compile-time value, which with its class tells it from every other."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    atom = _ATOMS.get(kind)
+    return describe(value) if atom is None else atom(value)
+
+
+def remember_surroundings(function: Callable[..., Any], frame: types.FrameType) -> None:
+    """Note what is lost once the decorator has run: the lines of the file as it is now, and the
+    plain values that the function around `function` has.
+
+    Python keeps a name for an inner function only if its body uses it; a factory's value that
+    only an annotation names would be lost (always with `from __future__ import annotations`).
+    """
+    keep_lines(function)
+    if frame.f_locals is not frame.f_globals:
+        seen = {name: v for name, v in frame.f_locals.items() if _is_compile_time(v)}
+        function.__dict__["__tilec_locals__"] = seen
+
+
+def _is_compile_time(value: Any) -> bool:
+    plain = (*_ATOMS, tuple, list, dict, enum.Enum, types.ModuleType, types.FunctionType, DType)
+    if isinstance(value, plain):
+        return True
+    kind = type(value)
+    return _is_ours(kind.__module__) or kind.__module__ == "numpy" or "dtype" in kind.__name__
+
+
+class Describer:
+    """Text of values, and in `reads` where they were found. An object that holds others is
+    described once, so that recursion ends."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self.reads = Reads()
+        self._in_function = False
+        self._seen: dict[int, tuple[int, Any]] = {}  # which one it is, and the object, kept alive
 
     def value(self, value: Any) -> str:
+        kind = type(value)
+        atom = _ATOMS.get(kind)
+        if atom is not None:
+            return f"{kind.__name__} {atom(value)}"
         match value:
             case DType():
                 return f"dtype {value.name}"
             case enum.Enum():
-                return f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"
-            case _ if isinstance(value, _PLAIN):
-                return f"{type(value).__name__} {value!r}"
-            case tuple() | list():
-                return f"{type(value).__name__}({', '.join(map(self.value, value))})"
-            case dict():
-                items = (f"{self.value(k)}: {self.value(v)}" for k, v in value.items())
-                return f"dict({', '.join(items)})"
+                return f"{_named(kind)}.{value.name} {self.value(value.value)}"
             case types.ModuleType():
                 return f"module {value.__name__}"
+            case type():
+                members = [*value] if issubclass(value, enum.Enum) else []
+                return f"type {_named(value)}{self._sequence(members)}"
+            case types.BuiltinFunctionType() if isinstance(value.__self__, types.ModuleType | None):
+                return f"builtin {_named(value)}"
+            case numbers.Number() if kind.__module__ in ("fractions", "decimal"):
+                return f"{kind.__name__} {value!r}"
+        if kind.__module__ == "torch" and kind.__name__ in _TORCH_NAMES:
+            return repr(value)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray | numpy.dtype):
+            return self._numpy(numpy, value)
+        if id(value) in self._seen:
+            return f"again {self._seen[id(value)][0]}"
+        self._seen[id(value)] = len(self._seen), value
+        return self.holder(value)
+
+    def holder(self, value: Any) -> str:
+        """Text of an object that may hold others."""
+        kind: Any = type(value)
+        for base in (int, float, complex, str, bytes):
+            if isinstance(value, base):  # of a class of the user's
+                return f"{_named(kind)} {_ATOMS[base](value)}"
+        match value:
+            case Macro():
+                return f"macro {self.source(value.function)}"
+            case tuple():
+                return f"{_named(kind)}{self._sequence(value)}"
+            case list():
+                self.reads.content(value)
+                return f"{_named(kind)}{self._sequence(value)}"
+            case set() | frozenset():
+                self.reads.content(value)
+                return f"{_named(kind)}{sorted(map(self.value, value))}"
+            case Mapping():
+                self.reads.content(value)
+                return f"{_named(kind)}{self._sequence(i for kv in value.items() for i in kv)}"
             case types.FunctionType():
                 return self.function(value)
-        wrapped = getattr(value, "function", None)  # a macro
-        if isinstance(wrapped, types.FunctionType):
-            return f"{type(value).__qualname__} of {self.function(wrapped)}"
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = (f.name for f in dataclasses.fields(value))
-            fields = (f"{name}={self.value(getattr(value, name))}" for name in names)
-            return f"{type(value).__qualname__}({', '.join(fields)})"
-        kind = type(value)
-        # No kernel can use a value of a foreign class, whose repr may be long or differ each time.
-        return (
-            f"{kind.__qualname__} {value!r}"
-            if kind.__module__ in _KNOWN_MODULES
-            else kind.__qualname__
-        )
+            case types.CodeType():
+                names = (value.co_names, value.co_varnames, value.co_freevars)
+                return f"code {value.co_code.hex()} {names}{self._sequence(value.co_consts)}"
+        if dataclasses.is_dataclass(value):
+            if not kind.__dataclass_params__.frozen:
+                self.reads.content(value)
+            return f"{_named(kind)}{self._sequence(held_by(value))}"
+        if _is_ours(kind.__module__):
+            return f"{_named(kind)}{self._sequence(held_by(value))}"
+        return f"{_named(kind)} {_PROCESS} {id(value):x}"
 
-    def function(self, function: Callable[..., Any]) -> str:
-        module = getattr(function, "__module__", "") or ""
-        if module.split(".")[0] == "tilec":
-            return f"{module}.{function.__qualname__}"  # covered by the compiler's own fingerprint
-        if id(function) in self._seen:
-            return f"again {function.__qualname__}"
-        self._seen.add(id(function))
-        code = function.__code__
-        source = _source(function)
-        if not source:
-            source = f"{code.co_code.hex()} {code.co_consts!r} {' '.join(code.co_names)}"
-        captured = [f"{name} = {self.value(v)}" for name, v in _captured(function, source)]
-        place = f"{code.co_filename}:{code.co_firstlineno}"
-        return "\n".join([f"function {function.__qualname__} {place}", source, *captured])
-
-
-def _source(function: Callable[..., Any]) -> str:
-    """The function's lines, "" where they cannot be read.
-
-    `inspect.getsource` looks through all loaded modules first, which takes milliseconds.
-    """
-    code = function.__code__
-    lines = linecache.getlines(code.co_filename, function.__globals__)[code.co_firstlineno - 1 :]
-    return "".join(inspect.getblock(lines)) if lines else ""
-
-
-def _captured(function: Callable[..., Any], source: str) -> Iterator[tuple[str, Any]]:
-    """Names the source reads from its closure and its module, with their values.
-
-    Every word of the text counts, not only what Python compiled: it drops the annotations of
-    local names.
-    """
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+    def function(self, function: Any) -> str:
+        """Text of a Python function: its code and what its names stand for; of the functions that
+        it calls only their code. No kernel can call it."""
+        text = f"function {_named(function)}"
+        if _is_ours(function.__module__ or ""):
+            return text  # covered by the fingerprint of tilec's code
+        code, inner = function.__code__, self._in_function
+        text += f" {self.value(code)}"
+        if inner:
+            return text
+        self._in_function = True
         try:
-            yield name, cell.cell_contents
-        except ValueError:
-            continue  # not bound yet: a function that refers to itself
-    enclosing = getattr(function, "__tilec_locals__", {})
-    for name in sorted(set(_WORD.findall(source))):
-        if name == function.__name__ or name in code.co_freevars:
-            continue
-        if name in enclosing:
-            yield name, enclosing[name]
-        elif name in function.__globals__:
-            yield name, function.__globals__[name]
+            names = Outside((*code.co_names, *code.co_freevars), {})
+            return text + self._outside(function, names)
+        finally:
+            self._in_function = inner
+
+    def source(self, function: Any) -> str:
+        """Text of a kernel's or a macro's function: its lines, where they stand (that is in the
+        binary's line tables), and what its names stand for here."""
+        source = frontend.read_source(function)
+        function = source.function
+        if _is_ours(function.__module__ or ""):
+            return _named(function)
+        place = f"{_named(function)} {source.file}:{source.first_line}"
+        names = outside_of(source.node, function)
+        written = [v for v in function.__annotations__.values() if not isinstance(v, str)]
+        outside = self._outside(function, names)
+        return "\n".join([place, *source.lines, self._sequence(written), outside])
+
+    def _outside(self, function: Any, outside: Outside) -> str:
+        """What a function takes from outside, found as the front end finds it: its defaults, the
+        values of names, and of a module those attributes that it asks for."""
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        enclosing = function.__dict__.get("__tilec_locals__", {})
+        found: dict[str, Any] = {}
+        for name in outside.names:
+            if name in cells:
+                self.reads.cell(cells[name], found, name)
+            elif name in enclosing:
+                found[name] = enclosing[name]
+            else:
+                self.reads.name(function.__globals__, name, found, name)
+        for name, attributes in outside.attributes.items():
+            module = found.get(name)
+            if isinstance(module, types.ModuleType) and not _is_ours(module.__name__):
+                for attribute in attributes:
+                    self.reads.name(vars(module), attribute, found, f"{name}.{attribute}")
+        given = (function.__defaults__, function.__kwdefaults__)
+        return f"{self._sequence(given)}{self._fields(found)}"
+
+    def _sequence(self, values: Iterable[Any]) -> str:
+        return f"({', '.join(map(self.value, values))})"
+
+    def _fields(self, values: Mapping[str, Any]) -> str:
+        return f"({', '.join(f'{name}={self.value(v)}' for name, v in sorted(values.items()))})"
+
+    def _numpy(self, numpy: Any, value: Any) -> str:
+        if isinstance(value, numpy.dtype):
+            return f"numpy.dtype {value.str} {value}"
+        if value.dtype.hasobject:
+            return f"{_named(type(value))} {value.shape}{self._sequence(value.flat)}"
+        content = hashlib.sha256(value.tobytes()).hexdigest()
+        return f"{_named(type(value))} {value.dtype.str} {value.dtype} {value.shape} {content}"
+
+
+def _named(thing: Any) -> str:
+    module = getattr(thing, "__module__", None) or ""
+    return f"{module}.{thing.__qualname__}"
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".", 1)[0] == "tilec"

@@ -132,9 +132,11 @@ class Facts:
     `constants` pairs each compile-time argument with a text that tells its value from every
     other; the values themselves are in `values` and do not take part in comparisons. `plan` was
     chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
-    `choice` says from what. `simulated`: for the simulator alone, which can do more.
+    `choice` says from what. `simulated`: for the simulator alone, which can do more. `source`
+    stands for the kernel's text and what its names mean (`tilec.jit.revision`).
     """
 
+    source: str
     target: str
     arguments: tuple[Argument, ...]
     constants: tuple[tuple[str, str], ...]
@@ -152,6 +154,7 @@ class Facts:
         """The facts as text for a cache key."""
         return repr(
             (
+                self.source,
                 self.target,
                 self.arguments,
                 self.constants,
@@ -169,13 +172,14 @@ def facts_of(
     call: Call,
     signature: Signature,
     parameters: Sequence[Parameter],
+    source: str,
     target: str,
     threads: int | None,
     grid_given: bool,
     chosen: Chosen | None = None,
 ) -> Facts:
-    """The facts of a call whose arguments have been read and checked against `parameters`, with the
-    plan that was `chosen` for it.
+    """The facts of a call of the kernel `source`, whose arguments have been read and checked
+    against `parameters`, with the plan that was `chosen` for it.
 
     Arrays that the call allocates count as contiguous and aligned to 16 bytes.
     """
@@ -195,6 +199,7 @@ def facts_of(
                 default = None if p.default is REQUIRED else p.default
                 arguments.append(Argument(p.name, "scalar", p.dtype, default=default))
     return Facts(
+        source,
         target,
         tuple(arguments),
         tuple((name, describe(value)) for name, value in call.constants.items()),

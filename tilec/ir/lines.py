@@ -1,0 +1,44 @@
+"""The source lines of a function, as Python read them.
+
+`linecache` gives what a file held when somebody first asked for it. That is the old text once the
+file has been edited and the module reloaded, and the new one, at the old line number, where it was
+edited only. So the decorators note the lines of a file while it is being executed. What is no file
+(a notebook's cell, text given to `exec`) may be known to `linecache` only later, and is asked for
+when the lines are first needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+_KEPT = "__tilec_lines__"
+
+
+def keep_lines(function: Callable[..., Any]) -> None:
+    """Note the lines of the file that `function` is being defined by."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    lines = _current(code.co_filename, function.__globals__)
+    entry = linecache.cache.get(code.co_filename, ())
+    if len(entry) == 4 and entry[1] is not None:  # a file: its time of change is known
+        function.__dict__[_KEPT] = lines
+
+
+def function_lines(function: Callable[..., Any]) -> list[str]:
+    """The lines of `function`, from its first decorator on; none where they cannot be read.
+
+    Not `inspect.getsourcelines`, which looks through all loaded modules: that takes milliseconds.
+    """
+    code = function.__code__
+    lines = function.__dict__.get(_KEPT) or _current(code.co_filename, function.__globals__)
+    rest = lines[code.co_firstlineno - 1 :]
+    return inspect.getblock(rest) if rest else []
+
+
+def _current(file: str, module: dict[str, Any]) -> list[str]:
+    linecache.checkcache(file)
+    return linecache.getlines(file, module)

@@ -1,0 +1,189 @@
+"""What a kernel takes from outside: which names its text asks for, and whether what they stand for
+is still the same.
+
+A kernel is compiled with the values that its names have at that time: of its module, its closure,
+the macros it calls and what these name. `Reads` notes where each value was found. Values that
+cannot change are compared by which object it is, containers that can by which objects they hold.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import operator
+import types
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """The names that a function asks its surroundings for, and for each the attributes that it asks
+    of it."""
+
+    names: tuple[str, ...]
+    attributes: Mapping[str, tuple[str, ...]]
+
+
+def outside_of(node: ast.FunctionDef, function: Any) -> Outside:
+    """What `function`, written as `node`, takes from outside when it is compiled.
+
+    The text counts, not only the code: Python drops the annotations of local names, and keeps
+    those of `from __future__ import annotations` as text. Decorators, defaults and annotations that
+    Python has evaluated have done their work.
+    """
+    code = function.__code__
+    local = {*code.co_varnames, *code.co_cellvars}
+    read, inner = set[str](), set[str]()
+    for c in _codes(code):
+        read.update(c.co_names, c.co_freevars)
+        if c is not code:
+            inner.update(c.co_varnames, c.co_cellvars)
+    # Less the names of a comprehension or a lambda.
+    hidden = (local - _read_first(node)) | (inner - read)
+    names, attributes = set[str](), dict[str, set[str]]()
+    for n in _nodes(node, function.__annotations__):
+        match n:
+            case ast.Name(id=name) if name not in hidden:
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name not in hidden:
+                attributes.setdefault(name, set()).add(attr)
+    return Outside(tuple(sorted(names)), {n: tuple(sorted(a)) for n, a in attributes.items()})
+
+
+def _read_first(node: ast.FunctionDef) -> set[str]:
+    """Names that may be read before the function assigns them: Python would refuse that, the front
+    end takes what is outside."""
+    parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    assigned = {a.arg: 0 for a in parameters}
+    read: dict[str, int] = {}
+    for n in ast.walk(node):
+        if isinstance(n, ast.Name):
+            lines = read if isinstance(n.ctx, ast.Load) else assigned
+            lines[n.id] = min(n.lineno, lines.get(n.id, n.lineno))
+    return {name for name, line in read.items() if line <= assigned.get(name, 0)}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            yield from _codes(c)
+
+
+def _nodes(node: ast.FunctionDef, annotations: Mapping[str, Any]) -> Iterator[ast.AST]:
+    """The nodes that the front end evaluates; annotations that are text are parsed."""
+    for written in annotations.values():
+        yield from _in_text(written)
+    for statement in node.body:
+        for n in ast.walk(statement):
+            yield n
+            if isinstance(n, ast.AnnAssign) and isinstance(n.annotation, ast.Constant):
+                yield from _in_text(n.annotation.value)
+
+
+def _in_text(annotation: object) -> Iterator[ast.AST]:
+    """The nodes of an annotation that is text; one in quotes, kept as text, is text twice over."""
+    if isinstance(annotation, str):
+        with contextlib.suppress(SyntaxError):
+            tree = ast.parse(annotation, mode="eval").body
+            yield from ast.walk(tree)
+            yield from _in_text(getattr(tree, "value", None))
+
+
+@dataclass
+class Reads:
+    """Where values were found, and the values: `names` in dictionaries, `cells` of closures,
+    `contents` of containers."""
+
+    names: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)
+    cells: dict[int, tuple[types.CellType, Any]] = field(default_factory=dict)
+    contents: dict[int, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+
+    def name(self, space: dict[str, Any], name: str, into: dict[str, Any], known_as: str) -> None:
+        """Read `space[name]`, if there is one, into `into[known_as]`."""
+        value = space.get(name, _MISSING)
+        self.names[id(space), name] = space, name, value
+        if value is not _MISSING:
+            into[known_as] = value
+
+    def cell(self, cell: types.CellType, into: dict[str, Any], known_as: str) -> None:
+        """Read a closure's cell, if it is bound, into `into[known_as]`."""
+        with contextlib.suppress(ValueError):
+            into[known_as] = cell.cell_contents
+        self.cells[id(cell)] = cell, into.get(known_as, _MISSING)
+
+    def content(self, container: Any) -> None:
+        """Note what `container` holds."""
+        self.contents[id(container)] = container, held_by(container)
+
+    def unchanged(self) -> bool:
+        """Whether all of it is as it was found."""
+        return (
+            all(space.get(n, _MISSING) is v for space, n, v in self.names.values())
+            and all(_content(cell) is v for cell, v in self.cells.values())
+            and all(same(c, kept) for c, kept in self.contents.values())
+        )
+
+    def test(self, module: dict[str, Any], taken: Container[str]) -> Test:
+        """What to ask to know whether something is not as it was found, in a function that has the
+        globals of `module` and names of its own, `taken`."""
+        asked, values, cells = [], dict[str, Any](), dict[str, types.CellType]()
+        spaces: dict[int, str] = {}
+        for i, (space, name, value) in enumerate(self.names.values()):
+            known_as = spaces.setdefault(id(space), f"space{len(spaces)}_")
+            values[known_as] = space
+            if value is _MISSING:
+                asked.append(f"{name!r} in {known_as}")
+                continue
+            values[f"value{i}_"] = value
+            near = space is module and name not in taken and not name.endswith("_")
+            asked.append(f"{name if near else f'{known_as}[{name!r}]'} is not value{i}_")
+        for i, (cell, value) in enumerate(self.cells.values()):
+            if value is not _MISSING:
+                cells[f"cell{i}_"], values[f"bound{i}_"] = cell, value
+                asked.append(f"cell{i}_ is not bound{i}_")
+        for i, (container, kept) in enumerate(self.contents.values()):
+            values[f"holder{i}_"], values[f"held{i}_"] = container, kept
+            asked.append(f"not same_(holder{i}_, held{i}_)")
+        return Test(" or ".join(asked), {**values, "same_": same}, cells)
+
+
+@dataclass(frozen=True)
+class Test:
+    """An expression that is true, or fails, where something has changed; it is on every launch's
+    way. What its names stand for: `values`, and `cells` whose content counts. "": nothing can
+    change."""
+
+    text: str
+    values: Mapping[str, Any]
+    cells: Mapping[str, types.CellType]
+
+
+def held_by(container: Any) -> tuple[Any, ...]:
+    """The objects that a container holds, or an object as its attributes."""
+    match container:
+        case Mapping():
+            return (*container.keys(), *container.values())
+        case list() | set() | frozenset():
+            return tuple(container)
+    if dataclasses.is_dataclass(container):
+        return tuple(getattr(container, f.name, None) for f in dataclasses.fields(container))
+    return tuple(getattr(container, "__dict__", {}).values())
+
+
+def same(container: Any, kept: tuple[Any, ...]) -> bool:
+    """Whether `container` still holds the very objects in `kept`."""
+    held = held_by(container)
+    return len(held) == len(kept) and all(map(operator.is_, held, kept))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING

@@ -1,0 +1,136 @@
+"""A kernel under the values that the names in its source have at one time.
+
+What a kernel names outside of itself may change between two launches: a global, a list, a closure's
+variable, a macro. Whatever follows from these belongs to a `Revision`: the signature, the generated
+launch path, and `source`, which is a part of the key of every variant. The launch path looks first
+whether anything has changed (`tilec.jit.captured`); a kernel whose names change to and fro finds
+what it had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilec.jit.captured import Reads
+from tilec.jit.compiled import CompiledKernel, spread_grid
+from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher, renew_launcher
+from tilec.jit.fingerprint import Describer, describe
+from tilec.jit.recipe import Prepared
+from tilec.jit.specialise import parameters_of
+from tilec.lazy import Lazy
+from tilec.runtime.arguments import Parameter
+from tilec.runtime.cache import hash_parts
+
+if TYPE_CHECKING:
+    from tilec import frontend
+    from tilec.frontend import Signature
+else:  # loaded by the first kernel that is used
+    frontend = Lazy("tilec.frontend")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchPath:
+    """The generated launch path for one kind of array, and what it finds launches in."""
+
+    prepared: Prepared
+    call: Callable[..., Any]
+    on_grid: Callable[..., Any]
+
+
+class Revision:
+    """What a kernel is as long as its names stand for the same; see the module's opening.
+
+    `source` tells it from every other revision of this kernel and any other. `reads`: where the
+    values were found. `paths`: the launch path for each kind of array.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        out: tuple[str, ...],
+        threads: int | None,
+        source: str,
+        reads: Reads,
+    ) -> None:
+        self.source, self.reads = source, reads
+        self.paths: dict[str, LaunchPath] = {}
+        self._of = function, out, threads
+        self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The function's parameters as the front end reads them. Raises CompileError."""
+        return frontend.read_signature(*self._of)
+
+    @functools.cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What a call passes: the function's parameters less those that the call allocates."""
+        return tuple(p for p in parameters_of(self.signature) if p.kind != "output")
+
+    @functools.cached_property
+    def keywords(self) -> tuple[str, ...]:
+        """The launch's own keywords, less those that are names of the kernel's parameters."""
+        names = {p.name for p in self.parameters}
+        return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
+
+    def resolve(self, bound: Mapping[str, Any]) -> tuple[Signature, tuple[Parameter, ...]]:
+        """The signature and all parameters for these constants: annotations may depend on them."""
+        constants = {p.name: bound[p.name] for p in self.parameters if p.kind == "constexpr"}
+        key = describe(constants) if self.signature.pending else ""
+        found = self._resolved.get(key)
+        if found is None:
+            signature = frontend.bind_constants(self.signature, constants)
+            found = self._resolved[key] = signature, parameters_of(signature)
+        return found
+
+    def renew(self, reads: Reads) -> None:
+        """The names stand for the same values again, now found as `reads` says."""
+        module = self._of[0].__globals__
+        old, new = self.reads.test(module, ()), reads.test(module, ())
+        self.reads = reads
+        if (old.text, [*map(id, old.cells.values())]) != (new.text, [*map(id, new.cells.values())]):
+            self.paths.clear()
+        for path in self.paths.values():
+            renew_launcher(path.call, new.values)
+            renew_launcher(path.on_grid, new.values)
+
+    def write_path(
+        self, name: str, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
+    ) -> LaunchPath:
+        """The launch path for arrays of `kind`, made for the kernel called `name` by its first
+        launch, of `variant` with so many `arrays`; `anew` serves what it cannot."""
+        outputs = [a.name for a in variant.image.arguments if a.output]
+        prepared = Prepared(arrays)
+        names = {
+            "memo_": prepared.memo,
+            "plans_": prepared.plans,
+            "again_": prepared.again,
+            "chosen_": prepared.chosen,
+            "anew_": anew,
+            "spread_": spread_grid,
+        }
+        returns, module = variant.image.returned, self._of[0].__globals__
+        call, on_grid = (
+            make_launcher(
+                name, self.parameters, outputs, returns, on_grid, kind, module, self.reads, names
+            )
+            for on_grid in (False, True)
+        )
+        return LaunchPath(prepared, call, on_grid)
+
+
+def read_revision(
+    function: Callable[..., Any], out: tuple[str, ...], threads: int | None
+) -> Revision:
+    """The revision that the kernel made of `function` is at now. Raises CompileError where its
+    source cannot be read."""
+    function = inspect.unwrap(function)
+    describer = Describer()
+    text = describer.source(function)
+    return Revision(
+        function, out, threads, hash_parts([text, describe((out, threads))]), describer.reads
+    )
