@@ -202,6 +202,7 @@ the copy's number.
 | `trace="acc[0, :4]"` | follow elements of a buffer through time (also a list) |
 | `on_change=f` | call `f(trace, change)` after each line that has written them |
 | `check_outputs=True` | report elements of outputs that no block has written |
+| `optimised=True` | run what LLVM's optimiser makes of the code: see below |
 | `steps=n` | how many steps a block may take before it counts as running for ever |
 
 A `Report` has `findings` (each with `kind`, `message`, `locations`, `buffer`, `indices`, `threads`,
@@ -209,6 +210,13 @@ A `Report` has `findings` (each with `kind`, `message`, `locations`, `buffer`, `
 `trace`, `printed`, `outputs`, `blocks`, `seconds` and `complete` (False after Ctrl-C, which gives
 the report of what has been run). `report.save("x.json")` keeps it, and `Report.load` of
 `tilec.sim.report` prints it again, without the sources.
+
+What is run is what LLVM is given. LLVM leaves some operations undefined (a division by 0, a shift
+by too many bits, an overflow where `nsw` promises that there is none) and draws conclusions: it may
+delete the test of a bound because a division behind it would be by 0. The simulator reports such an
+operation as "undefined behaviour". With `optimised=True` it runs what LLVM's optimiser has left, as
+well checked, so that what follows from such a conclusion is seen where it happens; buffers in
+registers are gone then, and `trace` cannot follow them.
 
 Five faults follow, and what the simulator says of each. This page is written by
 `docs/make_debugging.py`; a test keeps it true.
@@ -234,7 +242,7 @@ where there is one, and `'FILE.py:matmul("float16")'` calls a function that make
 | `--target hip:gfx942` | may be repeated |
 | `--blocks 4`, `--blocks '[(0, 1)]'` | as `blocks` above |
 | `--trace 'acc[0, :4]'` | may be repeated |
-| `--no-checks`, `--check-outputs`, `--schedules`, `--seed`, `--steps` | as above |
+| `--no-checks`, `--check-outputs`, `--optimised`, `--schedules`, `--seed`, `--steps` | as above |
 | `--save r.json`, `--show r.json` | keep the report; print one that was kept |
 
 What `--arg` leaves out comes from the annotation (`A=::zeros`, `A=256x64`), and the content is

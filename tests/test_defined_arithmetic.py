@@ -17,12 +17,9 @@ import tilec
 import tilec.language as T
 from tilec.ir import types as t
 from tilec.ir.core import Builder
-from tilec.ir.errors import InternalError
 from tilec.ir.fold import fold
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import MOST_NARROW
-from tilec.sim import numbers
-from tilec.sim.undefined import is_undefined, lost_in
 
 INTS = (t.INT8, t.INT16, t.INT32, t.INT64, t.UINT8, t.UINT16, t.UINT32, t.UINT64)
 FLOATS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT64)
@@ -306,18 +303,3 @@ def test_folding_and_both_emitters_agree(dtype: t.DType, kind: str) -> None:
     for x, y, made in zip(a.tolist(), b.tolist(), want.tolist()):
         o = Binary(kind, consts[x].result, consts[y].result)
         assert fold(o, known.get) == made, (x, y)
-
-
-def test_the_simulator_knows_what_llvm_leaves_open() -> None:
-    """A record with such operands is the compiler's fault, whatever a processor would do."""
-    one, none, least = np.int32([1, 1]), np.int32([1, 0]), np.int32([5, -(2**31)])
-    for opcode in ("sdiv", "udiv", "srem", "urem"):
-        with pytest.raises(InternalError, match=f"{opcode} of operands"):
-            numbers.BINARY[opcode](one, none)
-    for opcode in ("sdiv", "srem"):
-        with pytest.raises(InternalError, match=f"{opcode} of operands"):
-            numbers.BINARY[opcode](least, np.int32([-1, -1]))
-    for opcode in ("shl", "lshr", "ashr"):
-        assert is_undefined(numbers.BINARY[opcode](one, np.int32(32)))
-        lost = lost_in(numbers.BINARY[opcode](one, np.int32([31, -1])))
-        assert lost.tolist() == [False, True]

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--blocks", help="4: the first four; [0,5] or [(0,1)]: these")
     add("--no-checks", action="store_true", help="numbers only, faster")
+    add("--optimised", action="store_true", help="run what LLVM's optimiser makes of the code")
     add("--check-outputs", action="store_true", help="report outputs that nobody has written")
     add("--schedules", type=int, default=1, help="run so often, with warps in another order")
     add("--trace", action="append", default=[], metavar="'acc[0, :4]'", help="follow elements")
@@ -131,6 +132,7 @@ def _run(
             seed=options.seed,
             steps=options.steps,
             check_outputs=options.check_outputs,
+            optimised=options.optimised,
             **given.keywords,
         )
     except LaunchError as e:

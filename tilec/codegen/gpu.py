@@ -123,9 +123,15 @@ class Emitter(Buffers):
         self.enter()
         self.block(self.func.body)
         self.f.ret()
-        debug, flags = None, self.flags()
+        debug = None
         if self.debug_kind and self.func.loc.line:
             debug = DebugInfo(self.func.name, self.func.loc, self.debug_kind)
+        return self.module(debug)
+
+    def module(self, debug: DebugInfo | None) -> str:
+        """The text of the module, whose records have been made."""
+        flags = self.flags()
+        if debug:
             flags.append('!{i32 2, !"Debug Info Version", i32 3}')
         body = self.f.text(debug)
         lines = [

@@ -21,6 +21,7 @@ from tilec.kernel import Kernel
 
 SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 TARGETS = ("cpu", *SIMULATED)
+OPTIMISED = ":optimised"  # behind a simulated target: what LLVM's optimiser makes of the code
 SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
 
 
@@ -54,8 +55,10 @@ class Outcome:
 
 
 def targets() -> tuple[str, ...]:
-    """The targets that can run here: the CPU, the simulated ones, and a GPU where there is one."""
-    return (*TARGETS, "gpu") if gpu.present() else TARGETS
+    """The targets that can run here: the CPU, the simulated ones, before and after LLVM's
+    optimiser, and a GPU where there is one."""
+    here = (*TARGETS, *(t + OPTIMISED for t in SIMULATED))
+    return (*here, "gpu") if gpu.present() else here
 
 
 def check(
@@ -121,8 +124,8 @@ def run_program(program: Program, chosen: Sequence[str]) -> list[Outcome]:
 def run_on(
     kernel: Kernel, arguments: Mapping[str, Array | int | float], wants: Wants, target: str
 ) -> Outcome:
-    """The outcome on one target: "cpu", a simulated one, or "gpu"."""
-    amd = target == "hip:gfx942"
+    """The outcome on one target: "cpu", a simulated one, with `OPTIMISED` or without, or "gpu"."""
+    amd = target.startswith("hip:")
     made = make_arguments(arguments, fnuz=amd)
     before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
     given = [a.view if isinstance(a, Made) else a for a in made.values()]
@@ -135,7 +138,8 @@ def run_on(
             elif target == "gpu":
                 results |= zip(wants.returned, gpu.launch(kernel, made, wants.launch))
             else:
-                report = wants.launch.simulate(kernel, given, target)
+                name, optimised = target.removesuffix(OPTIMISED), target.endswith(OPTIMISED)
+                report = wants.launch.simulate(kernel, given, name, optimised)
                 if not report.complete:
                     raise KeyboardInterrupt  # which the simulator has taken for itself
                 if report.findings:

@@ -38,9 +38,14 @@ class Launch:
         made = called(*given, **self.keywords)
         return [] if made is None else list(made) if isinstance(made, tuple) else [made]
 
-    def simulate(self, kernel: Kernel, given: Sequence[Any], target: str) -> Report:
+    def simulate(
+        self, kernel: Kernel, given: Sequence[Any], target: str, optimised: bool = False
+    ) -> Report:
         """Run the kernel in the simulator."""
-        return simulate(kernel, *given, grid=self.grid or None, target=target, **self.keywords)
+        grid = self.grid or None
+        return simulate(
+            kernel, *given, grid=grid, target=target, optimised=optimised, **self.keywords
+        )
 
     def assembly(self, kernel: Kernel, given: Sequence[Any], target: str) -> str:
         """The assembly of the variant that the call runs."""

@@ -67,6 +67,9 @@ def float_val(value: float, type: str = "float") -> Val:
 
 UNDEF = "poison"
 
+FLAGS = frozenset(("nuw", "nsw", "exact", "disjoint", "nneg", "samesign"))
+"""Words of an instruction that make its result poison where what they promise does not hold."""
+
 
 @dataclass(slots=True)
 class Inst:
@@ -397,7 +400,7 @@ class Function:
                 lines.append(f"  {p.result.ref} = phi {p.result.type} {came}")
             for i in block.insts:
                 head = f"  {i.result.ref} = " if i.result is not None else "  "
-                tail = f", !dbg !{debug.location(i.loc)}" if debug else ""
+                tail = f", !dbg !{debug.location(i)}" if debug else ""
                 lines.append(head + i.text + tail)
         lines.append("}")
         return "\n".join(lines)
@@ -422,10 +425,14 @@ class DebugInfo:
         self._next = first + 4
         self._locations: dict[tuple[int, int], int] = {}
 
-    def location(self, loc: Loc) -> int:
-        """The metadata number of `loc` (the outermost call site, if it came from a macro)."""
-        outer = loc.chain()[-1]
-        key = (outer.line, outer.col + 1) if outer.file == self.loc.file else (self.loc.line, 1)
+    def place(self, inst: Inst) -> tuple[int, int]:
+        """Line and column of a record (of the outermost call site, if it came from a macro)."""
+        outer = inst.loc.chain()[-1]
+        return (outer.line, outer.col + 1) if outer.file == self.loc.file else (self.loc.line, 1)
+
+    def location(self, inst: Inst) -> int:
+        """The metadata number of a record's place."""
+        key = self.place(inst)
         if key not in self._locations:
             self._locations[key] = self._next
             self._next += 1

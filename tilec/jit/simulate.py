@@ -36,7 +36,7 @@ from tilec.sim.trace import OnChange
 from tilec.target import NOT_YET, Target, TargetError, find_target, meant_target
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
-           "check_outputs", "resident_blocks")  # fmt: skip
+           "check_outputs", "resident_blocks", "optimised")  # fmt: skip
 GPU_TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
@@ -55,6 +55,7 @@ def simulate(
     steps: int = DEFAULT_STEPS,
     check_outputs: bool = False,
     resident_blocks: int | None = None,
+    optimised: bool = False,
     **meta: Any,
 ) -> Report:
     """Run `kernel(*args, **meta)`, or `kernel[grid](…)`, as the code that is compiled for `target`,
@@ -68,14 +69,16 @@ def simulate(
     each line that has written them; `breakpoint()` in it opens pdb. `steps`: what a block may do
     before it counts as running for ever. `check_outputs`: report elements of written arrays that no
     block has written. `resident_blocks`: how many blocks a persistent kernel is launched with,
-    instead of what the target's chip would hold. A parameter of the kernel that is called like one
-    of these is given by position.
+    instead of what the target's chip would hold. `optimised`: run what LLVM's optimiser makes of
+    the code, instead of what it is given: whether it relies on something that does not hold. A
+    parameter of the kernel that is called like one of these is given by position.
 
     Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
     what has been run.
     """
     machine = _checked(kernel, target, meta)
-    for name, value in (("checks", checks), ("check_outputs", check_outputs)):
+    flags = ("checks", checks), ("check_outputs", check_outputs), ("optimised", optimised)
+    for name, value in flags:
         if not isinstance(value, bool | np.bool_):
             hint = f"write {name}=False or {name}=True"
             raise LaunchError(f"{name}: expected a bool, got {shown(value)}", hint=hint)
@@ -90,8 +93,16 @@ def simulate(
         check_outputs=check_outputs,
     )
     resident = None if resident_blocks is None else _whole("resident_blocks", resident_blocks)
+    if optimised and wishes.trace:
+        raise LaunchError(
+            "trace follows a kernel's buffers, and LLVM's optimiser has its own",
+            hint="leave trace or optimised out",
+        )
     planned = kernel.plan_launch(machine.name, grid, args, meta)
-    return _run(planned, records_for(kernel, planned), machine, wishes, resident)
+    records = records_for(kernel, planned)
+    if optimised:
+        records = records.optimised
+    return _run(planned, records, machine, wishes, resident)
 
 
 @for_users
@@ -140,6 +151,8 @@ def _run(
 ) -> Report:
     report = run(launch_of(planned, records, resident), wishes)
     report.outputs = dict(planned.outputs)
+    if records.is_optimised:
+        report.notes += ("as LLVM's optimiser leaves it",)
     if target.kind == "cuda" and find_ptxas() is None:
         report.notes += (
             "no ptxas here: with one, a launch might have kept another plan, for its registers",

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec import passes
-from tilec.codegen import emit_records
+from tilec.codegen import Emitter, emit_records
 from tilec.frontend import Signature
 from tilec.ir.core import Func
 from tilec.ir.llvm import Function
 from tilec.ir.plan import Plan
 from tilec.jit.build import trace_variant
+from tilec.jit.optimised import optimised_function
 from tilec.jit.specialise import Facts
 from tilec.sim.program import Program, read_program
 from tilec.sim.trace import RegisterBuffer
@@ -29,18 +30,28 @@ _STRING = re.compile(r'(@[\w.]+) = .* c"((?:\\[0-9A-F]{2})*)"$')
 @dataclass(frozen=True)
 class Records:
     """`func`: LOWERED. `function`: its records, which print as `text`. `strings`: the constant
-    texts of T.print, by name. `registers`: its fragments and local buffers."""
+    texts of T.print, by name. `registers`: its fragments and local buffers. `emitter`: who has made
+    the records. `is_optimised`: they are what LLVM's optimiser has left."""
 
     func: Func
     function: Function
     text: str
     strings: Mapping[str, str]
     registers: tuple[RegisterBuffer, ...]
+    emitter: Emitter
+    is_optimised: bool = False
 
     @functools.cached_property
     def program(self) -> Program:
         """The records made ready to run, once for all runs in which nothing is traced."""
         return read_program(self.function, self.strings)
+
+    @functools.cached_property
+    def optimised(self) -> Records:
+        """What LLVM's optimiser makes of them, in which no stack slot is a user's buffer."""
+        return replace(
+            self, function=optimised_function(self.emitter), registers=(), is_optimised=True
+        )
 
 
 def variant_records(signature: Signature, facts: Facts, plan: Plan) -> Records:
@@ -57,7 +68,7 @@ def records_of(func: Func, target: str) -> Records:
         for value, r in emitter.registers.items()
     )
     lines: Sequence[str] = getattr(emitter, "strings", ())
-    return Records(func, emitter.f, text, dict(map(_string, lines)), registers)
+    return Records(func, emitter.f, text, dict(map(_string, lines)), registers, emitter)
 
 
 def _string(line: str) -> tuple[str, str]:

@@ -5,7 +5,8 @@ What is executed is what would be given to LLVM (`ir.llvm`), so a fault of the c
 well as one of the kernel. Values are NumPy arrays over the threads that go the same way.
 
 - `program`: records -> Python functions, one per piece of a basic block that cannot wait
-- `numbers`, `fused`: LLVM's arithmetic
+- `values`, `numbers`, `integers`, `fused`: LLVM's arithmetic
+- `poison`: what LLVM leaves undefined
 - `undefined`, `registers`, `in_flight`: values that nobody wrote, or that are not there yet
 - `agent`, `primitives`: threads that go together, and what they can do
 - `scheduler`: who runs next, where threads part and meet

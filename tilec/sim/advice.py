@@ -14,14 +14,18 @@ _OURS: tuple[Kind, ...] = (
     "register pool",
     "misaligned access",
     "parity can alias",
+    "undefined behaviour",
 )
-"""What a kernel cannot do wrong: these barriers, waits and addresses are the compiler's."""
+"""What a kernel cannot do wrong: these barriers, waits, addresses and operations are the
+compiler's."""
 
 
 def advice(f: Finding) -> str:
     """The change that a finding suggests; "" where there is none."""
     name = f.buffer
     if f.kind in _OURS:
+        if f.kind == "undefined behaviour":
+            return "tilec gives every operation a result: please report this as its fault"
         return "tilec itself places waits, fences and barriers: please report this as its fault"
     match f.kind:
         case "uninitialised read" if name:

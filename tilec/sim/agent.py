@@ -15,17 +15,20 @@ from tilec.ir.instr.machine import Waits
 from tilec.ir.llvm import Inst
 from tilec.sim import numbers
 from tilec.sim.in_flight import settled, touched
+from tilec.sim.poison import checked, poison, undefined_division
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
-from tilec.sim.registers import tell_outside, tell_undefined
+from tilec.sim.registers import tell_behaviour, tell_outside, tell_undefined
 from tilec.sim.undefined import (
     UNDEF,
     Lost,
     Partly,
     Undefined,
+    absorbed,
     filled,
     is_undefined,
     lost_in,
+    lost_where,
     partly,
     read_at,
     sure_in,
@@ -142,6 +145,30 @@ class Agent(Primitives):
         if inst.opcode == "store":
             types = [types[1], types[0]]
         return tuple(_defined(x, t) for x, t in zip(values, types))
+
+    # --- what LLVM leaves undefined ---
+
+    def divide(self, inst: Inst, compute: Callable[..., Any], a: Any, b: Any) -> Any:
+        """A division, which must not be by zero in any lane, nor overflow."""
+        return numbers.each(lambda a, b: self._divide(inst, compute, a, b), a, b)
+
+    def _divide(self, inst: Inst, compute: Callable[..., Any], a: Any, b: Any) -> Any:
+        if isinstance(a, Lost) or isinstance(b, Lost):
+            return absorbed(lambda a, b: self._divide(inst, compute, a, b), a, b)
+        bad = undefined_division(inst.opcode, a, b)
+        made = checked(compute, inst)(a, b)
+        if not np.any(bad):
+            return made
+        words = f"{inst.opcode} by 0, or with a result that does not fit"
+        message = f"{words}: LLVM takes for granted that this is not executed"
+        tell_behaviour(self, inst, message, bad)
+        return lost_where(made, bad, poison(words, inst.loc))
+
+    def assume(self, inst: Inst, cond: Any) -> None:
+        """`llvm.assume`."""
+        wrong = ~np.asarray(filled(cond, np.False_), np.bool_)
+        if np.any(wrong):
+            tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
 
     # --- arrays of one's own ---
 

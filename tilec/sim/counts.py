@@ -245,7 +245,8 @@ def _by_warp(lanes: Offsets, at: Offsets, warp: int) -> Offsets:
 def _wavefronts(rows: Offsets, size: int) -> Cost:
     """Rows of addresses of warps, `size` bytes each lane."""
     requests = len(rows)
-    together = min(rows.shape[1], max(BANKS * BANK_BYTES // max(size, BANK_BYTES), 1))
+    fit = max(BANKS * BANK_BYTES // max(size, BANK_BYTES), 1)
+    together = min(rows.shape[1], 1 << fit.bit_length() - 1)
     groups = rows.reshape(-1, together)
     groups = groups[(groups >= 0).any(axis=1)]
     words = -(-size // BANK_BYTES)

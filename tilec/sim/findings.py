@@ -16,6 +16,7 @@ Kind = Literal[
     "overwritten before read",
     "out of bounds",
     "uninitialised read",
+    "undefined behaviour",
     "deadlock",
     "barrier divergence",
     "transaction bytes",

@@ -18,6 +18,7 @@ import numpy as np
 from tilec.ir.instr.machine import Meaning, nothing
 from tilec.sim import numbers
 from tilec.sim.fused import fma
+from tilec.sim.integers import BY_BITS, with_overflow
 from tilec.sim.lanes import first_lane, gather, lane_numbers
 from tilec.sim.undefined import absorbed, is_undefined
 
@@ -52,6 +53,12 @@ def is_pure(name: str) -> bool:
     return intrinsic(name) is not None and name not in MEANINGS
 
 
+def reads(name: str, operand: int) -> bool:
+    """Whether an intrinsic reads an operand; LLVM puts poison for one that it does not.
+    (`update.dpp` as it is used here has no lane that keeps what it had before.)"""
+    return (name, operand) != ("llvm.amdgcn.update.dpp.i32", 0)
+
+
 def work_of(name: str) -> str:
     """What an intrinsic asks of the machine besides its arithmetic: "special" (a special function),
     "shuffle" (an exchange between lanes) or ""."""
@@ -68,15 +75,33 @@ def _typed(name: str) -> Meaning | None:
         opcode, to, source = converted.groups()
         kind = _SUFFIXES[source]
         return _pure(lambda x: numbers.cast(opcode, x, kind, to))
-    generic = re.fullmatch(r"llvm\.(\w+)\.\w+", name)
-    compute = _ANY_TYPE.get(generic[1]) if generic else None
-    compute = compute or _ONE_TYPE.get(name)
+    found = re.fullmatch(r"llvm\.([a-z.0-9]+?)\.(?:v\d+)?(i|bf|f)(\d+)(?:\.i\d+)?", name)
+    if found is None:
+        return _pure(_ONE_TYPE[name]) if name in _ONE_TYPE else None
+    stem, letter, bits = found.groups()
+    if stem.endswith(".with.overflow"):
+        return _pair(with_overflow(stem.partition(".")[0]))
+    if letter == "i" and stem in BY_BITS:
+        return _pure(BY_BITS[stem](int(bits)))
+    compute = _ANY_TYPE.get(stem) or _ONE_TYPE.get(name) or _ONE_TYPE.get(name.removesuffix("32"))
     return None if compute is None else _pure(compute)
 
 
 def _pure(compute: Callable[..., Value]) -> Meaning:
+    def one(*args: Value) -> Value:
+        return absorbed(compute, *args) if any(map(is_undefined, args)) else compute(*args)
+
+    return lambda m, *args: (numbers.each(one, *args),)
+
+
+def _pair(compute: Callable[..., tuple[Value, Value]]) -> Meaning:
+    """Of an intrinsic with two results."""
+
     def meaning(m: Any, *args: Value) -> tuple[Value, ...]:
-        return (absorbed(compute, *args) if any(map(is_undefined, args)) else compute(*args),)
+        if not any(map(is_undefined, args)):
+            return compute(*args)
+        made = absorbed(compute, *args)
+        return made if type(made) is tuple else (made, made)
 
     return meaning
 
@@ -100,18 +125,24 @@ def _leading_zeros(x: Value, zero_is_poison: Value) -> Value:
 
 _ANY_TYPE: dict[str, Callable[..., Value]] = {
     "fma": fma,
+    "fmuladd": fma,
     "fabs": np.abs,
     "floor": np.floor,
     "ceil": np.ceil,
     "trunc": np.trunc,
     "rint": np.rint,
+    "nearbyint": np.rint,
     "roundeven": np.rint,
     "sqrt": np.sqrt,
     "minnum": np.fmin,
     "maxnum": np.fmax,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
     "copysign": np.copysign,
     "ctpop": _count_bits,
     "ctlz": _leading_zeros,
+    "ldexp": np.ldexp,
+    "canonicalize": lambda x: x,
 }
 
 

@@ -93,7 +93,7 @@ class Memory:
         self.counts = counts
         self.cluster = [] if cluster is None else cluster
         self.cluster.append(self)
-        noise = np.random.default_rng(seed).bytes(-(-shared_bytes // 16) * 16)
+        noise = np.random.default_rng(seed).bytes(max(-(-shared_bytes // 16), 1) * 16)
         storage = Storage(np.frombuffer(noise, np.uint8).copy())
         shadow = Shadow(order.clocks, shared_bytes, granule, self._tell) if checks else None
         self.shared = SharedMemory(storage, shadow, SharedPlaces(buffers), shared_bytes)

@@ -14,8 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.ir.errors import InternalError
-from tilec.sim.undefined import UNDEF, Lost, absorbed, chosen, is_undefined, partly
+from tilec.sim.undefined import UNDEF, Lost, absorbed, chosen, filled, is_poison, is_undefined
 
 Value = Any
 
@@ -64,7 +63,8 @@ def literal(type: str, ref: str) -> Value:
     """The value of a constant operand as records spell it."""
     vector = vector_of(type)
     if ref in ("poison", "undef"):
-        return (UNDEF,) * vector[0] if vector else UNDEF
+        count = vector[0] if vector else type.count(",") + 1
+        return (UNDEF,) * count if vector or type.startswith("{") else UNDEF
     if vector:
         count, elem = vector
         if ref == "zeroinitializer":
@@ -81,7 +81,7 @@ def literal(type: str, ref: str) -> Value:
         return np.uint16(int(ref[3:], 16)).view(ml_dtypes.bfloat16)
     if ref.startswith("0x"):
         return KINDS[type](struct.unpack("<d", struct.pack("<Q", int(ref, 16)))[0])
-    return KINDS[type](int(ref) if type.startswith("i") else float(ref))
+    return kind_of(type)(int(ref) if type.startswith(("i", "ptr")) else float(ref))
 
 
 def each(fn: Callable[..., Value], *operands: Value) -> Value:
@@ -98,27 +98,17 @@ def unsigned(x: Value) -> Value:
     return x.view(_UNSIGNED[x.dtype.itemsize])
 
 
-def _division(name: str, fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """`fn` of operands for which LLVM defines a division; others are a fault of who made the
-    record, because LLVM takes the place never to be reached."""
-
+def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     def compute(a: Value, b: Value) -> Value:
         if isinstance(a, Lost) or isinstance(b, Lost):
-            return absorbed(fn, a, b)
-        least = np.iinfo(a.dtype).min
-        if not np.all(b) or name[0] == "s" and np.any((b == -1) & (a == least)):
-            raise InternalError(f"{name} of operands for which LLVM does not define it")
-        return fn(a, b)
+            return absorbed(compute, a, b)
+        return fn(unsigned(a), unsigned(b)).view(a.dtype)
 
     return compute
 
 
-def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    return lambda a, b: fn(unsigned(a), unsigned(b)).view(a.dtype)
-
-
 def _divide(a: Value, b: Value) -> Value:
-    """Towards zero; what is lost may be divided by 0."""
+    """Towards zero; by zero anything (see `Agent.divide`)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     found = a // safe
     return (found + ((a % safe != 0) & ((a < 0) != (safe < 0)))).astype(a.dtype)[()]
@@ -128,34 +118,20 @@ def _remainder(a: Value, b: Value) -> Value:
     return (a - _divide(a, b) * b).astype(a.dtype)
 
 
-def _shift(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """`fn` of two integers, undefined where the second is not less than their width."""
-
-    def compute(a: Value, b: Value) -> Value:
-        if isinstance(a, Lost) or isinstance(b, Lost):
-            return absorbed(compute, a, b)
-        beyond = np.asarray(unsigned(b) >= 8 * b.dtype.itemsize)
-        if not beyond.any():
-            return fn(a, b)
-        return UNDEF if beyond.all() else partly(fn(a, b), beyond, beyond, UNDEF.origin)
-
-    return compute
-
-
 def both(a: Value, b: Value) -> Value:
-    """`and` of conditions: false where one is, whatever the other is."""
-    if isinstance(a, Lost) and not isinstance(b, Lost):
+    """`and` of conditions: false where one is, whatever the other is, unless that is poison."""
+    if isinstance(a, Lost) and not isinstance(b, Lost) and not is_poison(a):
         return _select(b, a, np.False_)
-    if isinstance(b, Lost) and not isinstance(a, Lost):
+    if isinstance(b, Lost) and not isinstance(a, Lost) and not is_poison(b):
         return _select(a, b, np.False_)
     return a & b
 
 
 def either(a: Value, b: Value) -> Value:
-    """`or` of conditions: true where one is, whatever the other is."""
-    if isinstance(a, Lost) and not isinstance(b, Lost):
+    """`or` of conditions: true where one is, whatever the other is, unless that is poison."""
+    if isinstance(a, Lost) and not isinstance(b, Lost) and not is_poison(a):
         return _select(b, np.True_, a)
-    if isinstance(b, Lost) and not isinstance(a, Lost):
+    if isinstance(b, Lost) and not isinstance(a, Lost) and not is_poison(b):
         return _select(a, np.True_, b)
     return a | b
 
@@ -169,21 +145,21 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "shl": _shift(lambda a, b: a << b),
-    "lshr": _shift(_through_unsigned(lambda a, b: a >> b)),
-    "ashr": _shift(lambda a, b: a >> b),
-    "udiv": _division("udiv", _through_unsigned(lambda a, b: a // np.maximum(b, 1))),
-    "urem": _division("urem", _through_unsigned(lambda a, b: a % np.maximum(b, 1))),
-    "sdiv": _division("sdiv", _divide),
-    "srem": _division("srem", _remainder),
+    "shl": lambda a, b: a << b,
+    "lshr": _through_unsigned(lambda a, b: a >> b),
+    "ashr": lambda a, b: a >> b,
+    "udiv": _through_unsigned(lambda a, b: a // np.maximum(b, 1)),
+    "urem": _through_unsigned(lambda a, b: a % np.maximum(b, 1)),
+    "sdiv": _divide,
+    "srem": _remainder,
     "fadd": lambda a, b: a + b,
     "fsub": lambda a, b: a - b,
     "fmul": lambda a, b: a * b,
     "fdiv": lambda a, b: a / b,
     "frem": np.fmod,
 }
-SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "fadd": "+",
-           "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
+SPELLED = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
+           "ashr": ">>", "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/"}  # fmt: skip
 """Python's operators that do the same to scalar values."""
 
 _ORDERED: dict[str, Callable[[Value, Value], Value]] = {
@@ -332,6 +308,34 @@ def _joined(parts: tuple[Value, ...], to: str) -> Value:
         return absorbed(lambda *parts: _joined(parts, to), *parts)
     stacked = np.stack(np.broadcast_arrays(*parts), -1)
     return np.ascontiguousarray(stacked).view(KINDS[to])[..., 0]
+
+
+_FROZEN = 0x55
+
+
+def frozen(x: Value, type: str) -> Value:
+    """freeze: what is undefined becomes some number. (Any would do; this one has a strange one.)"""
+    vector = vector_of(type)
+    if vector:
+        return tuple(frozen(e, vector[1]) for e in x)
+    return filled(x, kind_of(type)(_FROZEN))
+
+
+def shuffle(a: Value, b: Value, mask: Value) -> Value:
+    """shufflevector; where the mask is poison, so is the element."""
+    parts = a + b
+    return tuple(UNDEF if isinstance(k, Lost) else parts[int(k)] for k in mask)
+
+
+def size_of(type: str) -> int:
+    """Bytes of a value of an LLVM type in memory."""
+    if type.startswith("["):
+        count, _, elem = type[1:-1].partition(" x ")
+        return int(count) * size_of(elem)
+    vector = vector_of(type)
+    if vector:
+        return vector[0] * BYTES[vector[1]]
+    return 8 if type.startswith("ptr") else BYTES[type]
 
 
 def insert(vector: Value, value: Value, index: int) -> Value:

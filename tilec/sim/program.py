@@ -16,9 +16,9 @@ from typing import Any
 from tilec.ir.errors import InternalError
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
-from tilec.sim.in_flight import read_register
-from tilec.sim.intrinsics import intrinsic, is_pure, work_of
+from tilec.sim.intrinsics import intrinsic, is_pure, reads, work_of
 from tilec.sim.undefined import UNDEF, VARIABLE, Undefined
+from tilec.sim.values import HELPERS, spelled
 
 _WAITS = ("bar.sync", "mbarrier.wait", "barrier.cluster", "setmaxnreg.inc", "llvm.amdgcn.s.barrier")
 _GLOBAL = "ptr addrspace(1)"
@@ -30,6 +30,9 @@ class Const:
 
     value: Any
 
+
+NOWHERE = -1
+"""Where lanes meet that do not meet before they end."""
 
 Operand = int | Const
 """A slot of `env`, or a number."""
@@ -120,11 +123,13 @@ class _Reader:
         self.f, self.strings, self.watched = f, strings, watched
         self.arrays: dict[str, str] = {}  # pointers into the stack -> the slot they point into
         self.stack: dict[str, Any] = {}  # stack slots -> their first value
+        self.units: dict[str, int] = {}  # stack slots -> bytes of an element
         for a in f.allocas:
             assert a.result is not None
             kind = a.text.split("alloca ", 1)[1].split(", align")[0]
             self.stack[a.result.ref] = _nothing(kind, a.result.ref)
             self.arrays[a.result.ref] = a.result.ref
+            self.units[a.result.ref] = numbers.size_of(kind.rpartition(" x ")[2].strip("[]>"))
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
@@ -161,7 +166,7 @@ class _Reader:
             body += lines
             body += [f"e[{slots[n]}] = {self._name(n)}" for n in sorted(defs) if n in slots]
             text.append(f"def s{s.index}(m, e):\n " + "\n ".join(body or ["pass"]))
-        scope = dict(self.constants, **_HELPERS)
+        scope = dict(self.constants, **HELPERS)
         exec(compile("\n".join(text), "<simulated kernel>", "exec"), scope)
         for s in self.segments:
             s.run = scope[f"s{s.index}"]
@@ -235,7 +240,7 @@ class _Reader:
                 first, *others = [edge(to) for to in _targets(last)]
                 s.end = first
                 for second in others:
-                    merge = self.first[last.merge]
+                    merge = self.first[last.merge] if last.merge else NOWHERE
                     s.end = Branch(operand(last.operands[0]), first, second, merge, last)
             elif _may_wait(last):
                 result = slots.get(last.result.ref) if last.result is not None else None
@@ -292,8 +297,9 @@ class _Reader:
     def _number(self, v: Val) -> Any:
         if v.unset:
             return Undefined(VARIABLE + v.unset)
-        if v.ref == "@smem":
-            return numbers.kind_of("i64")(SHARED_BASE)
+        if v.ref.startswith("@smem"):
+            distance = int(v.ref.partition("+")[2] or 0)
+            return numbers.kind_of(v.type)(SHARED_BASE + distance)
         if v.ref.startswith("@"):
             return v.ref
         return numbers.literal(v.type, v.ref)
@@ -330,44 +336,20 @@ class _Reader:
             return [f"m.order_memory({i.text.split()[2].rstrip(',')!r})"]
         assert i.result is not None
         if i.opcode == "getelementptr" and i.result.ref in self.arrays:
-            index = self._use(i.operands[1])
-            return [f"{self._define(i.result.ref)} = {index}"]
-        value = self._value(i)
+            return [f"{self._define(i.result.ref)} = {self._element(i)}"]
+        value = spelled(i, [self._use(v) for v in i.operands], self._object)
         return [f"{self._define(i.result.ref)} = {value}"]
 
-    def _value(self, i: Inst) -> str:
-        args = [self._use(v) for v in i.operands]
-        types = [v.type for v in i.operands]
-        assert i.result is not None
-        vector = any(t.startswith("<") for t in types)
-        match i.opcode:
-            case op if op in numbers.BINARY:
-                if types[0] == "i1" and op in numbers.CONDITIONS:
-                    return f"{numbers.CONDITIONS[op].__name__}({args[0]}, {args[1]})"
-                if op in numbers.SPELLED and not vector:
-                    return f"{args[0]} {numbers.SPELLED[op]} {args[1]}"
-                name = self._object(numbers.BINARY[op])
-                return f"each({name}, {args[0]}, {args[1]})"
-            case "icmp" | "fcmp":
-                fn = "compare_ints" if i.opcode == "icmp" else "compare_floats"
-                pred = i.text.split()[1]
-                if vector:
-                    return f"each(lambda a, b: {fn}({pred!r}, a, b), {args[0]}, {args[1]})"
-                return f"{fn}({pred!r}, {args[0]}, {args[1]})"
-            case "select":
-                return f"select({args[0]}, {args[1]}, {args[2]})"
-            case "fneg":
-                return f"negate({args[0]})"
-            case "getelementptr":
-                elem = i.text.split(" ", 1)[1].rsplit(f", {i.operands[0]}", 1)[0]
-                return f"{args[0]} + {args[1]}.astype(int64) * {size_of(elem)}"
-            case "extractvalue" | "extractelement":
-                return f"{args[0]}[{int(i.text.rsplit(' ', 1)[1])}]"
-            case "insertelement":
-                return f"insert({args[0]}, {args[1]}, {int(i.text.rsplit(' ', 1)[1])})"
-        if i.opcode == "addrspacecast" and i.operands[0].ref.startswith("@"):
-            return args[0]
-        return f"cast({i.opcode!r}, {args[0]}, {types[0]!r}, {i.result.type!r})"
+    def _element(self, i: Inst) -> str:
+        """The number of the element of a stack array that a pointer into it points to."""
+        base, index = i.operands
+        slot = self.arrays[base.ref]
+        kind = i.text.split(" ", 1)[1].rsplit(f", {base}", 1)[0]
+        step, unit = numbers.size_of(kind), self.units[slot]
+        found = self._use(index)
+        if step != unit:
+            found = f"{found} * {step} // {unit}"
+        return found if base.ref == slot else f"{self._use(base)} + {found}"
 
     def _access(self, i: Inst) -> list[str]:
         load = i.opcode == "load"
@@ -420,9 +402,13 @@ class _Reader:
         return [f"m.written_register({self._object(i)}, {slot!r}, {self._name(slot)})"]
 
     def _call(self, i: Inst) -> list[str]:
-        args = [self._use(v) for v in i.operands]
+        args = [
+            self._use(v if reads(i.row, n) else Val(v.type, "0")) for n, v in enumerate(i.operands)
+        ]
         if i.row == "vprintf":
             return [f"m.print_line({args[0]}, {args[1]})"]
+        if i.row == "llvm.assume":
+            return [f"m.assume({self._object(i)}, {args[0]})"]
         meaning = i.meaning or intrinsic(i.row)
         if meaning is None:
             raise InternalError(f"{i.row or i.text[:60]} has no meaning in the simulator", i.loc)
@@ -441,14 +427,6 @@ class _Reader:
 
 SHARED_BASE = 1024
 """Where shared memory begins, in bytes: nothing is at address 0."""
-
-
-def size_of(type: str) -> int:
-    """Bytes of a value of an LLVM type in memory."""
-    vector = numbers.vector_of(type)
-    if vector:
-        return vector[0] * numbers.BYTES[vector[1]]
-    return 8 if type.startswith("ptr") else numbers.BYTES[type]
 
 
 def _targets(branch: Inst) -> list[str]:
@@ -485,26 +463,6 @@ def _is_array(first: Any, i: Inst, load: bool) -> bool:
     if vector is None:
         return True
     return type(first[0]) is tuple
-
-
-_HELPERS: dict[str, Any] = {
-    name: getattr(numbers, name)
-    for name in (
-        "each",
-        "both",
-        "either",
-        "compare_ints",
-        "compare_floats",
-        "select",
-        "negate",
-        "insert",
-        "cast",
-    )
-} | {
-    "int64": numbers.KINDS["i64"],
-    "K_first": numbers.KINDS["i32"](0),
-    "read_register": read_register,
-}
 
 
 def operand_value(env: Sequence[Any], operand: Operand) -> Any:

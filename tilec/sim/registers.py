@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
-from tilec.ir.loc import UNKNOWN
+from tilec.ir.loc import UNKNOWN, Loc
 from tilec.sim.findings import MOST_NAMED, Index
 from tilec.sim.trace import RegisterBuffer, first_warps
-from tilec.sim.undefined import VARIABLE, Lost, Partly, lost_parts
+from tilec.sim.undefined import POISON, VARIABLE, Lost, Partly, is_poison, lost_parts
 
 if TYPE_CHECKING:
     from tilec.sim.agent import Agent
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 
 def tell_undefined(agent: Agent, inst: Inst, values: Sequence[Any]) -> None:
-    """Report that `inst` is given values that were never written: one finding for each buffer."""
+    """Report that `inst` is given values that were never written, or that LLVM leaves undefined:
+    one finding for each buffer."""
     told = set[str]()
     for lost in lost_parts(tuple(values)):
+        if is_poison(lost):
+            words = f"the result of {lost.slot.removeprefix(POISON)} is used here"
+            bad = lost.lost if isinstance(lost, Partly) else np.True_
+            tell_behaviour(agent, inst, words, bad, lost.loc)
+            continue
         held = _holder(agent.block.setting, lost.slot)
         name = held.value.name if held is not None else _variable(lost.slot)
         if name in told:
@@ -43,6 +49,19 @@ def tell_undefined(agent: Agent, inst: Inst, values: Sequence[Any]) -> None:
             buffer=name,
             indices=list(dict.fromkeys(indices)),
             threads=(sure if len(sure) else lanes).tolist(),
+        )
+
+
+def tell_behaviour(agent: Agent, inst: Inst, message: str, bad: Any, *others: Loc) -> None:
+    """Report that what `inst` does is undefined in the lanes in which `bad` holds."""
+    if agent.block.setting.checks:
+        agent.block.report(
+            agent,
+            "undefined behaviour",
+            message,
+            *(loc for loc in (inst.loc, *others) if loc is not UNKNOWN),
+            buffer=inst.buffer,
+            threads=agent.lanes[agent.full(bad)].tolist(),
         )
 
 

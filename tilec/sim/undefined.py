@@ -1,4 +1,5 @@
-"""The values of what was never written: `UNDEF` in all lanes, a `Partly` in some of them.
+"""The values of what was never written, or what LLVM leaves undefined: `UNDEF` in all lanes, a
+`Partly` in some of them.
 
 They absorb arithmetic, so that code which computes with them and throws the result away runs on.
 Where they reach memory, a branch or a hardware row, that is a finding."""
@@ -17,10 +18,14 @@ from tilec.ir.loc import UNKNOWN, Loc
 VARIABLE = "="
 """Before the name of a variable that is in no stack slot."""
 
+POISON = "!"
+"""Before the words for an operation whose result LLVM leaves undefined (see `poison`)."""
+
 
 class Lost:
-    """`slot`: the stack slot that nobody had written, or `VARIABLE` and a name, "" if it is not
-    known; `part`: which of the slot's elements; `loc`: where it was read."""
+    """`slot`: the stack slot that nobody had written, or `VARIABLE` and a name, or `POISON` and
+    what has made it, "" if it is not known; `part`: which of the slot's elements; `loc`: where it
+    was read."""
 
     __slots__ = ("loc", "part", "slot")
 
@@ -114,7 +119,9 @@ def partly(
     value: Any, lost: NDArray[np.bool_], sure: NDArray[np.bool_], origin: tuple[str, int, Loc]
 ) -> Any:
     """`value`, an array or the same for all lanes, undefined where `lost` holds."""
-    if not lost.any():
+    if isinstance(value, Partly):  # what is undefined already
+        lost, sure, value = lost | value.lost, sure & ~value.lost, value.value
+    if type(value) is Undefined or not lost.any():
         return value
     if lost.all() and sure.all():
         return Undefined(*origin)
@@ -174,6 +181,18 @@ def chosen(cond: Any, a: Any, b: Any) -> Any:
     lost = np.where(cond, lost_in(a), lost_in(b))
     sure = np.where(cond, sure_in(a, first), sure_in(b, first))
     return partly(np.where(cond, filled(a, kind), filled(b, kind)), lost, sure, first.origin)
+
+
+def lost_where(value: Any, lost: Any, nothing: Undefined) -> Any:
+    """`value` with `nothing` where `lost` (one answer for all lanes, or one each) holds."""
+    if np.ndim(lost) == 0:
+        return nothing
+    return partly(value, lost, lost, nothing.origin)
+
+
+def is_poison(x: Any) -> bool:
+    """Whether a value is undefined because an operation was."""
+    return isinstance(x, Lost) and x.slot.startswith(POISON)
 
 
 def lost_in(x: Any) -> Any:
