@@ -57,6 +57,7 @@ class Attempts:
         self.fast = {replace(plan, stages=0) for plan in fast}
         self.kept: Attempt | None = None
         self.least: Attempt | None = None
+        self._spilling: set[Plan] = set()
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
         """Machine code of `func`, which has been through the passes; on AMD without what it
@@ -95,11 +96,21 @@ class Attempts:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
+        if _stored_either_way(plan) in self._spilling:
+            raise ResourceError("registers spill whichever way the results leave", func.loc)
         made = self.make(plan, func)
         fault = trouble(made.assembled.advisories)
         if not fault:
             self.kept = made
             return
+        if made.faults[0] > FEW_SPILLED:
+            self._spilling.add(_stored_either_way(plan))
         if self.least is None or made.faults < self.least.faults:
             self.least = made
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
+
+
+def _stored_either_way(plan: Plan) -> Plan:
+    """What plans that differ only in how the results leave have in common: what spills much, spills
+    long before that."""
+    return replace(plan, name="", stages=0, staged_store=False)

@@ -1,0 +1,144 @@
+"""What keeps compiling fast, as facts: work that is not done twice, passes that do not run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec import passes
+from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
+from tilec.ir.core import OPS, Func, Op, Value, inputs, upstream, walk
+from tilec.ir.errors import ResourceError
+from tilec.ir.ops import Binary, If
+from tilec.ir.parser import parse_func
+from tilec.ir.plan import Plan
+from tilec.jit.attempts import FEW_SPILLED, Attempt, Attempts
+from tilec.target import find_target
+
+SM90 = find_target("cuda:sm_90a")
+N = T.dynamic("N")
+
+PRODUCTS = """
+target triple = "nvptx64-nvidia-cuda"
+define ptx_kernel void @k(ptr addrspace(1) %p, i32 %a, i32 %s) #0 {
+  %x = mul i32 %a, %s
+  %b = add i32 %a, 7
+  %y = mul i32 %b, %s
+  store volatile i32 %x, ptr addrspace(1) %p
+  store volatile i32 %y, ptr addrspace(1) %p
+  ret void
+}
+attributes #0 = { "nvvm.maxntid"="128" "nvvm.minctasm"="1" }
+"""
+
+
+@pytest.fixture
+def no_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEC_PTXAS", "off")
+
+
+@pytest.mark.skipif(llvm.llvm_version_info[0] != 22, reason="the pass is quadratic in LLVM 22")
+def test_addresses_are_not_compared_with_one_another(no_ptxas: None) -> None:
+    ptx = assemble(PRODUCTS, SM90).asm
+    assert len(re.findall(r"\bmul\.lo", ptx)) + len(re.findall(r"\bmad\.lo", ptx)) == 2, ptx
+
+
+def test_more_blocks_are_asked_for_without_llvm(no_ptxas: None) -> None:
+    made = assemble(PRODUCTS, SM90)
+    more = with_min_blocks(made, 8)
+    anew = assemble(PRODUCTS.replace('minctasm"="1"', 'minctasm"="8"'), SM90)
+    assert more.asm == anew.asm and more.llvm_text == anew.llvm_text
+    assert ".minnctapersm 8" in more.asm and ".minnctapersm 1" in made.asm
+
+
+def test_a_function_is_verified_once_for_each_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[tuple[Func, str]] = Counter()
+    monkeypatch.setattr(passes, "verify", lambda f, contract: asked.update([(f, contract)]))
+
+    @tilec.kernel
+    def scale(A: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
+            for i in T.Parallel(128):
+                A[b * 128 + i] *= 2.0
+
+    for target in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"):
+        scale.compile(tilec.spec((1024,), "float32"), target=target)
+    # Each group of passes verifies what it begins with.
+    assert asked and max(asked.values()) <= 2
+    assert sum(asked.values()) < 3 * (len(passes.NORMALISE) + len(passes.DECIDE))
+
+
+def test_operands_of_every_op_are_those_of_its_fields() -> None:
+    generic = Op.__dict__["operands"].fget
+    for cls in OPS.values():
+        o = object.__new__(cls)
+        for n, name in enumerate(cls.operand_fields):
+            kind = str(cls.__dataclass_fields__[name].type)
+            v = Value(None, f"{n}")  # type: ignore[arg-type]
+            object.__setattr__(o, name, (v, v) if kind.startswith("tuple") else v)
+        assert o.operands == generic(o), cls.opname
+
+
+CHAIN = """
+kernel @k {threads=128} (%c: i1 = scalar c, %x: i32 = scalar x) grid { yield [] }
+body {
+  %a = binary.add %x, %x
+  %b = binary.mul %a, %a
+  %r = if %c, types=(i32) then {
+    %i = binary.sub %a, %b
+    yield [%i]
+  } orelse { yield [%x] }
+  %d = binary.add %r, %x
+  %e = binary.add %x, %x
+}
+"""
+
+
+def test_upstream_gives_each_op_once_behind_what_it_uses() -> None:
+    func = parse_func(CHAIN)
+    named = {r.name: r for o in walk(func.body) for r in o.results}
+    defs = {r: o for o in walk(func.body) for r in o.results}
+    found = [*upstream((named["d"],), defs)]
+    assert len(set(found)) == len(found) and defs[named["e"]] not in found
+    assert any(isinstance(o, If) for o in found) and isinstance(found[-1], Binary)
+    for n, o in enumerate(found):
+        if not o.region_fields:
+            assert all(defs[v] in found[:n] for v in o.operands if v in defs)
+    assert named["b"] in inputs(defs[named["r"]])  # what the branches use
+    assert defs[named["a"]] not in [*upstream((named["b"],), defs, {named["a"]})]
+
+
+class Counted(Attempts):
+    """Attempts whose code spills as `spills` says; `made` has the plans that code was made of."""
+
+    def __init__(self, spills: dict[str, int]) -> None:
+        super().__init__(SM90)
+        self.spills, self.made = spills, list[str]()
+
+    def make(self, plan: Plan | None, func: Any) -> Attempt:
+        assert plan is not None
+        self.made.append(plan.name)
+        spilled = self.spills[plan.name]
+        told = (f"{spilled} bytes of registers spilled to local memory",) if spilled else ()
+        return Attempt(plan, func, "", Assembled("", SM90, spilled_bytes=spilled, advisories=told))
+
+
+def test_what_spills_much_is_not_made_again_with_other_stores() -> None:
+    func = parse_func(CHAIN)
+    few, much = FEW_SPILLED // 2, 10 * FEW_SPILLED
+    attempts = Counted({"staged": much, "direct": 0, "wide": few, "wide direct": 0})
+    for plan in (
+        Plan("staged", specialise=True, staged_store=True, stages=4),
+        Plan("direct", specialise=True, stages=5),
+        Plan("wide", specialise=True, threads=256, staged_store=True),
+    ):
+        with pytest.raises(ResourceError, match="spill"):
+            attempts.check(plan, func)
+    attempts.check(Plan("wide direct", specialise=True, threads=256), func)
+    assert attempts.made == ["staged", "wide", "wide direct"] and attempts.kept is not None
