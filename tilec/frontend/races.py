@@ -9,7 +9,7 @@ accesses are compared where these sums agree; nothing is said about the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +57,25 @@ class _Index:
 def find_race(loop: Parallel) -> Race | None:
     """The first race that is certain to happen in `loop`."""
     count = math.prod(loop.extents)
-    ops = loop.body.ops
-    loads = [o for o in ops if isinstance(o, Load)]
+    ops, varying = loop.body.ops, _varying(loop)
     own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
+    same = _same_values(ops)
+    # One access for each place that is read, and for each value that is written to a place.
+    reads_of: dict[Value, dict[tuple[Value, ...], Load]] = {}
+    writes: dict[object, Store] = {}
+    for o in ops:
+        if isinstance(o, Load):
+            at = tuple(same.get(i, i) for i in o.indices)
+            reads_of.setdefault(o.source, {}).setdefault(at, o)
+        elif isinstance(o, Store) and o.dest not in own:
+            at = tuple(same.get(i, i) for i in o.indices)
+            writes.setdefault((o.dest, at, o.value in varying), o)
     suspects = [
-        (w, [o for o in loads if o.source is w.dest and o.indices != w.indices])
-        for w in ops
-        if isinstance(w, Store) and w.dest not in own
+        (w, [o for o in reads_of.get(w.dest, {}).values() if o.indices != w.indices])
+        for w in writes.values()
     ]
-    suspects = [(w, reads) for w, reads in suspects if reads or not _distinct(w.indices, loop)]
+    widened = {o.result: o.operand for o in ops if isinstance(o, Cast)}
+    suspects = [(w, r) for w, r in suspects if r or not _distinct(w.indices, loop, widened)]
     if not suspects or not 1 < count <= LIMIT:
         return None
     known = evaluate(loop, count)
@@ -78,15 +88,27 @@ def find_race(loop: Parallel) -> Race | None:
             race = None if source is None else _read_race(write, read, target, source, loop)
             if race is not None:
                 return race
-        race = _write_race(write, target, loop)
+        race = _write_race(write, target, loop) if write.value in varying else None
         if race is not None:
             return race
     return None
 
 
-def _distinct(indices: Sequence[Value], loop: Parallel) -> bool:
-    """Whether the indices are the loop's own, all of them: no element is written twice."""
-    widened = {o.result: o.operand for o in loop.body.ops if isinstance(o, Cast)}
+def _same_values(ops: Sequence[Op]) -> dict[Value, Value]:
+    """For each value the first that is computed in the same way."""
+    first: dict[object, Value] = {}
+    same: dict[Value, Value] = {}
+    for o in ops:
+        if o.pure and not o.region_fields and len(o.results) == 1:
+            attributes = [getattr(o, name) for name in o.attribute_fields]
+            key = (type(o), *map(repr, attributes), *(same.get(v, v) for v in o.operands))
+            same[o.result] = first.setdefault(key, o.result)
+    return same
+
+
+def _distinct(indices: Sequence[Value], loop: Parallel, widened: Mapping[Value, Value]) -> bool:
+    """Whether the indices are the loop's own, all of them: no element is written twice. `widened`:
+    what each cast is of."""
     return set(loop.body.args) <= {widened.get(i, i) for i in indices}
 
 
@@ -203,9 +225,7 @@ def _read_race(
 
 
 def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
-    """Two iterations that write one element, unless they write the same value to it."""
-    if write.value not in _varying(loop):
-        return None
+    """Two iterations that write one element."""
     (keys,) = row_keys(target.rows)
     order = np.argsort(keys, kind="stable")
     twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])

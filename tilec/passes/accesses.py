@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from tilec.ir.analysis import Level, Uniformity
@@ -40,7 +41,8 @@ class Access:
         return self.depends[index]
 
 
-def parallel_accesses(p: Parallel) -> list[Access]:
+@functools.lru_cache(maxsize=64)
+def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
     """Every load and store in the loop, with `dims` only where all indices are loop indices."""
     args = {a: frozenset((a,)) for a in p.body.args}
     depends: dict[Value, frozenset[Value]] = dict(args)
@@ -69,7 +71,7 @@ def parallel_accesses(p: Parallel) -> list[Access]:
             dims = tuple(position[v] for v in kept) if plain else ()
             uses = tuple(depends.get(v, frozenset()) for v in o.indices)
             found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices, uses))
-    return found
+    return tuple(found)
 
 
 def fragment_accesses(p: Parallel) -> list[Access]:
