@@ -7,8 +7,9 @@ import ast
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -84,7 +85,7 @@ def test_arrays_by_way_of_torch() -> None:
         arrays = {n: a for n, a in made.items() if isinstance(a, Made)}
         before = {n: a.outside() for n, a in arrays.items()}
         try:
-            back = gpu.launch(kernel, made, program.launch, "cpu")
+            (back,) = gpu.launch(kernel, made, program.launch, "cpu")
         except CompileError:  # the CPU has no single threads
             assert "thread_binding" in program.source
             continue
@@ -124,7 +125,52 @@ def test_an_array_by_way_of_torch(
     assert c.outside() == before
 
 
+@dataclass(frozen=True)
+class Flaky(Launch):
+    """Launches of which the last leaves another number, in an argument or in what it makes."""
+
+    returned: bool = False
+    calls: list[int] = field(default_factory=list)
+
+    def call(self, kernel: Any, given: Any) -> list[Any]:
+        import torch
+
+        self.calls.append(len(self.calls))
+        late = float(len(self.calls) == 3)
+        given[0].add_(0 if self.returned else late)  # onto what it was before each run
+        return [torch.full((3,), late if self.returned else 0.0)]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("runs", [2, 3])
+def test_runs_that_differ(runs: int, returned: bool) -> None:
+    how, made = Flaky(returned=returned), {"C": Array((4,)).make()}
+    if returned:
+        back = gpu.launch(generate(21, 0).load(), made, how, "cpu", runs)
+        assert [float(one[0].sum()) for one in back] == [0.0, 0.0, 3.0][:runs]
+    elif runs == 2:
+        gpu.launch(generate(21, 0).load(), made, how, "cpu", runs)
+    else:
+        with pytest.raises(gpu.Differs, match="C: run 3 of 3 has left other bits than the first"):
+            gpu.launch(generate(21, 0).load(), made, how, "cpu", runs)
+    assert len(how.calls) == runs
+
+
 # --- the generator --------------------------------------------------------------------------------
+
+
+def test_schedules_are_forced_and_trips_are_told_by_the_call() -> None:
+    """With random numbers of their own: the other programs are what they were."""
+    programs = [generate(7, n) for n in range(150)]
+    told = [p for p in programs if "trips" in p.words]
+    numbers = {a for p in told for n, a in p.arguments.items() if n.startswith("n")}
+    assert {0, 1, 2} <= numbers
+    forced = [p for p in programs if "forced_schedule" in p.words]
+    assert all("T.annotate_schedule(specialise=True" in p.source for p in forced)
+    for word in ("persistent", "stages", "store"):
+        assert any(f"{word}=" in p.source for p in forced), word
+    assert generate(987654321, 8).digest == "126bc72f83", "a program that once found a race"
 
 
 def test_programs_are_the_same_in_every_process() -> None:

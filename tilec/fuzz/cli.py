@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tilec.fuzz.generate import generate
-from tilec.fuzz.outcome import run_program, targets
+from tilec.fuzz.outcome import GPU_RUNS, run_program, targets
 from tilec.fuzz.session import Result, Tally, results, shrunk
 from tilec.fuzz.testfile import write_test
 
@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", type=int, help="run this program of the seed only, shown")
     parser.add_argument(
         "--target", action="append", choices=targets(), help="only this one (may be repeated)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=GPU_RUNS, help=f"of each program on a GPU (default: {GPU_RUNS})"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds for each failure")
@@ -49,7 +52,8 @@ def main(options: argparse.Namespace) -> int:
     tally, told = Tally(), Progress()
     seen: set[tuple[str, str, str]] = set()
     try:
-        for result in results(seed, _numbers(options, tally), chosen, options.jobs):
+        numbers = _numbers(options, tally)
+        for result in results(seed, numbers, chosen, options.jobs, options.runs):
             tally.add(result)
             told.show(tally)
             if result.failures:

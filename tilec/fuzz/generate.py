@@ -7,6 +7,7 @@ import numpy as np
 from tilec.fuzz.annotations import annotate_schedule
 from tilec.fuzz.assemble import assemble
 from tilec.fuzz.copies import filled
+from tilec.fuzz.forced import forced
 from tilec.fuzz.launches import grid
 from tilec.fuzz.outputs import finish, show
 from tilec.fuzz.program import Program
@@ -39,6 +40,7 @@ def generate(seed: int, number: int) -> Program:
     if w.chance(0.4) and any("T.Pipelined" in line for line in w.lines):
         w.words.append(annotate_schedule.__name__)
         annotate_schedule(w)
+    forced(w, np.random.default_rng([seed, number, 1]))
     for tile in w.tiles[::-1][:3]:
         if w.chance(0.6):
             show(w, tile)

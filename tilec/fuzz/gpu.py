@@ -21,6 +21,10 @@ class Unable(Exception):
     """The arrays cannot be given to torch."""
 
 
+class Differs(Exception):
+    """Two launches with the same arguments have left different bits."""
+
+
 MOST_BYTES = 2**34  # of an array's memory; what is larger does not run here
 MOST_COPIED = 2**28  # bytes that are copied whole; of a larger memory only what the array shows
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
@@ -83,20 +87,32 @@ def launch(
     arguments: Mapping[str, Made | int | float],
     how: Launch,
     device: str = "cuda",
-) -> list[Any]:
-    """Call the kernel with copies of the arrays on the device, then copy all their memory back.
-    Gives the arrays that the call has made. Raises Unable for an array that spans more than
-    `MOST_BYTES`."""
+    runs: int = 1,
+) -> list[list[Any]]:
+    """Call the kernel `runs` times with copies of the arrays on the device, then copy all their
+    memory back. Gives the arrays that each call has made. Raises Unable for an array that spans
+    more than `MOST_BYTES`, Differs where a later call has left something else than the first."""
     import torch
 
     sent = {n: _Sent.of(a, device) for n, a in arguments.items() if isinstance(a, Made)}
     given = [sent[n].given if n in sent else a for n, a in arguments.items()]
-    made = how.call(kernel, given)
+    if any(s.memory.nbytes > MOST_COPIED for s in sent.values()):
+        runs = 1
+    before = {n: s.memory.clone() for n, s in sent.items() if runs > 1}
+    made = [how.call(kernel, given)]
+    after = {n: s.memory.clone() for n, s in sent.items() if runs > 1}
+    for run in range(1, runs):
+        for n, s in sent.items():
+            s.memory.copy_(before[n])
+        made.append(how.call(kernel, given))
+        for n, s in sent.items():
+            if not torch.equal(s.memory, after[n]):
+                raise Differs(f"{n}: run {run + 1} of {runs} has left other bits than the first")
     if device == "cuda":
         torch.cuda.synchronize()
     for s in sent.values():
         s.fetch()
-    return [_numpy(t) for t in made]
+    return [[_numpy(t) for t in one] for one in made]
 
 
 def _numpy(made: Any) -> Any:

@@ -22,6 +22,7 @@ from tilec.kernel import Kernel
 SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 TARGETS = ("cpu", *SIMULATED)
 OPTIMISED = ":optimised"  # behind a simulated target: what LLVM's optimiser makes of the code
+GPU_RUNS = 20  # what depends on who is sooner may go well once
 SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
 
 
@@ -29,8 +30,8 @@ SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
 class Outcome:
     """What a target made of a program. `kind`: "ok"; "refused" (a CompileError other than an
     internal one); else a failure: "numbers", "outside" (memory beside an array was written),
-    "finding" (of the simulator), "error". `detail` tells failures of one kind apart; `text` is for
-    people."""
+    "finding" (of the simulator), "runs" (two on a GPU that differ), "error". `detail` tells
+    failures of one kind apart; `text` is for people."""
 
     target: str
     kind: str
@@ -111,24 +112,30 @@ def _text(kernel: Kernel) -> str:
     return " ".join(str(c) for c in kernel.function.__code__.co_consts)
 
 
-def run_program(program: Program, chosen: Sequence[str]) -> list[Outcome]:
-    """The outcome on each target. Raises Invalid or Unclear for a program without a meaning."""
+def run_program(program: Program, chosen: Sequence[str], runs: int = GPU_RUNS) -> list[Outcome]:
+    """The outcome on each target, on a GPU of so many runs. Raises Invalid or Unclear for a program
+    without a meaning."""
     try:
         kernel = program.load()
         wants = Wants(kernel, program.arguments, program.launch)
-        return [run_on(kernel, program.arguments, wants, target) for target in chosen]
+        return [run_on(kernel, program.arguments, wants, target, runs) for target in chosen]
     finally:
         program.forget()
 
 
 def run_on(
-    kernel: Kernel, arguments: Mapping[str, Array | int | float], wants: Wants, target: str
+    kernel: Kernel,
+    arguments: Mapping[str, Array | int | float],
+    wants: Wants,
+    target: str,
+    runs: int = GPU_RUNS,
 ) -> Outcome:
     """The outcome on one target: "cpu", a simulated one, with `OPTIMISED` or without, or "gpu"."""
     amd = target.startswith("hip:")
     made = make_arguments(arguments, fnuz=amd)
     before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
     given = [a.view if isinstance(a, Made) else a for a in made.values()]
+    later: list[list[Any]] = []
     results: dict[str, Any] = {n: a.view for n, a in made.items() if isinstance(a, Made)}
     try:
         with warnings.catch_warnings(), silent(_prints(kernel)):
@@ -136,7 +143,8 @@ def run_on(
             if target == "cpu":
                 results |= zip(wants.returned, wants.launch.call(kernel, given))
             elif target == "gpu":
-                results |= zip(wants.returned, gpu.launch(kernel, made, wants.launch))
+                at_first, *later = gpu.launch(kernel, made, wants.launch, runs=runs)
+                results |= zip(wants.returned, at_first)
             else:
                 name, optimised = target.removesuffix(OPTIMISED), target.endswith(OPTIMISED)
                 report = wants.launch.simulate(kernel, given, name, optimised)
@@ -146,16 +154,17 @@ def run_on(
                     first = report.findings[0]
                     return Outcome(target, "finding", first.kind, _findings(report))
                 results |= report.outputs
-                if amd:
-                    text = "\n".join(
-                        unfinished_at_barriers(wants.launch.assembly(kernel, given, target))
-                    )
+                if amd and not optimised:
+                    assembly = wants.launch.assembly(kernel, given, name)
+                    text = "\n".join(unfinished_at_barriers(assembly))
                     if text:
                         return Outcome(target, "finding", "barrier without a wait", text)
     except (Invalid, Unclear):
         raise
     except gpu.Unable as e:
         return Outcome(target, "refused", "arrays", str(e))
+    except gpu.Differs as e:
+        return Outcome(target, "runs", "bits", str(e))
     except CompileError as e:
         return Outcome(target, "refused", _class_of(e), str(e))
     except Exception as e:  # whatever goes wrong in the compiler is what is looked for
@@ -167,6 +176,11 @@ def run_on(
         wrong = differing(results[name], want)
         if wrong:
             return Outcome(target, "numbers", name, f"{name}: {wrong}")
+    for number, made_later in enumerate(later, 2):
+        for name, got in zip(wants.returned, made_later):
+            wrong = differing(got, wants.of(fnuz=amd)[name])
+            if wrong:
+                return Outcome(target, "runs", name, f"run {number} of {runs}: {name}: {wrong}")
     return Outcome(target, "ok")
 
 

@@ -14,7 +14,7 @@ from multiprocessing.pool import AsyncResult
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.generate import generate
 from tilec.fuzz.numbers import Unclear
-from tilec.fuzz.outcome import Outcome, run_program
+from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program
 from tilec.fuzz.program import Program
 from tilec.fuzz.shrink import shrink
 
@@ -99,28 +99,32 @@ def reason(outcome: Outcome) -> str:
     return first.split(": ", 1)[-1][:100]
 
 
-def try_program(seed: int, number: int, targets: Sequence[str]) -> Result:
-    """Make and run one program."""
+def try_program(seed: int, number: int, targets: Sequence[str], runs: int = GPU_RUNS) -> Result:
+    """Make and run one program, on a GPU so many times."""
     program = generate(seed, number)
     try:
-        outcomes = tuple(run_program(program, targets))
+        outcomes = tuple(run_program(program, targets, runs))
     except (Invalid, Unclear) as e:
         return Result(seed, number, (), str(e), program.words)
     return Result(seed, number, outcomes, "", program.words)
 
 
 def results(
-    seed: int, numbers: Iterator[int], targets: Sequence[str], jobs: int
+    seed: int,
+    numbers: Iterator[int],
+    targets: Sequence[str],
+    jobs: int,
+    runs: int = GPU_RUNS,
 ) -> Iterator[Result]:
     """The result of each program, as they come."""
     if jobs == 1:
-        yield from (try_program(seed, n, targets) for n in numbers)
+        yield from (try_program(seed, n, targets, runs) for n in numbers)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, initializer=_quiet) as pool:
         waiting: deque[AsyncResult[Result]] = deque()
         for number in numbers:
-            waiting.append(pool.apply_async(try_program, (seed, number, tuple(targets))))
+            waiting.append(pool.apply_async(try_program, (seed, number, tuple(targets), runs)))
             while len(waiting) >= 2 * jobs:  # so that no more are begun than time allows
                 yield waiting.popleft().get()
         while waiting:
