@@ -4,14 +4,19 @@ read it, and only there."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from form_help import SM90, tile_func
 from ring_programs import PROGRAMS, RingProgram
 
+import tilec
+from tilec import passes
 from tilec.codegen import assemble, emit
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Copy,
@@ -24,7 +29,10 @@ from tilec.ir.ops import (
     WarpSync,
 )
 from tilec.ir.plan import Plan, plans
-from tilec.passes import run_plan
+from tilec.passes import insert_sync, run_plan
+from tilec.target import Target
+
+Change = Callable[[Func], Func]
 
 EACH = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 READ_BY_THREADS = re.compile(
@@ -81,3 +89,53 @@ def test_the_text_has_the_fence(program: RingProgram) -> None:
     assert "cp.async.bulk.tensor" in text
     assert not READ_BY_THREADS.search(text)
     assert text.count("fence.proxy.async.shared::cta") == (program.reader != "wgmma")
+
+
+def simulated(
+    program: RingProgram, plan: Plan, change: Change, mp: pytest.MonkeyPatch
+) -> list[str]:
+    """The kinds of findings of 4 iterations under the plan, after `insert_sync` gone through
+    `change`; the numbers are right in any case, for there nobody is overtaken."""
+
+    def sync(func: Func, target: Target) -> Func:
+        return change(insert_sync(func, target))
+
+    def only(
+        func: Func, target: Target, on_stage: Any, ranked: Any, on_plan: Any, accept: Any
+    ) -> Func:
+        done = run_plan(func, target, plan, on_stage)
+        accept(plan, done)
+        on_plan(plan, None)
+        return done
+
+    expand = tuple((sync if f is insert_sync else f, c) for f, c in passes.EXPAND)
+    mp.setattr(passes, "EXPAND", expand)
+    mp.setattr(passes, "run", only)
+    mp.setenv("TILEC_DISABLE_CACHE", "1")
+    arrays, want = program.arrays((2, 1), 4)
+    report = tilec.simulate(tilec.kernel(program.kernel.function), **arrays)
+    np.testing.assert_array_equal(arrays["C"], want)
+    return [f.kind for f in report.findings]
+
+
+def without_fences(func: Func) -> Func:
+    return func.with_body(rewrite(func.body, lambda o: [] if isinstance(o, ProxyFence) else None))
+
+
+PLANS = (
+    Plan("direct", specialise=True, stages=2),
+    Plan("clusters", specialise=True, persistent=True, cluster=(1, 2, 1), stages=3),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.name)
+@EACH
+def test_the_simulator_knows_why(
+    program: RingProgram, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if plan.cluster != (1, 1, 1) and program.kernel.parameters[1].name == "C":
+        pytest.skip("nothing is the same for the blocks of a cluster")
+    assert simulated(program, plan, lambda f: f, monkeypatch) == []
+    monkeypatch.undo()
+    found = simulated(program, plan, without_fences, monkeypatch)
+    assert set(found) == ({"missing proxy fence"} if program.reader != "wgmma" else set())
