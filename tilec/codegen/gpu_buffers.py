@@ -188,10 +188,25 @@ class Buffers:
     def emit_store(self, o: ops.Store) -> None:
         self.write_register(o.dest, self._flat(o.dest, o.indices), self.get(o.value))
 
+    def emit_check_index(self, o: ops.CheckIndex) -> None:
+        self._check(o.buffer, o.indices)
+
+    def _check(self, v: Value, indices: Sequence[Value]) -> None:
+        """A record that only the simulator reads: to LLVM it is a comment."""
+        found = [self.scalars.cast(self.get(i), i.dtype, INT32) for i in indices]
+        extents = v.buffer.static_shape
+        if all(i.literal is not None and 0 <= i.literal < n for i, n in zip(found, extents)):
+            return
+        touched, self.f.buffer = self.f.buffer, self.roots.get(v, v).name
+        self.f.act("check_index", tuple(found), f"; within {' x '.join(map(str, extents))}")
+        self.f.buffer = touched
+
     def _flat(self, v: Value, indices: Sequence[Value]) -> Val:
         """The linear index into a local buffer."""
         if v not in self.registers:
             raise InternalError(f"an element access to {v.type}", self.f.loc)
+        if len(indices) > 1:  # a single one the array's own size keeps
+            self._check(v, indices)
         total = int_val(0)
         for extent, index in zip(v.buffer.static_shape, indices):
             i = self.scalars.cast(self.get(index), index.dtype, INT32)

@@ -19,6 +19,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Binary,
+    CheckIndex,
     Compare,
     Const,
     CpAsync,
@@ -191,6 +192,7 @@ class LoopBody:
         width = known.width
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
+            self._check(o, group)
             if self.loop is not None and self.loop.agent == "cp_async":
                 self._async(o, group, known)
             elif isinstance(o, Load):
@@ -206,6 +208,13 @@ class LoopBody:
             return self.known.tensors.offset(self.b, t, indices)
         assert t.layout is not None
         return shared_offset(self.b, t.layout, indices)
+
+    def _check(self, o: Load | Store, group: list[Substitution]) -> None:
+        """What is not proved of an index into shared memory is looked at in the simulator."""
+        buffer = o.source if isinstance(o, Load) else o.dest
+        if buffer.buffer.space == "shared" and self.known.checks(o, buffer.buffer):
+            for env in (group[0], group[-1])[: len(group)]:
+                self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
     def _guard(
         self, o: Load | Store, env: Substitution, known: Memory, skip: int = -1

@@ -5,6 +5,7 @@ Protocol `tilec.ir.instr.machine.Machine`), which it hands on to the block's par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tilec.sim.in_flight import settled, touched
 from tilec.sim.poison import checked, poison, undefined_division
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
-from tilec.sim.registers import tell_behaviour, tell_outside, tell_undefined
+from tilec.sim.registers import tell_behaviour, tell_index, tell_outside, tell_undefined
 from tilec.sim.undefined import (
     UNDEF,
     Lost,
@@ -170,7 +171,23 @@ class Agent(Primitives):
         if np.any(wrong):
             tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
 
-    # --- arrays of one's own ---
+    # --- arrays of one's own, and indices ---
+
+    def check_index(self, inst: Inst, extents: tuple[int, ...], indices: tuple[Any, ...]) -> None:
+        """That an element which is going to be accessed is in its buffer, in each dimension. What
+        is in none is left to the access, which finds that there is no such place."""
+        if any(isinstance(i, Lost) for i in indices):
+            return
+        bad, place = np.False_, np.int64(0)
+        for i, n in zip(indices, extents):
+            bad = bad | (i < 0) | (i >= n)
+            place = place * n + i
+        if np.any(bad):
+            buffers = self.block.setting.buffers
+            if not any(b.versions > 1 for b in buffers if b.name == inst.buffer):
+                bad = bad & (place >= 0) & (place < math.prod(extents))
+            rows = np.stack([self.full(i) for i in indices], -1)
+            tell_index(self, inst, extents, rows, self.full(bad))
 
     def pick(self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any) -> Any:
         """The element of a stack array at `index`; the first one for what is out of bounds."""

@@ -332,6 +332,10 @@ class _Reader:
             return self._access(i)
         if i.opcode in ("call", "asm"):
             return self._call(i)
+        if i.opcode == "check_index":
+            extents = self._object(tuple(map(int, re.findall(r"\d+", i.text))))
+            indices = "".join(self._use(v) + ", " for v in i.operands)
+            return [f"m.check_index({self._object(i)}, {extents}, ({indices}))"]
         if i.opcode == "fence":
             return [f"m.order_memory({i.text.split()[2].rstrip(',')!r})"]
         assert i.result is not None

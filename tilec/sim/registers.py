@@ -87,6 +87,30 @@ def tell_outside(
     )
 
 
+def tell_index(
+    agent: Agent,
+    inst: Inst,
+    extents: tuple[int, ...],
+    indices: NDArray[Any],
+    lanes: NDArray[np.bool_],
+) -> None:
+    """Report that `inst` names an element that is not in a buffer of these `extents`: `indices`
+    (lanes, dimensions) of these `lanes`, whose places may be other elements'."""
+    if not lanes.any():
+        return
+    found = [tuple(int(i) for i in row) for row in indices[lanes][:MOST_NAMED]]
+    shape = f"({', '.join(map(str, extents))}{',' * (len(extents) == 1)})"
+    agent.block.report(
+        agent,
+        "out of bounds",
+        f"{_spelled(inst.buffer, found[0])}; {inst.buffer} has the shape {shape}",
+        inst.loc,
+        buffer=inst.buffer,
+        indices=found,
+        threads=agent.lanes[lanes].tolist(),
+    )
+
+
 def _variable(slot: str) -> str:
     return slot.removeprefix(VARIABLE) if slot.startswith(VARIABLE) else ""
 

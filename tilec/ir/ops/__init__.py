@@ -39,6 +39,7 @@ from tilec.ir.ops.schedule import (
     WgmmaWait,
 )
 from tilec.ir.ops.thread import (
+    CheckIndex,
     ClusterLoad,
     CpAsync,
     Extract,
@@ -85,6 +86,7 @@ __all__ = [
     "Bitcast",
     "BlockIndex",
     "Cast",
+    "CheckIndex",
     "ClusterBarrier",
     "ClusterIndex",
     "ClusterLoad",

@@ -112,6 +112,15 @@ class Shuffle(Op):
         return (self.value.type,)
 
 
+@op("check_index")
+class CheckIndex(Op):
+    """Each of `indices` of a shared or local buffer must lie inside of its dimension, which nothing
+    before the run could prove. Nothing on a machine: the simulator looks."""
+
+    buffer: Value
+    indices: tuple[Value, ...]
+
+
 @op("mem_load")
 class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
