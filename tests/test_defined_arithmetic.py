@@ -303,3 +303,56 @@ def test_folding_and_both_emitters_agree(dtype: t.DType, kind: str) -> None:
     for x, y, made in zip(a.tolist(), b.tolist(), want.tolist()):
         o = Binary(kind, consts[x].result, consts[y].result)
         assert fold(o, known.get) == made, (x, y)
+
+
+# --- literals -------------------------------------------------------------------------------------
+
+
+@tilec.kernel
+def beyond(A: T.Tensor((4,), "uint8"), B: T.Tensor((4,), "int8"), C: T.Tensor((4, 4), "bool")):
+    with T.Kernel(1):
+        for i in T.Parallel(4):
+            C[0, i] = A[i] < 300
+            C[1, i] = A[i] >= -1
+            C[2, i] = B[i] == 200
+            C[3, i] = -129 > B[i]
+
+
+def test_a_comparison_with_what_no_operand_is() -> None:
+    """It has the answer of mathematics, and a warning says so."""
+    a, got = np.uint8([0, 1, 255, 44]), np.zeros((4, 4), bool)
+    with pytest.warns(tilec.CompileWarning) as caught:
+        beyond(a, a.view(np.int8), got)
+    assert got.tolist() == [[True] * 4, [True] * 4, [False] * 4, [False] * 4]
+    found = [str(w.message) for w in caught]
+    for text, answer, why in zip(
+        found, (True, True, False, False), ("300 does not fit uint8 (0 to 255)",
+        "-1 does not fit uint8", "200 does not fit int8 (-128 to 127)", "-129 does not fit int8"),
+    ):  # fmt: skip
+        assert f"is always {answer}: {why}" in text
+
+
+def test_a_small_unsigned_number_less_a_literal_wraps() -> None:
+    @tilec.kernel
+    def k(A: T.Tensor((4,), "uint8"), C: T.Tensor((2, 4), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                C[0, i] = A[i] - 128
+                C[1, i] = T.int32(A[i]) - 128
+
+    a, got = np.uint8([0, 1, 128, 255]), np.zeros((2, 4), np.float32)
+    with pytest.warns(tilec.CompileWarning, match="numbers below 128 wrap") as caught:
+        k(a, got)
+    assert len(caught) == 1 and "T.int32(x) - 128" in str(caught[0].message)
+    assert got.tolist() == [[128, 129, 0, 127], [-128, -127, 0, 127]]
+
+
+def test_arithmetic_with_a_literal_that_does_not_fit_is_an_error() -> None:
+    @tilec.kernel
+    def k(A: T.Tensor((4,), "int8")):
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                A[i] = A[i] + 200
+
+    with pytest.raises(tilec.CompileError, match=r"200 does not fit int8 \(-128 to 127\)"):
+        k(np.zeros(4, np.int8))

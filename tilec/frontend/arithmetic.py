@@ -13,6 +13,8 @@ from tilec.frontend.context import Context
 from tilec.frontend.guards import Comparison, both
 from tilec.frontend.index import Affine
 from tilec.frontend.values import Literal, Number, Scalar, describe
+from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
 from tilec.ir.types import (
     BFLOAT16,
@@ -96,10 +98,10 @@ class Arithmetic(Context):
             if isinstance(value, float) and not value.is_integer():
                 raise self.error(f"{value!r} is not an {dtype.name}", "cast, or write an int")
             fitted = int(value)
-            low = -(1 << (dtype.bits - 1)) if dtype.kind == "int" else 0
-            if not low <= fitted < low + (1 << dtype.bits):
+            low, high = dtype_range(dtype)
+            if not low <= fitted <= high:
                 raise self.error(
-                    f"{value} does not fit {dtype.name} ({low} to {low + (1 << dtype.bits) - 1})",
+                    f"{value} does not fit {dtype.name} ({low} to {high})",
                     "cast the other operand to a wider dtype",
                 )
         return self._shared_constant(fitted, dtype)
@@ -190,6 +192,8 @@ class Arithmetic(Context):
         if kind in ("shl", "shr"):
             return self._shift(kind, a, b)
         x, y = self.unify(a, b, what)
+        if kind == "sub" and not isinstance(b, Scalar):
+            self._warn_of_wrapping(x, b)
         self._refuse_tiny_floats(x.dtype, what)
         if x.dtype is BOOL and kind not in ("and", "or", "xor"):
             x, y = self.convert(x, INT32), self.convert(y, INT32)
@@ -304,11 +308,44 @@ class Arithmetic(Context):
         """`a kind b`: a bool known now, or a run-time one."""
         if not isinstance(a, Scalar) and not isinstance(b, Scalar):
             return self._fold(kind, a, b)
+        decided = self._beyond(kind, a, b)
+        if decided is not None:
+            return decided
         x, y = self.unify(a, b, SYMBOLS[kind])
         made = self.emit_scalar(Compare, kind, x.value, y.value)
         if x.affine is not None and y.affine is not None:
             self.tests[made.value] = (Comparison.of(kind, x.affine, y.affine),)
         return made
+
+    def _beyond(self, kind: str, a: Number, b: Number) -> bool | None:
+        """The answer of a comparison with an int that no value of the other side's dtype is, of
+        which a warning is given; None of others."""
+        x, number = (a, b) if isinstance(a, Scalar) else (b, a)
+        if not isinstance(x, Scalar) or not isinstance(number, int) or isinstance(number, bool):
+            return None
+        if not x.dtype.is_int or x.dtype is BOOL:
+            return None
+        low, high = dtype_range(x.dtype)
+        if low <= number <= high:
+            return None
+        ends = (low, number) if x is a else (number, low)  # any value of the dtype will do
+        answer = bool(PYTHON[kind](*ends))
+        message = (
+            f"{describe(a)} {SYMBOLS[kind]} {describe(b)} is always {answer}: {number} does not "
+            f"fit {x.dtype.name} ({low} to {high})"
+        )
+        warn(CompileWarning, message, self.loc, "compare with a number of the dtype, or cast")
+        return answer
+
+    def _warn_of_wrapping(self, x: Scalar, literal: Literal) -> None:
+        """`x - literal` of a small unsigned number, which is hardly meant to be one."""
+        if x.dtype.kind != "uint" or x.dtype.bits > 16 or literal <= 0:
+            return
+        message = (
+            f"{describe(x)} - {literal} is {x.dtype.name} again: numbers below {literal} wrap "
+            f"(0 - {literal} is {(1 << x.dtype.bits) - int(literal)})"
+        )
+        warn(CompileWarning, message, self.loc, f"write T.int32(x) - {literal} for a signed result")
 
     def logical_and(self, a: Scalar, b: Scalar) -> Scalar:
         """`a and b` of two run-time bools."""
