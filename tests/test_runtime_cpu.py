@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,3 +170,87 @@ def test_block_memory_outlives_the_caller(kernel, rng) -> None:
     junk = [ctypes.create_string_buffer(256) for _ in range(100)]
     assert ready() == 0 and junk
     np.testing.assert_array_equal(out, 2 * np.arange(1, 10) + 9)
+
+
+INTERRUPTED = """
+import sys, time
+import numpy as np
+import tilec
+import tilec.language as T
+
+@tilec.kernel
+def slow(out: T.Tensor((T.dynamic("N"),), "float32"), n: T.int32):
+    with T.Kernel(out.shape[0]) as bx:
+        v = T.alloc_var("float32", 1.0)
+        for i in T.serial(n):
+            v = v * 0.999 + 0.5
+        out[bx] = v
+
+out = np.zeros(20000, np.float32)
+slow(out[:8], 10)  # compiled, and the threads are there
+out[:] = 0
+print("go", flush=True)
+start = time.perf_counter()
+try:
+    slow(out, 2_000_000)
+except KeyboardInterrupt:
+    seconds = time.perf_counter() - start
+    then = out.copy()
+    time.sleep(0.3)
+    assert (out == then).all(), "a thread goes on"
+    assert 0 < np.count_nonzero(out) < len(out)
+    slow(out, 0)
+    assert (out == 1).all()
+    print(seconds)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_an_interrupt_ends_a_long_kernel(threads: str, tmp_path: Path) -> None:
+    file = tmp_path / "interrupted.py"
+    file.write_text(INTERRUPTED)
+    env = os.environ | {"TILEC_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
+        assert child.stdout is not None and child.stdout.readline() == "go\n"
+        time.sleep(0.4)
+        child.send_signal(signal.SIGINT)
+        try:
+            rest, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == 0
+    assert float(rest) < 20  # all of it takes minutes
+
+
+def test_a_long_share_is_run_in_pieces() -> None:
+    """However it begins: the first blocks may be quick, and others not."""
+    calls: list[tuple[int, int]] = []
+
+    def entry(args: int, begin: int, end: int, *grid: int) -> None:
+        time.sleep(sum(1e-5 if b < 300 else 2e-3 for b in range(begin, end)))
+        calls.append((begin, end))
+
+    run_blocks(entry, 0, (1200, 1, 1), 1)
+    assert calls[0] == (0, 1) and len(calls) < 40
+    assert max(end - begin for begin, end in calls if begin > 800) < 60
+
+
+def test_an_interrupt_while_waiting_is_raised_when_all_have_ended() -> None:
+    pool, ended, stopped = Pool(), threading.Event(), threading.Event()
+    begun = threading.Event()
+
+    def task() -> None:
+        if threading.current_thread().name == "tilec-cpu":
+            begun.set()
+            assert stopped.wait(20)
+            ended.set()
+        else:
+            assert begun.wait(20)
+            to_here = (threading.get_ident(), signal.SIGINT)
+            threading.Timer(0.2, signal.pthread_kill, to_here).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(task, 1, stopped.set)
+    assert ended.is_set()
+    pool.run(lambda: None, 1)

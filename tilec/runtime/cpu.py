@@ -3,7 +3,8 @@
 A kernel's entry has the C signature `void (void **args, int32 begin, int32 end, int32 gx, int32
 gy, int32 gz)` and runs the blocks [begin, end), counted with x fastest. ctypes gives up the
 interpreter lock for the call, so Python threads run blocks at the same time. A launch returns
-when all blocks are done.
+when all blocks are done. The calls of a long kernel are so short that Ctrl-C ends it between them:
+KeyboardInterrupt is raised in the caller when no thread runs a block any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ GRID_LIMITS: Grid = (2**31 - 1, 2**31 - 1, 2**31 - 1)
 # A thread takes a share of the blocks that is this much smaller than an even one, so that a
 # thread that the system has taken away for a while holds up little.
 _SHARES_PER_THREAD = 4
+_PATIENCE = 0.05  # seconds that a call should take at most, so that an interrupt is noticed
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
 
 
@@ -49,7 +52,8 @@ class Pool:
 
     `run(task, helpers)` calls `task` in this thread and in up to `helpers` others at the same
     time. It returns when all calls that have begun have ended; a helper that has not begun by the
-    time this thread is done is not waited for. An exception of any call is raised here.
+    time this thread is done is not waited for. An exception of any call is raised here. `stop` is
+    called when this thread's call fails or is interrupted, also while it waits for the others.
     """
 
     def __init__(self) -> None:
@@ -67,22 +71,22 @@ class Pool:
         while True:
             work.get()()
 
-    def run(self, task: Callable[[], None], helpers: int) -> None:
+    def run(
+        self, task: Callable[[], None], helpers: int, stop: Callable[[], None] = lambda: None
+    ) -> None:
         with self._lock:
             while self._threads < helpers:
                 threading.Thread(target=self._serve, name="tilec-cpu", daemon=True).start()
                 self._threads += 1
-        run = _Run(task)
-        for _ in range(helpers):
-            self._work.put(run.help)
-        run.lead()
+        run = _Run(task, stop)
+        run.lead(lambda: [self._work.put(run.help) for _ in range(helpers)])
 
 
 class _Run:
     """One call of `Pool.run`."""
 
-    def __init__(self, task: Callable[[], None]) -> None:
-        self._task = task
+    def __init__(self, task: Callable[[], None], stop: Callable[[], None]) -> None:
+        self._task, self._stop = task, stop
         self._lock = threading.Lock()
         self._active = 0
         self._closed = False
@@ -104,17 +108,36 @@ class _Run:
             if self._closed and self._active == 0:
                 self._idle.release()
 
-    def lead(self) -> None:
+    def lead(self, call_helpers: Callable[[], object]) -> None:
         try:
+            call_helpers()
             self._task()
+        except BaseException:
+            self._stop()
+            raise
         finally:
-            with self._lock:
-                self._closed = True
-                busy = self._active > 0
-            if busy:
-                self._idle.acquire()
+            self._wait()
         if self._failures:
             raise self._failures[0]
+
+    def _wait(self) -> None:
+        """Until no helper is at work; they may use memory that is the caller's. An interrupt is
+        raised after that."""
+        interrupt: KeyboardInterrupt | None = None
+        waiting = True
+        while waiting:
+            try:
+                with self._lock:
+                    self._closed = True
+                    busy = self._active > 0
+                if busy:
+                    self._idle.acquire()
+                waiting = False
+            except KeyboardInterrupt as e:
+                interrupt = e
+                self._stop()
+        if interrupt is not None:
+            raise interrupt
 
 
 _pool = Pool()
@@ -124,19 +147,33 @@ def run_blocks(entry: Callable[..., None], args: int, grid: Grid, threads: int) 
     """Call `entry` for all blocks of `grid`, in contiguous shares, from `threads` threads."""
     total = grid[0] * grid[1] * grid[2]
     threads = min(threads, total)
-    if threads == 1:
-        entry(args, 0, total, *grid)
-        return
-    share = max(1, total // (threads * _SHARES_PER_THREAD))
+    share = max(1, total // (threads * _SHARES_PER_THREAD)) if threads > 1 else total
     starts = itertools.count(0, share)  # next() on it is atomic
+    stopped: list[bool] = []
 
     def work() -> None:
+        step = 1
         for begin in starts:
-            if begin >= total:
+            end = min(begin + share, total)
+            while begin < end:
+                if stopped:
+                    return
+                count = min(step, end - begin)
+                start = time.perf_counter()
+                entry(args, begin, begin + count, *grid)
+                took = time.perf_counter() - start
+                begin += count
+                most = step * (16 if took < _PATIENCE / 256 else 2)  # others may take longer
+                step = max(1, min(most, int(count * _PATIENCE / max(took, 1e-9))))
+            if end >= total:
                 return
-            entry(args, begin, min(begin + share, total), *grid)
 
-    _pool.run(work, threads - 1)
+    if total == 1:
+        entry(args, 0, 1, *grid)
+    elif threads == 1:
+        work()
+    else:
+        _pool.run(work, threads - 1, lambda: stopped.append(True))
 
 
 class CpuDriver:
