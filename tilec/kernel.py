@@ -151,7 +151,7 @@ class Kernel:
         self.function, self.out, self.threads = function, out, threads
         self.name = function.__name__
         self._variants: dict[Facts, CompiledKernel] = {}
-        self._choices = Choices()
+        self._choices = Choices(self._simulated)
         self._compiling: dict[Facts, threading.Lock] = {}
         self._lock = threading.RLock()
         self._revisions: dict[str, Revision] = {}

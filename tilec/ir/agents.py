@@ -41,6 +41,16 @@ class Agents:
         registers: cp.async brings all of them or none."""
         return any(self.of(o, specialise) == "threads" for o in copies)
 
+    def narrow_accesses(self, copies: Iterable[Copy], specialise: bool) -> int:
+        """Accesses of less than 16 bytes by which threads bring the tiles of `copies`."""
+        total = 0
+        for o in copies:
+            vector = self.vector(o)
+            wide = vector * o.source.dtype.bits >= 16 * 8
+            if not wide and self.of(o, specialise) != "tma":
+                total += o.dest.buffer.size // vector
+        return total
+
     def vector(self, o: Copy) -> int:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""
         # A fragment's elements are converted in registers; what counts is their size in memory.

@@ -37,13 +37,15 @@ def stages_of(o: For, chosen: int) -> int:
 @dataclass(frozen=True)
 class Ring:
     """The buffers of one pipelined loop: bytes of one version of those that TMA may bring and of
-    the others; whether these go through registers, without and with producer warps; the loop's
-    iterations, 0 where they are not known."""
+    the others; the loop's iterations, 0 where they are not known. Without and with producer warps:
+    whether the others go through registers, and the accesses by which threads bring them, where
+    these are narrower than they could be."""
 
     loop: For
     boxes: int
     others: int
     registers: tuple[bool, bool]
+    narrow: tuple[int, int]
     trips: int
 
     def size(self, plan: Plan, stages: int) -> int:
@@ -129,13 +131,15 @@ def footprint(func: Func, target: Target) -> Footprint:
         ]
         boxes = {o.dest for o in copies if agents.of(o, True) == "tma"}
         others = {o.dest for o in copies} - boxes
-        registers = tuple(agents.through_registers(copies, s) for s in (False, True))
+        registers = [agents.through_registers(copies, s) for s in (False, True)]
+        narrow = [agents.narrow_accesses(copies, s) for s in (False, True)]
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
         known = [b for b in bounds if isinstance(b, int)]
         trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0
         if copies:
             size = [sum(sizes.pop(v, 0) for v in part) for part in (boxes, others)]
-            rings.append(Ring(loop, size[0], size[1], (registers[0], registers[1]), trips))
+            pairs = (registers[0], registers[1]), (narrow[0], narrow[1])
+            rings.append(Ring(loop, size[0], size[1], *pairs, trips))
     return Footprint(
         tuple(rings),
         sum(sizes.values()),

@@ -18,6 +18,7 @@ from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
 from tilec.target import Target
 
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
+MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks that share one sum
 
 
@@ -218,10 +219,16 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
         return (None,)
     if any(isinstance(o, ThreadIndex) for o in walk(func.body)):
         return (None,)
-    products = [o.shape for o in walk(func.body) if isinstance(o, Gemm)]
-    if not products:
+    largest = _largest_product(func)
+    if not largest:
         return (None,)
-    return (256, 128) if max(m * n for m, n, _ in products) > 128 * 128 else (128, 256)
+    return (256, 128) if largest > 128 * 128 else (128, 256)
+
+
+def _largest_product(func: Func) -> int:
+    """Accumulators of a block, 0 without products."""
+    shapes = (o.shape for o in walk(func.body) if isinstance(o, Gemm))
+    return max((m * n for m, n, _ in shapes), default=0)
 
 
 def name_of(plan: Plan) -> str:
@@ -261,6 +268,9 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
             for s in (True, False)
         ]
     made += [_plan(threads=t) for t in choices]
+    if MOST_THREADS_FROM <= _largest_product(func) and len(choices) > 1:
+        if any(r.others for r in footprint(func, target).rings):
+            made.append(_plan(threads=512))  # more of them hide how long their loads take
     return made + _clustered(func, target, choices)
 
 
@@ -271,7 +281,9 @@ def _clustered(func: Func, target: Target, choices: tuple[int | None, ...]) -> l
         return []
     if func.attrs.get("cluster_dims") is not None:
         return []
-    made = [_plan(specialise=True, split=n, threads=t) for t in choices for n in SPLITS]
+    rings = footprint(func, target).rings
+    helped = not rings or any(r.boxes for r in rings)
+    made = [_plan(specialise=helped, split=n, threads=t) for t in choices for n in SPLITS]
     if len(yielded(func.grid)) > 1:
         made += [
             _plan(specialise=True, persistent=True, staged_store=True, cluster=c, threads=t)

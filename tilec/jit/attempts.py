@@ -20,10 +20,10 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Fma, Mma, Wgmma
 from tilec.ir.plan import Plan
+from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 
-FEW_SPILLED = 64  # bytes of a thread
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
 _PRODUCTS = (Fma, Mma, Wgmma)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tilec.choices import Auto
-from tilec.ir.errors import LaunchError
-from tilec.jit.compiled import spread_grid
+from tilec.ir.errors import LaunchError, ResourceError
+from tilec.jit.compiled import CompiledKernel, spread_grid
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
@@ -34,6 +34,7 @@ else:  # loaded by the first choice that is not in the cache
     build = Lazy("tilec.jit.build")
     ir_plan = Lazy("tilec.ir.plan")
 
+FEW_SPILLED = 128  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096
@@ -43,9 +44,10 @@ Variant = tuple[tuple[tuple[str, int], ...], "Plan | None"]
 
 
 class Choices:
-    """The choices made for one kernel."""
+    """The choices made for one kernel; `compiled` gives the variant under some facts."""
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: Callable[[Facts], CompiledKernel]) -> None:
+        self._compiled = compiled
         self._made: dict[Any, Chosen] = {}
         self._choosers: dict[Facts, tune.Chooser] = {}
         self._stored: dict[Facts, dict[str, Any]] = {}
@@ -79,13 +81,53 @@ class Choices:
         where = _where(call, open_, grid)
         with self._lock:
             chosen = self._made.get((base, where))
-            if chosen is None:
-                chosen = self._choose(base, where, signature, call, open_, grid)
-                if len(self._made) >= _MOST_REMEMBERED:
-                    self._made.clear()
-                self._made[base, where] = chosen
-        call.constants.update(chosen.constants)
-        return facts_of(call, signature, parameters, source, target, threads, grid_given, chosen)
+            choices = (
+                [chosen] if chosen else self._choose(base, where, signature, call, open_, grid)
+            )
+
+        def facts_for(chosen: Chosen) -> Facts:
+            call.constants.update(chosen.constants)
+            return facts_of(
+                call, signature, parameters, source, target, threads, grid_given, chosen
+            )
+
+        if chosen is None:
+            chosen = choices[0] if len(choices) == 1 else self._first_good(choices, facts_for)
+            self._keep(base, where, chosen)
+        return facts_for(chosen)
+
+    def _first_good(
+        self, choices: Sequence[Chosen], facts_for: Callable[[Chosen], Facts]
+    ) -> Chosen:
+        """The first whose code fits in the registers, or else the one that spills least."""
+        least: tuple[int, Chosen] | None = None
+        first: ResourceError | None = None
+        for chosen in choices:
+            try:
+                spilled = self._compiled(facts_for(chosen)).resources.spilled_bytes or 0
+            except ResourceError as error:
+                first = first or error
+                continue
+            if least is None or spilled < least[0]:
+                least = spilled, chosen
+            if spilled <= FEW_SPILLED:
+                break
+        if least is None:
+            assert first is not None
+            raise first
+        return least[1]
+
+    def _keep(self, base: Facts, where: str, made: Chosen) -> None:
+        with self._lock:
+            if len(self._made) >= _MOST_REMEMBERED:
+                self._made.clear()
+            self._made[base, where] = made
+            self._known.setdefault(base, set()).add(_variant(made))
+            stored = self._stored[base]
+            if where not in stored:
+                plan = None if made.plan is None else asdict(made.plan)
+                stored[where] = [dict(made.constants), plan]
+                store_choices(base, stored)
 
     def rank(
         self, base: Facts, signature: Signature, call: Call, grid: Any, most: int = 0
@@ -99,6 +141,7 @@ class Choices:
                 functools.partial(build.trace_variant, signature, base),
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
+                {name: a.between for name, a in open_.items()},
             )
 
         def extents(constants: Mapping[str, int]) -> Grid | None:
@@ -135,7 +178,8 @@ class Choices:
         call: Call,
         open_: Mapping[str, Auto],
         grid: Any,
-    ) -> Chosen:
+    ) -> list[Chosen]:
+        """What was chosen before, or else what to try, best first."""
         stored = self._stored.get(base)
         if stored is None:
             stored = self._stored[base] = load_choices(base)
@@ -144,9 +188,7 @@ class Choices:
             constants, plan = found_there
             asked = replace(call, first=None, constants=dict(call.constants))
             again = functools.partial(self._text, base, signature, asked, grid)
-            made = Chosen(constants, plan, (), again)
-            self._known.setdefault(base, set()).add(_variant(made))
-            return made
+            return [Chosen(constants, plan, (), again)]
         found = self.rank(base, signature, call, grid)
         if found is None:
             if open_:
@@ -154,17 +196,15 @@ class Choices:
                     f"T.auto cannot choose {', '.join(open_)}: the grid is not known here",
                     hint=f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
                 )
-            made = Chosen({}, None)
-        else:
-            plans = found.plans
-            made = Chosen(found.constants, plans[0] if plans else None, plans, found.text)
-            known = self._known.setdefault(base, set())
-            if len(known) >= MOST_VARIANTS and _variant(made) not in known:
-                made = self._usual(made, known, base, signature, call, grid)
-        self._known.setdefault(base, set()).add(_variant(made))
-        stored[where] = [dict(made.constants), None if made.plan is None else asdict(made.plan)]
-        store_choices(base, stored)
-        return made
+            return [Chosen({}, None)]
+        made = []
+        for constants in found.tiles:
+            plans = found.plans(constants)
+            made.append(Chosen(constants, plans[0] if plans else None, plans, found.text))
+        known = self._known.get(base, set())
+        if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
+            return [self._usual(made[0], known, base, signature, call, grid)]
+        return made if open_ else made[:1]
 
 
 def _read_choice(note: Any, open_: Mapping[str, Auto]) -> tuple[dict[str, int], Plan | None] | None:

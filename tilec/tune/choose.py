@@ -15,6 +15,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.plan import Plan
 from tilec.target import Target
+from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
 from tilec.tune.work import Values
 
@@ -22,7 +23,9 @@ MOST_TRACED = 40  # combinations that are all tried
 _MIDDLE = 128  # where the search through more of them starts
 _ROUNDS = 4
 NEAR = 1.1  # times the best: about as fast
+FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 KEPT = 12  # configurations that a choice remembers
+TILES = 4  # that are tried, if the assembler finds fault with the best ones
 
 Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
 
@@ -36,13 +39,19 @@ class Choice:
     ranked: tuple[Ranked, ...]
     rejected: tuple[Ranked, ...]
 
+    def plans(self, constants: Mapping[str, int]) -> tuple[Plan, ...]:
+        """Plans for these constants that take about as long as the best, which is first."""
+        return tuple(r.plan for r in _near(self.ranked, constants) if r.plan is not None)
+
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        """Plans for the chosen constants that take about as long as the best, which is first."""
-        same = [r for r in self.ranked if r.constants == self.constants and r.plan and r.estimate]
-        least = min((r.estimate.seconds for r in same if r.estimate), default=0.0)
-        near = (r for r in same if r.estimate and r.estimate.seconds <= NEAR * least)
-        return tuple(r.plan for r in near if r.plan is not None)
+    def tiles(self) -> tuple[Mapping[str, int], ...]:
+        """The chosen constants, then others that are worth a try where those do not do, best
+        first."""
+        found: list[Mapping[str, int]] = [self.constants]
+        for r in self.ranked:
+            if r.plan is not None and r.constants not in found:
+                found.append(r.constants)
+        return tuple(found[:TILES])
 
     def text(self) -> str:
         """For people: one line per configuration."""
@@ -51,15 +60,18 @@ class Choice:
 
 class Chooser:
     """Chooses for one kernel, one target and one set of facts about its arguments. `trace` gives
-    the kernel's TILE form for values of the open arguments, whose possible values are `open`."""
+    the kernel's TILE form for values of the open arguments, whose possible values are `open`;
+    `between` are more of them, for where there are few tiles."""
 
     def __init__(
         self,
         trace: Callable[[Mapping[str, int]], Func],
         open: Mapping[str, Sequence[int]],
         target: Target,
+        between: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._trace, self._open, self._target = trace, dict(open), target
+        self._between = between or {}
         self._candidates: dict[tuple[int, ...], Candidate | CompileError] = {}
 
     def choose(self, values: Values, grid: Grid, most: int = 0) -> Choice | None:
@@ -82,7 +94,10 @@ class Chooser:
             for at in itertools.product(*self._open.values()):
                 best(at)
         else:
-            self._descend(best)
+            at = self._descend(best)
+            first = found[at][0].estimate if found[at] else None
+            if first is not None:
+                self._refine(at, best, first)
         ranked = [r for at in found for r in found[at]]
         ranked.sort(key=lambda r: r.estimate.seconds if r.estimate else math.inf)
         if not ranked:
@@ -91,10 +106,16 @@ class Chooser:
         chosen = ranked[0].constants
         mine = [r for r in ranked if r.constants == chosen]
         kept = [r for r in ranked[: max(KEPT, most)] if r.constants != chosen]
+        others: list[Mapping[str, int]] = []
+        for r in ranked:
+            if r.constants not in (chosen, *others):
+                others.append(r.constants)
+        for constants in others[: TILES - 1]:
+            kept += [r for r in _near(ranked, constants) if r not in kept]
         kept = sorted([*mine, *kept], key=lambda r: r.estimate.seconds if r.estimate else math.inf)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
 
-    def _descend(self, best: Callable[[tuple[int, ...]], float]) -> None:
+    def _descend(self, best: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
         """From a middle tile to better neighbours: another value for one argument; one argument up
         and another down a step; two arguments' values exchanged."""
         lists = [sorted(v) for v in self._open.values()]
@@ -105,7 +126,24 @@ class Chooser:
                 at = min(((*at[:i], v, *at[i + 1 :]) for v in values), key=best)
             at = min((at, *_pair_moves(at, lists)), key=best)
             if at == before:
-                return
+                return at
+        return at
+
+    def _refine(
+        self, at: tuple[int, ...], best: Callable[[tuple[int, ...]], float], first: Estimate
+    ) -> None:
+        """Values between the others, alone and with another argument a step away, near the best
+        that the search found."""
+        if first.waves > FEW_WAVES or first.limit == "DRAM":
+            return
+        for i, name in enumerate(self._open):
+            for v in self._between.get(name, ()):
+                near = (*at[:i], v, *at[i + 1 :])
+                best(near)
+                for j, others in enumerate(self._open.values()):
+                    k = sorted(others).index(at[j])
+                    for w in sorted(others)[max(k - 1, 0) : k + 2] if j != i else ():
+                        best((*near[:j], w, *near[j + 1 :]))
 
     def _ranked(self, at: tuple[int, ...], values: Values, grid: Grid) -> list[Ranked]:
         candidate = self._candidate(at)
@@ -138,6 +176,14 @@ class Chooser:
         if self._open and candidates:
             return Choice(dict(candidates[0].constants), (), ())
         return None
+
+
+def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked]:
+    """Of the configurations with these constants, those that take about as long as the best, which
+    is first; no others that would spill as well."""
+    same = [(r.estimate, r) for r in ranked if r.constants == constants and r.estimate]
+    best = min((e.seconds for e, _ in same), default=0.0)
+    return [r for e, r in same if e.seconds <= NEAR * best and (not e.lacking or e is same[0][0])]
 
 
 def _pair_moves(at: tuple[int, ...], lists: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

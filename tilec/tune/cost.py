@@ -27,6 +27,7 @@ MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait fo
 UNSPECIALISED = 0.75  # threads that bring their own tiles
 OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
+IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as multiprocessors have nothing to do
 PING_PONG = 1.02
 ONE_TEAM = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
@@ -36,6 +37,8 @@ USUAL_BYTES = 11.7  # per kiloflop
 ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
+NARROW_ACCESS = 2.4  # clocks of a warp's access of less than 16 bytes for each thread
+NARROW_TURN = 800  # clocks of an iteration of such accesses, if no other block hides them
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
 FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
 OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
@@ -43,6 +46,8 @@ OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
 # cluster wait until all of them have read a slot.
 REFILL, REFILL_CLUSTER = 1.0, 1.4
 WAIT = 16  # clocks of an iteration that the matrix unit stands still
+OTHER_REGISTERS = 56  # of a thread, beside its fragments
+SPILLED = 0.003  # how much longer a loop takes for each register that a thread lacks
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
 # Seconds more for each chunk that is half as wide as it could be: a warp has one at a time, and
@@ -69,7 +74,7 @@ class Estimate:
     user's grid; `waves` how often each multiprocessor is given one; `filled` the part of the last
     wave's places that have work, over all waves; bytes from DRAM and from the L2 cache in all;
     `intensity` flops per byte of DRAM; `shared_bytes` and `registers` (of fragments, per thread) of
-    a launched block."""
+    a launched block, and how many registers a thread lacks."""
 
     seconds: float
     limit: str
@@ -81,6 +86,7 @@ class Estimate:
     l2_bytes: float
     shared_bytes: int
     registers: int
+    lacking: int = 0
 
     @property
     def intensity(self) -> float:
@@ -92,7 +98,9 @@ class Realised:
     """What one plan makes of a kernel before its sizes are known: the row of each product,
     registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
     many stages the ring has; bytes of operands that each iteration brings from there to registers
-    while no other warpgroup of the team has something to do."""
+    while no other warpgroup of the team has something to do; accesses by which threads bring the
+    tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
+    what they bring, and how many it lacks."""
 
     rows: tuple[MatrixRow | None, ...]
     registers: int
@@ -100,6 +108,9 @@ class Realised:
     ring_bytes: int
     stages: int
     held_bytes: int = 0
+    narrow: int = 0
+    waiting: int = 0
+    lacking: int = 0
 
 
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
@@ -116,6 +127,8 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     if plan.teams > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
+    if waves == 1:
+        busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
     stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
@@ -149,6 +162,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         n.loaded_in(plan.cluster) * n.blocks,
         made.shared_bytes,
         made.registers,
+        max(0, made.lacking),
     )
 
 
@@ -195,7 +209,13 @@ def _loop(
     )
     compute = max(matrix / efficiency + WAIT * n.iterations, steps)
     compute += made.held_bytes / HELD * n.iterations
+    if made.narrow:
+        turn = NARROW_TURN / min(resident, waves) if made.waiting else 0.0
+        compute += (NARROW_ACCESS * made.narrow / target.warp_size + turn) * n.iterations
+        compute *= 1 + SPILLED * max(0, made.lacking)
     asked = max(from_l2 / s.l2, n.loaded / FILL)
+    if made.narrow and not plan.specialise:
+        asked = 0.0  # the cache keeps up with them
     if plan.specialise:
         asked += n.outside / OUTSIDE
         # A slot is free one iteration after it was read, and full again a latency later.
@@ -245,7 +265,8 @@ def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: 
     launched = threads * plan.teams
     if plan.specialise:
         launched += producer_warps(launched // target.warp_size) * target.warp_size
-    registers = min(made.registers + 56, target.max_registers_per_thread)
+    taken = made.registers + made.waiting + OTHER_REGISTERS
+    registers = min(taken, target.max_registers_per_thread)
     by_registers = target.registers // max(1, launched * registers)
     by_shared = (target.shared_bytes + 1024) // max(made.shared_bytes + 1024, 1)
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))

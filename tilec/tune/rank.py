@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from tilec.ir.agents import tensor_map_fits
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.footprint import DEFAULT_THREADS, footprint
+from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
-from tilec.ir.ops import Alloc, Gemm
+from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.plan import (
     Plan,
     Wanted,
@@ -23,17 +24,19 @@ from tilec.ir.plan import (
     take_wanted,
 )
 from tilec.passes.block_order import can_persist
-from tilec.passes.registers import budget
+from tilec.passes.registers import at_launch, budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
-from tilec.tune.cost import Estimate, Realised, estimate
+from tilec.tune.cost import OTHER_REGISTERS, Estimate, Realised, estimate
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
+WAITING = 3  # registers of an access whose result waits there: its address, what it brought
+MOST_LACKING = 80  # registers of a thread; spilling as many costs less than smaller tiles
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
@@ -119,14 +122,48 @@ class Candidate:
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
             rows, held = rows_of[key]
-            made = Realised(rows, registers, total, ring, stages, held)
-            reason = self._reason(plan, made, max(bits, default=0) // threads // 32, threads)
+            narrow, waiting = self._narrow(space, plan, threads)
+            taken = sum(bits) // threads // 32 + waiting + OTHER_REGISTERS
+            lacking = taken - at_launch(threads, self.target) if waiting else 0
+            made = Realised(rows, registers, total, ring, stages, held, narrow, waiting, lacking)
+            reason = self._brought(plan, space) or self._reason(
+                plan, made, max(bits, default=0) // threads // 32, threads
+            )
             if reason:
                 rejected.append(Ranked(self.constants, plan, reason=reason))
             else:
                 runs = plan if walks else replace(plan, persistent=False)
                 kept.append((plan, runs, made, threads))
         return kept, rejected
+
+    def _narrow(self, space: Footprint, plan: Plan, threads: int) -> tuple[int, int]:
+        """Narrow accesses of an iteration by which threads bring tiles; the registers of a thread
+        for what waits there until shared memory is free."""
+        loops = max(len(space.rings), 1)
+        narrow = [r.narrow[plan.specialise] for r in space.rings]
+        waits = [r.narrow[plan.specialise] * r.registers[plan.specialise] for r in space.rings]
+        return sum(narrow) // loops, WAITING * max(waits, default=0) // threads
+
+    def _brought(self, plan: Plan, space: Footprint) -> str:
+        """Why TMA cannot move the tiles as the plan has it; "" if it can."""
+        if not self.target.has("tma") or not space.rings:
+            return ""
+        rows = "their rows are no whole 16 bytes apart, or are converted"
+        if plan.specialise and not any(r.boxes for r in space.rings):
+            return f"TMA can bring no tile of a T.Pipelined: {rows}"
+        if (plan.teams > 1 or plan.cluster != (1, 1, 1)) and any(r.others for r in space.rings):
+            return f"TMA can bring only some of the tiles of a T.Pipelined: {rows}"
+        if plan.staged_store and "staged_store" not in self._wanted.fields and not self._leaves:
+            return "TMA can take no result to its tensor: its rows are no whole 16 bytes apart"
+        return ""
+
+    @cached_property
+    def _leaves(self) -> bool:
+        """Whether TMA can take some tile to global memory."""
+        copies = (o for o in walk(self.func.body) if isinstance(o, Copy))
+        return any(
+            o.dest.buffer.space == "global" and tensor_map_fits(o.dest.buffer) for o in copies
+        )
 
     def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
         if self.target.max_threads == 1:
@@ -145,6 +182,11 @@ class Candidate:
             return (
                 f"accumulators take {sum(sums.values())} registers of each thread, what is done "
                 f"with them about {beside}; {limit} are left for both"
+            )
+        if made.lacking > MOST_LACKING:
+            return (
+                f"fragments take {made.registers} registers of each thread, tiles that wait there "
+                f"for shared memory about {made.waiting}: {made.lacking} more than there are"
             )
         if made.shared_bytes > self.target.shared_bytes:
             return (

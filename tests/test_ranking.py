@@ -1,0 +1,149 @@
+"""The order of plans on numbers: who brings the tiles, tiles between the usual sizes, and what is
+tried where the assembler spills."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.choices import FINE_VALUES
+from tilec.ir.errors import ResourceError
+from tilec.jit.choose import FEW_SPILLED, Choices
+from tilec.jit.specialise import Chosen
+from tilec.tune.choose import _near
+
+SM90 = "cuda:sm_90a"
+M, N, K = T.dynamic("M, N, K")
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((N, K), "float16"),
+    C: T.Tensor((M, N), "float16"),
+    BM: T.constexpr = T.auto,
+    BN: T.constexpr = T.auto,
+    BK: T.constexpr = T.auto,
+):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
+        a = T.alloc_shared((BM, BK), "float16")
+        b = T.alloc_shared((BN, BK), "float16")
+        acc = T.alloc_fragment((BM, BN), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, BK)):
+            T.copy(A[by * BM, k * BK], a)
+            T.copy(B[bx * BN, k * BK], b)
+            T.gemm(a, b, acc, transpose_B=True)
+        T.copy(acc, C[by * BM, bx * BN])
+
+
+def ranked(
+    m: int, n: int, k: int, pitch: int = 0, pitch_b: int = 0, **tile: int
+) -> list[tilec.tune.Ranked]:
+    specs = [
+        tilec.spec((m, k), "float16", strides=(pitch or k, 1)),
+        tilec.spec((n, k), "float16", strides=(pitch_b or pitch or k, 1)),
+        tilec.spec((m, n), "float16"),
+    ]
+    found: list[Any] = product.recommend(*specs, target=SM90, topk=1000, **tile)
+    return found
+
+
+# On an H200, NT 4095x4095x4095: tile, threads, microseconds.
+MEASURED = [
+    ((256, 128, 32), 512, 1016),
+    ((128, 256, 32), 256, 1144),
+    ((128, 128, 32), 256, 1233),
+    ((64, 256, 32), 256, 1614),
+    ((64, 64, 32), 128, 1888),
+    ((64, 128, 32), 256, 2067),
+    ((64, 32, 64), 128, 2599),
+]
+
+
+def test_threads_bring_odd_rows() -> None:
+    """No plan counts on TMA that cannot have it; the times are about those measured."""
+    found = ranked(4095, 4095, 4095)
+    runs = [r for r in found if r.estimate is not None]
+    assert runs and not any(r.plan.specialise for r in runs)
+    assert "TMA can bring no tile" in " ".join(r.reason for r in found)
+    first = runs[0]
+    assert (tuple(first.constants.values()), first.plan.threads) == ((256, 128, 32), 512)
+    assert len(_near(runs, first.constants)) == 1, "others would spill as well: compiled in vain"
+    for tile, threads, measured in MEASURED:
+        names = dict(zip(("BM", "BN", "BK"), tile))
+        mine = [r for r in ranked(4095, 4095, 4095, **names) if r.estimate]
+        (seconds,) = [
+            r.estimate.seconds for r in mine if r.plan.threads == threads and r.plan.split == 1
+        ]
+        assert 0.75 < seconds * 1e6 / measured < 1.3, (tile, threads)
+
+
+def test_tiles_that_would_not_fit_in_registers_are_rejected() -> None:
+    """128x256x64 with 512 threads spilled 964 bytes, 128x64x64 with 128 threads 1384."""
+    found = ranked(4095, 4095, 4095, BM=128, BN=64, BK=64)
+    assert [r.plan.threads for r in found if r.estimate and r.plan.split == 1] == [256]
+    assert "tiles that wait there for shared memory" in " ".join(r.reason for r in found)
+
+
+@pytest.mark.parametrize("pitch", [4104, 4100])
+def test_rows_decide_who_brings_tiles(pitch: int) -> None:
+    """Rows of whole 16 bytes come by TMA, those of 8 by cp.async, which takes several stages."""
+    first = next(r for r in ranked(4095, 4095, 4095, pitch) if r.estimate)
+    assert first.plan.specialise == (pitch % 8 == 0)
+    assert first.plan.stages > 2
+
+
+def test_one_tile_by_tma_and_one_by_threads() -> None:
+    """Warps of their own bring what TMA can; no plan that needs it for all of them."""
+    runs = [r for r in ranked(4096, 4096, 4096, 4096, 4097) if r.estimate]
+    assert {r.plan.specialise for r in runs} == {True, False}
+    assert not any(r.plan.teams > 1 or r.plan.cluster != (1, 1, 1) for r in runs)
+
+
+def test_sums_are_shared_without_tma() -> None:
+    first = next(r for r in ranked(15, 16, 8191) if r.estimate)
+    assert first.plan.split > 1 and not first.plan.specialise
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((1536, 1536, 1536), (192, 96)), ((768, 3072, 768), (192, 96))]
+)
+def test_tiles_between_the_usual_sizes(shape: tuple[int, int, int], tile: tuple[int, int]) -> None:
+    """128 tiles of 192x96 where there were 96 of 128x192 for 132 multiprocessors."""
+    first = ranked(*shape)[0]
+    assert (first.constants["BM"], first.constants["BN"]) == tile
+    assert first.estimate is not None and first.estimate.waves == 1
+    large = ranked(8192, 8192, 8192)
+    assert not any(v in FINE_VALUES for r in large for v in r.constants.values()), "tried in vain"
+
+
+@pytest.mark.parametrize(
+    ("spilled", "kept", "compiled"),
+    [
+        ([0, 0], 0, 1),
+        ([FEW_SPILLED, 0], 0, 1),
+        ([900, 0, 0], 1, 2),
+        ([900, 300, 500], 1, 3),
+        ([None, 900], 1, 2),
+    ],
+)
+def test_the_next_tile_where_one_spills(
+    spilled: list[int | None], kept: int, compiled: int
+) -> None:
+    tried: list[int] = []
+
+    def compile(facts: Any) -> Any:
+        tried.append(facts)
+        bytes = spilled[facts]
+        if bytes is None:
+            raise ResourceError("it does not fit")
+        return SimpleNamespace(resources=SimpleNamespace(spilled_bytes=bytes))
+
+    choices = [Chosen({"BM": i}, None) for i in range(len(spilled))]
+    found = Choices(compile)._first_good(choices, lambda c: c.constants["BM"])
+    assert found is choices[kept] and len(tried) == compiled
