@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,16 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3": "fp8", "float32"
 @dataclass(frozen=True)
 class Product:
     """C (M, N) = A (M, K) B (K, N). `kind`: N or T for A and B; NT stores B as (N, K). `dtype` is
-    the operands', as tilec names it; float32 means TF32."""
+    the operands', as tilec names it; float32 means TF32. `rows`: in memory they are "dense", begin
+    at multiples of 16 bytes with as many "padded" behind, or are an "odd" number of elements
+    apart."""
 
     m: int
     n: int
     k: int
     kind: str = "NN"
     dtype: str = "float16"
+    rows: str = "dense"
 
     @property
     def ta(self) -> bool:
@@ -57,11 +60,13 @@ class Product:
 
     @property
     def label(self) -> str:
-        return f"{_SHORT.get(self.dtype, self.dtype)} {self.kind} {self.m}x{self.n}x{self.k}"
+        rows = "" if self.rows == "dense" else f" {self.rows}"
+        return f"{_SHORT.get(self.dtype, self.dtype)} {self.kind} {self.m}x{self.n}x{self.k}{rows}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"shape": [self.m, self.n, self.k], "kind": self.kind, "dtype": self.dtype}
+        found = {"shape": [self.m, self.n, self.k], "kind": self.kind, "dtype": self.dtype}
+        return found if self.rows == "dense" else {**found, "rows": self.rows}
 
     @property
     def stored(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -74,6 +79,23 @@ class Product:
         operand, result = (t.itemsize for t in _TORCH[self.dtype])
         return (self.m + self.n) * self.k * operand + self.m * self.n * result
 
+    def pitch(self, columns: int) -> int:
+        """Elements from one row of a tensor in memory to the next."""
+        if self.rows == "padded":
+            each = 16 // _TORCH[self.dtype][0].itemsize
+            return -(-columns // each) * each + each
+        return columns | 1 if self.rows == "odd" else columns
+
+    def spec(self, shape: tuple[int, int], dtype: str) -> Any:
+        """What tilec compiles for: such a tensor with the rows of this product."""
+        return tilec.spec(shape, dtype, strides=(self.pitch(shape[1]), 1))
+
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype, device: str) -> torch.Tensor:
+        pitch = self.pitch(shape[1])
+        return torch.empty(shape[0] * pitch, dtype=dtype, device=device).as_strided(
+            shape, (pitch, 1)
+        )
+
     def views(self, t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """A as (M, K) and B as (K, N)."""
         return (t["a"].t() if self.ta else t["a"]), (t["b"].t() if self.tb else t["b"])
@@ -82,11 +104,12 @@ class Product:
         operand, result = _TORCH[self.dtype]
         a, b = self.stored
         generator = torch.Generator(device).manual_seed(self.m + 3 * self.n + 7 * self.k)
-        return {
-            "a": random(a, operand, device, generator),
-            "b": random(b, operand, device, generator),
-            "out": torch.empty(self.m, self.n, dtype=result, device=device),
-        }
+        made = {"out": self.empty((self.m, self.n), result, device)}
+        for name, shape in (("a", a), ("b", b)):
+            made[name] = random(shape, operand, device, generator)
+            if self.rows != "dense":
+                made[name] = self.empty(shape, operand, device).copy_(made[name])
+        return made
 
     def reference(self, t: Tensors, rows: torch.Tensor) -> torch.Tensor:
         a, b = self.views(t)
@@ -107,8 +130,15 @@ def float64(t: torch.Tensor) -> torch.Tensor:
     return t.float().double() if t.dtype.itemsize == 1 else t.double()
 
 
-def product_case(operator: str, p: Product, priority: int = 0, quick: bool = True) -> Case:
-    """The case of a product against every peer that has it."""
+def product_case(
+    operator: str,
+    p: Product,
+    priority: int = 0,
+    quick: bool = True,
+    candidates: Sequence[Callable[[Product], Candidate | None]] | None = None,
+) -> Case:
+    """The case of a product against every peer that has it, or of these `candidates`."""
+    makers = (ours, cublas, triton, tilelang) if candidates is None else candidates
     return Case(
         operator=operator,
         name=p.label,
@@ -118,7 +148,7 @@ def product_case(operator: str, p: Product, priority: int = 0, quick: bool = Tru
         tolerance=_TOLERANCE[p.dtype],
         make=p.make,
         reference=p.reference,
-        candidates=lambda: [c for c in (ours(p), cublas(p), triton(p), tilelang(p)) if c],
+        candidates=lambda: [c for c in (maker(p) for maker in makers) if c],
         priority=priority,
         quick=quick,
         seed=p.m + p.n + p.k,
@@ -160,7 +190,7 @@ def ours(p: Product) -> Candidate:
     kernel = kernels.product(p.dtype, p.ta, p.tb)
     a, b = p.stored
     result = kernels.DTYPES[p.dtype][1]
-    specs = [tilec.spec(a, p.dtype), tilec.spec(b, p.dtype), tilec.spec((p.m, p.n), result)]
+    specs = [p.spec(a, p.dtype), p.spec(b, p.dtype), p.spec((p.m, p.n), result)]
     return tilec_candidate(kernel, specs, lambda t: (t["a"], t["b"], t["out"]))
 
 
