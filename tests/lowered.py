@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilec.codegen import Assembled, assemble, emit
-from tilec.codegen.ptxas import find_ptxas
 from tilec.ir import ops
 from tilec.ir.core import Block, Builder, Func, Param, Value
 from tilec.ir.layout import Digit, Layout
@@ -23,6 +22,7 @@ from tilec.ir.types import (
     TensorMapType,
 )
 from tilec.target import find_target
+from tilec.tools import find_ptxas
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 HERE = Loc(__file__, 12, 4, 9)

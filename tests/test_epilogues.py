@@ -20,7 +20,6 @@ from thread_interp import run_threads
 
 import tilec.language as T
 from tilec.codegen import assemble, emit
-from tilec.codegen.ptxas import find_ptxas
 from tilec.ir.core import Builder, Func, Op, Param, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.layout import (
@@ -65,6 +64,7 @@ from tilec.ir.verify import verify
 from tilec.passes import EXPAND, run_plan
 from tilec.passes.select_copies import select_copies
 from tilec.target import Target
+from tilec.tools import find_ptxas
 
 NUMPY = {
     FLOAT32: np.float32,

@@ -11,7 +11,6 @@ from lowered import TARGETS, Kernel, line
 from tilec.codegen import assemble, emit
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.nvptx import NvptxEmitter
-from tilec.codegen.ptxas import find_ptxas
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
@@ -41,6 +40,7 @@ from tilec.ir.types import (
     VectorType,
 )
 from tilec.target import find_target
+from tilec.tools import find_ptxas
 
 CUDA = TARGETS[:2]
 SM80, SM90, GFX = TARGETS

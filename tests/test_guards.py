@@ -15,13 +15,14 @@ from form_programs import Kernel, batched, block_scaled, grouped, product
 import tilec
 import tilec.language as T
 from tilec.codegen import assemble, emit
-from tilec.codegen.ptxas import find_ptxas, run_ptxas, trouble
+from tilec.codegen.ptxas import run_ptxas, trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Scope, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.plan import Plan
 from tilec.jit import attempts
 from tilec.passes.registers import at_launch
+from tilec.tools import find_ptxas
 
 M, N, K = T.dynamic("M, N, K")
 SHARED_BYTES = 232_448  # what a block of sm_90 may have

@@ -509,3 +509,26 @@ def test_import_is_light() -> None:
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment)
+
+
+CACHED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import tilec
+from test_changes import by_macro
+array = tilec.spec((64,), "float32")
+compiled = by_macro.compile(array, array, target="cuda:sm_90a")
+parts = ("llvmlite", "tilec.codegen", "tilec.passes", "tilec.tune", "tilec.ir.instr")
+print([m for m in (*parts, "tilec.frontend.tracer", "tilec.jit.build") if m in sys.modules])
+"""
+
+
+def test_a_variant_from_the_disk_cache_loads_no_compiler() -> None:
+    code = CACHED.format(tests=str(ROOT / "tests"))
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        for _ in range(2)
+    ]
+    assert "tilec.codegen" in runs[0].stdout, runs[0].stderr
+    assert runs[1].stdout.strip() == "[]", runs[1].stderr

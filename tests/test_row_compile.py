@@ -9,8 +9,9 @@ from test_row_products import E4, E5, M, N, Product, from_registers, read_back
 
 import tilec
 import tilec.language as T
-from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.codegen.ptxas import run_ptxas
 from tilec.target import find_target
+from tilec.tools import find_ptxas
 
 HOPPER, AMPERE, MI300 = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"
 

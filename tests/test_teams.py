@@ -12,13 +12,14 @@ from thread_interp import run_threads
 
 import benchmarks.kernels
 import tilec
-from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.codegen.ptxas import run_ptxas
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Scope, TurnPass, TurnWait, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.ir.plan import Plan
 from tilec.passes import run_plan
+from tilec.tools import find_ptxas
 
 Rng = np.random.Generator
 PING_PONG = Plan("ping-pong", specialise=True, persistent=True, staged_store=True, teams=2)

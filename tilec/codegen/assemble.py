@@ -25,10 +25,11 @@ import llvmlite.binding as llvm
 from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
 from tilec.codegen.isolated import run_isolated
-from tilec.codegen.ptxas import find_ptxas, run_ptxas
+from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
 from tilec.target import Target
+from tilec.tools import find_ptxas
 
 PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx84"}
 """The oldest PTX that has all of an architecture's instructions: the newest drivers are not

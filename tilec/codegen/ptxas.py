@@ -1,4 +1,4 @@
-"""The CUDA assembler: where it is found, how it is called, what its report says.
+"""The CUDA assembler: how it is called, what its report says. `tilec.tools` finds it.
 
 `ptxas` is not needed to compile: without it the driver assembles PTX at load time. With it a kernel
 loads in a fraction of a millisecond and its registers, spills and serialised instructions are known
@@ -7,21 +7,14 @@ at compile time. Its options and report: https://docs.nvidia.com/cuda/cuda-compi
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilec.ir.errors import InternalError, ResourceError, TilecError
-
-ENVIRONMENT = "TILEC_PTXAS"
-"""Names the assembler to use; "off" means none, so that the driver assembles."""
+from tilec.ir.errors import InternalError, ResourceError
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -47,41 +40,6 @@ class PtxasResult:
     stack_bytes: int
     advisories: tuple[str, ...]
     log: str
-
-
-def find_ptxas() -> Path | None:
-    """The assembler: $TILEC_PTXAS, else the one on PATH, else the one of the `nvidia-cuda-nvcc`
-    wheel.
-
-    Raises TilecError if $TILEC_PTXAS names something that cannot be executed.
-    """
-    named = os.environ.get(ENVIRONMENT, "")
-    if named == "off":
-        return None
-    if named:
-        found = shutil.which(named)
-        if found is None:
-            raise TilecError(
-                f"{ENVIRONMENT}={named!r} is not an executable file",
-                hint=f"unset {ENVIRONMENT}, or let it name ptxas (or 'off': the driver assembles)",
-            )
-        return Path(found)
-    found = shutil.which("ptxas")
-    return Path(found) if found else _ptxas_of_wheel()
-
-
-@functools.cache
-def _ptxas_of_wheel() -> Path | None:
-    """ptxas below site-packages/nvidia: `cu13/bin` in today's wheels, `cuda_nvcc/bin` in those
-    before."""
-    spec = importlib.util.find_spec("nvidia")
-    if spec is None or spec.submodule_search_locations is None:
-        return None
-    for folder in spec.submodule_search_locations:
-        for path in sorted(Path(folder).glob("*/bin/ptxas*"), reverse=True):
-            if path.stem == "ptxas" and os.access(path, os.X_OK):
-                return path
-    return None
 
 
 def run_ptxas(ptxas: Path, ptx: str, arch: str) -> PtxasResult:

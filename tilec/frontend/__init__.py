@@ -12,8 +12,13 @@ that is known at compile time stays a Python value, and a condition known at com
 here.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants, read_signature
-from tilec.frontend.tracer import Specialisation, TensorFact, trace
+
+if TYPE_CHECKING:
+    from tilec.frontend.tracer import Specialisation, TensorFact, trace
 
 __all__ = [
     "REQUIRED",
@@ -25,3 +30,10 @@ __all__ = [
     "read_signature",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A launch of a kernel from the disk cache reads its signature and traces nothing.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("tilec.frontend.tracer"), name)

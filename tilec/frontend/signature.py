@@ -10,6 +10,11 @@ from typing import Any
 
 from tilec import foreign
 from tilec import language as T
+from tilec.frontend import (  # noqa: F401 (they fill the table of words)
+    words_header,
+    words_schedule,
+    words_tile,
+)
 from tilec.frontend.calls import Calls
 from tilec.frontend.context import Frame
 from tilec.frontend.source import Source, read_source

@@ -6,11 +6,6 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilec.frontend import (  # noqa: F401 (they fill the table of words)
-    words_header,
-    words_schedule,
-    words_tile,
-)
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Affine, Atom

@@ -11,7 +11,9 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.frontend.words import Call, dtype_argument, int_argument, word
-from tilec.ir.instr.cluster import MAX_BLOCKS
+from tilec.lazy import Lazy
+
+clusters = Lazy("tilec.ir.instr.cluster")  # with it come the tables of all instructions
 
 _MAX_THREADS = 1024
 
@@ -84,9 +86,9 @@ def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int,
         raise t.error(f"cluster_dims of T.Kernel is {describe(value)}", hint, at)
     x, y, z = (*(s or 1 for s in sizes), 1, 1)[:3]
     shown, total = "x".join(map(str, (x, y, z)[: len(sizes)])), x * y * z
-    if total > MAX_BLOCKS:
+    if total > clusters.MAX_BLOCKS:
         raise t.error(
-            f"a cluster of {shown} has {total} blocks, the most is {MAX_BLOCKS}",
+            f"a cluster of {shown} has {total} blocks, the most is {clusters.MAX_BLOCKS}",
             "make it smaller: cluster_dims=2",
             at,
         )

@@ -18,10 +18,10 @@ from tilec.runtime.cache import (
     file_identity,
     hash_parts,
 )
+from tilec.tools import find_ptxas
 
 _MOST_CHOICES = 512
 
-ptxas = Lazy("tilec.codegen.ptxas")
 llvm = Lazy("llvmlite.binding")
 
 
@@ -41,7 +41,7 @@ def _key(facts: Facts, root: Path) -> str:
     kind = facts.target.split(":")[0]
     tool = ""
     if kind == "cuda":
-        tool = file_identity(ptxas.find_ptxas())
+        tool = file_identity(find_ptxas())
     elif kind == "cpu":
         tool = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
     return hash_parts([_compiler(root), facts.text(), tool])

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tilec.codegen.ptxas import find_ptxas
 from tilec.ir.caller import for_users
 from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
@@ -34,6 +33,7 @@ from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import OnChange
 from tilec.target import NOT_YET, Target, TargetError, find_target, meant_target
+from tilec.tools import find_ptxas
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
            "check_outputs", "resident_blocks", "optimised")  # fmt: skip
