@@ -83,8 +83,8 @@ class Size:
     fixed: bool = False
 
     def _with(self, op: str, sign: str, other: object, swapped: bool = False) -> Any:
-        whole = isinstance(other, int) and not isinstance(other, bool) and abs(other) < 2**63
-        if not whole and not isinstance(other, Size):
+        long = isinstance(other, int) and abs(other) >= 2**63
+        if long or not isinstance(other, Size | int) or isinstance(other, bool):
             message = f"the size {self.text} {sign} {shown(other)}"
             hint = "sizes are reckoned with ints and other sizes by + - * // %"
             raise CompileError(f"{message}: that is no extent", caller_loc(), hint)

@@ -26,7 +26,14 @@ from tilec.annotations import check_function
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
 from tilec.jit.choose import Choices, open_constants
-from tilec.jit.compiled import CompiledKernel, add_outputs, returned, spread_grid, stream_handle
+from tilec.jit.compiled import (
+    CompiledKernel,
+    add_outputs,
+    require_memory,
+    returned,
+    spread_grid,
+    stream_handle,
+)
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.jit.recipe import Recipe
@@ -186,6 +193,27 @@ class Kernel:
         """What a call passes: the function's parameters less those that the call allocates."""
         return self._current().parameters
 
+    def __copy__(self) -> Kernel:
+        return self  # as a function is its own copy
+
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        return self
+
+    def __reduce__(self) -> str:
+        """Pickled by name, as functions are. Raises LaunchError where no name leads to it."""
+        name, module = self.function.__qualname__, self.function.__module__
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not self:
+            raise LaunchError(
+                f"the kernel {name} of {module} cannot be pickled: it is not found there under "
+                "this name",
+                caller_loc(),
+                "define it at the top of a module, or pickle what kernel.compile(…) gives",
+            )
+        return name
+
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.describe() for p in self.parameters)})>"
 
@@ -234,12 +262,7 @@ class Kernel:
         check_threads(options.get("threads"), "threads", LaunchError)
         signature, parameters = revision.resolve(bound)
         call = read_arguments(self.name, parameters, bound, _target_of)
-        for name, t in call.tensors.items():
-            if t.device == "meta":
-                raise LaunchError(
-                    f"{self._argument(name)} has a shape but no memory",
-                    hint="pass an array; kernel.compile takes those without memory",
-                )
+        require_memory(self.name, self.parameters, call)
         target = _target_of(call.device, call.index)
         threads = options.get("threads")
         left = open_constants(call)

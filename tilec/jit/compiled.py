@@ -205,6 +205,7 @@ class CompiledKernel:
     ) -> Any:
         bound = bind_call(self.name, self._parameters, args, kwargs)
         call = read_arguments(self.name, self._parameters, bound, self.target)
+        require_memory(self.name, self._parameters, call)
         self._check_facts(call)
         outputs = {n: make() for n, make in self.output_makers(call).items()}
         add_outputs(call, outputs)
@@ -267,13 +268,15 @@ class CompiledKernel:
                 raise LaunchError(
                     f"{a.name} is read-only, and the kernel writes it", hint="pass a copy"
                 )
-            for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):
-                if extent > 1 and stride == 0 and not t.is_empty:
-                    raise LaunchError(
-                        f"{a.name} is written, and along dimension {dim} its {extent} elements "
-                        "are one in memory (stride 0)",
-                        hint=f"pass {a.name}.contiguous()",
-                    )
+            if t.overlaps_itself():
+                where = f"some of its elements are one in memory (strides {t.strides})"
+                for dim, (extent, stride) in enumerate(zip(t.shape, t.strides)):
+                    if extent > 1 and stride == 0:
+                        where = f"along dimension {dim} its {extent} elements are one in memory "
+                        where += "(stride 0)"
+                raise LaunchError(
+                    f"{a.name} is written, and {where}", hint=f"pass {a.name}.contiguous()"
+                )
 
     def aliases(self, call: Call) -> tuple[str, str] | None:
         """Two arguments that share memory, one of them written; None if there are none."""
@@ -356,6 +359,17 @@ def stream_handle(stream: Any, call: Call) -> int:
             hint="leave it out, or pass torch.cuda.Stream()",
         )
     return handle
+
+
+def require_memory(kernel: str, parameters: Sequence[Parameter], call: Call) -> None:
+    """Raise LaunchError for an array that has a shape only."""
+    passed = [p.name for p in parameters if p.kind != "output"]
+    for name, t in call.tensors.items():
+        if t.device == "meta":
+            raise LaunchError(
+                f"{kernel}, argument {passed.index(name) + 1}: {name} has a shape but no memory",
+                hint="pass an array; kernel.compile takes those without memory",
+            )
 
 
 def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:

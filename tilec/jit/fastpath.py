@@ -56,19 +56,25 @@ ALIGNMENTS = 15  # the bits of an address that a variant's facts depend on
 @dataclass(frozen=True, slots=True)
 class ArrayReads:
     """Expressions that read one kind of array, called `x`: its address, what else tells it apart,
-    and the ordinal of its device (-1: none)."""
+    and the ordinal of its device (-1: none). `parts`: what else tells arrays apart that may be
+    parts of complex numbers."""
 
     address: str
     facts: tuple[str, ...]
     device: str
+    parts: tuple[str, ...] = ()
 
     def of(self, name: str, expression: str) -> str:
         return expression.replace("x.", f"{name}.")
 
 
+_PARTS = (None, "float16", "float32", "tfloat32", "float64")
 ARRAY_KINDS = {
     "torch": ArrayReads(
-        "x.data_ptr()", ("x.shape", "x.stride()", "x.dtype", "x.get_device()"), "x.get_device()"
+        "x.data_ptr()",
+        ("x.shape", "x.stride()", "x.dtype", "x.get_device()"),
+        "x.get_device()",
+        ("x._is_view() and x.is_neg()",),  # the imaginary parts of conjugates
     ),
     "numpy": ArrayReads(
         "x.__array_interface__['data'][0]",
@@ -126,8 +132,8 @@ def write_launcher(
     for p in parameters:
         match p.kind:
             case "tensor":
-                parts = (reads.of(p.name, e) for e in reads.facts)
-                facts += [e for e in parts if e != device]
+                told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
+                facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
             case "scalar":
                 scalars += [p.name, *_told_apart(p)]
             case "constexpr":  # 2 == 2.0 == True, but they are different constants
@@ -221,6 +227,8 @@ def make_launcher(
     closure = tuple(test.cells.get(name, cell) for name, cell in cells)
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
+    # torch.compile does not look into it, as into what torch.compiler.disable has marked.
+    call.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="launches a kernel")
     return call
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import collections.abc
 import contextlib
-import functools
 import hashlib
 import json
 import struct
@@ -207,10 +206,10 @@ def _check(image: Image) -> None:
         if not known or a.dtype not in DTYPES or len(a.shape) != len(a.strides):
             raise ValueError(f"the argument {a.name} is a {a.kind} of {a.dtype}")
     for p in image.params:
-        a = arguments.get(p.arg)
-        rank = 3 if p.role == "grid" else 0 if a is None else len(a.shape)
-        takes = p.role in ("scalar", "grid") or (a is not None and a.kind == "tensor")
-        if p.role not in _ROLES or not takes or (p.role == "scalar" and a is None):
+        of = arguments.get(p.arg)
+        rank = 3 if p.role == "grid" else 0 if of is None else len(of.shape)
+        takes = p.role in ("scalar", "grid") or (of is not None and of.kind == "tensor")
+        if p.role not in _ROLES or not takes or (p.role == "scalar" and of is None):
             raise ValueError(f"a parameter is the {p.role} of {p.arg}")
         if p.role in ("size", "stride", "grid") and not 0 <= p.dim < rank:
             raise ValueError(f"a parameter is the {p.role} {p.dim} of {p.arg}")
@@ -226,11 +225,11 @@ def _check(image: Image) -> None:
         compile_expression(image.grid)
 
 
-_declared = functools.cache(get_type_hints)
+_DECLARED = {c: get_type_hints(c) for c in (Image, Argument, AbiParam, Resources, TensorMapType)}
 
 
 def _check_fields(value: Any) -> None:
-    for name, declared in _declared(type(value)).items():
+    for name, declared in _DECLARED[type(value)].items():
         if not _is(given := getattr(value, name), declared):
             raise TypeError(f"{type(value).__name__}.{name} is {shown(given)}")
 

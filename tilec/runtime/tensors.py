@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 _DLPACK_FLOAT8 = {10: "float8_e4m3", 12: "float8_e5m2"}
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
 _DEFAULT_STREAMS = {"cpu": None, "cuda": 1, "hip": 0}  # as `__dlpack__` numbers them
+_MOST_COUNTED = 1 << 16
 _ARRAY_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
 
 
@@ -76,6 +78,25 @@ class Tensor:
             reach = (extent - 1) * stride
             low, high = min(low, low + reach), max(high, high + reach)
         return self.pointer + low * self.itemsize, self.pointer + (high + 1) * self.itemsize
+
+    def overlaps_itself(self) -> bool:
+        """Whether two elements are one in memory (of very many whose strides interleave: whether
+        they may be)."""
+        steps = sorted((abs(s), n) for s, n in zip(self.strides, self.shape) if n > 1)
+        reach = 0
+        for stride, extent in steps:
+            if stride <= reach:
+                break
+            reach += stride * (extent - 1)
+        else:
+            return False
+        count = math.prod(self.shape)
+        if count > _MOST_COUNTED:
+            return True
+        offsets = {0}
+        for stride, extent in steps if count else ():
+            offsets = {o + i * stride for o in offsets for i in range(extent)}
+        return count > len(offsets)
 
     def elements_spanned(self) -> int:
         """Elements from the lowest to the highest address, both included."""
@@ -162,9 +183,13 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
     if device == "cuda" and torch.version.hip:
         device = "hip"
     dtype = str(value.dtype).removeprefix("torch.")
+    shape = tuple(value.shape)
+    pointer = 0 if device == "meta" else value.data_ptr()
+    if pointer == 0 and 0 not in shape:  # a FakeTensor, a subclass that wraps others
+        device = "meta"
     return Tensor(
-        0 if device == "meta" else value.data_ptr(),
-        tuple(value.shape),
+        pointer,
+        shape,
         value.stride(),
         _FOREIGN_DTYPES.get(dtype, dtype),
         value.element_size(),

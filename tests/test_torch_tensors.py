@@ -1,0 +1,198 @@
+"""Tensors of torch that are no plain memory, before and after a launch of the same kernel; kernels
+under torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+torch = pytest.importorskip("torch")
+
+M, N = T.dynamic("M, N")
+
+
+@tilec.kernel
+def double(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32"), BN: T.constexpr = 32):
+    with T.Kernel(T.ceildiv(N, BN), M, threads=32) as (bx, by):
+        for j in T.Parallel(BN):
+            B[by, bx * BN + j] = A[by, bx * BN + j] * 2
+
+
+def fake() -> Any:
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        return torch.empty(4, 32)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose elements are another tensor's."""
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...]) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise RuntimeError("no operations")
+
+
+def without_storage() -> Any:
+    x = torch.zeros(4, 32)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+complex_ = torch.ones(4, 32, dtype=torch.complex64) * (1 + 2j)
+NO_MEMORY = r"A has a shape but no memory(.*\n)+.*kernel\.compile"
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "fake": (fake, NO_MEMORY),
+    "meta": (lambda: torch.empty(4, 32, device="meta"), NO_MEMORY),
+    "wrapper": (lambda: Wrapper((4, 32)), NO_MEMORY),
+    "masked": (
+        lambda: torch.masked.masked_tensor(torch.ones(4, 32), torch.ones(4, 32) > 0), NO_MEMORY,
+    ),
+    "without storage": (without_storage, NO_MEMORY),
+    "functional": (lambda: torch._to_functional_tensor(torch.ones(4, 32)), NO_MEMORY),
+    "negative": (lambda: complex_.conj().imag, r"lazy negation(.*\n)+.*resolve_neg"),
+    "negative view": (lambda: torch._neg_view(torch.ones(4, 32)), r"lazy negation"),
+    "conjugate": (lambda: complex_.conj(), r"lazy negation or conjugation"),
+    "complex": (lambda: complex_, r"A: expected float32, got complex64"),
+    "sparse": (lambda: torch.ones(4, 32).to_sparse(), r"sparse_coo tensor has no strides"),
+    "csr": (lambda: torch.ones(4, 32).to_sparse_csr(), r"sparse_csr tensor has no strides"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(4, 32), 0.1, 0, torch.qint8),
+        r"A: expected float32, got qint8",
+    ),
+    "mkldnn": (lambda: torch.ones(4, 32).to_mkldnn(), r"_mkldnn tensor has no strides"),
+    "nested": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), r"a nested tensor",
+    ),
+}  # fmt: skip
+
+
+def launched() -> Any:
+    """The kernel after launches on plain tensors of the shape and strides of the others."""
+    kernel = tilec.kernel(double.function)
+    for _ in range(3):
+        a = torch.ones(4, 32)
+        kernel(a, torch.empty(4, 32))
+        kernel(complex_.imag, torch.empty(4, 32))
+    return kernel
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    make, message = REFUSED[case]
+    b = torch.empty(4, 32)
+    for kernel in (tilec.kernel(double.function), launched()):
+        for _ in range(2):
+            with pytest.raises(tilec.LaunchError, match=message) as error:
+                kernel(make(), b)
+            assert error.value.hint
+
+
+def test_compiled_kernels_refuse_what_has_no_memory() -> None:
+    spec = tilec.spec((4, 32), "float32")
+    compiled = double.compile(spec, spec, target="cpu")
+    for without in (spec, fake(), torch.empty(4, 32, device="meta")):
+        with pytest.raises(tilec.LaunchError, match="A has a shape but no memory"):
+            compiled(without, torch.empty(4, 32))
+    assert double.compile(fake(), fake(), target="cpu").binary, "a shape is all that compile needs"
+
+
+def test_a_negative_view_of_memory_seen_before() -> None:
+    kernel = tilec.kernel(double.function)
+    memory, out = torch.ones(4, 32), torch.empty(4, 32)
+    for _ in range(3):
+        kernel(memory, out)
+    with pytest.raises(tilec.LaunchError, match="lazy negation"):
+        kernel(torch._neg_view(memory), out)
+    kernel(torch._neg_view(memory).resolve_neg(), out)
+    assert (out == -2).all()
+
+
+def test_plain_subclasses_and_tensors_that_require_grad() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    values = torch.randn(4, 32)
+    for a in (
+        values.as_subclass(Named),
+        torch.nn.Parameter(values.clone()),
+        values.clone().requires_grad_(),
+        values.requires_grad_(False).expand(4, 32),
+    ):
+        for _ in range(3):
+            b = torch.empty(4, 32)
+            double(a, b)
+            assert torch.equal(b, values * 2) and not b.requires_grad
+
+
+OVERLAPPING = [
+    ((4, 32), (0, 1)), ((4, 32), (1, 1)), ((4, 32), (16, 1)), ((3, 4), (3, 2)), ((4, 3), (2, 4)),
+    ((2, 40000), (1, 1)), ((40000, 2), (2, 2)),
+]  # fmt: skip
+APART = [((2, 3), (3, 2)), ((3, 2), (2, 3)), ((4, 32), (32, 1)), ((4, 32), (1, 4)),
+         ((1, 9), (0, 1)), ((4, 0), (0, 0)), ((3, 5), (7, 3)), ((2, 3), (5, 2))]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize(("shape", "strides"), [*OVERLAPPING, *APART])
+def test_outputs_that_overlap_themselves(kind: str, shape: Any, strides: Any) -> None:
+    if kind == "torch":
+        memory: Any = torch.zeros(200_000)
+        out, a = memory.as_strided(shape, strides), torch.ones(shape)
+    else:
+        memory = np.zeros(200_000, np.float32)
+        view = np.lib.stride_tricks.as_strided
+        out, a = view(memory, shape, [4 * s for s in strides]), np.ones(shape, np.float32)
+    if (shape, strides) in OVERLAPPING:
+        for _ in range(2):
+            with pytest.raises(tilec.LaunchError, match="B is written, and .* one in memory") as e:
+                double(a, out)
+            assert "B.contiguous()" in e.value.hint
+            assert not memory.any()
+        double(out, a)  # read, they are fine
+        assert not a.any()
+    else:
+        double(a, out)
+        assert (out == 2).all()
+
+
+@tilec.kernel(out=["C"])
+def doubled(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        for i in T.Parallel(32):
+            C[b * 32 + i] = A[b * 32 + i] * 2
+
+
+def through_output(x: Any) -> Any:
+    y = torch.empty_like(x)
+    double(x + 1, y)
+    return y + 1
+
+
+def through_result(x: Any) -> Any:
+    return doubled(x[0] + 1) + 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", [through_output, through_result])
+@pytest.mark.parametrize("eager_calls", [0, 3])
+def test_under_torch_compile(function: Any, eager_calls: int) -> None:
+    torch._dynamo.reset()
+    for _ in range(eager_calls):
+        function(torch.ones(4, 32))
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(3):
+        x = torch.randn(4, 32)
+        want = (x if function is through_output else x[0]) + 1
+        torch.testing.assert_close(compiled(x), want * 2 + 1)
