@@ -48,7 +48,7 @@ from tilec.runtime.arguments import (
     bind_call,
     read_arguments,
 )
-from tilec.runtime.devices import default_target, device_target, resolve_target
+from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
 from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ class Kernel:
     """A kernel: call it, `kernel[grid](…)`, or `kernel.compile(…)` for a variant to look at.
 
     Launches are asynchronous, on torch's current stream or the one given as `stream=`, on the
-    device where the tensors are.
+    device where the tensors are. A kernel that takes no array is launched on `device=` ("cpu",
+    "cuda:1"), else the first one of `target=`, else of TILEC_TARGET, else on the CPU; what it
+    allocates is a NumPy array on the CPU and a torch tensor on a GPU.
     """
 
     def __init__(
@@ -263,6 +265,9 @@ class Kernel:
         signature, parameters = revision.resolve(bound)
         call = read_arguments(self.name, parameters, bound, _target_of)
         require_memory(self.name, self.parameters, call)
+        if not call.tensors:
+            place = options.get("target"), options.get("device")
+            call.device, call.index = named_place(*place)
         target = _target_of(call.device, call.index)
         threads = options.get("threads")
         left = open_constants(call)
@@ -349,6 +354,8 @@ class Kernel:
                 hint = "pass an array" if t.device == "meta" else f"pass {name}.cpu()"
                 message = f"{self._argument(name)} {where}; the simulator takes arrays of the CPU"
                 raise LaunchError(message, hint=hint)
+        if not call.tensors:
+            call.device = "cpu"
         facts = self._choices.facts(
             call, signature, parameters, revision.source, target, threads, grid, grid is not None
         )

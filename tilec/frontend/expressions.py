@@ -148,8 +148,9 @@ class Expressions(Operators):
         if callable(value):
             return value  # judged where it is called
         hint = "numbers, strings, dtypes, tuples, lists and dicts of these can be captured"
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            extents = ", ".join(map(str, value.shape)) + "," * (len(value.shape) == 1)
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and hasattr(value, "dtype"):
+            extents = ", ".join(map(str, shape)) + "," * (len(shape) == 1)
             given = str(value.dtype).removeprefix("torch.")
             parameter = name if name.isidentifier() else "x"
             hint = f'pass it as a parameter: {parameter}: T.Tensor(({extents}), "{given}")'

@@ -28,7 +28,7 @@ from tilec.runtime.devices import driver, grid_limits
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
-from tilec.runtime.tensors import allocator, read_tensor
+from tilec.runtime.tensors import allocator, read_tensor, usual_array
 
 if TYPE_CHECKING:
     from tilec.ir import plan as ir_plan
@@ -172,7 +172,10 @@ class CompiledKernel:
                 if not all(as_index(e) is not None and e >= 0 for e in shape):
                     message = f"the output {a.name} would have the shape {shown(shape)}"
                     raise LaunchError(message, hint="pass sizes that give it extents from 0")
-                made[a.name] = allocator(call.first, shape, a.dtype, a.name, self.target)
+                like = call.first
+                if like is None:
+                    like = usual_array(call.device, call.index, a.name)
+                made[a.name] = allocator(like, shape, a.dtype, a.name, self.target)
         return made
 
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
@@ -206,6 +209,8 @@ class CompiledKernel:
         bound = bind_call(self.name, self._parameters, args, kwargs)
         call = read_arguments(self.name, self._parameters, bound, self.target)
         require_memory(self.name, self._parameters, call)
+        if not call.tensors:
+            call.device = self.target.split(":")[0]
         self._check_facts(call)
         outputs = {n: make() for n, make in self.output_makers(call).items()}
         add_outputs(call, outputs)

@@ -75,7 +75,9 @@ class Revision:
     def keywords(self) -> tuple[str, ...]:
         """The launch's own keywords, less those that are names of the kernel's parameters."""
         names = {p.name for p in self.parameters}
-        return tuple(k for k in LAUNCH_KEYWORDS if k not in names)
+        placed = any(p.kind == "tensor" for p in self.parameters)
+        known = LAUNCH_KEYWORDS if placed else (*LAUNCH_KEYWORDS, "target", "device")
+        return tuple(k for k in known if k not in names)
 
     def resolve(self, bound: Mapping[str, Any]) -> tuple[Signature, tuple[Parameter, ...]]:
         """The signature and all parameters for these constants: annotations may depend on them."""

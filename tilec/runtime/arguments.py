@@ -290,8 +290,8 @@ def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
 
 
 def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """The device (kind, index) that all tensors are on; those without memory are on any. Raises
-    LaunchError if they are on several."""
+    """The device (kind, index) that all tensors are on; those without memory, and no tensors, are
+    on any ("meta"). Raises LaunchError if they are on several."""
     first: tuple[str, Tensor] | None = None
     placed = {name: t for name, t in tensors.items() if t.device != "meta"}
     for name, t in (placed or tensors).items():
@@ -306,10 +306,7 @@ def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
                 f"torch.from_numpy({name}).cuda({first[1].index or ''}) of a NumPy array",
             )
     if first is None:
-        raise LaunchError(
-            f"{kernel} has no tensor argument, so no device is known",
-            hint="take the array that is written as a parameter",
-        )
+        return "meta", 0
     if first[1].device not in ("cpu", "cuda", "hip", "meta"):
         raise LaunchError(
             f"{first[0]} is on {first[1].place}, which tilec has no target for",
@@ -411,7 +408,7 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 @dataclass(slots=True)
 class Call:
     """The checked arguments of one call. Arrays have the strides of `normal_strides`; `first` is
-    the first array as the caller gave it."""
+    the first array as the caller gave it, None where there is none."""
 
     tensors: dict[str, Tensor]
     scalars: dict[str, int | float | bool]
@@ -459,7 +456,8 @@ def read_arguments(
             e.message = f"{kernel}, argument {passed.index(about.name) + 1}: {e.message}"
         raise
     plain = {n: dataclasses.replace(t, strides=normal_strides(t)) for n, t in tensors.items()}
-    return Call(plain, scalars, constants, sizes, device, index, bound[next(iter(tensors))])
+    first = bound[next(iter(tensors))] if tensors else None
+    return Call(plain, scalars, constants, sizes, device, index, first)
 
 
 def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -6,7 +6,9 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
+from tilec.ir.errors import LaunchError, shown
 from tilec.lazy import Lazy
 from tilec.runtime.cuda import CudaDriver
 from tilec.runtime.driver import Driver, DriverError, Grid
@@ -73,6 +75,30 @@ def default_target() -> str:
         except DriverError:
             continue
     return "cpu"
+
+
+def named_place(target: object, device: object) -> tuple[str, int]:
+    """Where a launch runs whose arguments are on no device: on `device` ("cpu", "cuda:1", a torch
+    device), else on the first one of `target`, else of TILEC_TARGET, else on the CPU.
+
+    Raises LaunchError for another device or one that does not run `target`, TargetError and
+    DriverError.
+    """
+    asked: Any = target
+    if target is None and device is None:
+        asked = os.environ.get("TILEC_TARGET") or "cpu"
+    wanted = None if asked is None else resolve_target(asked)
+    text = str(device) if device is not None else (wanted or "cpu").split(":")[0]
+    kind, _, number = text.partition(":")
+    if kind not in _STARTERS or not (number or "0").isdecimal():
+        hint = 'write device="cpu" or device="cuda:0"'
+        raise LaunchError(f"device is {shown(device)}, which is none that tilec knows", hint=hint)
+    index = int(number or 0)
+    runs = "cpu" if kind == "cpu" else device_target(kind, index)
+    if wanted is not None and runs != wanted:
+        message = f"the device {text} runs {runs}, not {wanted}"
+        raise LaunchError(message, hint="leave target or device out")
+    return kind, index
 
 
 def resolve_target(name: str) -> str:

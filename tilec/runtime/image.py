@@ -203,7 +203,7 @@ def _check(image: Image) -> None:
     arguments = {a.name: a for a in image.arguments}
     for a in image.arguments:
         known = a.kind == "tensor" or (a.kind == "scalar" and not a.written and not a.output)
-        if not known or a.dtype not in DTYPES or len(a.shape) != len(a.strides):
+        if not known or a.dtype not in DTYPES or len(a.strides) not in (0, len(a.shape)):
             raise ValueError(f"the argument {a.name} is a {a.kind} of {a.dtype}")
     for p in image.params:
         of = arguments.get(p.arg)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -308,13 +309,27 @@ def _element_strides(strides: Sequence[int], itemsize: int, name: str) -> tuple[
 
 
 def common_kind(values: Iterable[object]) -> str:
-    """ "torch" or "numpy" if all values are arrays of that library, "" otherwise."""
+    """ "torch" or "numpy" if all values are arrays of that library, "" otherwise, and for none."""
     values = tuple(values)
+    if not values:
+        return ""
     for library, array in (("torch", "Tensor"), ("numpy", "ndarray")):
         module = sys.modules.get(library)
         if module is not None and all(isinstance(v, getattr(module, array)) for v in values):
             return library
     return ""
+
+
+def usual_array(device: str, index: int, name: str) -> Any:
+    """An array of the kind that a call gives out which is given none: NumPy's on the CPU, torch's
+    on a GPU. Raises LaunchError where torch is not loaded."""
+    if device == "cpu":
+        return importlib.import_module("numpy").empty(0)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        message = f"output {name}: on a GPU it would be a torch tensor, and torch is not loaded"
+        raise LaunchError(message, hint='import torch, or launch with device="cpu"')
+    return torch.empty(0, device=f"cuda:{index}")  # also what torch calls AMD's
 
 
 def allocator(
