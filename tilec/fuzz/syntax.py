@@ -9,6 +9,7 @@ iteration by iteration. Statements of thread-level code are done for all threads
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Mapping
 
 from tilec.fuzz.buffers import Invalid
@@ -20,7 +21,8 @@ AXES = ("program_id", "get_block_binding", "num_programs")
 
 
 def changed(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A kernel or a macro as Python runs it; see the module's opening."""
+    """A kernel or a macro as Python runs it, a copy; see the module's opening."""
+    function = copy.deepcopy(function)
     function.decorator_list = []
     function.args.defaults, function.args.kw_defaults = [], []
     for a in (*function.args.args, *function.args.kwonlyargs):
