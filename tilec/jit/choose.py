@@ -34,7 +34,7 @@ else:  # loaded by the first choice that is not in the cache
     build = Lazy("tilec.jit.build")
     ir_plan = Lazy("tilec.ir.plan")
 
-FEW_SPILLED = 128  # bytes of a thread that a choice may spill without a look at the next one
+FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096
