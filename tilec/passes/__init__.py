@@ -33,6 +33,7 @@ from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_stores import lower_stores
+from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
@@ -58,6 +59,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (simplify, "TILE"),  # folds what stood in variables
     (split_guards, "TILE"),  # what is left without a condition may be a copy
     (raise_tiles, "TILE"),
+    (pad_tiles, "TILE"),  # sees every copy and product
     (promote_sums, "TILE"),  # before plans are listed: its fragments count towards their registers
 )
 

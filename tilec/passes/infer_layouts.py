@@ -132,8 +132,11 @@ class _Inference:
         if p not in self.loops:
             for a in self.accesses[p]:
                 if a.buffer in self.layouts and len(a.dims) == len(p.extents):
+                    layout = self.layouts[a.buffer]
+                    shape = tuple(p.extents[d] for d in a.dims)  # without a row's extent of 1
+                    layout = layout if layout.shape == shape else layout.reshape(shape)
                     order = tuple(a.dims.index(d) for d in range(len(p.extents)))
-                    self.loops[p] = self.layouts[a.buffer].permute(order)
+                    self.loops[p] = layout.permute(order)
                     break
         if p in self.loops:
             for a in self.accesses[p]:

@@ -112,7 +112,7 @@ def _indices(
     return tuple(indices)
 
 
-def _fragment_indices(
+def element_indices(
     b: Builder,
     v: Value,
     offsets: tuple[Value, ...],
@@ -129,8 +129,8 @@ def _copy(o: Copy, warps: int, target: Target) -> list[Op]:
     extents = squeeze(o.dest_extents) or (1,)
     layout = _loop_layout([o.dest, o.source], extents, o.vector, warps, target)
     b, args, loop = _loop(o, extents, layout, "cp_async" if o.agent == "cp_async" else "")
-    source = _fragment_indices(b, o.source, o.source_offsets, o.source_extents, args)
-    dest = _fragment_indices(b, o.dest, o.dest_offsets, o.dest_extents, args)
+    source = element_indices(b, o.source, o.source_offsets, o.source_extents, args)
+    dest = element_indices(b, o.dest, o.dest_offsets, o.dest_extents, args)
     value = b.value(Load, o.source, source)
     if value.dtype != o.dest.dtype:
         value = b.value(Cast, value, o.dest.dtype)
@@ -143,7 +143,7 @@ def _fill(o: Fill, warps: int, target: Target) -> list[Op]:
     vector = 128 // o.dest.dtype.bits
     layout = _loop_layout([o.dest], extents, vector, warps, target)
     b, args, loop = _loop(o, extents, layout)
-    b.emit(Store, o.dest, _fragment_indices(b, o.dest, o.offsets, o.extents, args), o.value)
+    b.emit(Store, o.dest, element_indices(b, o.dest, o.offsets, o.extents, args), o.value)
     return [_close(loop, args, b)]
 
 

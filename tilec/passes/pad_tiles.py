@@ -1,0 +1,280 @@
+"""pad_tiles: fragments whose extents the threads cannot share evenly get larger ones.
+
+Before: TILE. After: TILE, and a fragment as of 100x100 or 17x33 elements, of which each thread
+would hold far more than its part, has the next extents that spread well, and so has a product in
+it. What is beyond a tile's own extents is never stored:
+
+    acc = alloc fragment<100x100>            acc = alloc fragment<128x128>
+    copy A[y, k], a: shared<100x32>          copy A[y, k], a: shared<128x32>
+    gemm a, b, acc                     ->    gemm a, b, acc
+    parallel (100, 100) { f(acc[i, j]) }     parallel (128, 128) { if i, j inside: f(acc[i, j]) }
+    copy acc, C[y, x]                        parallel (128, 128) { if …: C[y + i, x + j] = acc[…] }
+
+A tile of A or B is copied with the rows behind it, which only reach the part of the product that
+nobody stores; where that cannot be (another block may write them, or threads fill the tile), it is
+cleared first. K is never padded: what stands there counts. An extent is padded alike wherever a
+fragment has it, so that loops over several fragments still fit all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.footprint import DEFAULT_THREADS
+from tilec.ir.layout import Layout
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    Fill,
+    Gemm,
+    If,
+    Load,
+    Parallel,
+    Print,
+    Store,
+    Yield,
+    squeeze,
+)
+from tilec.ir.types import INT32, ScalarType
+from tilec.passes.accesses import fragment_accesses
+from tilec.passes.addressing import conjunction
+from tilec.passes.distribution import fewest_registers
+from tilec.passes.lower_copies import element_indices
+from tilec.passes.slicing import written_tensors
+from tilec.target import Target
+
+FEW_REGISTERS = 64  # an uneven fragment may take so many
+ATOM = 16  # rows and columns of every matrix instruction divide it
+
+
+def pad_tiles(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if target.kind == "cpu":
+        return func
+    pads = _pads(func, target)
+    return _Padding(func, pads).run() if pads else func
+
+
+def _fragments(func: Func) -> list[Value]:
+    return [
+        o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "fragment"
+    ]
+
+
+def _pads(func: Func, target: Target) -> dict[int, int]:
+    """What extents of fragments become; nothing where all is well, or where one cannot be
+    padded."""
+    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+    warps = max(1, threads // target.warp_size)
+    pads: dict[int, int] = {}
+    for v in _fragments(func):
+        shape = v.buffer.static_shape
+        held = fewest_registers(shape, target.warp_size, warps, 4).size("reg")
+        if held > FEW_REGISTERS and held > 2 * prod(shape) // (warps * target.warp_size):
+            pads.update((e, _rounded(e)) for e in shape)
+    pads = {e: p for e, p in pads.items() if e != p}
+    if not pads:
+        return {}
+    gemms = [o for o in walk(func.body) if isinstance(o, Gemm)]
+    for o in gemms:
+        m, n, k = o.shape
+        if m in pads or n in pads:
+            pads[m], pads[n] = _share(pads.get(m, m), pads.get(n, n), m == n, warps)
+    if any(
+        o.shape[2] in pads and v.buffer.space == "fragment" for o in gemms for v in (o.a, o.b)
+    ) or any(v.buffer.space == "global" or 1 in o.shape[:2] for o in gemms for v in (o.a, o.b)):
+        return {}
+    padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
+    operands = {v for o in gemms for v in (o.a, o.b)}
+    for x in walk(func.body):
+        if isinstance(x, Print) and x.buffer in padded:
+            return {}
+        if isinstance(x, AnnotateLayout) and isinstance(x.layout, Layout):
+            if x.dest in padded | operands:
+                return {}
+    return {e: p for e, p in pads.items() if e != p}
+
+
+def _rounded(extent: int) -> int:
+    """The next extent that divides well: at most an eighth more of a long one."""
+    if extent <= ATOM:
+        return 1 << (extent - 1).bit_length()
+    unit = max(ATOM, 1 << (extent // 8).bit_length() - 1)
+    return -(-extent // unit) * unit
+
+
+def _share(m: int, n: int, square: bool, warps: int) -> tuple[int, int]:
+    """The smallest product tile of at least that size of which every warp has a part, whole
+    atoms."""
+
+    def up(extent: int, parts: int) -> int:
+        return -(-extent // (ATOM * parts)) * ATOM * parts
+
+    found = []
+    for along in (1 << i for i in range(warps.bit_length()) if warps % (1 << i) == 0):
+        rows, columns = up(m, along), up(n, warps // along)
+        if square:
+            rows = columns = max(rows, columns)
+        found.append((rows * columns, rows, columns))
+    return min(found)[1:]
+
+
+class _Padding:
+    def __init__(self, func: Func, pads: dict[int, int]) -> None:
+        self.func = func
+        self.pads = pads
+        self.written = written_tensors(func.body)
+        self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+        self.shapes: dict[Value, tuple[int, ...]] = {}
+        self.products = set[Value]()
+        for v in _fragments(func):
+            self.shapes[v] = tuple(pads.get(e, e) for e in v.buffer.static_shape)
+        for o in walk(func.body):
+            if isinstance(o, Gemm):
+                self.products.add(o.c)
+                self._operand(o, o.a, o.a_extents, -1 if o.transpose_a else -2)
+                self._operand(o, o.b, o.b_extents, -2 if o.transpose_b else -1)
+        self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
+        shared = [v for v in self.shapes if v.buffer.space == "shared"]
+        self.wide = {o: done for o in self._copies() if (done := self._widened(o))}
+        writers = [
+            (o.dest, o in self.wide)
+            for o in walk(func.body)
+            if isinstance(o, (Copy, Fill, Store)) and o.dest in shared
+        ]
+        self.cleared = {dest for dest, whole in writers if not whole}
+
+    def _operand(self, o: Gemm, v: Value, extents: Sequence[int], dim: int) -> None:
+        """Make room in a shared operand for the rows or columns that the product has more."""
+        more = self.pads.get(extents[dim], extents[dim]) - extents[dim]
+        if v.buffer.space == "shared" and more:
+            shape = list(v.buffer.static_shape)
+            shape[dim] += more
+            old = self.shapes.get(v, tuple(shape))
+            self.shapes[v] = tuple(map(max, old, shape))
+
+    def _copies(self) -> Iterator[Copy]:
+        return (o for o in walk(self.func.body) if isinstance(o, Copy))
+
+    def _whole(self, v: Value, offsets: Iterable[Value], extents: tuple[int, ...]) -> bool:
+        return extents == v.buffer.static_shape and all(x in self.zeros for x in offsets)
+
+    def _widened(self, o: Copy) -> Copy | None:
+        """A copy of a whole tile into shared memory that brings what is behind it, too."""
+        if (
+            o.dest not in self.shapes
+            or o.dest.buffer.space != "shared"
+            or o.source.buffer.space != "global"
+            or o.source in self.written
+            or not self._whole(o.dest, o.dest_offsets, o.dest_extents)
+        ):
+            return None
+        wide = iter(w for w, e in zip(self.shapes[o.dest], o.dest_extents) if e != 1)
+        if any(w != e for w, e in zip(self.shapes[o.dest], o.dest_extents) if e == 1):
+            return None
+        source = tuple(e if e == 1 else next(wide) for e in o.source_extents)
+        return replace(o, source_extents=source, dest_extents=self.shapes[o.dest])
+
+    def run(self) -> Func:
+        """The ops for the larger extents, then the buffers that have them."""
+        body = rewrite(self.func.body, self._op)
+        subst: Substitution = {
+            v: Value(replace(v.buffer, shape=s), v.name) for v, s in self.shapes.items()
+        }
+
+        def grow(o: Op) -> Op | None:
+            if not isinstance(o, Alloc) or o.result not in subst:
+                return None
+            made = subst[o.result]
+            return replace(o, type=made.buffer, results=(made,))
+
+        return self.func.with_body(rewrite(body, grow, subst))
+
+    def _op(self, o: Op) -> None | Op | list[Op]:
+        match o:
+            case Alloc() if o.result in self.cleared or o.result in self.products & {*self.shapes}:
+                return [o, *self._clear(o.result, o)]
+            case Gemm():
+                return self._gemm(o)
+            case Parallel():
+                return self._loop(o)
+            case Fill() if self._is_whole(o.dest, o.offsets, o.extents):
+                return replace(o, extents=self.shapes[o.dest])
+            case Copy() if o in self.wide:
+                return self.wide[o]
+            case Copy():
+                return self._copy(o)
+        return None
+
+    def _clear(self, v: Value, o: Op) -> list[Op]:
+        b = Builder(o.loc)
+        shape = self.shapes[v]
+        zero = b.value(Const, 0, INT32)
+        nothing = b.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype)
+        b.emit(Fill, v, (zero,) * len(shape), shape, nothing)
+        return b.ops
+
+    def _gemm(self, o: Gemm) -> Op:
+        m, n, k = o.shape
+        m, n = self.pads.get(m, m), self.pads.get(n, n)
+        a = (k, m) if o.transpose_a else (m, k)
+        b = (n, k) if o.transpose_b else (k, n)
+        return replace(o, a_extents=(*o.a_extents[:-2], *a), b_extents=(*o.b_extents[:-2], *b))
+
+    def _loop(self, o: Parallel) -> Op | None:
+        dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}
+        extents = tuple(self.pads.get(e, e) if d in dims else e for d, e in enumerate(o.extents))
+        return self._guarded(o, extents) if extents != o.extents else None
+
+    def _copy(self, o: Copy) -> Op | None:
+        """A copy of a whole fragment: of all that it has now to another one, else an element loop
+        over what it had."""
+        sides = (
+            (o.source, o.source_offsets, o.source_extents),
+            (o.dest, o.dest_offsets, o.dest_extents),
+        )
+        whole = [v for v, at, extents in sides if self._is_whole(v, at, extents)]
+        if not any(v.buffer.space == "fragment" for v in whole):
+            return None
+        if len(whole) == 2 and all(v.buffer.space == "fragment" for v in whole):
+            source, dest = (self.shapes[v] for v in whole)
+            if squeeze(source) == squeeze(dest):
+                return replace(o, source_extents=source, dest_extents=dest)
+        extents = squeeze(o.dest_extents) or (1,)
+        args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
+        b = Builder(o.loc)
+        at = [element_indices(b, *side, args) for side in sides]
+        value = b.value(Load, o.source, at[0])
+        if value.dtype != o.dest.dtype:
+            value = b.value(Cast, value, o.dest.dtype)
+        b.emit(Store, o.dest, at[1], value)
+        loop = Parallel(extents, b.block(args), o.coalesced_width, loc=o.loc)
+        padded = self._guarded(loop, tuple(self.pads.get(e, e) for e in extents))
+        return padded
+
+    def _is_whole(self, v: Value, offsets: Iterable[Value], extents: tuple[int, ...]) -> bool:
+        """Of a buffer that gets larger."""
+        return v in self.shapes and self._whole(v, offsets, extents)
+
+    def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
+        """The loop over `extents`, which acts in its own."""
+        b, nothing = Builder(o.loc), Builder(o.loc)
+        inside = [
+            b.value(Compare, "lt", arg, b.value(Const, own, INT32))
+            for arg, own, more in zip(o.body.args, o.extents, extents)
+            if more > own
+        ]
+        cond = conjunction(b, inside)
+        if cond is None:
+            return o
+        nothing.emit(Yield)
+        acts = tuple(x for x in o.body.ops if not isinstance(x, Yield))
+        b.emit(If, cond, Block((), (*acts, Yield(loc=o.loc))), nothing.block())
+        b.emit(Yield)
+        return replace(o, extents=extents, body=b.block(o.body.args))
