@@ -67,8 +67,8 @@ class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
-    emitted so far that may not run unasked: integer divisions, on-chip reads that may be out of
-    bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
+    emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
+    of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
     so that a grid may well have no blocks. `tests` says of bools what comparison they are the
     result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,7 +82,8 @@ def returned(function: Callable[..., Any], out: tuple[str, ...]) -> tuple[str, .
 
 def _define(source: Source, scope: dict[str, Any]) -> None:
     """Put the function, as Python runs it, into `scope`."""
-    tree = ast.Module([changed(source.node)], [])
+    node = copy.deepcopy(source.node)  # the compiler keeps the tree
+    tree = ast.Module([changed(node)], [])
     code = compile(ast.fix_missing_locations(tree), source.file, "exec", dont_inherit=True)
     exec(code, scope)
 
