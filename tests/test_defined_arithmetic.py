@@ -356,3 +356,20 @@ def test_arithmetic_with_a_literal_that_does_not_fit_is_an_error() -> None:
 
     with pytest.raises(tilec.CompileError, match=r"200 does not fit int8 \(-128 to 127\)"):
         k(np.zeros(4, np.int8))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_wide_amounts_are_compared_before_ptx_reads_half_of_them(dtype: str) -> None:
+    """PTX's shifts take 32 bits of the amount; LLVM 22 would leave the whole test to them."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((2, N), dtype)):
+        with T.Kernel(1) as _:
+            for j in T.Parallel(128):
+                C[0, j] = A[j] << B[j]
+                C[1, j] = A[j] >> B[j]
+
+    specs = [tilec.spec((128,), dtype)] * 2 + [tilec.spec((2, 128), dtype)]
+    lines = kernel.compile(*specs, target="cuda:sm_90a").stages["ptx"].splitlines()
+    assert any(re.search(r"shl\.b64", line) for line in lines)
+    assert any(re.search(r"setp\.\w+\.u64", line) for line in lines)

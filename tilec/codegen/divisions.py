@@ -58,6 +58,8 @@ def shift(fn: Function, opcode: str, a: Val, by: Val, *, inside: bool = False) -
     fits = fn.icmp("ule", by, most)
     if opcode == "ashr":
         return fn.binary(opcode, a, fn.select(fits, by, most))
+    if bits == 64:  # LLVM 22 leaves the test to PTX, which reads 32 bits of the amount
+        by = fn.binary("and", by, most)
     return fn.select(fits, fn.binary(opcode, a, by), none)
 
 

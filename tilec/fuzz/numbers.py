@@ -153,10 +153,8 @@ class Number:
             inside = np.clip(x, low, high)
             if dtype.bits < 64:
                 return inside.astype(kind)
-            top = np.where(x >= high, limits.max, 0)
-            return np.where(x >= high, top, np.where(x >= high, 0, inside).astype(kind)).astype(
-                kind
-            )
+            below = np.where(x >= high, 0, inside).astype(kind)
+            return np.where(x >= high, kind.type(limits.max), below)
 
         made = truncated(self.value)
         near = self.error + 1

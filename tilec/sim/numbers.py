@@ -219,9 +219,9 @@ def _saturated(x: Value, to: Any) -> Value:
     wide = np.asarray(x, np.float64)
     low, high = np.iinfo(to).min, np.iinfo(to).max
     inside = np.where(wide != wide, 0.0, np.trunc(wide))
-    cut = np.where(inside >= float(high), high, np.where(inside <= float(low), low, 0))
     middle = (inside > float(low)) & (inside < float(high))
-    return np.where(middle, np.where(middle, inside, 0).astype(to), cut.astype(to))[()]
+    cut = np.where(inside >= float(high), to(high), to(low))
+    return np.where(middle, np.where(middle, inside, 0).astype(to), cut)[()]
 
 
 def cast(opcode: str, x: Value, source: str, to: str) -> Value:
