@@ -34,7 +34,7 @@ def changed(function: ast.FunctionDef) -> ast.FunctionDef:
         grid = ast.For(ast.Name("_", ast.Store()), _call("Kernel"), body, [])
         ends = [s for s in outside if isinstance(s, ast.Return)]
         function.body = [*(s for s in outside if s not in ends), grid, *ends]
-    made = _Changed().visit(_Threads().visit(function))
+    made = _Changed().visit(_Threads().visit(copy.deepcopy(function)))
     assert isinstance(made, ast.FunctionDef)
     return made
 
