@@ -266,7 +266,7 @@ def test_message_after_a_good_launch(call: Callable[[], Any], message: str, kind
     if error.type is tilec.LaunchError:
         error.match(message)
     else:
-        error.match("multiple values for argument 'A'")
+        error.match(r"scale\(\) got multiple values for argument 'A'")
 
 
 TORCH_CASES: list[tuple[str, Callable[[Any], Any], str]] = [

@@ -303,6 +303,60 @@ def test_what_cannot_be_a_kernel(case: str, decorate: Callable[[Any], Any]) -> N
     assert error.value.loc is not None and error.value.loc.file == __file__
 
 
+@tilec.kernel
+def größe(A: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        A[0] = 1.0
+
+
+@tilec.kernel
+def with_umlaut(A: T.Tensor((N,), "float32"), größe: T.float32):
+    with T.Kernel(1, threads=64):
+        ä = T.alloc_shared((1,), "float32")
+        ä[0] = größe
+        A[0] = ä[0]
+
+
+@pytest.mark.parametrize("kernel", [größe, with_umlaut])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+def test_names_beyond_ascii(kernel: Any, target: str) -> None:
+    with pytest.raises(tilec.CompileError, match="the name größe has letters beyond ASCII") as e:
+        kernel.compile(spec, target=target)
+    assert e.value.loc is not None and "größe" in str(e.value).split("\n")[1]
+
+
+@tilec.kernel
+def odd_names(
+    self: T.Tensor((N,), "float32"),
+    values_: T.Tensor((N,), "float32"),
+    KeyError: T.constexpr = 32,
+    REQUIRED: T.float32 = 2.0,
+):
+    with T.Kernel(T.ceildiv(N, KeyError), threads=64) as b:
+        for i in T.Parallel(KeyError):
+            values_[b * KeyError + i] = self[b * KeyError + i] * REQUIRED
+
+
+@tilec.kernel
+def method_like(self: T.Tensor((N,), "float32"), grid: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, 32), threads=64) as b:
+        for i in T.Parallel(32):
+            grid[b * 32 + i] = self[b * 32 + i] * 2
+
+
+def test_parameters_of_any_name() -> None:
+    for _ in range(4):
+        for kernel in (odd_names, method_like):
+            out = np.zeros(32, np.float32)
+            kernel(a, out)
+            assert (out == 2).all()
+        out = np.zeros(32, np.float32)
+        odd_names(self=a, values_=out, REQUIRED=3.0, KeyError=16)
+        assert (out == 3).all()
+        method_like(self=a, grid=out)
+        assert (out == 2).all()
+
+
 def test_a_kernel_is_no_sequence() -> None:
     """Indexing gives a launch: without more, `list(kernel)` would never end."""
     compiled = scale.compile(spec, spec, target="cpu")

@@ -140,7 +140,7 @@ def _sizes(names: str, dtype: object, fixed: bool) -> Size | tuple[Size, ...]:
         hint = f'names stand in one string: T.{word}("M, N")'
         raise CompileError(f"the dtype of a size is {shown(dtype)}", caller_loc(), hint)
     for part in parts:
-        if not isinstance(part, str) or not part.isidentifier():
+        if not isinstance(part, str) or not (part.isidentifier() and part.isascii()):
             hint = f'write T.{word}("M, N")'
             raise CompileError(f"{shown(part)} is no name for a size", caller_loc(), hint)
     made = tuple(Size(p, fixed=fixed) for p in parts)

@@ -35,6 +35,7 @@ from tilec.jit.compiled import (
     stream_handle,
 )
 from tilec.jit.disk import load_variant, store_variant
+from tilec.jit.fastpath import can_be_written
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import LaunchPath, Revision, read_revision
@@ -221,7 +222,7 @@ class Kernel:
 
     # --- launching ----------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
 
     __iter__ = None  # indexing gives a launch, not an item
@@ -230,7 +231,7 @@ class Kernel:
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
         return functools.partial(self._on_grid, grid)
 
-    def _launch_on_grid(self, grid: Any, *args: Any, **kwargs: Any) -> Any:
+    def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
 
     def launch_anew(
@@ -293,7 +294,7 @@ class Kernel:
         loaded.launch(ready)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
-        if kind and (path is None or path is not self._path):
+        if kind and (path is None or path is not self._path) and can_be_written(parameters):
             self._take_path(revision, kind, variant, len(call.tensors))
         elif path is not None:
             if opened is not None:
@@ -370,7 +371,7 @@ class Kernel:
         return Planned(call, facts, variant, outputs, variant.grid(call, given))
 
     @for_users
-    def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
+    def compile(self, /, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
         """The variant for these arguments, without launching it; no GPU is needed.
 
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
@@ -390,7 +391,7 @@ class Kernel:
 
     @for_users
     def recommend(
-        self, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
+        self, /, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
     ) -> tuple[Ranked, ...]:
         """The configurations that T.auto and the open schedule leave for these arguments of
         `compile`, predicted, best first: at most `topk` that can run, then as many that cannot,

@@ -109,6 +109,13 @@ def _read(
     reader = _Reader(source, constants)
     parameters = reader.parameters()
     names = [p.name for p in parameters]
+    for name, loc in ((source.name, source.header_loc()), *((p.name, p.loc) for p in parameters)):
+        if not name.isascii():
+            raise CompileError(
+                f"the name {name} has letters beyond ASCII, which assemblers do not take",
+                loc,
+                "write it in ASCII; names inside the kernel may have any letters",
+            )
     for name in out:
         if name not in names:
             near = did_you_mean(name, names)

@@ -191,7 +191,7 @@ class CompiledKernel:
                 driver(t.device).order(t.index, t.stream, stream)
 
     @for_users
-    def __call__(self, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs, stream)
 
     __iter__ = None  # indexing gives a launch, not an item

@@ -12,7 +12,7 @@ kernel takes from outside.
 
 The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 
-    def call(self, A=REQUIRED, B=REQUIRED, n=REQUIRED, BN=default_BN, *extra, stream=None,
+    def call(kernel, /, A=REQUIRED, B=REQUIRED, n=REQUIRED, BN=default_BN, *extra, stream=None,
     **unknown):
         values = facts = open = ready = None
         try:
@@ -25,7 +25,7 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
         except Exception:
             pass
         if ready is None or extra or unknown or ready():
-            return anew(self, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
+            return anew(kernel, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
 
 Arrays that the call allocates are made from `facts` too; `anew` launches with these very arrays, so
 that what it remembers is found under their addresses.
@@ -84,6 +84,14 @@ ARRAY_KINDS = {
 }
 
 
+def can_be_written(parameters: Sequence[Parameter]) -> bool:
+    """Whether no parameter is called like a name of the generated function's own."""
+    own = ("REQUIRED", "Exception", "KeyError", "LookupError", "int")
+    return not any(
+        p.name in own or p.name.endswith("_") or "default_" in p.name for p in parameters
+    )
+
+
 def write_launcher(
     parameters: Sequence[Parameter],
     outputs: Sequence[str],
@@ -99,7 +107,7 @@ def write_launcher(
     names = [p.name for p in parameters]
     tensors = [p.name for p in parameters if p.kind == "tensor"]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    head = ["self", *(["grid_"] if with_grid else [])]
+    head = ["kernel_", *(["grid_"] if with_grid else []), "/"]
     for p in parameters:
         head.append(f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}")
     head += ["*extra_", *(f"{k}=None" for k in keywords), "**unknown_"]
@@ -162,7 +170,7 @@ def write_launcher(
         "    except Exception:",
         "        pass",
         "    if ready_ is None or extra_ or unknown_ or ready_():",
-        f"        return anew_(self, {'asked_' if with_grid and opened else grid}, {{{given}}},"
+        f"        return anew_(kernel_, {'asked_' if with_grid and opened else grid}, {{{given}}},"
         f" extra_, {{**unknown_, {options}}}, (values_, facts_, open_, {made}))",
     ]
     if returns:
@@ -201,7 +209,9 @@ def make_launcher(
     Nothing is faster than a function's own globals and closure, so its globals are those of the
     kernel's `module`, and its closure holds the kernel's own cells and all other names.
     """
-    test = reads.test(module, {"self", *LAUNCH_KEYWORDS, *outputs, *(p.name for p in parameters)})
+    test = reads.test(
+        module, {"kernel_", *LAUNCH_KEYWORDS, *outputs, *(p.name for p in parameters)}
+    )
     given: dict[str, Any] = {
         "REQUIRED": REQUIRED,
         "Exception": Exception,
@@ -228,6 +238,7 @@ def make_launcher(
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
     # torch.compile does not look into it, as into what torch.compiler.disable has marked.
+    call.__qualname__ = kernel  # in Python's own message on an argument that is given twice
     call.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="launches a kernel")
     return call
 
