@@ -9,6 +9,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.ir.errors import ResourceError
 
 M, N, K = T.dynamic("M, N, K")
 GPUS = ("cuda:sm_80", "hip:gfx942")
@@ -139,3 +140,16 @@ def test_a_row_of_a_fragment_is_a_loop_of_one_dimension(rng: np.random.Generator
     a, c = rng.random((1, 256), np.float32), np.zeros((1, 256), np.float32)
     assert not tilec.simulate(kernel, a, c, target="cuda:sm_80").findings
     np.testing.assert_array_equal(c, 2 * a)
+
+
+def test_an_odd_tile_that_stays_is_refused_for_its_extents() -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((100, 100), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((100, 100), "float32")
+            T.copy(A, x)
+            T.print(x)
+
+    with pytest.raises(ResourceError, match="takes 625 registers") as caught:
+        kernel.compile(tilec.spec((100, 100), "float32"), target="cuda:sm_80")
+    assert "multiples of 16" in caught.value.hint

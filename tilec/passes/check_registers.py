@@ -97,7 +97,9 @@ def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, te
         fits = [t for t in (128, 256) if bits // t <= 32 * budget(t, specialised, target)]
         other = f'consumers="cooperative" and threads={fits[-1]}' if fits else "a smaller tile"
         return f"each of {teams} teams holds a tile of its own in {each} registers: {other} fits"
-    more = threads
+    if bits // threads <= 32 * budget(threads, specialised, target):
+        return "most threads can hold no part of it: make its extents multiples of 16"
+    more = 2 * threads
     while more <= target.max_threads:
         if bits // more <= 32 * budget(more, specialised, target):
             return f"threads={more} fits"
