@@ -79,7 +79,7 @@ class Pool:
                 threading.Thread(target=self._serve, name="tilec-cpu", daemon=True).start()
                 self._threads += 1
         run = _Run(task, stop)
-        run.lead(lambda: [self._work.put(run.help) for _ in range(helpers)])
+        run.lead(self._work, helpers)
 
 
 class _Run:
@@ -108,9 +108,10 @@ class _Run:
             if self._closed and self._active == 0:
                 self._idle.release()
 
-    def lead(self, call_helpers: Callable[[], object]) -> None:
+    def lead(self, work: queue.SimpleQueue[Callable[[], None]], helpers: int) -> None:
         try:
-            call_helpers()
+            for _ in range(helpers):
+                work.put(self.help)
             self._task()
         except BaseException:
             self._stop()
