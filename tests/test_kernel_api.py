@@ -501,6 +501,39 @@ def test_disabled_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 # --- import ---------------------------------------------------------------------------------------
 
 
+def test_clear_begins_anew(rng: np.random.Generator) -> None:
+    kernel = make_scale(3, 21, 2.0, "float32")
+    values = rng.standard_normal((3, 21), np.float32)
+    dropped: list[Any] = []
+    for _ in range(3):
+        result = np.zeros_like(values)
+        for _ in range(3):
+            kernel(values, result)
+        np.testing.assert_array_equal(result, values * 2)
+        assert len(kernel._variants) == 1 and kernel.prepared
+        assert not any(reference() for reference in dropped)
+        variant = next(iter(kernel._variants.values()))
+        dropped += [weakref.ref(variant), weakref.ref(variant.loaded(0))]
+        del variant
+        kernel.clear()
+        assert not kernel._variants and not kernel.prepared
+
+
+def test_a_kernel_keeps_the_variants_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[tilec.Kernel.__module__], "MOST_KEPT", 8)
+    kernel = tilec.kernel(add.function)
+    arrays = [np.ones((2, 3), np.float32) for _ in range(3)]
+    for width in (*range(1, 9), 1, 9):
+        kernel(*arrays, BN=width)
+    kept = [f.values["BN"] for f in kernel._variants]
+    assert kept == [4, 5, 6, 7, 8, 1, 9], "a quarter at a time"
+    for width in range(1, 10):
+        arrays[2].fill(0)
+        kernel(*arrays, BN=width)
+        assert (arrays[2] == 2).all()
+        assert len(kernel._variants) <= 8
+
+
 def test_import_is_light() -> None:
     code = (
         "import sys, tilec\n"

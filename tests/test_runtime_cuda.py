@@ -115,6 +115,13 @@ class FakeCuda(types.ModuleType):
         assert self.stack(), "a module was loaded without a context"
         return self.record("cuModuleLoadData", code), 0xA000
 
+    def cuCtxSynchronize(self) -> tuple:
+        return (self.record("cuCtxSynchronize"),)
+
+    def cuModuleUnload(self, module: int) -> tuple:
+        assert self.stack(), "a module was unloaded without a context"
+        return (self.record("cuModuleUnload", module),)
+
     def cuModuleGetFunction(self, module: int, name: bytes) -> tuple:
         return self.record("cuModuleGetFunction", module, name), 0xF000
 
@@ -522,6 +529,23 @@ def test_the_exporters_stream_is_waited_for(gpu: FakeCuda) -> None:
     gpu.calls.clear()
     kernel[2](OnGpu(0x7F0000000000, (90,), "<f4", stream=1), 1.0)
     assert "cuEventRecord" not in gpu.names(), "1 is the default stream, on which the launch is"
+
+
+def test_clear_unloads_what_nothing_refers_to(gpu: FakeCuda) -> None:
+    kernel = tilec.kernel(scale.function)
+    x = OnGpu(0x7F0000000000, (90,), "<f4")
+    for _ in range(2):
+        kernel[2](x, 1.0)
+    (kept,) = kernel._variants.values()
+    kernel.clear()
+    assert "cuModuleUnload" not in gpu.names(), "its owner may launch it"
+    del kept
+    kernel[2](x, 1.0)
+    kernel.clear()
+    end = gpu.names()[-4:]
+    assert end == ["cuCtxPushCurrent", "cuCtxSynchronize", "cuModuleUnload", "cuCtxPopCurrent"]
+    kernel[2](x, 1.0)
+    assert gpu.names().count("cuModuleLoadData") == 3 and len(launches(gpu)) == 4
 
 
 def test_compiling_for_the_device_found(gpu: FakeCuda) -> None:

@@ -15,10 +15,13 @@ changed (`jit.revision`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -143,6 +146,9 @@ class Planned:
 
 
 MOST_REVISIONS = 64
+MOST_KEPT = 1024
+"""Variants that a kernel keeps in memory. Where there are more, the quarter that was asked for
+longest ago is dropped; the disk cache still has them."""
 
 
 class Kernel:
@@ -160,7 +166,7 @@ class Kernel:
         functools.update_wrapper(self, function)
         self.function, self.out, self.threads = function, out, threads
         self.name = function.__name__
-        self._variants: dict[Facts, CompiledKernel] = {}
+        self._variants: OrderedDict[Facts, CompiledKernel] = OrderedDict()
         self._choices = Choices(self._simulated)
         self._compiling: dict[Facts, threading.Lock] = {}
         self._lock = threading.RLock()
@@ -438,6 +444,8 @@ class Kernel:
         compiled now."""
         found = self._variants.get(facts)
         if found is not None:
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._variants.move_to_end(facts)
             return found
         with self._lock:
             lock = self._compiling.setdefault(facts, threading.Lock())
@@ -448,8 +456,41 @@ class Kernel:
                 if found is None:
                     found = self._build(facts)
                     store_variant(facts, found)
-                self._variants[facts] = found
+                self._keep(facts, found)
         return found
+
+    def _keep(self, facts: Facts, variant: CompiledKernel) -> None:
+        with self._lock:
+            self._variants[facts] = variant
+            self._compiling.pop(facts, None)
+            if len(self._variants) > MOST_KEPT:
+                for _ in range(MOST_KEPT // 4):
+                    self._variants.popitem(last=False)
+                for revision in self._revisions.values():
+                    revision.forget_launches()
+
+    def clear(self) -> None:
+        """Drop everything that was made for this kernel in this process: variants, choices,
+        launches made ready. The next call begins anew, with what the disk cache has.
+
+        Machine code that nothing else refers to is unloaded, once the device has done its work;
+        that of a `CompiledKernel` which is kept elsewhere stays. A CUDA graph does not keep the
+        code of its kernels: do not replay one that was captured before.
+        """
+        with self._lock:
+            codes = [code for v in self._variants.values() for code in v.codes()]
+            self._variants.clear()
+            self._revisions.clear()
+            self._compiling.clear()
+            self._choices = Choices(self._simulated)
+            self._revision = self._path = None
+            self._on_grid = self._launch_on_grid
+            if "__call__" in vars(type(self)):
+                delattr(type(self), "__call__")
+        gc.collect()  # a loaded kernel and its memory of tensor maps refer to each other
+        for alive, unload in codes:
+            if alive() is None:
+                unload()
 
     def _simulated(self, facts: Facts) -> CompiledKernel:
         """The variant whose records the simulator runs."""

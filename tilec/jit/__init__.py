@@ -2,7 +2,10 @@
 
 specialise         the facts that a call's arguments give
 choose             the compile-time arguments and the plan that a call leaves open
-fingerprint, disk  the cache on disk and its keys
+captured           what a kernel's names stand for, and whether that has changed
+fingerprint        values as text, for keys
+revision           the kernel under the values that its names have at one time
+disk               the cache on disk
 build              tracing, passes, code generation, assembly
 attempts           machine code for one plan after another
 compiled, export   what they make

@@ -38,6 +38,7 @@ FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096
+_MOST_CHOOSERS = 32  # each holds the traced kernel
 
 Grid = tuple[int, int, int]
 Variant = tuple[tuple[tuple[str, int], ...], "Plan | None"]
@@ -137,6 +138,8 @@ class Choices:
         open_ = open_constants(call)
         chooser = self._choosers.get(base)
         if chooser is None:
+            if len(self._choosers) >= _MOST_CHOOSERS:
+                self._choosers.clear()
             chooser = self._choosers[base] = tune.Chooser(
                 functools.partial(build.trace_variant, signature, base),
                 {name: a.values for name, a in open_.items()},

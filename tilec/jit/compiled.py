@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,10 @@ class CompiledKernel:
                     found = driver(self.target.split(":")[0]).load(self.image, index)
                     self._loaded[index] = found
         return found
+
+    def codes(self) -> list[tuple[weakref.ref[Kernel], Callable[[], None]]]:
+        """Each kernel that was loaded, and a function that unloads its code once it is gone."""
+        return [(weakref.ref(kernel), kernel.unloader()) for kernel in self._loaded.values()]
 
     def grid(self, call: Call, given: Grid | None) -> Grid:
         """The grid of a launch: the kernel's own, or the one `given` with it.

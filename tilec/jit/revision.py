@@ -100,6 +100,12 @@ class Revision:
             renew_launcher(path.call, new.values)
             renew_launcher(path.on_grid, new.values)
 
+    def forget_launches(self) -> None:
+        """Let go of the variants that launches were made ready of."""
+        for path in self.paths.values():
+            path.prepared.memo.clear()
+            path.prepared.recipes.clear()
+
     def write_path(
         self, name: str, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
     ) -> LaunchPath:

@@ -217,6 +217,9 @@ class CpuKernel:
 
         return call
 
+    def unloader(self) -> Callable[[], None]:
+        return lambda: None  # the engine goes with this object
+
     def launch(self, ready: Ready) -> None:
         ready()
 

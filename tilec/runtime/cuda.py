@@ -171,6 +171,12 @@ class CudaDriver:
     def load(self, image: Image, index: int) -> Kernel:
         return CudaKernel(self, image, index)
 
+    def unload(self, module: Any, index: int, name: str) -> None:
+        """Unload a module when the device has done its work."""
+        with self.context(index):
+            self.check(self.api.cuCtxSynchronize(), f"waiting for cuda:{index}")
+            self.check(self.api.cuModuleUnload(module), f"unloading {name}")
+
 
 class CudaKernel:
     """A kernel on one device. `function` is the driver's handle, `address` its value."""
@@ -209,6 +215,9 @@ class CudaKernel:
         )
         call.keep = (self, config, block)
         return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call
+
+    def unloader(self) -> Callable[[], None]:
+        return functools.partial(self.driver.unload, self.module, self.index, self.image.name)
 
     def launch(self, ready: Ready) -> None:
         with self.driver.context(self.index):

@@ -43,6 +43,10 @@ class Kernel(Launchable, Protocol):
         """A launch of `grid` blocks on `stream` with the arguments in `block`, which it keeps
         alive."""
 
+    def unloader(self) -> Callable[[], None]:
+        """A function that waits for the device and unloads the code; it does not refer to this
+        object."""
+
     def launch(self, ready: Ready) -> None:
         """Run `ready` with the device's context current; raise DriverError if it fails."""
 

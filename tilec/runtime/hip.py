@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,6 +106,12 @@ class HipDriver:
     def load(self, image: Image, index: int) -> Kernel:
         return HipKernel(self, image, index)
 
+    def unload(self, module: Any, index: int, name: str) -> None:
+        """Unload a module when the device has done its work."""
+        with self.device(index):
+            self.check(self.api.hipDeviceSynchronize(), f"waiting for hip:{index}")
+            self.check(self.api.hipModuleUnload(module), f"unloading {name}")
+
 
 class HipKernel:
     """A kernel on one device."""
@@ -133,6 +139,9 @@ class HipKernel:
             return int(code)
 
         return call
+
+    def unloader(self) -> Callable[[], None]:
+        return functools.partial(self.driver.unload, self.module, self.index, self.image.name)
 
     def launch(self, ready: Ready) -> None:
         code = ready()
