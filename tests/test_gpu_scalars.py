@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import interp_scalar as num
+import ml_dtypes
 import numpy as np
 import pytest
 import scalar_jit as jit
 
+import tilec
+import tilec.language as T
 from tilec.codegen.casts import literal
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars
@@ -262,3 +265,26 @@ def test_what_a_gpu_cannot_do_is_refused():
         s.unary("exp", Val("double", "%d"), t.FLOAT64)
     with pytest.raises(CompileError, match="int4 cannot be computed with"):
         s.cast(int_val(1), t.INT32, t.INT4)
+
+
+def test_a_bit_with_a_sign_as_bfloat16():
+    """LLVM 22 prints the conversion of 0 or -1, where it has seen that it is no more, as one of 0
+    or 1 for sm_90 and later (found by the fuzzer on an H200)."""
+    n = T.dynamic("n")
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((2, n), "bool"), C: T.Tensor((2, n), "bfloat16")):
+        with T.Kernel(2, threads=32) as by:
+            held = T.alloc_fragment((1, 64), "int32")
+            for i, j in T.Parallel(1, 64):
+                held[i, j] = -T.Cast("int32", A[by + i, j])
+            T.copy(held, C[by, 0])
+
+    specs = tilec.spec((2, 9), "bool"), tilec.spec((2, 9), "bfloat16")
+    ptx = kernel.compile(*specs, target="cuda:sm_90a").stages["ptx"]
+    assert "cvt.rn.bf16.f32" in ptx and "cvt.rn.bf16.s32" not in ptx
+    a = np.random.default_rng(0).random((2, 9)) < 0.5
+    for target in ("cuda:sm_90a", "cuda:sm_80"):
+        c = np.zeros((2, 9), ml_dtypes.bfloat16)
+        assert tilec.simulate(kernel, a, c, target=target).ok
+        np.testing.assert_array_equal(c.astype(np.float32), -a.astype(np.float32))

@@ -209,9 +209,13 @@ class Casts:
                 return literal(x.literal & _ones(x.type) if opcode == "uitofp" else x.literal, dest)
             return f.cast(opcode, x, register_type(dest))
         if source.bits <= 16 or source == BOOL:
-            return self.narrow(f.cast(opcode, x, "float"), dest)
+            return self.narrow_int(f.cast(opcode, x, "float"), dest)
         wide = f.cast(opcode, x, "double")
-        return self.cast(wide, FLOAT64, dest)
+        return self.narrow_int(self.numerics.round_to_odd(wide), dest)
+
+    def narrow_int(self, x: Val, dtype: DType) -> Val:
+        """An LLVM float that was made of an integer as a float of 16 bits or fewer."""
+        return self.narrow(x, dtype)
 
     def _to_int(self, x: Val, source: DType, dest: DType) -> Val:
         """Toward zero, saturating; nan gives 0."""

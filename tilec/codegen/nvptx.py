@@ -19,7 +19,7 @@ from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync, wgmma
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.row import LLVM_TYPES
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
+from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
 DIMS = "xyz"
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
@@ -50,6 +50,13 @@ class NvptxScalars(GpuScalars):
 
     def quotient_fast(self, a: Val, b: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.div.full", [a, b])
+
+    def narrow_int(self, x: Val, dtype: DType) -> Val:
+        if dtype != BFLOAT16:
+            return super().narrow_int(x, dtype)
+        # Where LLVM 22 sees that the integer is 0 or -1, a conversion of its own becomes one of a
+        # single bit, which it prints for sm_90 as one of 0 or 1.
+        return self.f.intrinsic("bfloat", "llvm.nvvm.f2bf16.rn", [x])
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
         if not self.hopper:

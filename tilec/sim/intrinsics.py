@@ -250,6 +250,7 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.nvvm.ex2.approx.ftz.f": _exp2,
     "llvm.nvvm.rcp.approx.ftz.f": _reciprocal,
     "llvm.nvvm.rsqrt.approx.f": _inverse_root,
+    "llvm.nvvm.f2bf16.rn": lambda x: numbers.cast("fptrunc", x, "float", "bfloat"),
     "llvm.nvvm.div.full": lambda a, b: a / b,
     "llvm.nvvm.ff.to.e4m3x2.rn": _pack_ptx(_TO_E4M3),
     "llvm.nvvm.ff.to.e5m2x2.rn": _pack_ptx(_TO_E5M2),
