@@ -211,6 +211,8 @@ class Casts:
         if source.bits <= 16 or source == BOOL:
             return self.narrow_int(f.cast(opcode, x, "float"), dest)
         wide = f.cast(opcode, x, "double")
+        if dest == TFLOAT32:
+            return self.cast(wide, FLOAT64, dest)
         return self.narrow_int(self.numerics.round_to_odd(wide), dest)
 
     def narrow_int(self, x: Val, dtype: DType) -> Val:
