@@ -35,6 +35,8 @@ def compiled(*given: Any) -> Any:
 def test_who_stores(n: int, gap: int, by_tma: bool) -> None:
     a, b, c = arrays(n, gap)
     assert (STORE in compiled(a, b, c).stages["ptx"]) == by_tma
+    wide = (n + gap) * 4 % 16 == 0  # so threads may store 16 bytes at a time
+    assert by_tma or ("st.global.v4.b32" in compiled(a, b, c).stages["ptx"]) == wide
     report = tilec.simulate(KERNEL, a, b, c, target="cuda:sm_90a")
     assert not report.findings, str(report)
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.T.astype(np.float64), atol=1e-3)

@@ -16,6 +16,7 @@ from tilec.ir.errors import (
     LaunchError,
     LayoutError,
     ResourceError,
+    TargetError,
     TilecError,
     did_you_mean,
 )
@@ -24,7 +25,6 @@ from tilec.jit.specialise import spec
 from tilec.kernel import Kernel, kernel, recommend
 from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
-from tilec.target import TargetError
 
 if TYPE_CHECKING:
     from tilec.jit.simulate import simulate

@@ -14,12 +14,11 @@ from typing import Any
 from tilec.cli.arguments import Words, make_arguments, read_words
 from tilec.cli.kernels import find_kernel
 from tilec.cli.usage import UsageError
-from tilec.ir.errors import LaunchError, TilecError
+from tilec.ir.errors import LaunchError, TargetError, TilecError
 from tilec.jit.simulate import simulate, simulated_target
 from tilec.kernel import Kernel
 from tilec.sim.launch import DEFAULT_STEPS
 from tilec.sim.report import Report
-from tilec.target import TargetError
 
 DEFAULT_TARGET = "cuda:sm_90a"
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

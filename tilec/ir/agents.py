@@ -138,6 +138,14 @@ def contiguous(
     return max(1, gcd2(elements, facts.divisor(offsets[-1])))
 
 
+def ragged_tensors(func: Func) -> frozenset[Value]:
+    """The tensors whose rows end within 16 bytes. TMA stores whole 16 bytes, also where the last of
+    them lie behind the row (NVIDIA H200; Triton's issue 11583), so there is nothing that it may
+    store to them; threads may, as wide as the strides let them."""
+    named = set(func.attrs.get("ragged", ()))
+    return frozenset(p.value for p in func.params if p.role == "tensor" and p.arg in named)
+
+
 def tensor_map_fits(t: BufferType) -> bool:
     """Whether a tensor map can describe the tensor: rank, contiguous last dimension, 16-byte base
     and strides."""

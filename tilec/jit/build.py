@@ -63,19 +63,15 @@ def trace_variant(
         wide=facts.wide,
     )
     func = trace(signature, known)
-    if target.has("tma") and (narrow := _narrow_rows(func, facts)):
-        tensors = {n: replace(t, align=narrow.get(n, t.align)) for n, t in known.tensors.items()}
-        func = trace(signature, replace(known, tensors=tensors))
+    if target.has("tma") and (ragged := _ragged(func, facts)):
+        func = func.with_attrs(ragged=ragged)
     return func.with_attrs(may_alias=True) if facts.may_alias else func
 
 
-def _narrow_rows(func: Func, facts: Facts) -> dict[str, int]:
-    """The alignment that is left of written tensors whose rows are no whole 16 bytes. TMA stores
-    whole 16 bytes, also where the last of them lie behind the row (NVIDIA H200; Triton's issue
-    11583), so there is nothing that it may store to them."""
-    rows = {a.name: a.row for a in facts.arguments if a.kind == "tensor" and a.row < 16}
-    written = written_tensors(func) if rows else set[str]()
-    return {name: row for name, row in rows.items() if name in written}
+def _ragged(func: Func, facts: Facts) -> tuple[str, ...]:
+    """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
+    rows = {a.name for a in facts.arguments if a.kind == "tensor" and a.row < 16}
+    return tuple(sorted(rows & written_tensors(func))) if rows else ()
 
 
 def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:

@@ -201,9 +201,9 @@ class Choices:
                 )
             return [Chosen({}, None)]
         made = []
-        for constants in found.tiles:
-            plans = found.plans(constants)
-            made.append(Chosen(constants, plans[0] if plans else None, plans, found.text))
+        for tile in found.tiles:
+            plans = found.plans(tile)
+            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text))
         known = self._known.get(base, set())
         if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
             return [self._usual(made[0], known, base, signature, call, grid)]

@@ -15,7 +15,7 @@ import numpy as np
 from tilec.ir.caller import for_users
 from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
-from tilec.ir.errors import LaunchError, did_you_mean, shown
+from tilec.ir.errors import LaunchError, TargetError, did_you_mean, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
 from tilec.jit.simulated import Records, records_of, variant_records
@@ -32,7 +32,7 @@ from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import OnChange
-from tilec.target import NOT_YET, Target, TargetError, find_target, meant_target
+from tilec.target import NOT_YET, Target, find_target, meant_target
 from tilec.tools import find_ptxas
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",

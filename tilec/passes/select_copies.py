@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.agents import Agents, same_order, tensor_map_fits
+from tilec.ir.agents import Agents, ragged_tensors, same_order, tensor_map_fits
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.layout import Layout, leading_run, tma_box
 from tilec.ir.ops import (
@@ -49,6 +49,7 @@ class _Chooser:
         self.func = func
         self.agents = Agents(func, target)
         self.unseen = _never_seen_again(func)
+        self.ragged = ragged_tensors(func)
 
     def choose(self, o: Copy) -> Op:
         vector = self.agents.vector(o)
@@ -70,6 +71,7 @@ class _Chooser:
             or t.space != "global"
             or t.dtype == BOOL
             or not tensor_map_fits(t)
+            or o.dest in self.ragged
             or o not in self.unseen
         ):
             return False

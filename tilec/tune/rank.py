@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilec.ir.agents import tensor_map_fits
+from tilec.ir.agents import ragged_tensors, tensor_map_fits
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
@@ -160,9 +160,11 @@ class Candidate:
     @cached_property
     def _leaves(self) -> bool:
         """Whether TMA can take some tile to global memory."""
-        copies = (o for o in walk(self.func.body) if isinstance(o, Copy))
+        ragged = ragged_tensors(self.func)
+        stored = (o.dest for o in walk(self.func.body) if isinstance(o, Copy))
         return any(
-            o.dest.buffer.space == "global" and tensor_map_fits(o.dest.buffer) for o in copies
+            v.buffer.space == "global" and tensor_map_fits(v.buffer) and v not in ragged
+            for v in stored
         )
 
     def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
