@@ -9,7 +9,8 @@ A loop runs over groups of `v` registers whose elements are neighbours, so that 
 among them become vector accesses where alignment is known. It is written out, but for one that is
 long and selects no registers. An index that may leave its tensor is
 guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
-that crosses an edge takes the guarded form."""
+that crosses an edge takes the guarded form, which is written element by element where it is long
+and selects no registers: few tiles run it, and each of its instructions is compiled."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32
-from tilec.passes.accesses import changes_memory
+from tilec.passes.accesses import changes_memory, fragment_accesses
 from tilec.passes.addressing import (
     Place,
     clone_expression,
@@ -64,6 +65,10 @@ from tilec.target import Target
 
 MOST_WRITTEN = 128
 """Iterations of a thread that are written out where no register has to be selected by a number."""
+MOST_OPS = 2048
+"""Operations that such a loop is written out to: there is enough to do while one iteration loads."""
+MOST_EDGE_OPS = 512
+"""The same for the form that only tiles at an edge take."""
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
@@ -170,7 +175,8 @@ class Lowering:
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
         self._emit(fast, p, place, replica, width, dim, guarded=False)
-        self._emit(slow, p, place, replica, width, dim, guarded=True)
+        edge = 1 if _is_long(p, MOST_EDGE_OPS) else width
+        self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         fast.emit(Yield)
         slow.emit(Yield)
         b.emit(If, inside, fast.block(), slow.block())
@@ -229,8 +235,10 @@ class Lowering:
         width: int,
         dim: int,
         guarded: bool,
+        most: int = MOST_OPS,
     ) -> None:
-        """The loop over groups of `width` registers."""
+        """The loop over groups of `width` registers. A loop of more than `most` operations is not
+        written out."""
         assert p.layout is not None
         registers = p.layout.size("reg")
         group = Value(b.value(Const, 0, INT32).type, "r")
@@ -264,9 +272,18 @@ class Lowering:
         inner.emit(Yield)
         groups, block = registers // width, inner.block([group])
         selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
-        kind = "unroll" if selects or groups <= MOST_WRITTEN else "serial"
+        short = groups <= MOST_WRITTEN and not _is_long(p, most)
+        kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.value(Const, n, INT32) for n in (0, groups, 1))
         b.emit(For, kind, zero, count, one, (), block)
+
+
+def _is_long(p: Parallel, most: int) -> bool:
+    """Whether what a thread does in the loop is more than `most` operations, and none of them
+    selects a register."""
+    assert p.layout is not None
+    count = sum(1 for _ in walk(p.body))
+    return count * p.layout.size("reg") > most and not fragment_accesses(p)
 
 
 def _leaves_registers(p: Parallel) -> bool:
