@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import time
 from typing import Any
 
@@ -60,6 +62,53 @@ def test_a_million_elements_compile_at_once(target: str) -> None:
         shapes = [(10**6,)] * 2 if make is elements else [(10**6, 3), (3, 10**6)]
         make(10**6).compile(*(tilec.spec(s, "float32") for s in shapes), target=target)
     assert time.process_time() - start < 4
+
+
+def chain(statements: int, dtype: str) -> Any:
+    """Statements one behind another, each with the value of the one before."""
+    rows = ["x = T.max(x, -x * 0.5)", "x = x * 1.25 + 0.5"]
+    body = [rows[n % 2] for n in range(statements)]
+    source = f"""
+def chain(A: T.Tensor((N,), "{dtype}"), C: T.Tensor((N,), "{dtype}")):
+    with T.Kernel(T.ceildiv(N, 1024), threads=128) as b:
+        for j in T.Parallel(1024):
+            x = A[b * 1024 + j]
+            {"; ".join(body)}
+            C[b * 1024 + j] = x
+"""
+    name = f"<chain of {statements} {dtype}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    found: dict[str, Any] = {"T": T, "N": T.dynamic("N")}
+    exec(compile(source, name, "exec"), found)
+    return tilec.kernel(found["chain"])
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_long_body_is_written_once_a_vector(target: str, dtype: str) -> None:
+    """A thread has eight elements: those of a vector are written out, in the fast form; at an edge
+    there is one at a time."""
+    kernel, short, n = chain(100, dtype), chain(4, dtype), 1024
+    made = kernel.compile(*[tilec.spec((n,), dtype)] * 2, target=target)
+    lowered = made.stages["lower_parallel"]
+    wide = max(int(w) for w in re.findall(r"mem_load .*lanes=(\d)", lowered))
+    assert lowered.count("for.serial") == 2 and "for.unroll" not in lowered
+    assert lowered.count("binary.max") == 50 * (wide + 1)
+    loads = [line for line in lowered.splitlines() if "mem_load" in line]
+    assert len(loads) == 2 and "guard" not in loads[0] and "guard" in loads[1]
+    few = short.compile(*[tilec.spec((n,), dtype)] * 2, target=target).stages["lower_parallel"]
+    assert "for.serial" not in few  # all its loads are on their way at once
+
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("n", [1024, 1500, 3])
+def test_a_long_body_computes(target: str, n: int, rng: np.random.Generator) -> None:
+    a, c = rng.standard_normal(n, np.float32), np.zeros(n, np.float32)
+    want = a.copy()
+    for i in range(60):
+        want = want * np.float32(1.25) + np.float32(0.5) if i % 2 else np.maximum(want, -want / 2)
+    assert not tilec.simulate(chain(60, "float32"), a, c, target=target).findings
+    np.testing.assert_allclose(c, want, rtol=1e-4)
 
 
 def nested(word: str) -> Any:

@@ -65,8 +65,8 @@ from tilec.target import Target
 
 MOST_WRITTEN = 128
 """Iterations of a thread that are written out where no register has to be selected by a number."""
-MOST_OPS = 2048
-"""Operations that such a loop is written out to: there is enough to do while one iteration loads."""
+MOST_OPS = 1024
+"""Operations up to which such a loop is written out: a longer body hides its own loads."""
 MOST_EDGE_OPS = 512
 """The same for the form that only tiles at an edge take."""
 
