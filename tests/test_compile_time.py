@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from typing import Any
 
@@ -146,3 +147,51 @@ def test_what_spills_much_is_not_made_again_with_other_stores() -> None:
             attempts.check(plan, func)
     attempts.check(Plan("wide direct", specialise=True, threads=256), func)
     assert attempts.made == ["staged", "wide", "wide direct"] and attempts.kept is not None
+
+
+def test_what_spills_much_is_not_made_again_for_more_blocks() -> None:
+    func = parse_func(CHAIN)
+    much = 10 * FEW_SPILLED
+    attempts = Counted({"walk": much, "two": much, "alone": much})
+    for plan in (
+        Plan("walk", specialise=True, persistent=True),
+        Plan("neighbours", specialise=True, persistent=True, cluster=(2, 1, 1)),
+        Plan("two", split=2),
+        Plan("four", split=4),
+        Plan("alone"),  # without a sum that is shared it may fit
+    ):
+        with pytest.raises(ResourceError, match="spill"):
+            attempts.check(plan, func)
+    assert attempts.made == ["walk", "two", "alone"]
+
+
+def test_the_same_code_is_assembled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of these rows can be brought by TMA: with producers or without, the code is one."""
+    asked: list[str] = []
+
+    def spilling(text: str, target: Any) -> Assembled:
+        asked.append(text)
+        return Assembled(text, target, b"", spilled_bytes=800, advisories=("800 bytes spilled",))
+
+    monkeypatch.setattr(sys.modules["tilec.jit.attempts"], "assemble", spilling)
+
+    @tilec.kernel
+    def product(
+        A: T.Tensor((65, 63), "float16"),
+        B: T.Tensor((63, 67), "float16"),
+        C: T.Tensor((65, 67), "float16"),
+    ):
+        with T.Kernel(2, 2, threads=128) as (x, y):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[y * 64, k * 32], a)
+                T.copy(B[k * 32, x * 64], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[y * 64, x * 64])
+
+    shapes = [(65, 63), (63, 67), (65, 67)]
+    made = product.compile(*[tilec.spec(s, "float16") for s in shapes], target="cuda:sm_90a")
+    tried = made.stages["plan"].count("tried: ")
+    assert len(asked) == len(set(asked)) < tried

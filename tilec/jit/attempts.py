@@ -58,12 +58,20 @@ class Attempts:
         self.kept: Attempt | None = None
         self.least: Attempt | None = None
         self._spilling: set[Plan] = set()
+        self._made: dict[str, Attempt] = {}
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
         """Machine code of `func`, which has been through the passes; on AMD without what it
         prints. Where there is no product to hold in registers, a thread that could do with fewer
-        gets fewer, so that more of them load at the same time."""
+        gets fewer, so that more of them load at the same time. Two plans may have the same code,
+        as where nothing can be brought by TMA: it is assembled once."""
         text = codegen.emit(func, self.target)
+        if text in self._made:
+            return replace(self._made[text], plan=plan, func=func)
+        made = self._made[text] = self._assembled(plan, func, text)
+        return made
+
+    def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:
         coded = without_prints(text) if self.target.kind == "hip" else text
         made = Attempt(plan, func, text, assemble(coded, self.target))
         for blocks in self._more_blocks(func, made.assembled):
@@ -96,21 +104,22 @@ class Attempts:
             spilled, advisories = self.least.faults
             if 0 < spilled <= FEW_SPILLED and advisories <= 1:
                 raise Settled
-        if _stored_either_way(plan) in self._spilling:
-            raise ResourceError("registers spill whichever way the results leave", func.loc)
+        if _in_registers(plan) in self._spilling:
+            raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
         made = self.make(plan, func)
         fault = trouble(made.assembled.advisories)
         if not fault:
             self.kept = made
             return
         if made.faults[0] > FEW_SPILLED:
-            self._spilling.add(_stored_either_way(plan))
+            self._spilling.add(_in_registers(plan))
         if self.least is None or made.faults < self.least.faults:
             self.least = made
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
 
 
-def _stored_either_way(plan: Plan) -> Plan:
-    """What plans that differ only in how the results leave have in common: what spills much, spills
-    long before that."""
-    return replace(plan, name="", stages=0, staged_store=False)
+def _in_registers(plan: Plan) -> Plan:
+    """What of a plan decides about registers: not how the results leave, nor who else loads the
+    tiles, nor how many blocks share a sum. What spills much, spills long before that."""
+    same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1))
+    return replace(same, split=min(plan.split, 2))
