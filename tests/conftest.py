@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import signal
 import zlib
 from typing import Any
 
@@ -72,6 +73,13 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory):
     yield
     del os.environ["TILEC_CACHE_DIR"]
     os.environ.update(kept)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts():
+    """A run in the background is started with SIGINT ignored, and so would be what it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -120,9 +120,9 @@ MORE = (
         "row[i]",
     ),
     Mistake(
-        "sum of hundreds",
-        line("x = scale" + " + 1.0" * 900),
-        "x = scale" + " + 1.0" * 900,
+        "hundreds of signs",
+        line("x = " + "-" * 900 + "scale"),
+        "x = " + "-" * 900 + "scale",
         ("this nests too deep to be read",),
         "give parts of it names",
     ),

@@ -318,7 +318,8 @@ def test_buffers_of_the_plan_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     """The resources are those of the code that was kept."""
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
     got = wide.compile(*SQUARE, target="cuda:sm_90a", BM=128, BN=128, BK=64, stages=3)
-    assert got.resources.buffers["A_s"] == 3 * 128 * 64 * 2
+    stages, rest = divmod(got.resources.buffers["A_s"], 128 * 64 * 2)
+    assert stages >= 3 and not rest and f"stages={stages}" in got.stages["plan"].split("\n")[0]
     assert got.resources.shared_bytes <= SHARED_BYTES
     kernel, arrays, options = PROGRAMS["NN"]
     for _, done in lowered(tile_func(kernel, arrays, **options), SM90):

@@ -339,7 +339,7 @@ class _Agent:
             case ops.CpAsyncWait() | ops.TmaStoreWait() | ops.WgmmaWait():
                 kind = o.opname.removesuffix("_wait")
                 self.races.wait(self.clock, kind, o.pending)
-            case ops.MbarrierInitFence() | ops.PrefetchMap():
+            case ops.MbarrierInitFence() | ops.PrefetchMap() | ops.CheckIndex():
                 pass
             case _:
                 raise AssertionError(f"no meaning for {o.opname}")

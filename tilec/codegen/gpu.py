@@ -35,7 +35,7 @@ _PACKED_CASTS = {
 
 
 _SHORT = 24  # ops of a loop's body
-_LOADING = (ops.MemLoad, ops.RegRead, ops.RegWrite, ops.Yield)
+_LOADING = (ops.MemLoad, ops.RegRead, ops.RegWrite, ops.CheckIndex, ops.Yield)
 
 
 class Emitter(Buffers):
