@@ -192,6 +192,7 @@ class Choices:
             asked = replace(call, first=None, constants=dict(call.constants))
             again = functools.partial(self._text, base, signature, asked, grid)
             return [Chosen(constants, plan, (), again)]
+        stored.pop(where, None)  # what cannot be read is made anew
         found = self.rank(base, signature, call, grid)
         if found is None:
             if open_:

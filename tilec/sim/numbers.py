@@ -109,12 +109,16 @@ def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, V
 
 def _divide(a: Value, b: Value) -> Value:
     """Towards zero; by zero anything (see `Agent.divide`)."""
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(_divide, a, b)
     safe = np.where(b == 0, b.dtype.type(1), b)
     found = a // safe
     return (found + ((a % safe != 0) & ((a < 0) != (safe < 0)))).astype(a.dtype)[()]
 
 
 def _remainder(a: Value, b: Value) -> Value:
+    if isinstance(a, Lost) or isinstance(b, Lost):
+        return absorbed(_remainder, a, b)
     return (a - _divide(a, b) * b).astype(a.dtype)
 
 
