@@ -27,7 +27,7 @@ MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait fo
 UNSPECIALISED = 0.75  # threads that bring their own tiles
 OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
-IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as multiprocessors have nothing to do
+IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
 ONE_TEAM = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
@@ -127,7 +127,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     if plan.teams > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
-    if waves == 1:
+    if waves == 1 and any(r is not None and r.name.startswith("wgmma") for r in made.rows):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
     stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
