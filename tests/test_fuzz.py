@@ -67,7 +67,7 @@ def test_a_fresh_seed() -> None:
 
 def test_many_programs_on_the_cpu() -> None:
     tally = session.Tally()
-    for result in session.results(11, iter(range(25)), ("cpu",), 1):
+    for result in session.results(11, iter(range(25)), ("cpu",), 0):
         tally.add(result)
     assert tally.programs >= 24 and not tally.failures, tally.summary()
     assert tally.refused <= 1 and len(tally.words) > 15, tally.summary()
@@ -364,7 +364,18 @@ def test_failures_give_status_1_and_a_test_file(
 ) -> None:
     monkeypatch.setattr(passes, "NORMALISE", (*passes.NORMALISE, (wrong_maximum, "TILE")))
     _, _, number = first_failure(5, "cpu")
-    given = ["--seed", "5", "--program", str(number), "--target", "cpu", "--shrink", "3"]
+    given = [
+        "--seed",
+        "5",
+        "--program",
+        str(number),
+        "--target",
+        "cpu",
+        "--shrink",
+        "3",
+        "--jobs",
+        "0",
+    ]
     assert cli.command([*given, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "numbers" in said and "shrunk to" in said
@@ -384,7 +395,7 @@ def test_interrupting_gives_the_summary(
         return session.Result(1, 0, (Outcome("cpu", "ok"),))
 
     monkeypatch.setattr(session, "try_program", interrupted)
-    assert cli.command(["--seed", "1", "--target", "cpu"]) == 0
+    assert cli.command(["--seed", "1", "--target", "cpu", "--jobs", "0"]) == 0
     assert "1 programs, 0 failed" in capsys.readouterr().out
 
 

@@ -29,7 +29,8 @@ What becomes of them:
 
     outcome       runs a program on the CPU target, the simulator and a GPU, and compares
     gpu, silence  by way of torch; without what it prints
-    session       programs one after the other, or in several processes
+    session       programs one after the other
+    workers       processes that run them, and may be lost
     shrink        makes a failing program smaller
     testfile      writes it as a test
     cli           `python -m tilec fuzz`

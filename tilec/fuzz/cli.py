@@ -16,6 +16,7 @@ from tilec.fuzz.generate import generate
 from tilec.fuzz.outcome import GPU_RUNS, run_program, targets
 from tilec.fuzz.session import Result, Tally, results, shrunk
 from tilec.fuzz.testfile import write_test
+from tilec.fuzz.workers import MOST_SECONDS, Worker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=int, default=GPU_RUNS, help=f"of each program on a GPU (default: {GPU_RUNS})"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes; 0: this one, for a debugger"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=MOST_SECONDS,
+        help=f"seconds of a program on a target, then it counts as endless ({MOST_SECONDS:.0f})",
+    )
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds for each failure")
     parser.add_argument("--out", type=Path, default=Path("tests"), help="folder of written tests")
     parser.add_argument("--max-failures", type=int, default=10, help="stop after so many")
@@ -53,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
     seen: set[tuple[str, str, str]] = set()
     try:
         numbers = _numbers(options, tally)
-        for result in results(seed, numbers, chosen, options.jobs, options.runs):
+        for result in results(seed, numbers, chosen, options.jobs, options.runs, options.limit):
             tally.add(result)
             told.show(tally)
             if result.failures:
@@ -86,20 +95,29 @@ def _numbers(options: argparse.Namespace, tally: Tally) -> Iterator[int]:
 
 
 def _report(result: Result, options: argparse.Namespace, seen: set[tuple[str, str, str]]) -> None:
-    """Say what failed, shrink the first failure of each kind and write its test."""
+    """Say what failed; shrink the first failure of each kind and write it as a test."""
     for failure in result.failures:
         head = f"program {result.number} of seed {result.seed} failed on {failure.target}"
         print(f"{head}: {failure.kind} {failure.detail}\n{_indented(failure.text)}", flush=True)
     failure = result.failures[0]
     key = (failure.kind, failure.detail, failure.text.split("\n")[-1][:80])
-    if key in seen or options.shrink <= 0:
+    if key in seen:
         return
     seen.add(key)
     program = generate(result.seed, result.number)
-    smaller = shrunk(program, failure, options.shrink)
-    (now,) = run_program(smaller, (failure.target,))
-    path = write_test(smaller, now, result.seed, result.number, options.out)
-    print(f"shrunk to:\n{_indented(smaller.source)}\nwritten to {path}", flush=True)
+    if options.shrink > 0:
+        worker = Worker(options.limit) if options.jobs else None
+        run = worker.run if worker else run_program
+        try:
+            program = shrunk(program, failure, options.shrink, run)
+            (now,) = run(program, (failure.target,), options.runs)
+            failure = now if now.failed else failure
+        finally:
+            if worker:
+                worker.close()
+        print(f"shrunk to:\n{_indented(program.source)}", flush=True)
+    path = write_test(program, failure, result.seed, result.number, options.out)
+    print(f"written to {path}", flush=True)
 
 
 def _indented(text: str) -> str:

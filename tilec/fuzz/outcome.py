@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ SLACK = 4.0  # bounds are those of orderly sums; targets may cut them into parts
 class Outcome:
     """What a target made of a program. `kind`: "ok"; "refused" (a CompileError other than an
     internal one); else a failure: "numbers", "outside" (memory beside an array was written),
-    "finding" (of the simulator), "runs" (two on a GPU that differ), "error". `detail` tells
-    failures of one kind apart; `text` is for people."""
+    "finding" (of the simulator), "runs" (two on a GPU that differ), "error", "ended" (its process,
+    `workers`), "endless". `detail` tells failures of one kind apart; `text` is for people."""
 
     target: str
     kind: str
@@ -112,15 +112,23 @@ def _text(kernel: Kernel) -> str:
     return " ".join(str(c) for c in kernel.function.__code__.co_consts)
 
 
-def run_program(program: Program, chosen: Sequence[str], runs: int = GPU_RUNS) -> list[Outcome]:
-    """The outcome on each target, on a GPU of so many runs. Raises Invalid or Unclear for a program
-    without a meaning."""
+def outcomes(program: Program, chosen: Sequence[str], runs: int = GPU_RUNS) -> Iterator[Outcome]:
+    """The outcome on each target, one after the other, on a GPU of so many runs. Raises Invalid or
+    Unclear for a program without a meaning."""
     try:
         kernel = program.load()
         wants = Wants(kernel, program.arguments, program.launch)
-        return [run_on(kernel, program.arguments, wants, target, runs) for target in chosen]
+        for target in chosen:
+            yield run_on(kernel, program.arguments, wants, target, runs)
     finally:
         program.forget()
+
+
+def run_program(
+    program: Program, chosen: Sequence[str], runs: int = GPU_RUNS
+) -> tuple[Outcome, ...]:
+    """`outcomes`, all of them, in this process."""
+    return tuple(outcomes(program, chosen, runs))
 
 
 def run_on(

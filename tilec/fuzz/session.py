@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.pool import AsyncResult
 
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.generate import generate
@@ -17,6 +13,7 @@ from tilec.fuzz.numbers import Unclear
 from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program
 from tilec.fuzz.program import Program
 from tilec.fuzz.shrink import shrink
+from tilec.fuzz.workers import MOST_SECONDS, Worker, finished
 
 
 @dataclass(frozen=True)
@@ -99,14 +96,16 @@ def reason(outcome: Outcome) -> str:
     return first.split(": ", 1)[-1][:100]
 
 
+Run = Callable[[Program, Sequence[str], int], tuple[Outcome, ...]]
+
+
 def try_program(seed: int, number: int, targets: Sequence[str], runs: int = GPU_RUNS) -> Result:
-    """Make and run one program, on a GPU so many times."""
+    """Make and run one program in this process, on a GPU so many times."""
     program = generate(seed, number)
     try:
-        outcomes = tuple(run_program(program, targets, runs))
+        return Result(seed, number, run_program(program, targets, runs), "", program.words)
     except (Invalid, Unclear) as e:
         return Result(seed, number, (), str(e), program.words)
-    return Result(seed, number, outcomes, "", program.words)
 
 
 def results(
@@ -115,34 +114,37 @@ def results(
     targets: Sequence[str],
     jobs: int,
     runs: int = GPU_RUNS,
+    limit: float = MOST_SECONDS,
 ) -> Iterator[Result]:
-    """The result of each program, as they come."""
-    if jobs == 1:
+    """The result of each program, as they come, from so many processes; 0: from this one."""
+    if jobs == 0:
         yield from (try_program(seed, n, targets, runs) for n in numbers)
         return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=_quiet) as pool:
-        waiting: deque[AsyncResult[Result]] = deque()
-        for number in numbers:
-            waiting.append(pool.apply_async(try_program, (seed, number, tuple(targets), runs)))
-            while len(waiting) >= 2 * jobs:  # so that no more are begun than time allows
-                yield waiting.popleft().get()
-        while waiting:
-            yield waiting.popleft().get()
+    idle = [Worker(limit) for _ in range(jobs)]
+    busy: dict[Worker, tuple[int, Program]] = {}
+    try:
+        while True:
+            while idle and (number := next(numbers, None)) is not None:
+                program = generate(seed, number)
+                busy[idle[-1]] = number, program
+                idle.pop().begin(program, targets, runs)
+            if not busy:
+                return
+            for worker, made, invalid in finished(busy):
+                number, program = busy.pop(worker)
+                idle.append(worker)
+                yield Result(seed, number, () if invalid else made, invalid, program.words)
+    finally:
+        for worker in (*idle, *busy):
+            worker.close()
 
 
-def _quiet() -> None:
-    """A worker leaves Ctrl-C to its parent, and uses one core."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def shrunk(program: Program, failure: Outcome, seconds: float) -> Program:
+def shrunk(program: Program, failure: Outcome, seconds: float, run: Run = run_program) -> Program:
     """A smaller program with the same failure."""
 
     def fails(candidate: Program) -> bool:
         try:
-            (outcome,) = run_program(candidate, (failure.target,))
+            (outcome,) = run(candidate, (failure.target,), GPU_RUNS)
         except (Invalid, Unclear):
             return False
         return outcome.same(failure)
