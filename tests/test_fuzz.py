@@ -4,6 +4,7 @@ shrinks and writes down faults that are planted."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -19,12 +20,13 @@ from tilec import __main__ as command_line
 from tilec import passes
 from tilec.fuzz import cli, gpu, outcome, session
 from tilec.fuzz.arrays import VIEWS, Array, Made
-from tilec.fuzz.buffers import Invalid
+from tilec.fuzz.buffers import Invalid, Place
 from tilec.fuzz.generate import generate
+from tilec.fuzz.meaning import Words
 from tilec.fuzz.numbers import Number, Unclear, arithmetic, settle
 from tilec.fuzz.outcome import Outcome, Wants, differing
 from tilec.fuzz.prepared import run as run_meaning
-from tilec.fuzz.program import Launch, Program
+from tilec.fuzz.program import PLAIN, Launch, Program
 from tilec.fuzz.testfile import test_text as text_of_test
 from tilec.ir.core import Func, Op, rewrite
 from tilec.ir.errors import CompileError
@@ -161,7 +163,6 @@ def test_runs_that_differ(runs: int, returned: bool) -> None:
 
 
 def test_schedules_are_forced_and_trips_are_told_by_the_call() -> None:
-    """With random numbers of their own: the other programs are what they were."""
     programs = [generate(7, n) for n in range(150)]
     told = [p for p in programs if "trips" in p.words]
     numbers = {a for p in told for n, a in p.arguments.items() if n.startswith("n")}
@@ -170,7 +171,21 @@ def test_schedules_are_forced_and_trips_are_told_by_the_call() -> None:
     assert all("T.annotate_schedule(specialise=True" in p.source for p in forced)
     for word in ("persistent", "stages", "store"):
         assert any(f"{word}=" in p.source for p in forced), word
-    assert generate(987654321, 8).digest == "126bc72f83", "a program that once found a race"
+
+
+def test_tiles_in_loops_exchanges_and_few_elements_are_written() -> None:
+    programs = [generate(7, n) for n in range(300)]
+    inside = [p for p in programs if "made_in_loop" in p.words]
+    assert len({m for p in inside for m in re.findall(r"for .*(T.serial|range|Pipelined)\(.*:\n"
+               r" +\w+ = T.alloc_", p.source)}) > 1  # fmt: skip
+    walks = [p.source.partition("T.Persistent") for p in programs if "persistent" in p.words]
+    assert {"T.alloc_" in before for before, _, _ in walks} == {False, True}
+    told = [p for p in programs if "thread_exchange" in p.words]
+    turns = "".join(p.source for p in told)
+    assert len(told) > 20 and re.search(r"for t\d+ in (range|T.serial)\(n\d+\):", turns)
+    extents = {e for p in programs for a in p.arguments.values() if isinstance(a, Array)
+               for e in a.shape}  # fmt: skip
+    assert {0, 1} <= extents and "few_elements" in {w for p in programs for w in p.words}
 
 
 def test_programs_are_the_same_in_every_process() -> None:
@@ -233,6 +248,28 @@ def test_errors_bound_sums_in_any_order(values: type, rng: np.random.Generator) 
         for v in x:
             other += v
         assert abs(float(other) - float(total.value)) <= total.error
+
+
+def test_what_threads_exchange_is_in_the_order_of_statements() -> None:
+    """Each has written before one reads in the next statement; in one statement it is no order."""
+    body = (
+        "tx = T.get_thread_binding()\nS = T.alloc_shared((64,), 'int32')\nS[tx] = tx\n"
+        "v = S[63 - tx]\nS[tx] = S[(tx + 1) % 64] + v\nif tx < 8:\n    C[bx * 8 + tx] = S[tx]"
+    )
+    program = _program(body, C=Array((16,), "int32"))
+    made = Wants(program.load(), program.arguments).of(False)["C"]
+    assert np.array_equal(made.value, np.tile(np.arange(1, 9) + 63 - np.arange(8), 2))
+    parted = _program(body.replace("C[bx * 8 + tx] = S[tx]", "S[tx] = S[tx + 1]"), C=Array((16,)))
+    with pytest.raises(Invalid, match="touches"):
+        Wants(parted.load(), parted.arguments)
+
+
+def test_remainders_by_zero_are_zero() -> None:
+    words = Words(Place(), PLAIN)
+    for word in (words.floormod, words.truncmod, words.floordiv, words.truncdiv):
+        made = word(Number([-7, 0, 7], INT32), Number([0, 0, 0], INT32))
+        assert made.value.tolist() == [0, 0, 0] and made.exact()
+    assert words.truncmod(Number([-7, 7], INT32), 4).value.tolist() == [-3, 3]
 
 
 def _program(body: str, **arguments: Array) -> Program:

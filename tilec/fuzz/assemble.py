@@ -40,13 +40,21 @@ def assemble(w: Writer, frame: Frame) -> Program:
         f"def kernel({given}):",
         *before,
         *frame.opening,
-        *("    " * frame.level + line for line in w.head),
-        *frame.walk,  # tiles are made before a loop over the grid
+        *_opened(w, frame),
         *w.lines,
         *after,
     ]
     source = "".join(w.macros.values()) + "\n".join(text) + "\n"
     return Program(source, w.arguments, tuple(w.words), Launch(w.launch, w.keywords))
+
+
+def _opened(w: Writer, frame: Frame) -> list[str]:
+    """The lines that make tiles and say how, and those of a loop over the grid around the body."""
+    tiles = [text for text in w.head if "T.alloc_" in text or "annotate_layout" in text]
+    before = [text for text in w.head if not (frame.within and text in tiles)]
+    within = [text for text in tiles if frame.within]
+    lines = ["    " * frame.level + text for text in before]
+    return [*lines, *frame.walk, *("    " * (frame.level + 1) + text for text in within)]
 
 
 def _sizes(parameters: dict[str, str]) -> list[str]:

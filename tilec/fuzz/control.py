@@ -105,7 +105,8 @@ def printed(w: Writer) -> None:
     if tiles and w.chance(0.5):
         w.emit(f"T.print({w.one_of(tiles).name}, msg='tile')")
     elif w.scalars and w.chance(0.5):
-        w.emit(f"T.print({w.one_of(w.scalars)[0]})")
+        message = w.one_of(("", ", msg='number'"))
+        w.emit(f"T.print({w.one_of(w.scalars)[0]}{message})")
     else:
         w.emit('T.print(f"block {bx} of {by}")')
 

@@ -1,5 +1,5 @@
-"""What may be changed in a program that is written: its schedule, fixed, and how often its loops
-run, said by the call. The choices have random numbers of their own."""
+"""What may be changed in a program that is written: its schedule, fixed, how often its loops run,
+said by the call, and where its tiles are made. The choices have random numbers of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,40 @@ import numpy as np
 from tilec.fuzz.writer import Writer
 
 _COUNTED = re.compile(r"^(\s*for \w+ in (?:range|T\.serial|T\.Pipelined)\()(\d+)(?=\)|, \w+=)")
+
+
+_MADE = re.compile(r"(\w+) = T\.alloc_(?:shared|fragment)\(")
+_LOOP = re.compile(r"\s*(?:while |for .* in (?!T\.Parallel|T\.vectorized))")
+
+
+def made_in_loops(w: Writer, rng: np.random.Generator) -> None:
+    """A tile that one loop uses, and fills before all else, is made in that loop."""
+    for line in w.head.copy():
+        name = found[1] if (found := _MADE.match(line)) else ""
+        word = re.compile(rf"\b{name}\b")
+        uses = [k for k, text in enumerate(w.lines) if word.search(text)]
+        if not name or not uses or sum(bool(word.search(text)) for text in w.head) > 1:
+            continue
+        fills = rf"T\.(copy\(.*, {name}[,)]|(clear|fill)\({name}\b)"
+        loop = _innermost(w.lines, uses)
+        if loop is None or not re.match(fills, w.lines[uses[0]].strip()) or rng.random() < 0.4:
+            continue
+        w.head.remove(line)
+        w.lines.insert(loop + 1, " " * (_indent(w.lines[loop]) + 4) + line)
+        w.words.append("made_in_loop")
+
+
+def _innermost(lines: list[str], uses: list[int]) -> int | None:
+    """The line of the innermost loop, none over elements, that all these lines stand in."""
+    for k in range(uses[0] - 1, -1, -1):
+        inside = all(_indent(text) > _indent(lines[k]) for text in lines[k + 1 : uses[-1] + 1])
+        if inside and _LOOP.match(lines[k]):
+            return k
+    return None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def forced(w: Writer, rng: np.random.Generator) -> None:

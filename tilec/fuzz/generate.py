@@ -7,7 +7,7 @@ import numpy as np
 from tilec.fuzz.annotations import annotate_schedule
 from tilec.fuzz.assemble import assemble
 from tilec.fuzz.copies import filled
-from tilec.fuzz.forced import forced
+from tilec.fuzz.forced import forced, made_in_loops
 from tilec.fuzz.launches import grid
 from tilec.fuzz.outputs import finish, show
 from tilec.fuzz.program import Program
@@ -40,12 +40,14 @@ def generate(seed: int, number: int) -> Program:
     if w.chance(0.4) and any("T.Pipelined" in line for line in w.lines):
         w.words.append(annotate_schedule.__name__)
         annotate_schedule(w)
-    forced(w, np.random.default_rng([seed, number, 1]))
+    more = np.random.default_rng([seed, number, 1])
+    forced(w, more)
     for tile in w.tiles[::-1][:3]:
         if w.chance(0.6):
             show(w, tile)
     for output in [o for o in w.outputs if o.part == (w.bm, w.bn)]:
         finish(w, output)
+    made_in_loops(w, more)
     return assemble(w, frame)
 
 
@@ -64,6 +66,8 @@ def _input(w: Writer) -> None:
         if w.chance(0.4):
             shape = (w.size(64), w.one_of((16, 32, 64, 8)))
         shape = (max(0, shape[0]), max(1, shape[1]))
+        if w.chance(0.08):
+            shape = w.one_of(((shape[0], 1), (1, shape[1]), (1, 1), (shape[0], 0), (0, 0)))
         w.input(shape, dtype, _sizes(w, shape))
 
 

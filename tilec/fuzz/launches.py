@@ -12,13 +12,14 @@ from tilec.fuzz.writer import DTYPES, Writer
 @dataclass
 class Frame:
     """What stands around a block's body. `opening`: the lines before the tiles are made, `walk`:
-    those between them and the body. `level`: of the lines that make tiles. `threads`: a keyword of
-    the decorator, "" for none."""
+    those between them and the body. `level`: of the lines that make tiles. `within`: tiles are made
+    behind the walk. `decorated`: a keyword of the decorator, "" for none."""
 
     opening: list[str]
     walk: list[str]
     level: int = 2
     decorated: str = ""
+    within: bool = False
 
 
 def grid(w: Writer) -> Frame:
@@ -26,8 +27,9 @@ def grid(w: Writer) -> Frame:
     less some at its edges."""
     missing = (w.below(w.bm) if w.chance(0.6) else 0, w.below(w.bn) if w.chance(0.6) else 0)
     shape = (w.bm * w.rows - missing[0], w.bn * w.columns - missing[1])
-    if w.chance(0.04):
-        shape = (0, shape[1])
+    if w.chance(0.08):
+        w.words.append("few_elements")
+        shape = w.one_of(((0, shape[1]), (1, shape[1]), (shape[0], 1), (1, 1), (shape[0], 0)))
     named = w.chance(0.6)
     at = (f"by * {w.bm}", f"bx * {w.bn}")
     sizes = ("M", "N") if named else ()
@@ -38,7 +40,7 @@ def grid(w: Writer) -> Frame:
     if named:
         rows, columns = f"T.ceildiv(M, {w.bm})", f"T.cdiv(N, {w.bn})"
     form = w.one_of(FORMS)
-    if not named and shape[0]:  # what is known to be empty has no grid of its own
+    if not named and all(shape):  # what is known to be empty has no grid of its own
         form = w.one_of((*FORMS, three_axes, clusters))
     w.words.append(form.__name__)
     return form(w, rows, columns)
@@ -120,6 +122,7 @@ def persistent(w: Writer, rows: str, columns: str) -> Frame:
     given = w.one_of((given, given, f", index=block, group_size={w.between(1, 9)}", ""))
     made = _kernel(str(blocks), w, "block")
     made.walk = [f"        for {names} in T.Persistent({domain}{given}):", *walk]
+    made.within = w.chance(0.4)
     return made
 
 

@@ -91,7 +91,7 @@ class Maths:
         return Number(down + short.astype(down.dtype), x.dtype, error, x.fnuz)
 
     def truncmod(self, a: Any, b: Any) -> Any:
-        return a - b * self.truncdiv(a, b)
+        return self.if_then_else(b == 0, 0 * a, a - b * self.truncdiv(a, b))
 
     def bitwise_and(self, a: Any, b: Any) -> Any:
         return arithmetic("and", a, b)

@@ -23,7 +23,6 @@ from tilec.fuzz.program import Launch
 from tilec.ir.types import FLOAT16, FLOAT32, TFLOAT32, DType, find_dtype
 
 MOST_ITERATIONS = 5000  # of one loop: beyond, a program counts as running for ever
-OF_THREADS = -2  # the "loop" whose iterations are a block's threads
 
 
 class Words(Maths):
@@ -99,10 +98,9 @@ class Words(Maths):
 
     @contextmanager
     def each_thread(self) -> Iterator[None]:
-        """One statement, done by all threads at once. To whoever touches the same elements they
-        are iterations of one loop: nothing says that one waits for another."""
-        self._place.loop = OF_THREADS
-        self._place.iteration = np.arange(self._threads)
+        """One statement, done by all threads at once: tilec puts barriers between statements, so
+        that only in one of them no thread may touch what another one writes."""
+        self._enter(np.arange(self._threads))
         yield
         self._place.iteration = None
 

@@ -70,11 +70,19 @@ class _Threads(ast.NodeTransformer):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.With]:
         if _calls(node.value, *THREAD_WORDS):
             self.names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
             return node
-        return self._wrapped(node)
+        if not self._names_one(node):
+            return node
+        if not isinstance(node.targets[0], ast.Subscript):
+            self.names |= {n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)}
+            return self._wrapped(node)
+        # all have read before one writes
+        held = ast.Assign([ast.Name("_value", ast.Store())], node.value)
+        node.value = ast.Name("_value", ast.Load())
+        return [ast.With([ast.withitem(_call("each_thread"))], [s]) for s in (held, node)]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return self._wrapped(node)

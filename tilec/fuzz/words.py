@@ -55,7 +55,7 @@ from tilec.fuzz.elements import (
 from tilec.fuzz.pipelines import pipelined, pipelined_pair
 from tilec.fuzz.products import pipelined_product, product, product_of_parts
 from tilec.fuzz.reductions import prefix, reduced, softmax, sums
-from tilec.fuzz.threads import thread_code, thread_tile
+from tilec.fuzz.threads import thread_code, thread_exchange, thread_tile
 from tilec.fuzz.writer import Word
 
 STATEMENTS: tuple[Word, ...] = (
@@ -64,7 +64,8 @@ STATEMENTS: tuple[Word, ...] = (
     parallel_moved, parallel_guarded, parallel_out, parallel_while, gather, broadcast,
     element_stores, variable, vectorized, tile_macro, sums, reduced, softmax, prefix, conditional,
     serial, stepping, unrolled_by_python, while_loop, pipelined, pipelined_pair, product,
-    product_of_parts, block_scalar, printed, thread_code, thread_tile,
+    product_of_parts, block_scalar, printed, thread_code, thread_tile, thread_exchange,
+    thread_exchange,
 )  # fmt: skip
 OUTER: tuple[Word, ...] = (
     annotate_layout, annotate_safe_value, use_swizzle, annotate_schedule, pipelined_product,
