@@ -1,8 +1,11 @@
-"""stage_stores: the shared memory that a fragment goes through on its way out by TMA.
+"""stage_stores: the shared memory that a fragment goes through on its way out.
 
-Before: copies with the agent "tma_store" have no staging. After: each has a shared buffer with one
-chunk of 16 rows for every warp, swizzled as its TMA box reads it; `plan_shared` places it like any
-other. Elements of 8 bits are first brought together in fours (`convert_fragments`), so that a
+Before: copies with the agent "tma_store" have no staging, and copies by threads take a fragment as
+its layout has it. After: each of the former has a shared buffer with one chunk of 16 rows for every
+warp, swizzled as its TMA box reads it. One of the latter whose warps would write pieces of many
+rows at once, at addresses that divide 32-byte sectors, is a copy into a shared tile and one from
+there by whole rows, if shared memory has room for the tile. `plan_shared` places these buffers like
+any other. Elements of 8 bits are first brought together in fours (`convert_fragments`), so that a
 thread writes whole words."""
 
 from __future__ import annotations
@@ -10,60 +13,132 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Block, Builder, Func, Op, Value
-from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, swizzled
-from tilec.ir.ops import Alloc, Const, Copy, Parallel
+from tilec.ir.agents import TMA_ALIGN, ragged_tensors
+from tilec.ir.core import Block, Builder, Func, Op, Value, walk
+from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
+from tilec.passes.distribution import covering
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
 
 WORD_BITS = 32
+SKIPPED_BITS = 128  # behind each row of a shared tile, so that rows begin in different banks
+FEWER_ROWS = 4  # how many times fewer a warp must touch at once to be worth the way
+BARRIERS = 1024  # bytes of shared memory that are kept for them
+LEAST_ROW_BITS = 512  # of a tile: shorter ones leave lanes without work
 
 
 def stage_stores(func: Func, target: Target) -> Func:
-    """Give every "tma_store" copy its staging buffer: one chunk for each warp. Copies that follow
-    one another use the same one, for each warp waits until TMA has read its chunk."""
-    return func.with_body(_staged(func.body, {}, func, target))
+    """See the module's opening."""
+    return func.with_body(_Stager(func, target).block(func.body, {}, False))
 
 
-def _staged(block: Block, known: dict[BufferType, Value], func: Func, target: Target) -> Block:
-    """`known`: the staging buffers made on the way to `block`."""
-    known = dict(known)
-    ops: list[Op] = []
-    for o in block.ops:
-        if isinstance(o, Copy) and o.agent == "tma_store" and o.source.buffer.space == "fragment":
-            ops += _through_staging(o, known, func, target)
-        elif o.region_fields and not isinstance(o, Parallel):
-            inner: dict[str, Any] = {
-                n: _staged(getattr(o, n), known, func, target) for n in o.region_fields
-            }
-            ops.append(replace(o, **inner))
-        else:
-            ops.append(o)
-    return Block(block.args, tuple(ops))
+class _Stager:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.target = target
+        self.warps = int(func.attrs["threads"]) // target.warp_size
+        self.ragged = ragged_tensors(func)
+        self.teams = int(func.attrs.get("teams", 1))
+        types = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
+        sizes = [(t, version_bytes(t) * t.versions) for t in types if t.space == "shared"]
+        self.taken = sum(size for _, size in sizes)
+        self.rings = sum(size for t, size in sizes if t.versions > 1)
+
+    def block(self, block: Block, known: dict[BufferType, Value], again: bool) -> Block:
+        """`known`: the staging buffers made on the way to `block`; `again`: whether it stands in a
+        loop, so that rings keep their memory while it runs."""
+        known = dict(known)
+        ops: list[Op] = []
+        for o in block.ops:
+            fragment = isinstance(o, Copy) and o.source.buffer.space == "fragment"
+            if isinstance(o, Copy) and fragment and o.agent == "tma_store":
+                ops += self.by_tma(o, known)
+            elif isinstance(o, Copy) and fragment and self.scatters(o) and self.room(o, again):
+                ops += self.by_rows(o)
+            elif o.region_fields and not isinstance(o, Parallel):
+                inside = again or isinstance(o, (For, While))
+                inner: dict[str, Any] = {
+                    n: self.block(getattr(o, n), known, inside) for n in o.region_fields
+                }
+                ops.append(replace(o, **inner))
+            else:
+                ops.append(o)
+        return Block(block.args, tuple(ops))
+
+    def by_tma(self, o: Copy, known: dict[BufferType, Value]) -> list[Op]:
+        """Copies that follow one another use the same staging, for each warp waits until TMA has
+        read its chunk."""
+        b = Builder(o.loc)
+        dtype = o.dest.dtype
+        layout, found = staged_form(o.source.buffer.layout, dtype.bits, self.target)
+        assert found is not None
+        o = _in_layout(b, o, layout)
+        shape = (self.warps * CHUNK_ROWS, found.columns)
+        swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
+        t = BufferType(shape, dtype, "shared", layout=swizzle)
+        if t not in known:
+            known[t] = b.value(Alloc, t, name=f"{o.dest.name}_staging")
+        return [*b.ops, replace(o, staging=known[t])]
+
+    def scatters(self, o: Copy) -> bool:
+        """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
+        anywhere in a sector."""
+        f, t = o.source.buffer, o.dest.buffer
+        if t.space != "global" or o.agent != "threads" or f.layout is None or t.dtype.bits < 8:
+            return False
+        if o.source_extents != f.static_shape or f.rank < 2:
+            return False
+        if o.vector * t.dtype.bits // 8 >= TMA_ALIGN and o.dest not in self.ragged:
+            return False
+        if f.static_shape[-1] * t.dtype.bits < LEAST_ROW_BITS:
+            return False
+        rows = covering(f.static_shape, self.target.warp_size, self.warps, o.vector)
+        return rows_at_once(f.layout) >= FEWER_ROWS * rows_at_once(rows)
+
+    def room(self, o: Copy, again: bool) -> bool:
+        """Whether the tile fits beside all that is in use while it is: `plan_shared` would refuse
+        the kernel otherwise."""
+        size = version_bytes(_rows(o))
+        needed = self.taken + size * self.teams if again else self.taken - self.rings + size
+        return needed + BARRIERS <= self.target.shared_bytes
+
+    def by_rows(self, o: Copy) -> list[Op]:
+        b = Builder(o.loc)
+        t, shape = _rows(o), o.source_extents
+        assert o.source.buffer.layout is not None
+        o = _in_layout(b, o, _in_words(o.source.buffer.layout, t.dtype.bits))
+        rows = b.value(Alloc, t, name=f"{o.dest.name}_rows")
+        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
+        sides = (o.source, o.source_offsets, shape, rows, zeros, shape)
+        b.emit(Copy, *sides, agent="threads", vector=1)
+        return [*b.ops, replace(o, source=rows, source_offsets=zeros)]
 
 
-def _through_staging(
-    o: Copy, known: dict[BufferType, Value], func: Func, target: Target
-) -> list[Op]:
-    b = Builder(o.loc)
-    f, dtype = o.source.buffer, o.dest.dtype
-    layout, found = staged_form(f.layout, dtype.bits, target)
-    assert found is not None
-    if layout != f.layout:
-        t = BufferType(f.shape, dtype, "fragment", layout=layout)
-        words = b.value(Alloc, t, name=f"{o.source.name}_words")
-        copy_whole(b, o.source, words)
-        zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
-        o = replace(o, source=words, source_offsets=zeros)
-    warps = int(func.attrs["threads"]) // target.warp_size
-    shape = (warps * CHUNK_ROWS, found.columns)
-    swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
-    t = BufferType(shape, dtype, "shared", layout=swizzle)
-    if t not in known:
-        known[t] = b.value(Alloc, t, name=f"{o.dest.name}_staging")
-    return [*b.ops, replace(o, staging=known[t])]
+def _rows(o: Copy) -> BufferType:
+    """The shared tile that a fragment goes through."""
+    shape, dtype = o.source_extents, o.dest.dtype
+    layout = padded(shape, shape[-1], SKIPPED_BITS // dtype.bits)
+    return BufferType(shape, dtype, "shared", layout=layout)
+
+
+def _in_layout(b: Builder, o: Copy, layout: Layout | None) -> Copy:
+    """The copy from a fragment of the destination's dtype in `layout`."""
+    f = o.source.buffer
+    if layout == f.layout:
+        return o
+    t = BufferType(f.shape, o.dest.dtype, "fragment", layout=layout)
+    words = b.value(Alloc, t, name=f"{o.source.name}_words")
+    copy_whole(b, o.source, words)
+    zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
+    return replace(o, source=words, source_offsets=zeros)
+
+
+def _in_words(layout: Layout, bits: int) -> Layout:
+    """The layout from which a thread writes whole words, where shuffles lead there."""
+    return wider(layout, WORD_BITS // bits, bits) or layout if bits < WORD_BITS // 2 else layout
 
 
 def staged_form(
@@ -73,8 +148,7 @@ def staged_form(
     how; None if there is no such way."""
     if layout is None:
         return None, None
-    if bits < WORD_BITS // 2:
-        layout = wider(layout, WORD_BITS // bits, bits) or layout
+    layout = _in_words(layout, bits)
     found = chunks(layout, bits, target.has("stmatrix"))
     narrow = found is not None and not found.matrices and found.run * bits < WORD_BITS
     return layout, None if narrow else found

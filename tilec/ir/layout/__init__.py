@@ -105,6 +105,7 @@ from tilec.ir.layout.queries import (
     leading_run,
     matrix_access,
     matrix_rows,
+    rows_at_once,
     stmatrix_ok,
     vector_width,
 )
@@ -150,6 +151,7 @@ __all__ = [
     "padded",
     "row_major",
     "row_major_strides",
+    "rows_at_once",
     "single_registers",
     "stmatrix_ok",
     "swizzle_of",

@@ -77,6 +77,13 @@ def leading_run(layout: Layout) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=4096)
+def rows_at_once(layout: Layout) -> int:
+    """In how many rows of the last dimension the lanes of a warp have their first registers."""
+    lanes = layout.table("lane")[:, :-1]
+    return len(np.unique(lanes, axis=0))
+
+
+@functools.lru_cache(maxsize=4096)
 def bank_conflicts(fragment: Layout, memory: Layout, bits: int, vector: int) -> int:
     """How many times the banks are gone over for one access of a warp, at worst, for each time that
     would do: 1 is free of conflicts. `vector` registers of `bits` each are accessed together.

@@ -1,0 +1,160 @@
+"""Results in a matrix instruction's layout leave by whole rows where those begin anywhere in a
+sector."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+M, N, K, G = T.dynamic("M, N, K, G")
+BM, BK = 64, 32
+OPERANDS = {"int32": "int8"}  # of what is summed so; float16 otherwise
+
+
+def product(out: str, bn: int = 64, epilogue: bool = False) -> Any:
+    """A batch of products; `epilogue`: a loop stores what it makes of the accumulators."""
+    operand, total = OPERANDS.get(out, "float16"), "int32" if out == "int32" else "float32"
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((G, M, K), operand),
+        B: T.Tensor((G, K, N), operand),
+        C: T.Tensor((G, M, N), out),
+    ):
+        with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, BM), G, threads=128) as (bx, by, bz):
+            a = T.alloc_shared((BM, BK), operand)
+            b = T.alloc_shared((BK, bn), operand)
+            acc = T.alloc_fragment((BM, bn), total)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=2):
+                T.copy(A[bz, by * BM, k * BK], a)
+                T.copy(B[bz, k * BK, bx * bn], b)
+                T.gemm(a, b, acc)
+            if epilogue:
+                for i, j in T.Parallel(BM, bn):
+                    C[bz, by * BM + i, bx * bn + j] = T.cast(T.max(acc[i, j], 0), out)
+            else:
+                T.copy(acc, C[bz, by * BM, bx * bn])
+
+    return kernel
+
+
+def specs(out: str, pitch: int, n: int = 0) -> list[Any]:
+    operand, n = OPERANDS.get(out, "float16"), n or pitch
+    shape = tilec.spec((2, 128, n), out, strides=(128 * pitch, pitch, 1))
+    b = tilec.spec((2, 64, n), operand, strides=(64 * 256, 256, 1))
+    return [tilec.spec((2, 128, 64), operand), b, shape]
+
+
+def staged(kernel: Any, wanted: list[Any], target: str) -> bool:
+    text = kernel.compile(*wanted, target=target).stages["stage_stores"]
+    return bool(re.search(r"%C_rows = alloc shared", text))
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "out, pitch, expected",
+    [
+        ("float16", 255, True),
+        ("float16", 254, True),
+        ("float16", 256, False),
+        ("bfloat16", 255, True),
+        ("float32", 255, True),
+        ("float32", 252, False),
+        ("int32", 251, True),
+        ("float8_e4m3", 255, True),
+    ],
+)
+def test_rows_that_begin_anywhere_leave_whole(
+    out: str, pitch: int, expected: bool, target: str, epilogue: bool
+):
+    if target == "hip:gfx942":
+        if out == "float8_e4m3":
+            pytest.skip("gfx942 has another float8")
+        expected = False  # mfma.32x32: half of a warp has 32 neighbours of a row
+    assert staged(product(out, epilogue=epilogue), specs(out, pitch), target) == expected
+
+
+def test_rows_that_end_within_16_bytes():
+    """TMA cannot store them; threads that store 16 bytes of 8 rows at once divide sectors."""
+    kernel = product("float16", bn=128)
+    assert staged(kernel, specs("float16", 256, 250), "cuda:sm_90a")
+    assert not staged(kernel, specs("float16", 256, 248), "cuda:sm_90a")
+
+
+def test_short_rows_leave_as_they_are():
+    assert not staged(product("float16", bn=16), specs("float16", 255), "cuda:sm_90a")
+
+
+def test_where_shared_memory_is_full_results_leave_as_they_are():
+    """With 64 KB or 163 KB of 163 KB taken by a buffer that is used to the end."""
+
+    def kernel(rows: int) -> Any:
+        @tilec.kernel
+        def full(A: T.Tensor((K, 128), "float16"), C: T.Tensor((M, N), "float16")):
+            with T.Kernel(1, threads=128):
+                a = T.alloc_shared((rows, 128), "float16")
+                acc = T.alloc_fragment((64, 64), "float32")
+                T.copy(A[0, 0], a)
+                T.clear(acc)
+                T.gemm(a[0:64, :], a[rows - 64 : rows, :], acc, transpose_B=True)
+                T.copy(acc, C[0, 0])
+
+        return full
+
+    specs = tilec.spec((640, 128), "float16"), tilec.spec((64, 63), "float16")
+    for rows, expected in ((256, True), (632, False)):
+        compiled = kernel(rows).compile(*specs, target="cuda:sm_80")
+        assert ("%C_rows" in compiled.stages["stage_stores"]) == expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "out, shape, offset",
+    [
+        ("float16", (2, 70, 201, 33), 0),
+        ("float16", (1, 65, 67, 64), 1),  # a view that begins at an odd element
+        ("float32", (1, 64, 130, 40), 1),
+        ("bfloat16", (1, 1, 191, 1), 0),
+        ("int32", (1, 90, 77, 50), 3),
+    ],
+)
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_results_are_right(
+    out: str, shape: tuple[int, ...], offset: int, epilogue: bool, target: str
+):
+    torch = pytest.importorskip("torch")
+    g, m, n, k = shape
+    rng = np.random.default_rng(m)
+    operand = OPERANDS.get(out, "float16")
+    a, b = (
+        torch.from_numpy(rng.integers(-3, 4, s).astype(operand)) for s in ((g, m, k), (g, k, n))
+    )
+    room = torch.full((offset + g * m * n + 1,), 77, dtype=getattr(torch, out))
+    c = room[offset : offset + g * m * n].view(g, m, n)
+    assert tilec.simulate(product(out, epilogue=epilogue), a, b, c, target=target).ok
+    want = a.float() @ b.float()
+    assert torch.equal(c.float(), want.clamp(min=0) if epilogue else want)
+    assert room[:offset].tolist() == [77] * offset and room[-1] == 77
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("out, most", [("float16", 1.6), ("float32", 1.3)])
+def test_a_warp_writes_its_rows_side_by_side(out: str, most: float, target: str):
+    """From accumulators, each store of 16-bit elements wrote 8 bytes of a row: 5.3 to 6.6 times the
+    sectors that there are."""
+    a, b = np.ones((1, 128, 32), "float16"), np.ones((1, 32, 385), "float16")
+    c = np.zeros((1, 128, 385), out)
+    report = tilec.simulate(product(out, bn=128), a, b, c, target=target)
+    assert report.ok, report
+    (moved,) = (line.sectors for line in report.counts.lines if line.global_written == c.nbytes)
+    assert c.nbytes / 32 <= moved <= most * c.nbytes / 32
+    np.testing.assert_array_equal(c, 32)
