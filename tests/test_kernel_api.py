@@ -94,6 +94,14 @@ def shift(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
             B[i] = A[i + 1]
 
 
+@tilec.kernel
+def double(A: T.Tensor):
+    with T.Kernel(1, threads=64):
+        for i in T.serial(A.shape[0]):
+            for j in T.serial(A.shape[1]):
+                A[i, j] = A[i, j] * 2
+
+
 SHAPES = [(1, 1), (3, 7), (5, 33), (17, 96), (4, 31)]
 
 
@@ -228,7 +236,9 @@ def test_new_addresses_and_scalars(kind: Any, rng: np.random.Generator) -> None:
         want = np.arange(n, dtype=np.float32) * np.float32(step)
         np.testing.assert_allclose(np.asarray(x)[:n], want, rtol=1e-6)
         assert (np.asarray(x)[n:] == -1).all()
-    assert len(ramp.prepared) >= 3, "new addresses and scalars do not go the long way"
+    assert sum(map(len, ramp.prepared.values())) >= 3, (
+        "new addresses and scalars do not go the long way"
+    )
     for wrong, message in ((2**31, "n: 2147483648 does not fit"), (0, "0 blocks"), (1.5, "n: exp")):
         with pytest.raises(tilec.LaunchError, match=message):
             ramp(kind(np.zeros(90, np.float32)), wrong, 1.0)
@@ -252,6 +262,66 @@ def test_new_addresses_of_another_alignment_or_that_overlap(
             np.testing.assert_array_equal(done, before[1:])
     aliased = [v.image.may_alias for v in kernel._variants.values()]
     assert True in aliased and False in aliased
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_addresses_in_place_go_the_short_way(
+    kind: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tilec.kernel(add.function)
+    pools = [[kind(rng.standard_normal((3, 9), np.float32)) for _ in range(8)] for _ in range(3)]
+
+    def check(a: Any, b: Any, c: Any) -> None:
+        want = np.asarray(a + b)
+        kernel(a, b, c)
+        np.testing.assert_array_equal(np.asarray(c), want)
+
+    for i in range(3):
+        check(*(pool[i] for pool in pools))
+        check(pools[0][i], pools[1][i], pools[0][i])
+    monkeypatch.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
+    for i in range(3, 8):
+        check(*(pool[i] for pool in pools))
+        check(pools[0][i], pools[1][i], pools[0][i])
+
+
+def test_the_same_address_with_other_facts(rng: np.random.Generator) -> None:
+    """Memory that is freed and given out again may hold an array of another kind."""
+    kernel = tilec.kernel(double.function)
+    for _ in range(3):
+        for dtype in ("float32", "float64", "int32"):
+            for at in (0, 4, 16):  # alignments
+                for shape, order in (((6, 6), "C"), ((6, 6), "F"), ((4, 9), "C"), ((1, 36), "F")):
+                    memory = np.zeros(1024, np.uint8)
+                    at += -(memory.ctypes.data + at) % np.dtype(dtype).itemsize
+                    a = np.ndarray(shape, dtype, memory[at:], order=order)  # type: ignore[arg-type]
+                    a[:] = rng.integers(-99, 99, shape)
+                    want = a * 2
+                    kernel(a)
+                    np.testing.assert_array_equal(a, want)
+
+
+@pytest.mark.torch
+def test_an_address_of_another_contiguity() -> None:
+    import torch
+
+    kernel = tilec.kernel(add.function)
+    a, c = torch.arange(36.0).reshape(6, 6), torch.zeros(6, 6)
+    for _ in range(3):
+        for x in (a, a.t(), a[:, :1].expand(6, 6), a[:1], a.t()[:1]):
+            kernel(x, x, c[: len(x)])
+            assert torch.equal(c[: len(x)], x + x)
+
+
+def test_what_a_kernel_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["tilec.jit.recipe"], "_LIMIT", 50)
+    kernel = tilec.kernel(double.function)
+    memory = np.ones(4096, np.float32)
+    for i in range(4, 700):
+        kernel(memory[None, i : i + 2 + i % 5])
+        assert sum(map(len, kernel.prepared.values())) <= 51
+    kernel(memory[None, 710:])
+    assert (memory[710:] == 2).all()
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 which bytes."""
 
 import ctypes
+import gc
 import random
 import struct
 import sys
@@ -164,6 +165,10 @@ class FakeCuda(types.ModuleType):
         )
         return code if self.stack() or not self.failing.get("no context") else 201
 
+    def replace_address(self, tensor_map: int, address: int) -> int:
+        ctypes.c_uint64.from_address(tensor_map).value = address
+        return self.record("cuTensorMapReplaceAddress", tensor_map, address)
+
     def get_current(self, out: object) -> int:
         out._obj.value = self.stack()[-1] if self.stack() else None  # type: ignore[attr-defined]
         return 0
@@ -179,7 +184,8 @@ def install(monkeypatch: pytest.MonkeyPatch, api: FakeCuda) -> FakeCuda:
     package.bindings, bindings.driver = bindings, api  # type: ignore[attr-defined]
     for name, module in (("cuda", package), ("cuda.bindings", bindings), (api.__name__, api)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(cuda, "_entry_points", lambda: (api.launch, api.get_current))
+    entries = (api.launch, api.get_current, api.replace_address)
+    monkeypatch.setattr(cuda, "_entry_points", lambda: entries)
     return api
 
 
@@ -259,7 +265,6 @@ def test_argument_block_layout(fake: FakeCuda) -> None:
 def test_tensor_map_arguments(fake: FakeCuda) -> None:
     kernel = cuda.CudaDriver().load(image(), 0)
     kernel.tensor_map(1, A)
-    kernel.tensor_map(1, A)
     (call,) = [c for c in fake.calls if c[0] == "cuTensorMapEncodeTiled"]
     assert call[1:] == (
         "type.CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 2, A.pointer,
@@ -267,9 +272,6 @@ def test_tensor_map_arguments(fake: FakeCuda) -> None:
         "interleave.CU_TENSOR_MAP_INTERLEAVE_NONE", "swizzle.CU_TENSOR_MAP_SWIZZLE_128B",
         "l2.CU_TENSOR_MAP_L2_PROMOTION_NONE", "oob.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     )  # fmt: skip
-    other = tensor(A.pointer + 4096, A.shape, A.strides)
-    assert kernel.tensor_map(1, other) == b"\x02" * 128
-    assert kernel.tensor_map(1, A) == b"\x01" * 128
 
 
 def test_tensor_map_of_five_dimensions_is_innermost_first() -> None:
@@ -489,6 +491,62 @@ def test_a_product_with_tensor_maps(gpu: FakeCuda) -> None:
     assert block == (variant.resources.threads, 1, 1)
     assert shared == variant.resources.shared_bytes > 0
     assert stream == 0x77
+
+
+@pytest.mark.torch
+def test_new_addresses_move_the_tensor_maps(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class OnGpuTorch(torch.Tensor):
+        """A torch tensor of the first GPU, as far as a launch looks at it."""
+
+        device = torch.device("cuda", 0)
+
+        def get_device(self) -> int:
+            return 0
+
+    def arrays() -> list[torch.Tensor]:
+        found = []
+        for _ in range(3):
+            memory = torch.empty(64 * 64 + 8, dtype=torch.float16)
+            at = -memory.data_ptr() % 16 // 2
+            found.append(memory[at : at + 64 * 64].view(64, 64).as_subclass(OnGpuTorch))
+        return found
+
+    kernel = tilec.kernel(product.function)
+    pool = [arrays() for _ in range(20)]
+    seen: list[dict[str, set[int]]] = []
+
+    def read(params: int) -> None:
+        (variant,) = kernel._variants.values()
+        addresses: dict[str, set[int]] = {}
+        for i, p in enumerate(variant.image.params):
+            if p.role in ("tensor", "tensor_map"):
+                value = ctypes.c_uint64.from_address(params + 8 * i).value
+                assert p.role == "tensor" or value % 64 == 0
+                at = ctypes.c_uint64.from_address(value).value
+                if at != 0x0101010101010101 * (at & 0xFF):  # as the first launch encoded it
+                    addresses.setdefault(p.arg, set()).add(at)
+        seen.append(addresses)
+
+    gpu.at_launch = read
+    for one in pool[:2]:
+        kernel(*one, stream=7)
+    encoded = gpu.names().count("cuTensorMapEncodeTiled")
+    with monkeypatch.context() as m:
+        m.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
+        for one in pool[2:] + pool[2:]:
+            kernel(*one, stream=7)
+    want = [dict(zip("ABC", ({t.data_ptr()} for t in one))) for one in pool]
+    assert seen == want + want[2:], "each parameter is about this launch's array"
+    assert gpu.names().count("cuTensorMapEncodeTiled") == encoded
+    moved = gpu.names().count("cuTensorMapReplaceAddress")
+    assert moved % 18 == 0 and moved // 18 in (2, 3), "once for each map and each new launch"
+    kept = [launch for found in kernel.prepared.values() for launch in found.values()]
+    assert not any(gc.is_tracked(launch.memory) for launch in kept)
+    gpu.failing["cuTensorMapReplaceAddress"] = 1
+    kernel(*arrays(), stream=7)
+    assert gpu.names().count("cuTensorMapEncodeTiled") > encoded, "the long way"
 
 
 def test_a_tensor_that_tma_cannot_read_gets_another_variant(gpu: FakeCuda) -> None:

@@ -53,6 +53,7 @@ from tilec.runtime.arguments import (
     read_arguments,
 )
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
+from tilec.runtime.driver import Ready
 from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
@@ -309,10 +310,8 @@ class Kernel:
             if what is not None:
                 path.prepared.remember_outputs(what, makers.values())
             if values is not None:
-                recipe = None
-                if not variant.image.may_alias:
-                    scalars = [p for p in parameters if p.kind == "scalar"]
-                    recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
+                scalars = [p for p in parameters if p.kind == "scalar"]
+                recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
@@ -331,9 +330,9 @@ class Kernel:
             setattr(type(self), "__call__", path.call)  # noqa: B010 (mypy refuses an assignment)
 
     @property
-    def prepared(self) -> dict[Any, Callable[[], int]]:
-        """The launches made ready so far, by everything they depend on: calling one launches it
-        again."""
+    def prepared(self) -> Mapping[Any, dict[tuple[Any, ...], Ready]]:
+        """The launches made ready so far, by all that they depend on but addresses and scalars,
+        then by these: calling one launches it again."""
         return {} if self._path is None else self._path.prepared.memo
 
     # --- compiling ----------------------------------------------------------------------------

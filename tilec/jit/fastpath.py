@@ -3,12 +3,12 @@ signature.
 
 Everything a launch depends on goes into two tuples: `values`, which only the argument block holds
 (addresses, scalars), and `facts`, all the rest (shapes, strides, dtypes, devices, constants,
-grid, stream). A dictionary maps the pair to a launch made ready, which takes no arguments: for
-three torch tensors about 1 us of Python. Where only the values are new, a `tilec.jit.recipe.Recipe`
-makes the launch from them. Whatever is not found, or goes wrong on the way (another kind of
-array, a missing argument), goes to `Kernel.launch_anew`, which checks all of it, compiles what is
-missing and fills the dictionaries. So does a call that finds another value behind a name that the
-kernel takes from outside.
+grid, stream). Dictionaries lead from facts and values to a launch made ready, which takes no
+arguments: for three torch tensors about 1 us of Python. Where only the values are new, the
+dictionary itself makes the launch from them (`tilec.jit.recipe.Launches`). Whatever is not found,
+or goes wrong on the way (another kind of array, a missing argument), goes to `Kernel.launch_anew`,
+which checks all of it, compiles what is missing and fills the dictionaries. So does a call that
+finds another value behind a name that the kernel takes from outside.
 
 The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 
@@ -17,11 +17,13 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
         values = facts = open = ready = None
         try:
             if T is not value0_: raise LookupError
-            device = A.get_device() if stream is None: stream = stream_of(device) if device >= 0
-            else 0 values = (A.data_ptr(), B.data_ptr(), n) facts = (device, stream, A.shape,
-            A.stride(), A.dtype, B.get_device(), …, BN, BN.__class__) ready = memo[values, facts]
-        except KeyError:
-            ready = again(values, facts)
+            device = A.get_device()
+            if stream is None:
+                stream = stream_of(device) if device >= 0 else 0
+            facts = (device, stream, A.shape, A.is_contiguous() or A.stride(), A.dtype, …,
+                     B.get_device(), BN if BN.__class__ is int else exact(BN))
+            values = (A.data_ptr(), B.data_ptr(), n)
+            ready = memo[facts][values]
         except Exception:
             pass
         if ready is None or extra or unknown or ready():
@@ -72,7 +74,8 @@ _PARTS = (None, "float16", "float32", "tfloat32", "float64")
 ARRAY_KINDS = {
     "torch": ArrayReads(
         "x.data_ptr()",
-        ("x.shape", "x.stride()", "x.dtype", "x.get_device()"),
+        # Of a contiguous array the strides follow from the shape.
+        ("x.shape", "x.is_contiguous() or x.stride()", "x.dtype", "x.get_device()"),
         "x.get_device()",
         ("x._is_view() and x.is_neg()",),  # the imaginary parts of conjugates
     ),
@@ -86,7 +89,7 @@ ARRAY_KINDS = {
 
 def can_be_written(parameters: Sequence[Parameter]) -> bool:
     """Whether no parameter is called like a name of the generated function's own."""
-    own = ("REQUIRED", "Exception", "KeyError", "LookupError", "int")
+    own = ("REQUIRED", "Exception", "LookupError", "int")
     return not any(
         p.name in own or p.name.endswith("_") or "default_" in p.name for p in parameters
     )
@@ -145,8 +148,7 @@ def write_launcher(
             case "scalar":
                 scalars += [p.name, *_told_apart(p)]
             case "constexpr":  # 2 == 2.0 == True, but they are different constants
-                facts += [f"{p.name} if {p.name}.__class__ is int else exact_({p.name})"]
-                facts.append(f"{p.name}.__class__")
+                facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
     addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
@@ -164,9 +166,7 @@ def write_launcher(
     made = f"values_ and ({', '.join(outputs)},)" if outputs else "None"
     lines += [
         f"        values_ = ({', '.join([*addresses, *scalars])},)",
-        "        ready_ = memo_[values_, facts_]",
-        "    except KeyError:",
-        "        ready_ = again_(values_, facts_)",
+        "        ready_ = memo_[facts_][values_]",
         "    except Exception:",
         "        pass",
         "    if ready_ is None or extra_ or unknown_ or ready_():",
@@ -203,7 +203,7 @@ def make_launcher(
     reads: Reads,
     names: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    """`call` as a function. `names` gives its `memo_`, `plans_`, `again_`, `anew_` and `spread_`;
+    """`call` as a function. `names` gives its `memo_`, `plans_`, `chosen_`, `anew_` and `spread_`;
     `reads` what the kernel took from outside.
 
     Nothing is faster than a function's own globals and closure, so its globals are those of the
@@ -215,7 +215,6 @@ def make_launcher(
     given: dict[str, Any] = {
         "REQUIRED": REQUIRED,
         "Exception": Exception,
-        "KeyError": KeyError,
         "LookupError": LookupError,
         "int": int,
         "exact_": exact,

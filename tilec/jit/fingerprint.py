@@ -52,12 +52,12 @@ def describe(value: Any) -> str:
 
 
 def exact(value: Any) -> Any:
-    """A key for a compile-time value, which with its class tells it from every other."""
+    """A key for a compile-time value, which tells it from every other, ints included."""
     kind = type(value)
     if kind in _PLAIN:
-        return value
+        return kind, value
     atom = _ATOMS.get(kind)
-    return describe(value) if atom is None else atom(value)
+    return kind, describe(value) if atom is None else atom(value)
 
 
 def remember_surroundings(function: Callable[..., Any], frame: types.FrameType) -> None:

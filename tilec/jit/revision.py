@@ -103,8 +103,7 @@ class Revision:
     def forget_launches(self) -> None:
         """Let go of the variants that launches were made ready of."""
         for path in self.paths.values():
-            path.prepared.memo.clear()
-            path.prepared.recipes.clear()
+            path.prepared.forget()
 
     def write_path(
         self, name: str, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
@@ -116,7 +115,6 @@ class Revision:
         names = {
             "memo_": prepared.memo,
             "plans_": prepared.plans,
-            "again_": prepared.again,
             "chosen_": prepared.chosen,
             "anew_": anew,
             "spread_": spread_grid,

@@ -317,22 +317,8 @@ def check_places(kernel: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
 
 def check_scalar(p: Parameter, value: object) -> int | float | bool:
     """`value` as a number of the parameter's dtype. Raises LaunchError."""
-    if value is None:
-        raise LaunchError(f"{p.name} is None; expected {p.describe()}", hint="pass a Python number")
-    array = read_tensor(value, p.name)
-    if array is not None:
-        single = all(e == 1 for e in array.shape)
-        raise LaunchError(
-            f"{p.name}: expected a number ({p.describe()}), got an array of shape {array.shape}",
-            hint=f"pass {p.name}.item()"
-            if single
-            else f"annotate {p.name}: T.Tensor((…), {array.dtype!r}) to take an array",
-        )
-    if not isinstance(value, (numbers.Number, bool)) and not hasattr(value, "__index__"):
-        raise LaunchError(
-            f"{p.name}: expected a number ({p.describe()}), got {_article(type(value).__name__)}",
-            hint="pass a Python number",
-        )
+    if type(value) not in (int, float, bool):
+        _check_number(p, value)
     kind = "float" if p.dtype is None else DTYPES[p.dtype].kind
     if kind == "float":
         return _converted(p, value, float)
@@ -355,6 +341,21 @@ def check_scalar(p: Parameter, value: object) -> int | float | bool:
             hint=f"annotate {p.name}: T.{wider}",
         )
     return number
+
+
+def _check_number(p: Parameter, value: object) -> None:
+    if value is None:
+        raise LaunchError(f"{p.name} is None; expected {p.describe()}", hint="pass a Python number")
+    array = read_tensor(value, p.name)
+    if array is not None:
+        hint = f"annotate {p.name}: T.Tensor((…), {array.dtype!r}) to take an array"
+        single = all(e == 1 for e in array.shape)
+        got, hint = f"an array of shape {array.shape}", f"pass {p.name}.item()" if single else hint
+    elif isinstance(value, numbers.Number) or hasattr(value, "__index__"):
+        return
+    else:
+        got, hint = _article(type(value).__name__), "pass a Python number"
+    raise LaunchError(f"{p.name}: expected a number ({p.describe()}), got {got}", hint=hint)
 
 
 def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) -> int | float:

@@ -9,6 +9,7 @@ the same time; new values make a new block.
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ _ML_DTYPES = {
     "float8_e4m3": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
 }
+
+_addressof, _byte_of = ctypes.addressof, ctypes.c_char.from_buffer
 
 Value = int | float | bool | bytes
 
@@ -70,9 +73,15 @@ class BlockLayout:
             self.offsets.append(self.size + pad)
             self.size += pad + width
         self._struct = struct.Struct("".join(codes))
+        # The array of pointers as one number, whose digits are the pointers.
+        digits = [1 << 64 * i for i in range(len(self.params))]
+        self._ones = sum(digits)
+        self._apart = sum(map(operator.mul, digits, self.offsets))
+        self._pointers_at = self.size + -self.size % 8
+        self._pointers_bytes = 8 * len(self.params)
+        self._room = _TENSOR_MAP_ALIGN + self._pointers_at + self._pointers_bytes + 1
         # Those that `struct` cannot convert are given to it as bytes.
         self._foreign = [i for i, p in enumerate(params) if p.type in _ML_DTYPES]
-        self._array = ctypes.c_void_p * max(len(params), 1)
 
     def block(self, values: Sequence[Value]) -> Block:
         """A block with these values, one for each parameter. Raises LaunchError, which names the
@@ -80,8 +89,16 @@ class BlockLayout:
         try:
             ready = list(values)
             for i in self._foreign:
-                ready[i] = pack_value(values[i], self.params[i].type)
-            return Block(self, self._struct.pack(*ready))
+                ready[i] = pack_value(ready[i], self.params[i].type)
+            memory = bytearray(self._room)
+            start = _addressof(_byte_of(memory))
+            pad = -start % _TENSOR_MAP_ALIGN
+            start += pad
+            self._struct.pack_into(memory, pad, *ready)
+            at, size = pad + self._pointers_at, self._pointers_bytes
+            pointers = self._apart + self._ones * start
+            memory[at : at + size] = pointers.to_bytes(size, "little")
+            return Block(memory, start + self._pointers_at, start)
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
 
@@ -95,21 +112,13 @@ class BlockLayout:
                 return LaunchError(f"{p.arg}: {value!r} does not fit in {p.type}", hint=hint)
         return LaunchError(f"{len(values)} values for {len(self.params)} parameters")
 
-    def pointers(self, start: int) -> ctypes.Array[ctypes.c_void_p]:
-        """The addresses of the parameters in a block whose values start at `start`."""
-        return self._array(*[start + offset for offset in self.offsets])
-
 
 class Block:
     """The block of one launch. `address` is that of the array of pointers; `values` that of the
-    first value."""
+    first value. Both are addresses in `memory`, an object that Python's garbage collector does not
+    walk over: there are thousands."""
 
-    __slots__ = ("_memory", "_pointers", "address", "values")
+    __slots__ = ("address", "memory", "values")
 
-    def __init__(self, layout: BlockLayout, content: bytes) -> None:
-        self._memory = ctypes.create_string_buffer(layout.size + _TENSOR_MAP_ALIGN)
-        start = ctypes.addressof(self._memory)
-        self.values = start + -start % _TENSOR_MAP_ALIGN
-        ctypes.memmove(self.values, content, layout.size)
-        self._pointers = layout.pointers(self.values)
-        self.address = ctypes.addressof(self._pointers)
+    def __init__(self, memory: bytearray, address: int, values: int) -> None:
+        self.memory, self.address, self.values = memory, address, values

@@ -21,9 +21,8 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from tilec.runtime.block import Block, BlockLayout
-from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
+from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
-from tilec.runtime.tensors import Tensor
 
 GRID_LIMITS: Grid = (2**31 - 1, 2**31 - 1, 2**31 - 1)
 # A thread takes a share of the blocks that is this much smaller than an even one, so that a
@@ -201,7 +200,7 @@ class CpuDriver:
         return CpuKernel(image)
 
 
-class CpuKernel:
+class CpuKernel(NoTensorMaps):
     """A kernel's host code in memory; it stays there as long as this object."""
 
     def __init__(self, image: Image) -> None:
@@ -222,11 +221,6 @@ class CpuKernel:
 
     def launch(self, ready: Ready) -> None:
         ready()
-
-    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
-        raise DriverError(
-            f"{self.image.name}: parameter {param} is a tensor map, which a CPU does not have"
-        )
 
     def resident_blocks(self) -> int:
         return thread_count()

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilec.runtime.block import TENSOR_MAP_BYTES, Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
-from tilec.runtime.image import Image
+from tilec.runtime.image import Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 
@@ -50,14 +50,17 @@ def _import_bindings() -> Any:
     return driver
 
 
-def _entry_points() -> tuple[Callable[..., int], Callable[..., int]]:
-    """`cuLaunchKernelEx(config, function, params, extra)` and `cuCtxGetCurrent(*context)` of the
-    driver."""
+def _entry_points() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    """`cuLaunchKernelEx(config, function, params, extra)`, `cuCtxGetCurrent(*context)` and
+    `cuTensorMapReplaceAddress(map, address)` of the driver."""
     library = ctypes.CDLL("libcuda.so.1")
     launch, get_current = library.cuLaunchKernelEx, library.cuCtxGetCurrent
-    launch.restype = get_current.restype = ctypes.c_int
+    # Too short to give up the interpreter lock for.
+    replace = ctypes.PyDLL("libcuda.so.1").cuTensorMapReplaceAddress
+    launch.restype = get_current.restype = replace.restype = ctypes.c_int
     launch.argtypes, get_current.argtypes = [ctypes.c_void_p] * 4, [ctypes.c_void_p]
-    return launch, get_current
+    replace.argtypes = [ctypes.c_void_p] * 2
+    return launch, get_current, replace
 
 
 class CudaDriver:
@@ -71,7 +74,7 @@ class CudaDriver:
         self.api = _import_bindings()
         try:
             self.check(self.api.cuInit(0), "starting the CUDA driver")
-            self.entry, self.get_current = _entry_points()
+            self.entry, self.get_current, self.replace_address = _entry_points()
         except DriverError:
             raise
         except (
@@ -183,7 +186,7 @@ class CudaKernel:
 
     def __init__(self, driver: CudaDriver, image: Image, index: int) -> None:
         self.driver, self.image, self.index = driver, image, index
-        self.layout = BlockLayout(image.params)
+        self.layout, self.move_map = BlockLayout(image.params), driver.replace_address
         api = driver.api
         # PTX is text and must end in a zero byte; the driver finds the end of a cubin in its
         # header.
@@ -203,17 +206,16 @@ class CudaKernel:
                 f"giving {image.name} {image.resources.shared_bytes} bytes of shared memory",
             )
         self.address = int(self.function)
-        self._encode = functools.lru_cache(maxsize=1024)(self._encode_map)
+        self._config = functools.lru_cache(maxsize=64)(
+            functools.partial(_launch_config, image.resources)
+        )
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
-        resources = self.image.resources
-        config = LaunchConfig(
-            grid, (resources.threads, 1, 1), resources.shared_bytes, stream or None, None, 0
-        )
+        config = self._config(grid, stream)
         call = _PreparedCall(
             self.driver.entry, ctypes.addressof(config), self.address, block.address, None
         )
-        call.keep = (self, config, block)
+        call.kernel, call.config, call.memory = self, config, block.memory
         return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call
 
     def unloader(self) -> Callable[[], None]:
@@ -227,21 +229,8 @@ class CudaKernel:
             raise DriverError(f"launching {self.image.name} on cuda:{self.index} failed: {why}")
 
     def tensor_map(self, param: int, tensor: Tensor) -> bytes:
-        return self._encode(param, tensor.pointer, tensor.shape, tensor.strides, tensor.itemsize)
-
-    def _encode_map(
-        self,
-        param: int,
-        pointer: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        itemsize: int,
-    ) -> bytes:
         kind = self.image.params[param].tensor_map
         assert kind is not None
-        tensor = Tensor(
-            pointer, shape, strides, kind.dtype.name, itemsize, "cuda", self.index, None
-        )
         m, api = map_arguments(kind, tensor), self.driver.api
         encoded = self.driver.check(
             api.cuTensorMapEncodeTiled(
@@ -259,7 +248,8 @@ class CudaKernel:
                 api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
                 api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             ),
-            f"making a tensor map of {kind.tensor} (shape {shape}, strides {strides}, {kind})",
+            f"making a tensor map of {kind.tensor} (shape {tensor.shape}, "
+            f"strides {tensor.strides}, {kind})",
         )
         return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
@@ -295,10 +285,18 @@ class CudaKernel:
         return self._resident_blocks
 
 
-class _PreparedCall(functools.partial[int]):
-    """The driver's entry point with its arguments; `keep` holds the memory they point to."""
+def _launch_config(resources: Resources, grid: Grid, stream: int) -> LaunchConfig:
+    threads, shared = resources.threads, resources.shared_bytes
+    return LaunchConfig(grid, (threads, 1, 1), shared, stream or None, None, 0)
 
-    keep: tuple[object, ...]
+
+class _PreparedCall(functools.partial[int]):
+    """The driver's entry point with its arguments, and what must live as long as they do."""
+
+    __slots__ = ("config", "kernel", "memory")
+    kernel: CudaKernel
+    config: LaunchConfig
+    memory: bytearray
 
 
 class _OnDevice:

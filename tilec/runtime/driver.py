@@ -43,12 +43,31 @@ class Kernel(Launchable, Protocol):
         """A launch of `grid` blocks on `stream` with the arguments in `block`, which it keeps
         alive."""
 
+    def move_map(self, at: int, pointer: int, /) -> int:
+        """Let the descriptor at the address `at` describe an array at `pointer`, otherwise like
+        the one before; 0 or the driver's error code."""
+
     def unloader(self) -> Callable[[], None]:
         """A function that waits for the device and unloads the code; it does not refer to this
         object."""
 
     def launch(self, ready: Ready) -> None:
         """Run `ready` with the device's context current; raise DriverError if it fails."""
+
+
+class NoTensorMaps:
+    """A kernel on a kind of device that has no tensor maps."""
+
+    image: Image
+
+    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
+        raise DriverError(
+            f"{self.image.name}: parameter {param} is a tensor map, "
+            f"which {self.image.target} does not have"
+        )
+
+    def move_map(self, at: int, pointer: int, /) -> int:
+        raise DriverError(f"{self.image.name}: {self.image.target} has no tensor maps")
 
 
 class Driver(Protocol):

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilec.runtime.block import Block, BlockLayout
-from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
+from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
-from tilec.runtime.tensors import Tensor
 
 # HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
 # all in x.
@@ -113,7 +112,7 @@ class HipDriver:
             self.check(self.api.hipModuleUnload(module), f"unloading {name}")
 
 
-class HipKernel:
+class HipKernel(NoTensorMaps):
     """A kernel on one device."""
 
     def __init__(self, driver: HipDriver, image: Image, index: int) -> None:
@@ -149,11 +148,6 @@ class HipKernel:
             error = self.driver.api.hipError_t(code)
             why = getattr(error, "name", error)
             raise DriverError(f"launching {self.image.name} on hip:{self.index} failed: {why}")
-
-    def tensor_map(self, param: int, tensor: Tensor) -> bytes:
-        raise DriverError(
-            f"{self.image.name}: parameter {param} is a tensor map, which AMD GPUs do not have"
-        )
 
     @functools.cached_property
     def _resident_blocks(self) -> int:
