@@ -42,7 +42,8 @@ def run(
     source = read_source(function)
     place = Place(fnuz=fnuz)
     words = Words(place, launch)
-    scope: dict[str, Any] = {**source.globals, "T": words, "_region_of": Region.of}
+    free = {name: source.lookup(name)[1] for name in source.visible_names()}
+    scope: dict[str, Any] = {**free, "T": words, "_region_of": Region.of}
     given: dict[str, Any] = {}
     annotations = inspect.get_annotations(function, eval_str=True)
     late = _tensors_within(source)
@@ -63,7 +64,7 @@ def run(
         given[name] = words.empty(name, extents, annotation.dtype)
     for name in ("make_swizzled_layout", "make_mma_swizzle_layout"):
         scope[name] = lambda *_: None
-    for name, value in source.globals.items():
+    for name, value in free.items():
         if isinstance(value, Macro):
             _define(read_source(value.function), scope)
             scope[name] = scope[value.__name__]
