@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilec.ir.layout import Layout, blocked
+from tilec.ir.layout import Digit, Layout, blocked
 
 
 def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
@@ -35,6 +35,22 @@ def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) 
     shape = (*extents[:-2], best[2][0], best[2][1] * vector)[-len(extents) :]
     found = blocked(shape, warp_size, warps, vector)
     return found if idle(found) < idle(plain) else plain
+
+
+def along_rows(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
+    """`covering`, but where a row is several accesses of a warp, one warp makes them all: a thread
+    computes an address once for each of its rows."""
+    wide = warp_size * vector
+    if len(extents) != 2 or extents[1] % wide or extents[0] % warps:
+        return covering(extents, warp_size, warps, vector)
+    owners = (
+        Digit("reg", vector, (0, 1)),
+        Digit("lane", warp_size, (0, vector)),
+        Digit("reg", extents[1] // wide, (0, wide)),
+        Digit("warp", warps, (1, 0)),
+        Digit("reg", extents[0] // warps, (warps, 0)),
+    )
+    return Layout(extents, owners)
 
 
 def _power_of_two(n: int) -> int:

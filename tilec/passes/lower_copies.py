@@ -24,7 +24,7 @@ from tilec.ir.ops import (
     squeeze,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.distribution import covering
+from tilec.passes.distribution import along_rows, covering
 from tilec.passes.lower_exchanges import exchange_registers, rename_registers
 from tilec.passes.lower_matrices import (
     is_matrix_load,
@@ -34,6 +34,8 @@ from tilec.passes.lower_matrices import (
     store_matrices,
 )
 from tilec.target import Target
+
+NARROW_BITS = 128  # a thread's widest access
 
 
 def lower_copies(func: Func, target: Target) -> Func:
@@ -78,7 +80,10 @@ def _loop_layout(
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2
-    return covering(extents, target.warp_size, warps, vector)
+    dest = sides[0].buffer
+    narrow = dest.space == "global" and vector * dest.dtype.bits < NARROW_BITS
+    spread = along_rows if narrow else covering
+    return spread(extents, target.warp_size, warps, vector)
 
 
 def _loop(

@@ -9,8 +9,9 @@ A loop runs over groups of `v` registers whose elements are neighbours, so that 
 among them become vector accesses where alignment is known. It is written out, but for one that is
 long and selects no registers. An index that may leave its tensor is
 guarded. The test is made once for the whole tile: inside, the fast form has no guards; only a tile
-that crosses an edge takes the guarded form, which is written element by element where it is long
-and selects no registers: few tiles run it, and each of its instructions is compiled."""
+that crosses an edge takes the guarded form, which is a loop where it is long and selects no
+registers, element by element where a vector is long too: few tiles run it, and each of its
+instructions is compiled."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ MOST_WRITTEN = 128
 MOST_OPS = 1024
 """Operations up to which such a loop is written out: a longer body hides its own loads."""
 MOST_EDGE_OPS = 512
-"""The same for the form that only tiles at an edge take."""
+"""The same for the form that only tiles at an edge take, and for what it does at once."""
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
@@ -175,7 +176,8 @@ class Lowering:
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
         self._emit(fast, p, place, replica, width, dim, guarded=False)
-        edge = 1 if _is_long(p, MOST_EDGE_OPS) else width
+        one_group = sum(1 for _ in walk(p.body)) * width
+        edge = 1 if _is_long(p, MOST_EDGE_OPS) and one_group > MOST_EDGE_OPS else width
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         fast.emit(Yield)
         slow.emit(Yield)
