@@ -58,7 +58,7 @@ from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
     from tilec.frontend import Signature
-    from tilec.ir.plan import Plan
+    from tilec.ir.schedule import Plan
     from tilec.jit import build
     from tilec.tune import Ranked
 else:  # loaded by the first kernel that is compiled

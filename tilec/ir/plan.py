@@ -1,4 +1,4 @@
-"""A plan: what the compiler may choose for a kernel and the user left open.
+"""The plans (`tilec.ir.schedule`) worth trying for a kernel.
 
 The passes read a plan from the function's attributes; the driver tries plans in order and keeps
 the first whose exact budget of shared memory and registers holds. What the user wrote is never
@@ -15,6 +15,7 @@ from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.footprint import DEFAULT_THREADS, footprint, stages_of
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
+from tilec.ir.schedule import Plan, name_of
 from tilec.target import Target
 
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
@@ -22,75 +23,20 @@ MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bri
 SPLITS = (2, 4, 8)  # blocks that share one sum
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What may be chosen.
+def with_plan(func: Func, plan: Plan) -> Func:
+    """`func` with the plan's choices as attributes and as the stages of its open loops."""
+    chosen = asdict(plan)
+    chosen["plan"] = chosen.pop("name")
+    threads = chosen.pop("threads")
+    if threads is not None:
+        chosen["threads"] = threads
 
-    `threads`: threads that compute, where the user left them open (None: 128).
-    `specialise`: producer warps bring tiles by TMA, the user's threads compute.
-    `persistent`: each block of the launch walks over several blocks of the user's grid.
-    `teams`: how many sets of the user's threads a launched block holds; with 2, each computes
-    blocks of its own and they take turns at the tensor cores (ping-pong).
-    `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
-    of them need is loaded once (multicast).
-    `split`: how many blocks of a cluster share the iterations of one sum.
-    `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
-    reuse), where the user gave no swizzle.
-    `staged_store`: a fragment goes to global memory through shared memory and TMA.
-    `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
-    `stages`: versions of a pipelined loop's buffers. A loop with a number of its own has at least
-    so many, and more only where it holds a tile product.
-    """
-
-    name: str
-    specialise: bool = False
-    persistent: bool = False
-    teams: int = 1
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    split: int = 1
-    panel: int = 8
-    staged_store: bool = False
-    single_buffer: bool = False
-    stages: int = 2
-    threads: int | None = None
-
-    def apply(self, func: Func) -> Func:
-        """`func` with the plan's choices as attributes and as the stages of its open loops."""
-        chosen = asdict(self)
-        chosen["plan"] = chosen.pop("name")
-        threads = chosen.pop("threads")
-        if threads is not None:
-            chosen["threads"] = threads
-
-        def visit(o: Op) -> Op | None:
-            if isinstance(o, For) and o.kind == "pipelined":
-                return replace(o, num_stages=stages_of(o, self.stages))
-            return None
-
-        return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
-
-    def describe(self) -> str:
-        """As in a dump: "specialised persistent (threads=256, stages=4)"."""
-        parts = [f"threads={self.threads}"] if self.threads else []
-        parts += [f"stages={1 if self.single_buffer else self.stages}"]
-        parts += (
-            [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
-        )
-        parts += [f"split={self.split}"] if self.split > 1 else []
-        return f"{self.name} ({', '.join(parts)})"
-
-
-def plan_in(found: Mapping[str, Any]) -> Plan | None:
-    """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
-    those of a plan."""
-    try:
-        x, y, z = found["cluster"]
-        plan = Plan(**{**found, "cluster": (x, y, z)})
-    except (KeyError, TypeError, ValueError):
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, For) and o.kind == "pipelined":
+            return replace(o, num_stages=stages_of(o, plan.stages))
         return None
-    kinds = asdict(Plan("", threads=plan.threads and 1))
-    same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
-    return plan if same and all(type(n) is int for n in plan.cluster) else None
+
+    return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
 
 
 @dataclass(frozen=True)
@@ -229,18 +175,6 @@ def _largest_product(func: Func) -> int:
     """Accumulators of a block, 0 without products."""
     shapes = (o.shape for o in walk(func.body) if isinstance(o, Gemm))
     return max((m * n for m, n, _ in shapes), default=0)
-
-
-def name_of(plan: Plan) -> str:
-    """What a schedule is called in dumps: "ping-pong, direct stores"."""
-    kinds = ["ping-pong"] if plan.teams > 1 else ["specialised"] if plan.specialise else []
-    kinds += ["persistent"] if plan.persistent and plan.teams == 1 else []
-    extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
-    extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
-    extras += ["one buffer"] if plan.single_buffer else []
-    extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
-    extras += ["shared sums"] if plan.split > 1 else []
-    return ", ".join([" ".join(kinds) or "plain", *extras])
 
 
 def _schedules(func: Func, target: Target) -> list[Plan]:

@@ -19,7 +19,7 @@ from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Fma, Mma, Wgmma
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
 from tilec.target import Target

@@ -20,8 +20,8 @@ from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Print, Store
-from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
+from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled
 from tilec.jit.compiled import CompiledKernel

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.target import Target
 from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked

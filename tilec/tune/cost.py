@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixRow
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.passes.registers import producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.work import Numbers

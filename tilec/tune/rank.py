@@ -17,12 +17,12 @@ from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.plan import (
-    Plan,
     Wanted,
     has_pipelined_product,
     plans,
     take_wanted,
 )
+from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
 from tilec.passes.registers import at_launch, budget
 from tilec.passes.select_gemm import select_gemm
