@@ -144,7 +144,7 @@ class Choices:
                 functools.partial(build.trace_variant, signature, base),
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
-                {name: a.between for name, a in open_.items()},
+                {name: a.fine for name, a in open_.items() if a.fine},
             )
 
         def extents(constants: Mapping[str, int]) -> Grid | None:

@@ -14,6 +14,7 @@ bound by reading shared memory."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma h
 PING_PONG = 1.02
 ONE_TEAM = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
-ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
+ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
 ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
@@ -62,19 +63,21 @@ SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they a
 # are neighbours, and some neighbourhoods are smaller than others.
 CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
-LOCKSTEP = 0.992  # neighbours that load for one another wait for one another
+LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
 BESIDE = 1.005  # stores of one team take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
+SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A prediction. `seconds` of one launch; `limit` what it waits for most; `tiles` blocks of the
-    user's grid; `waves` how often each multiprocessor is given one; `filled` the part of the last
-    wave's places that have work, over all waves; bytes from DRAM and from the L2 cache in all;
-    `intensity` flops per byte of DRAM; `shared_bytes` and `registers` (of fragments, per thread) of
-    a launched block, and how many registers a thread lacks."""
+    user's grid, `sides` the extents of what they make; `waves` how often each multiprocessor is
+    given one; `filled` the part of the last wave's places that have work, over all waves; bytes
+    from DRAM and from the L2 cache in all; `intensity` flops per byte of DRAM; `shared_bytes` and
+    `registers` (of fragments, per thread) of a launched block, and how many registers a thread
+    lacks."""
 
     seconds: float
     limit: str
@@ -86,6 +89,7 @@ class Estimate:
     l2_bytes: float
     shared_bytes: int
     registers: int
+    sides: frozenset[int]
     lacking: int = 0
 
     @property
@@ -100,7 +104,8 @@ class Realised:
     many stages the ring has; bytes of operands that each iteration brings from there to registers
     while no other warpgroup of the team has something to do; accesses by which threads bring the
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
-    what they bring, and how many it lacks."""
+    what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
+    bytes of a row at a time."""
 
     rows: tuple[MatrixRow | None, ...]
     registers: int
@@ -111,6 +116,7 @@ class Realised:
     narrow: int = 0
     waiting: int = 0
     lacking: int = 0
+    scattered: bool = False
 
 
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
@@ -119,7 +125,8 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     together = plan.split * math.prod(plan.cluster)
     fit = next(part for size, part in CLUSTERS_FIT if together <= size)
     multiprocessors = int(target.multiprocessors * fit)
-    blocks = n.blocks * plan.split
+    clusters = itertools.zip_longest(n.grid, plan.cluster, fillvalue=1)
+    blocks = math.prod(-(-e // c) * c for e, c in clusters) * plan.split
     resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
@@ -162,6 +169,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         n.loaded_in(plan.cluster) * n.blocks,
         made.shared_bytes,
         made.registers,
+        n.sides,
         max(0, made.lacking),
     )
 
@@ -230,7 +238,9 @@ def _loop(
 
 def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Seconds from a block's last product to the end of its results."""
-    stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
+    stores = n.stored / (s.l2 * s.clock)
+    if not plan.staged_store:
+        stores *= SCATTERED if made.scattered else DIRECT
     latency = STORE_LATENCY
     if plan.staged_store:
         wide = (row.n for row in made.rows if row is not None and row.warps > 1)

@@ -36,6 +36,7 @@ from tilec.tune.work import Numbers, Values, Work, read_work
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 WAITING = 3  # registers of an access whose result waits there: its address, what it brought
+QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 MOST_LACKING = 80  # registers of a thread; spilling as many costs less than smaller tiles
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
@@ -103,7 +104,7 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int]] = {}
+        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int, bool]] = {}
         space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -121,11 +122,13 @@ class Candidate:
                 continue
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
-            rows, held = rows_of[key]
+            rows, held, scattered = rows_of[key]
             narrow, waiting = self._narrow(space, plan, threads)
             taken = sum(bits) // threads // 32 + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
-            made = Realised(rows, registers, total, ring, stages, held, narrow, waiting, lacking)
+            made = Realised(
+                rows, registers, total, ring, stages, held, narrow, waiting, lacking, scattered
+            )
             reason = self._brought(plan, space) or self._reason(
                 plan, made, max(bits, default=0) // threads // 32, threads
             )
@@ -231,26 +234,29 @@ class Candidate:
 
     def _rows(
         self, func: Func, plan: Plan, threads: int
-    ) -> tuple[tuple[MatrixRow | None, ...], int]:
-        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); and
-        the bytes of operands that a warpgroup brings to registers for one of each, alone."""
+    ) -> tuple[tuple[MatrixRow | None, ...], int, bool]:
+        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); the
+        bytes of operands that a warpgroup brings to registers for one of each, alone; whether the
+        results of wgmma do not divide into 16 bytes of a row for each lane of a row's four."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0
+            return (None,) * len(self.work.products), 0, False
         # A block without producer warps may have wider rows; that is for the passes to find.
         attrs = {"threads": threads, "specialise": self.target.has("tma"), "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
         mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
         rows: list[MatrixRow | None] = []
-        held = 0
+        held, scattered = 0, False
         for o in walk(chosen.body):
             if not isinstance(o, Gemm):
                 continue
             row = MATRIX_ROWS.get(o.row)
             rows.append(row if row is not None and row.feature else None)
+            if row is not None and row.warps > 1:
+                scattered |= o.turned or bool(row.n % QUAD_COLUMNS)
             if row is not None:
                 alone = math.prod(o.warps) == row.warps
                 held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else OVERLAPPED)
-        return tuple(rows), held
+        return tuple(rows), held, scattered
 
 
 def _bytes(v: Value) -> int:
