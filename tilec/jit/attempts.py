@@ -18,7 +18,7 @@ from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Fma, Mma, Wgmma
+from tilec.ir.ops import Fma, Mma, Scope, Wgmma
 from tilec.ir.schedule import Plan
 from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
@@ -91,6 +91,8 @@ class Attempts:
             return []  # fewer registers spill more
         if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
             return []
+        if any(isinstance(o, Scope) and o.registers for o in walk(func.body)):
+            return []  # with fewer at launch, the block would wait for its share for ever
         shared = int(func.attrs.get("shared_bytes", 0))
         most = occupancy(self.target, 1, shared, threads) or 1
         now = occupancy(self.target, made.registers, shared, threads) or 1

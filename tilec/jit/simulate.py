@@ -20,6 +20,7 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
+from tilec.passes.registers import at_launch
 from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
 from tilec.runtime.devices import resolve_target
@@ -300,6 +301,7 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
         tuple(standin.maps),
         launched_grid(standin, planned.grid) if 0 not in planned.grid else (0, 0, 0),
         launched_cluster(records.func),
+        image.resources.registers or at_launch(image.resources.threads, target),
     )
 
 

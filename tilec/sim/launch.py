@@ -43,7 +43,8 @@ _FIRST = 10.0  # seconds after which the time of the others is estimated
 class Launch:
     """A resolved launch: `function` are the records of `func` (LOWERED), `program` the same made
     ready to run. `parameters` in the function's order as NumPy scalars: values, addresses, numbers
-    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster."""
+    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster.
+    `at_launch`: the registers of a thread when its block begins."""
 
     name: str
     func: Func
@@ -58,6 +59,7 @@ class Launch:
     maps: tuple[TensorMap, ...]
     grid: Coordinates
     cluster: Coordinates
+    at_launch: int
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int
         wishes.seed,
         tracer,
         launch.registers,
+        launch.at_launch,
     )
 
 
