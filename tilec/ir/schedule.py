@@ -21,6 +21,7 @@ class Plan:
     `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
     of them need is loaded once (multicast).
     `split`: how many blocks of a cluster share the iterations of one sum.
+    `parts`: how many such clusters (blocks, where `split` is 1) share it through global memory.
     `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
     reuse), where the user gave no swizzle.
     `staged_store`: a fragment goes to global memory through shared memory and TMA.
@@ -35,6 +36,7 @@ class Plan:
     teams: int = 1
     cluster: tuple[int, int, int] = (1, 1, 1)
     split: int = 1
+    parts: int = 1
     panel: int = 8
     staged_store: bool = False
     single_buffer: bool = False
@@ -48,7 +50,8 @@ class Plan:
         parts += (
             [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
         )
-        parts += [f"split={self.split}"] if self.split > 1 else []
+        through = f"x{self.parts}" if self.parts > 1 else ""
+        parts += [f"split={self.split}{through}"] if self.split * self.parts > 1 else []
         return f"{self.name} ({', '.join(parts)})"
 
 
@@ -73,5 +76,5 @@ def name_of(plan: Plan) -> str:
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
     extras += ["one buffer"] if plan.single_buffer else []
     extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
-    extras += ["shared sums"] if plan.split > 1 else []
+    extras += ["shared sums"] if plan.split * plan.parts > 1 else []
     return ", ".join([" ".join(kinds) or "plain", *extras])

@@ -124,4 +124,4 @@ def _in_registers(plan: Plan) -> Plan:
     """What of a plan decides about registers: not how the results leave, nor who else loads the
     tiles, nor how many blocks share a sum. What spills much, spills long before that."""
     same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1))
-    return replace(same, split=min(plan.split, 2))
+    return replace(same, split=min(plan.split, 2), parts=min(plan.parts, 2))

@@ -15,7 +15,7 @@ from tilec import passes
 from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
-from tilec.ir.clusters import cluster_of, split_of
+from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.memory import version_bytes
@@ -230,6 +230,7 @@ def _compiled(
         cluster=cluster_of(final),
         exact_cluster=bool(func.attrs.get("cluster_dims")),
         split=split_of(final),
+        parts=parts_of(final),
         plan={} if plan is None else asdict(plan),
     )
     return CompiledKernel(image, stages, None if target.kind == "cpu" else final)

@@ -47,6 +47,7 @@ from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
 from tilec.passes.split_guards import split_guards
 from tilec.passes.stage_stores import stage_stores
+from tilec.passes.sum_parts import sum_parts
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
@@ -87,6 +88,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (gather_sums, "SCHEDULED"),
+    (sum_parts, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),

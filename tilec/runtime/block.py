@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import DTYPES
@@ -102,6 +102,13 @@ class BlockLayout:
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
         return Block(memory, start + self._pointers_at, start)
+
+    def changed(self, block: Block, addresses: Mapping[int, int]) -> Block:
+        """The same as `block` with other addresses for the pointers of these numbers."""
+        values = list(self._struct.unpack(ctypes.string_at(block.values, self._struct.size)))
+        for number, address in addresses.items():
+            values[number] = address
+        return self.block(values)
 
     def _misfit(self, values: Sequence[Value]) -> LaunchError:
         for p, value in zip(self.params, values):

@@ -113,8 +113,15 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                 seed = None if number == 0 else wishes.seed + number
                 machine = Machine(setting, program, seed, wishes.steps, turn)
                 limit = wishes.blocks is None
-                if not _run_clusters(launch, machine, chosen, progress, limit):
+                order = chosen
+                if seed is not None:  # blocks may come in any order
+                    order = [
+                        chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))
+                    ]
+                if not _run_clusters(launch, machine, order, progress, limit):
                     break
+                if everything:
+                    setting.globals.check_counters(setting.findings)
                 if wishes.check_outputs and everything:
                     written = [t.name for t in launch.tensors if t.written]
                     setting.globals.finish(setting.findings, written)

@@ -59,6 +59,8 @@ SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
 SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
+PARTS = 1.8e-6  # seconds: a part on its way to global memory, and the news of it to the last block
+PARTED = 1.02  # how much longer the whole takes: parts are worth it where they gain more than that
 # Clusters up to a size, and the part of the multiprocessors that they can fill: those of a cluster
 # are neighbours, and some neighbourhoods are smaller than others.
 CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
@@ -122,15 +124,13 @@ class Realised:
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
     """The prediction for one launch of `plan` with `threads` threads per team."""
     s = target.speeds
-    together = plan.split * math.prod(plan.cluster)
-    fit = next(part for size, part in CLUSTERS_FIT if together <= size)
-    multiprocessors = int(target.multiprocessors * fit)
+    multiprocessors = multiprocessors_for(plan, target)
     clusters = itertools.zip_longest(n.grid, plan.cluster, fillvalue=1)
-    blocks = math.prod(-(-e // c) * c for e, c in clusters) * plan.split
+    blocks = math.prod(-(-e // c) * c for e, c in clusters) * plan.split * plan.parts
     resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
-    work = max(loop.compute + loop.vector, loop.from_cache) / plan.split
+    work = max(loop.compute + loop.vector, loop.from_cache) / (plan.split * plan.parts)
     if plan.teams > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
@@ -151,15 +151,17 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         total = start + stores + waves * busy + between
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
     bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
-    gaps = STAGE_START * n.iterations * blocks / bus
+    gaps = STAGE_START * n.iterations * n.blocks * plan.split / bus
     memory = start + n.dram / bus + gaps + STORE_LATENCY
+    parted = PARTED if plan.parts > 1 else 1.0
     limit = loop.limit
     if memory > total:
         limit = "DRAM"
     elif waves * busy < 0.5 * total:
         limit = "latency"
     return Estimate(
-        s.launch + ends + math.hypot(total**2, memory**2) ** 0.5,  # near the longer of the two
+        # Near the longer of the two.
+        s.launch + ends + parted * math.hypot(total**2, memory**2) ** 0.5,
         limit,
         _flops(n) * n.blocks,
         n.blocks,
@@ -251,11 +253,14 @@ def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
 
 
 def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
-    """Seconds that the blocks of a cluster wait for one another."""
+    """Seconds that blocks take for what they share: those of a cluster wait for one another, the
+    last one of a sum brings in all its parts."""
     ends = CLUSTER * (plan.cluster != (1, 1, 1))
+    sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
     if plan.split > 1:
-        sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
         ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
+    if plan.parts > 1:
+        ends += PARTS + sums * (plan.parts + 1) / (s.l2 * s.clock)
     return ends
 
 
@@ -266,6 +271,13 @@ def _flops(n: Numbers) -> float:
 def _helped(plan: Plan, target: Target) -> bool:
     """Whether threads are spared what others can do: bringing tiles."""
     return plan.specialise or not target.has("tma")
+
+
+def multiprocessors_for(plan: Plan, target: Target) -> int:
+    """The multiprocessors that the plan's clusters can fill."""
+    together = plan.split * math.prod(plan.cluster)
+    fit = next(part for size, part in CLUSTERS_FIT if together <= size)
+    return int(target.multiprocessors * fit)
 
 
 def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: Target) -> int:

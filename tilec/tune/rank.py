@@ -17,6 +17,7 @@ from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.plan import (
+    PARTS,
     Wanted,
     has_pipelined_product,
     plans,
@@ -28,7 +29,13 @@ from tilec.passes.registers import at_launch, budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
-from tilec.tune.cost import OTHER_REGISTERS, Estimate, Realised, estimate
+from tilec.tune.cost import (
+    OTHER_REGISTERS,
+    Estimate,
+    Realised,
+    estimate,
+    multiprocessors_for,
+)
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
@@ -39,6 +46,7 @@ WAITING = 3  # registers of an access whose result waits there: its address, wha
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 MOST_LACKING = 80  # registers of a thread; spilling as many costs less than smaller tiles
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
+TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
 
@@ -73,6 +81,7 @@ class Candidate:
     func: Func
     target: Target
     constants: Mapping[str, Any] = field(default_factory=dict)
+    _obstacles: dict[tuple[int, int], str] = field(default_factory=dict)
 
     @cached_property
     def work(self) -> Work:
@@ -87,14 +96,17 @@ class Candidate:
         """The plans that cannot run, with the reasons."""
         return self._static[1]
 
-    @cached_property
-    def _unshared(self) -> str:
-        """Why blocks cannot share the iterations of a sum; "" if they can."""
-        try:
-            share_sums(take_wanted(self.func)[0].with_attrs(split=2), self.target)
-        except CompileError as error:
-            return error.message
-        return ""
+    def _unshared(self, plan: Plan) -> str:
+        """Why blocks cannot share the iterations of a sum as the plan has it; "" if they can."""
+        few = {"split": min(plan.split, 2), "parts": min(plan.parts, 2)}
+        key = few["split"], few["parts"]
+        if key not in self._obstacles:
+            self._obstacles[key] = ""
+            try:
+                share_sums(take_wanted(self.func)[0].with_attrs(**few), self.target)
+            except CompileError as error:
+                self._obstacles[key] = error.message
+        return self._obstacles[key]
 
     @cached_property
     def _static(self) -> tuple[list[tuple[Plan, Plan, Realised, int]], list[Ranked]]:
@@ -117,8 +129,8 @@ class Candidate:
             except CompileError as error:
                 rejected.append(Ranked(self.constants, plan, reason=error.message))
                 continue
-            if plan.split > 1 and self._unshared:
-                rejected.append(Ranked(self.constants, plan, reason=self._unshared))
+            if plan.split * plan.parts > 1 and self._unshared(plan):
+                rejected.append(Ranked(self.constants, plan, reason=self._unshared(plan)))
                 continue
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
@@ -207,18 +219,29 @@ class Candidate:
         numbers = self.work.at(values, grid)
         if numbers is None or numbers.blocks < 1:
             return None
-        found = [
-            Ranked(
-                self.constants,
-                self._panelled(plan, numbers),
-                estimate(numbers, runs, made, threads, self.target),
-            )
-            for plan, runs, made, threads in self._static[0]
-        ]
+        found = []
+        for plan, runs, made, threads in self._static[0]:
+            plan = self._panelled(plan, numbers)
+            best = estimate(numbers, runs, made, threads, self.target)
+            for parts in self._parts(plan, numbers):
+                more = replace(plan, parts=parts)
+                other = estimate(numbers, more, made, threads, self.target)
+                if other.seconds < best.seconds:
+                    plan, best = more, other
+            found.append(Ranked(self.constants, plan, best))
         if not has_pipelined_product(self.func):
             # Nothing here tells its plans apart: the safe order holds.
             return [replace(r, plan=None) for r in found[:1]]
         return sorted(found, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+
+    def _parts(self, plan: Plan, numbers: Numbers) -> list[int]:
+        """In how many parts the sums of `plan` had better be: about as many as fill the
+        multiprocessors once, or twice."""
+        if plan.parts == 1 or "split" in self._wanted.fields:
+            return []
+        room = multiprocessors_for(plan, self.target) / (numbers.blocks * plan.split)
+        most = min(2 * room, numbers.iterations / plan.split)
+        return [p for p in PARTS if p <= most][-TRIED_PARTS:]
 
     def _panelled(self, plan: Plan, numbers: Numbers) -> Plan:
         """`plan` with panels so narrow that what their blocks share stays in the L2 cache."""
