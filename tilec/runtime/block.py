@@ -105,7 +105,8 @@ class BlockLayout:
 
     def changed(self, block: Block, addresses: Mapping[int, int]) -> Block:
         """The same as `block` with other addresses for the pointers of these numbers."""
-        values = list(self._struct.unpack(ctypes.string_at(block.values, self._struct.size)))
+        content = ctypes.string_at(block.values, self._struct.size)
+        values = list(self._struct.unpack(content)[: len(self.params)])
         for number, address in addresses.items():
             values[number] = address
         return self.block(values)
