@@ -263,8 +263,7 @@ class Buffers:
             stored.add(getattr(o, "dest", None))
             if isinstance(o, ops.TmaStore) and isinstance(o.map.type, TensorMapType):
                 mapped.add(o.map.type.tensor)
-        memory = ("tensor", "workspace", "counters")
-        tensors = [p for p in self.func.params if p.role in memory]
+        tensors = [p for p in self.func.params if p.role == "tensor"]
         found = {p.value for p in tensors if p.value in stored or p.arg in mapped}
         return {p.value for p in tensors} if found and self.func.attrs.get("may_alias") else found
 
@@ -272,6 +271,8 @@ class Buffers:
         f, dtype = self.f, o.source.dtype
         elem = memory_type(dtype)
         kind = elem if o.lanes == 1 else f"<{o.lanes} x {elem}>"
+        if o.words:
+            kind = f"<{o.lanes * dtype.bits // 32} x i32>"
         tail = INVARIANT if self.is_constant(o.source) else ""
         if o.cache == "evict_first":
             tail += STREAMED
@@ -292,6 +293,42 @@ class Buffers:
             phi.incoming = [(other, start), (loaded, end)]
             got = phi.result
         self.env[o.result] = self._from_memory(got, dtype)
+
+    def emit_misaligned(self, o: ops.Misaligned) -> None:
+        f, size = self.f, o.source.dtype.bits // 8
+        start = f.cast("trunc", f.cast("ptrtoint", self.get(o.source), "i64"), "i32")
+        moved = f.mul(f.cast("trunc", self.get(o.offset), "i32"), int_val(size))
+        past = f.binary("and", f.add(start, moved), int_val(15))
+        skip = f.binary("lshr", past, int_val(size.bit_length() - 1))
+        self.env[o.result] = self.ranges.set(skip, 0, 15 // size)
+
+    def emit_realign(self, o: ops.Realign) -> None:
+        """Whole words are selected, a half of them at a time; a funnel shift does the rest."""
+        f, size = self.f, o.dtype.bits // 8
+        skip = f.mul(self.get(o.skip), int_val(size))
+        words = f.unpack(self.get(o.words), 8, "i32")
+        for step in (2, 1):
+            moved = f.icmp("ne", f.binary("and", skip, int_val(4 * step)), int_val(0))
+            words = [f.select(moved, b, a) for a, b in zip(words, words[step:])]
+        bits = f.mul(f.binary("and", skip, int_val(3)), int_val(8))
+        found = [
+            f.intrinsic("i32", "llvm.fshr.i32", (high, low, bits))
+            for low, high in zip(words, words[1:])
+        ]
+        if o.valid is not None:
+            end = f.mul(self.get(o.valid), int_val(8 * size))
+            found = [self._first_bits(w, f.add(end, int_val(-32 * i))) for i, w in enumerate(found)]
+        lanes = 128 // o.dtype.bits
+        kind = f"<{lanes} x {memory_type(o.dtype)}>"
+        self.env[o.result] = f.cast("bitcast", f.pack(found), kind)
+
+    def _first_bits(self, word: Val, count: Val) -> Val:
+        """`word` with all but its first `count` bits zero; all of them from 32 on, none below 1."""
+        f, zero = self.f, int_val(0)
+        rest = f.binary("and", f.binary("sub", zero, count), int_val(31))
+        kept = f.binary("and", word, f.binary("lshr", int_val(-1), rest))
+        kept = f.select(f.icmp("sgt", count, zero), kept, zero)
+        return f.select(f.icmp("sge", count, int_val(32)), word, kept)
 
     def emit_mem_store(self, o: ops.MemStore) -> None:
         dtype = o.dest.dtype

@@ -3,18 +3,31 @@ their dtypes, their strides and what their addresses are multiples of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import cached_property
+from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.ops import AnnotateSafeValue, Const, Copy, squeeze
-from tilec.ir.types import BufferType, DType
+from tilec.ir.types import BOOL, BufferType, DType
 from tilec.target import Target
 
 TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
 CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
+ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and the elements
+PIECE_ACCESSES = 3  # narrow ones that take as long as 16 bytes in two pieces, shifted
+PIECE_REGISTERS = 9  # that hold two pieces and an address
 REGISTER_VERSIONS = 2  # of a tile that waits in registers until the last one has been read
+
+
+class Narrow(NamedTuple):
+    """Accesses of an iteration by which threads bring tiles, where they are narrower than 16 bytes
+    (or as many as take that long); registers of all threads for what waits there."""
+
+    accesses: int
+    waiting: int
 
 
 class Agents:
@@ -41,15 +54,48 @@ class Agents:
         registers: cp.async brings all of them or none."""
         return any(self.of(o, specialise) == "threads" for o in copies)
 
-    def narrow_accesses(self, copies: Iterable[Copy], specialise: bool) -> int:
-        """Accesses of less than 16 bytes by which threads bring the tiles of `copies`."""
-        total = 0
+    def in_pieces(self, o: Copy) -> bool:
+        """Whether threads may bring a tile whose rows begin anywhere by 16 bytes at a time from
+        multiples of 16 bytes (`passes/realign.py`): rows that nothing writes while the kernel runs,
+        wide enough, and no element before the tensor's first."""
+        t, last = o.source.buffer, squeeze(o.dest_extents)[-1:]
+        return (
+            t.dtype.bits in (8, 16)
+            and t.dtype == o.dest.dtype != BOOL
+            and innermost_contiguous(t)
+            and same_order(o)
+            and bool(last)
+            and last[0] % (16 * 8 // t.dtype.bits) == 0
+            and not o.coalesced_width
+            and self.vector(o) * t.dtype.bits < 16 * 8
+            and self.safe.zero(o.source)
+            and o.source not in self.written
+            and not self.func.attrs.get("may_alias")
+            and all(_not_negative(self.facts.range(v)[0]) for v in o.source_offsets)
+        )
+
+    @cached_property
+    def written(self) -> set[Value | None]:
+        """The buffers that the kernel writes."""
+        return {getattr(o, "dest", None) for o in walk(self.func.body)}
+
+    def narrow(self, copies: Collection[Copy], specialise: bool) -> Narrow:
+        """What threads take to bring the tiles of `copies` where alignment keeps their accesses
+        below 16 bytes."""
+        through_registers = self.through_registers(copies, specialise)
+        accesses = waiting = 0
         for o in copies:
-            vector = self.vector(o)
-            wide = vector * o.source.dtype.bits >= 16 * 8
-            if not wide and self.of(o, specialise) != "tma":
-                total += o.dest.buffer.size // vector
-        return total
+            vector, bits = self.vector(o), o.source.dtype.bits
+            if vector * bits >= 16 * 8 or self.of(o, specialise) == "tma":
+                continue
+            if through_registers and self.in_pieces(o):
+                pieces = o.dest.buffer.size * bits // (16 * 8)
+                accesses += PIECE_ACCESSES * pieces
+                waiting += PIECE_REGISTERS * pieces
+            else:
+                accesses += o.dest.buffer.size // vector
+                waiting += ACCESS_REGISTERS * through_registers * (o.dest.buffer.size // vector)
+        return Narrow(accesses, waiting)
 
     def vector(self, o: Copy) -> int:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""
@@ -85,6 +131,10 @@ class SafeValues:
     def zero(self, tensor: Value) -> bool:
         """Whether that is 0, which is what copies past the registers give."""
         return not self.found.get(tensor)
+
+
+def _not_negative(low: int | None) -> bool:
+    return low is not None and low >= 0
 
 
 def tma_may_load(o: Copy, dtype: DType, target: Target, safe: SafeValues) -> bool:

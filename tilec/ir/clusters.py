@@ -2,8 +2,7 @@
 
 `cluster`: blocks of the user's grid along each dimension that form a cluster. `split`: how many
 blocks of a cluster share the work of one block of the user's grid; they are neighbours along
-dimension 0 of the launch. `parts`: how many such sets of `split` blocks share it; they are
-neighbours along dimension 2."""
+dimension 0 of the launch."""
 
 from __future__ import annotations
 
@@ -20,13 +19,8 @@ def cluster_of(func: Func) -> Dims:
 
 
 def split_of(func: Func) -> int:
-    """Blocks of a cluster for each block of the user's grid."""
+    """Launched blocks for each block of the user's grid."""
     return int(func.attrs.get("split") or 1)
-
-
-def parts_of(func: Func) -> int:
-    """Sets of such blocks for each block of the user's grid."""
-    return int(func.attrs.get("parts") or 1)
 
 
 def launched_cluster(func: Func) -> Dims:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.agents import REGISTER_VERSIONS, Agents
+from tilec.ir.agents import REGISTER_VERSIONS, Agents, Narrow
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm
 from tilec.target import Target
 
 if TYPE_CHECKING:
-    from tilec.ir.schedule import Plan
+    from tilec.ir.plan import Plan
 
 MOST_STAGES = 8  # that tilec takes by itself
 DEFAULT_THREADS = 128
@@ -38,14 +38,14 @@ def stages_of(o: For, chosen: int) -> int:
 class Ring:
     """The buffers of one pipelined loop: bytes of one version of those that TMA may bring and of
     the others; the loop's iterations, 0 where they are not known. Without and with producer warps:
-    whether the others go through registers, and the accesses by which threads bring them, where
-    these are narrower than they could be."""
+    whether the others go through registers, and what it takes threads to bring them where
+    their accesses are narrower than they could be."""
 
     loop: For
     boxes: int
     others: int
     registers: tuple[bool, bool]
-    narrow: tuple[int, int]
+    narrow: tuple[Narrow, Narrow]
     trips: int
 
     def size(self, plan: Plan, stages: int) -> int:
@@ -132,7 +132,7 @@ def footprint(func: Func, target: Target) -> Footprint:
         boxes = {o.dest for o in copies if agents.of(o, True) == "tma"}
         others = {o.dest for o in copies} - boxes
         registers = [agents.through_registers(copies, s) for s in (False, True)]
-        narrow = [agents.narrow_accesses(copies, s) for s in (False, True)]
+        narrow = [agents.narrow(copies, s) for s in (False, True)]
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
         known = [b for b in bounds if isinstance(b, int)]
         trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0

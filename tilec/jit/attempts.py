@@ -18,13 +18,15 @@ from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Fma, Mma, Scope, Wgmma
-from tilec.ir.schedule import Plan
+from tilec.ir.ops import Fma, Mma, Realign, Wgmma
+from tilec.ir.plan import Plan
 from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
+SPARED = 0.75  # of the registers that ptxas takes do, where there is something to wait for
+SPILLED_FOR_A_BLOCK = 64  # bytes of a thread: another block gains more
 _PRODUCTS = (Fma, Mma, Wgmma)
 
 
@@ -40,6 +42,7 @@ class Attempt:
     func: Func
     llvm_text: str
     assembled: Assembled
+    spared: bool = False  # what it spills makes room for a block
 
     @property
     def faults(self) -> tuple[int, int]:
@@ -62,9 +65,9 @@ class Attempts:
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
         """Machine code of `func`, which has been through the passes; on AMD without what it
-        prints. Where there is no product to hold in registers, a thread that could do with fewer
-        gets fewer, so that more of them load at the same time. Two plans may have the same code,
-        as where nothing can be brought by TMA: it is assembled once."""
+        prints. Where there is no product to hold in registers, or threads wait for tiles, a thread
+        that could do with fewer gets fewer, so that more of them load at the same time. Two plans
+        may have the same code, as where nothing can be brought by TMA: it is assembled once."""
         text = codegen.emit(func, self.target)
         if text in self._made:
             return replace(self._made[text], plan=plan, func=func)
@@ -79,6 +82,9 @@ class Attempts:
             more = replace(made, llvm_text=again.llvm_text, assembled=again)
             if more.faults == made.faults:
                 return more
+            spilled, advisories = more.faults
+            if _waits(func) and spilled <= SPILLED_FOR_A_BLOCK and advisories <= 1:
+                return replace(more, spared=True)
         return made
 
     def _more_blocks(self, func: Func, made: Assembled) -> list[int]:
@@ -89,13 +95,14 @@ class Attempts:
             return []
         if made.spilled_bytes:
             return []  # fewer registers spill more
-        if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
-            return []
-        if any(isinstance(o, Scope) and o.registers for o in walk(func.body)):
-            return []  # with fewer at launch, the block would wait for its share for ever
         shared = int(func.attrs.get("shared_bytes", 0))
         most = occupancy(self.target, 1, shared, threads) or 1
         now = occupancy(self.target, made.registers, shared, threads) or 1
+        if _waits(func):
+            left = self.target.registers // ((now + 1) * threads)
+            return [now + 1] if now < most and left >= SPARED * made.registers else []
+        if any(isinstance(o, _PRODUCTS) for o in walk(func.body)):
+            return []
         wanted = {min(n // threads, most): None for n in STREAMING}
         return [n for n in wanted if n > now]
 
@@ -110,7 +117,7 @@ class Attempts:
             raise ResourceError("registers spill, as with a plan that holds as much", func.loc)
         made = self.make(plan, func)
         fault = trouble(made.assembled.advisories)
-        if not fault:
+        if not fault or made.spared:
             self.kept = made
             return
         if made.faults[0] > FEW_SPILLED:
@@ -120,8 +127,14 @@ class Attempts:
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
 
 
+def _waits(func: Func) -> bool:
+    """Whether tiles wait in registers of the threads that compute: only another block has something
+    to do while they are on their way."""
+    return any(isinstance(o, Realign) for o in walk(func.body))
+
+
 def _in_registers(plan: Plan) -> Plan:
     """What of a plan decides about registers: not how the results leave, nor who else loads the
     tiles, nor how many blocks share a sum. What spills much, spills long before that."""
     same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1))
-    return replace(same, split=min(plan.split, 2), parts=min(plan.parts, 2))
+    return replace(same, split=min(plan.split, 2))

@@ -15,6 +15,7 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
@@ -31,10 +32,13 @@ from tilec.ir.ops import (
     Gemm,
     ProxyFence,
     Version,
+    WgmmaWait,
     squeeze,
 )
 from tilec.ir.types import BufferType
 from tilec.passes.distribution import idle
+from tilec.passes.expand_scopes import free_running, held_in_flight
+from tilec.passes.realign import Pieces, Realigner, Tile
 from tilec.passes.rings import Position, const, only_if
 from tilec.passes.slicing import Slice
 from tilec.target import Target
@@ -44,7 +48,7 @@ def expand_pipeline(func: Func, target: Target) -> Func:
     """See the module's opening."""
     threads = int(func.attrs["threads"])
     specialised = int(func.attrs["launch_threads"]) != threads
-    expander = _Expander(target, threads, specialised)
+    expander = _Expander(func, target, threads, specialised)
 
     def visit(o: Op) -> None | list[Op]:
         if isinstance(o, For) and any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
@@ -55,7 +59,8 @@ def expand_pipeline(func: Func, target: Target) -> Func:
 
 
 class _Expander:
-    def __init__(self, target: Target, threads: int, specialised: bool) -> None:
+    def __init__(self, func: Func, target: Target, threads: int, specialised: bool) -> None:
+        self.realigner = Realigner(func, threads, target)
         self.target = target
         self.threads = threads
         self.barrier = (1, threads) if specialised else (0, 0)
@@ -65,9 +70,11 @@ class _Expander:
         copies = [o for o in loop.body.ops if isinstance(o, Copy) and o.ahead]
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
-        if any(idle(self._staging(o)) > 1 and self._staging(o).size("reg") > 16 for o in copies):
+        tiles = {o.dest: t for o in copies if (t := self.realigner.tile(o)) is not None}
+        plain = [self._staging(o) for o in copies if o.dest not in tiles]
+        if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
             return self._in_place(loop, copies)
-        return self._through_registers(loop, copies)
+        return self._through_registers(loop, copies, tiles)
 
     def _staging(self, o: Copy) -> Layout:
         """Where a tile waits in registers."""
@@ -110,13 +117,27 @@ class _Expander:
             b.ops.append(o)
         return done
 
-    def _body(self, b: Builder, loop: For, copies: list[Copy], slot: Value) -> None:
-        """What is left of the loop's body, on version `slot`, without its Yield."""
+    def _body(
+        self,
+        b: Builder,
+        loop: For,
+        copies: list[Copy],
+        slot: Value,
+        in_flight: Collection[Value] = (),
+    ) -> None:
+        """What is left of the loop's body, on version `slot`, without its Yield; products onto
+        the fragments `in_flight` may be under way behind it."""
         subst: Substitution = {}
         for o in copies:
             subst[o.dest] = b.value(Version, o.dest, slot, name=o.dest.name)
         rest = Block((), tuple(o for o in loop.body.ops[:-1] if o not in copies))
-        b.ops += rewrite(rest, lambda _: None, subst).ops
+
+        def start(o: Op) -> Op | None:
+            if isinstance(o, Gemm) and o.c in in_flight:
+                return replace(o, asynchronous=True)
+            return None
+
+        b.ops += rewrite(rest, start, subst).ops
 
     def _synchronise(self, b: Builder, copies: list[Copy], loop: For) -> None:
         """All threads' writes to the ring are done and visible to whoever reads it."""
@@ -157,12 +178,19 @@ class _Expander:
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
 
-    def _through_registers(self, loop: For, copies: list[Copy]) -> list[Op]:
+    def _through_registers(
+        self, loop: For, copies: list[Copy], tiles: dict[Value, Tile]
+    ) -> list[Op]:
         b = Builder(loop.loc)
         at = Position(b, 2, 0, f"pipe{self.rings}")
         self.rings += 1
         staged = {}
-        for o in copies:
+        words = {
+            dest: b.value(Alloc, tile.words, name=f"{dest.name}_next")
+            for dest, tile in tiles.items()
+        }
+        others = [o for o in copies if o.dest not in tiles]
+        for o in others:
             layout = self._staging(o)
             # A conversion that changes no width happens where the tile is stored: here it would
             # wait for the loads.
@@ -172,9 +200,21 @@ class _Expander:
             staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
         zero = const(b, 0)
 
-        def load(into: Builder, index: Value) -> None:
+        def pieces(into: Builder, index: Value) -> Pieces | None:
+            if not tiles:
+                return None
             subst: Substitution = {loop.body.args[0]: index}
-            for o in Slice(loop.body, copies).copy(loop.body, subst):
+            part = Slice(loop.body, [o for o in copies if o.dest in tiles])
+            made = part.copy(loop.body, subst)
+            moved = [o for o in made if isinstance(o, Copy)]
+            into.ops += [o for o in made if not isinstance(o, Copy)]
+            return self.realigner.pieces(into, moved, tiles)
+
+        def load(into: Builder, index: Value, found: Pieces | None) -> None:
+            subst: Substitution = {loop.body.args[0]: index}
+            if found is not None:
+                self.realigner.load(into, found, words)
+            for o in Slice(loop.body, others).copy(loop.body, subst) if others else ():
                 if isinstance(o, Copy):
                     fragment = staged[o.dest]
                     shape = fragment.buffer.static_shape
@@ -189,7 +229,9 @@ class _Expander:
                     )
                 into.ops.append(o)
 
-        def store(into: Builder, slot: Value) -> None:
+        def store(into: Builder, slot: Value, found: Pieces | None) -> None:
+            if found is not None:
+                self.realigner.store(into, found, words, slot)
             for root, fragment in staged.items():
                 version = into.value(Version, root, slot, name=root.name)
                 shape, full = fragment.buffer.static_shape, root.buffer.static_shape
@@ -206,8 +248,9 @@ class _Expander:
                 )
 
         first = Builder(loop.loc)
-        load(first, loop.lo)
-        store(first, zero)
+        found = pieces(first, loop.lo)
+        load(first, loop.lo, found)
+        store(first, zero, found)
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
         self._synchronise(b, copies, loop)
         versions = copies[0].dest.buffer.versions
@@ -215,16 +258,23 @@ class _Expander:
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
         more = body.value(Compare, "lt", following, loop.hi)
+        found = pieces(body, following)
         ahead = Builder(loop.loc)
-        load(ahead, following)
+        load(ahead, following, found)
         only_if(body, more, ahead.ops)
-        self._body(body, loop, copies, slot)
+        in_flight = free_running(loop, list(tiles)) if tiles and versions > 1 else []
+        slots = {v for o in in_flight for v in (o.a, o.b) if v.buffer.space == "shared"}
+        if not slots <= {o.dest for o in copies}:
+            in_flight = []  # TMA may fill the slot of the other operand behind the product
+        self._body(body, loop, copies, slot, {o.c for o in in_flight})
         if versions == 1:
             body.emit(Barrier, *self.barrier)
         other = body.value(Binary, "sub", const(body, 1), slot) if versions > 1 else slot
         behind = Builder(loop.loc)
-        store(behind, other)
+        store(behind, other, found)
         only_if(body, more, behind.ops)
+        if in_flight:
+            body.emit(WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
         if versions > 1:
             at.advance(body, slot)

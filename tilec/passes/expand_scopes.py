@@ -11,6 +11,7 @@ blocks is loaded in parts by all of them (`multicast`); the blocks then begin an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of
@@ -249,7 +250,9 @@ def _consumer_loop(
 ) -> list[Op]:
     here = {ring_of[o.dest] for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"}
     rings = [r for r in positions if r in here]
-    products = _free_running(loop, rings)
+    products = []
+    if all(r.release_every == 4 for r in rings):
+        products = free_running(loop, [v for r in rings for v in r.buffers])
     b = Builder(loop.loc)
     subst: Substitution = {}
     slots: dict[Ring, Value] = {}
@@ -297,24 +300,26 @@ def _skip(b: Builder, r: Ring, at: Position) -> None:
     at.advance(b, slot, phase)
 
 
-def _free_running(loop: For, rings: list[Ring]) -> list[Gemm]:
-    """The wgmma products of the loop, if all rings are read by them only and nothing else in the
-    loop touches their fragments, or the shared memory that they read besides; [] otherwise."""
+def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
+    """The wgmma products of the loop, if nothing else in the loop touches their fragments, or the
+    shared memory that they read beside the buffers of its rings; [] otherwise."""
     products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
-    if not products or any(r.release_every != 4 for r in rings):
-        return []
     accumulators = {o.c for o in products}
     if len(accumulators) != len(products) or any(o.clear for o in products):
         return []
     inputs = _fragment_inputs(products)
     if accumulators & set(inputs):
         return []
-    ringed = {v for r in rings for v in r.buffers}
-    besides = {v for o in products for v in (o.a, o.b)} - ringed
+    besides = {v for o in products for v in (o.a, o.b)}.difference(ringed)
     for o in walk(loop.body):
         if o not in products and (accumulators | besides) & set(o.operands):
             return []
     return products
+
+
+def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
+    """The fragments that products use while they are in flight."""
+    return (*(o.c for o in products), *_fragment_inputs(products))
 
 
 def _fragment_inputs(products: list[Gemm]) -> tuple[Value, ...]:
@@ -340,7 +345,7 @@ def _finish_free_running(
         positions[r].advance(b, slots[r], phases[r])
     b.ops.append(loop.body.ops[-1])
     after = Builder(products[-1].loc)
-    after.emit(WgmmaWait, 0, (*accumulators, *_fragment_inputs(products)))
+    after.emit(WgmmaWait, 0, held_in_flight(products))
     ran = after.value(Compare, "gt", loop.hi, loop.lo)
     for r in rings:
         at = positions[r]

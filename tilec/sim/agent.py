@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tilec.ir.instr.machine import Waits
 from tilec.ir.llvm import Inst
 from tilec.sim import numbers
-from tilec.sim.in_flight import settled, touched
+from tilec.sim.in_flight import in_flight, joint_flight, settled, touched
 from tilec.sim.poison import checked, poison, undefined_division
 from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
@@ -261,6 +261,8 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
     if all(v is first for v in values):
         if not isinstance(first, np.ndarray) or not first.ndim:
             return first
+    if (flight := joint_flight(values)) is not None:
+        return in_flight((_join([settled(v) for v in values], sizes, order),), flight)[0]
     lost = [v for v in values if isinstance(v, Lost)]
     defined = [v for v in values if type(v) is not Undefined]
     if not defined:

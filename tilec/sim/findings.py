@@ -24,7 +24,6 @@ Kind = Literal[
     "register pool",
     "misaligned access",
     "never written",
-    "counter not reset",
     "step limit",
     "parity can alias",
     "unknown asm",

@@ -1,9 +1,8 @@
-"""Who touched a global tensor when: races within a block, and between blocks.
+"""Who touched a global tensor when: races within a block, and between blocks, which nothing orders.
 
 An element remembers its last write and two reads: the last one, and one before it by somebody who
 is not ordered before that. Tensors that the kernel only reads need no history. The blocks of one
-cluster share their clocks; they are one `party`, a number that grows from cluster to cluster; what
-they know of others is `across`.
+cluster share their clocks; they are one `party`, a number that grows from cluster to cluster.
 
 The histories of a large tensor are kept in pages, which are made when one of their elements is
 touched: 48 bytes a granule of what a run touches, not of what the tensor has.
@@ -166,11 +165,7 @@ class GlobalShadow:
     def _late(
         self, entry: _Entry, clocks: Clocks, party: int, rows: Numbers, at: Numbers
     ) -> NDArray[np.bool_] | None:
-        late = entry.unordered(at, party, clocks.seen.ravel(), rows, clocks.width)
-        if late is None or clocks.across is None or not late.any():
-            return late
-        of = entry.party.take(at), entry.actor.take(at), entry.time.take(at)
-        return clocks.across.unknown(late, of, rows)
+        return entry.unordered(at, party, clocks.seen.ravel(), rows, clocks.width)
 
     def _report(
         self,

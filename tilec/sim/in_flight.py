@@ -7,7 +7,7 @@ mark."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,17 @@ def in_flight(registers: tuple[Any, ...], flight: Flight) -> tuple[Any, ...]:
         view.flight = flight
         marked.append(view)
     return tuple(marked)
+
+
+def joint_flight(values: Sequence[Any]) -> Flight | None:
+    """The flight of registers that lanes hold who meet; None if not all of them are in flight."""
+    flights = [v.flight for v in values if isinstance(v, InFlight) and v.flight is not None]
+    if len(flights) < len(values):
+        return None
+    first = flights[0]
+    if all(f is first for f in flights):
+        return first
+    return Flight({g: t for f in flights for g, t in f.times.items()}, first.touch)
 
 
 def read_register(x: Any, loc: Loc) -> Any:

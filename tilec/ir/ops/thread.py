@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tilec.ir.core import Op, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import INT32, ScalarType, Type, VectorType
+from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
 
 
 @op("lane", pure=True)
@@ -125,7 +125,7 @@ class CheckIndex(Op):
 class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
     of the address. Where `guard` is false: `other` (a scalar, for each element; zero if absent).
-    `cache`: "" or an eviction policy."""
+    `cache`: "" or an eviction policy. `words`: their bits, as a vector of u32."""
 
     source: Value
     offset: Value
@@ -134,10 +134,43 @@ class MemLoad(Op):
     guard: Value | None = None
     other: Value | None = None
     cache: str = ""
+    words: bool = False
 
     def infer(self) -> Sequence[Type]:
         dtype = self.source.dtype
+        if self.words:
+            return (VectorType(UINT32, self.lanes * dtype.bits // 32),)
         return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+
+
+@op("misaligned", pure=True)
+class Misaligned(Op):
+    """How many elements the address of element `offset` of a global tensor lies past a multiple of
+    16 bytes: i32."""
+
+    source: Value
+    offset: Value
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+
+@op("realign", pure=True)
+class Realign(Op):
+    """The 16 bytes that begin `skip` elements of `dtype` (less than 16 bytes) into `words`, eight
+    u32: a vector of `dtype`. Of these the first `valid` ones; zero behind them."""
+
+    words: Value
+    skip: Value
+    dtype: DType
+    valid: Value | None = None
+
+    def infer(self) -> Sequence[Type]:
+        return (VectorType(self.dtype, 128 // self.dtype.bits),)
+
+    def verify(self) -> None:
+        if self.words.type != VectorType(UINT32, 8):
+            raise InternalError(f"{self.words.type} to be realigned", self.loc)
 
 
 @op("mem_store")
@@ -173,25 +206,6 @@ class ClusterLoad(Op):
         bits = self.source.dtype.bits * self.lanes
         if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
             raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
-
-
-@op("count_up")
-class CountUp(Op):
-    """Add one to element `offset` of `dest`, an int32 tensor, at once with regard to all threads of
-    the device; where it held `last` it becomes 0. Gives what it held. It orders nothing by itself:
-    see `device_fence`."""
-
-    dest: Value
-    offset: Value
-    last: int
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
-
-    def verify(self) -> None:
-        t = self.dest.buffer
-        if t.space != "global" or t.dtype != INT32:
-            raise InternalError(f"a counter in {t}", self.loc)
 
 
 @op("cp_async")

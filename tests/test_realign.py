@@ -1,0 +1,157 @@
+"""Tiles whose rows begin at any element: two wide loads and shifts for 16 bytes of a row.
+
+Before `passes/realign.py` a thread loaded and stored each element of such a tile by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import walk
+from tilec.ir.ops import For, MemLoad, MemStore, Realign, TmaLoad, Wgmma, WgmmaWait
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+M, N, K = T.dynamic("M, N, K")
+ACCUMULATE = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
+
+
+def product(dtype: str, kind: str, tile: tuple[int, int, int], threads: int = 128) -> Any:
+    """C = A B in tiles of BM x BN x BK; A and B as `kind` says."""
+    ta, tb = kind[0] == "T", kind[1] == "T"
+    bm, bn, bk = tile
+    a_shape, b_shape = ((K, M) if ta else (M, K)), ((N, K) if tb else (K, N))
+    accumulate = ACCUMULATE[dtype]
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), accumulate)
+    ):
+        with T.Kernel(T.ceildiv(N, bn), T.ceildiv(M, bm), threads=threads) as (bx, by):
+            A_s = T.alloc_shared((bk, bm) if ta else (bm, bk), dtype)
+            B_s = T.alloc_shared((bn, bk) if tb else (bk, bn), dtype)
+            acc = T.alloc_fragment((bm, bn), accumulate)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, bk)):
+                if ta:
+                    T.copy(A[k * bk, by * bm], A_s)
+                else:
+                    T.copy(A[by * bm, k * bk], A_s)
+                if tb:
+                    T.copy(B[bx * bn, k * bk], B_s)
+                else:
+                    T.copy(B[k * bk, bx * bn], B_s)
+                T.gemm(A_s, B_s, acc, transpose_A=ta, transpose_B=tb)
+            T.copy(acc, C[by * bm, bx * bn])
+
+    return matmul
+
+
+def rows(rng: np.random.Generator, shape: tuple[int, int], dtype: str, pad: int, first: int) -> Any:
+    """A matrix that begins `first` elements into its memory and has `pad` elements behind each row
+    but the last: nothing lies behind its last element."""
+    count, columns = shape
+    memory = np.zeros(first + count * (columns + pad) - pad, dtype)
+    memory[:] = rng.integers(0, 4, memory.shape)
+    size = memory.itemsize
+    return np.lib.stride_tricks.as_strided(memory[first:], shape, ((columns + pad) * size, size))
+
+
+def lowered(kernel: Any, m: int, n: int, k: int, kind: str, dtype: str, **given: Any) -> Any:
+    """The kernel compiled for dense operands of these sizes."""
+    a = tilec.spec((k, m) if kind[0] == "T" else (m, k), dtype)
+    b = tilec.spec((n, k) if kind[1] == "T" else (k, n), dtype)
+    return kernel.compile(a, b, tilec.spec((m, n), ACCUMULATE[dtype]), **given)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_rows_that_begin_anywhere(target: str, kind: str, dtype: str) -> None:
+    """Ragged in every direction, with views, gaps behind the rows, rows shorter than a tile, and
+    nothing behind the last element: what is outside of the memory is not touched."""
+    rng = np.random.default_rng(0)
+    kernel = product(dtype, kind, (64, 64, 32))
+    for (m, n, k), pad, first in (
+        ((67, 65, 97), 0, 0),
+        ((65, 33, 67), 0, 1),
+        ((129, 31, 33), 3, 5),
+        ((5, 9, 3), 0, 0),
+    ):
+        a = rows(rng, (k, m) if kind[0] == "T" else (m, k), dtype, pad, first)
+        b = rows(rng, (n, k) if kind[1] == "T" else (k, n), dtype, pad, (3 * first) % 7)
+        c = np.zeros((m, n), ACCUMULATE[dtype])
+        report = tilec.simulate(kernel, a, b, c, target=target)
+        assert not report.findings, report
+        want = (a.T if kind[0] == "T" else a).astype("int32") @ (
+            b.T if kind[1] == "T" else b
+        ).astype("int32")
+        assert np.array_equal(c, want), (m, n, k, pad, first)
+
+
+@pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
+def test_the_loop_loads_sixteen_bytes(kind: str) -> None:
+    """Two loads for 16 bytes of the tiles, one shift by words and bits, no load of an element but
+    in the loops for the tensors' last tiles."""
+    made = lowered(
+        product("float16", kind, (128, 128, 32), 256), 2047, 4095, 1023, kind, "float16",
+        target="cuda:sm_90a",
+    )  # fmt: skip
+    parts = (128 + 128) * 32 // 8 // 256  # 16 bytes each, of a thread
+    ops = [*walk(made.lowered.body)]
+    loads = [o for o in ops if isinstance(o, MemLoad) and o.words]
+    forms = 2 * 2  # before the loop and in it; inside of the tensors and not
+    assert len(loads) == 2 * parts * forms
+    assert all(o.align == 16 for o in loads)
+    assert len([o for o in ops if isinstance(o, Realign)]) == parts * forms
+    serial = [o for o in ops if isinstance(o, For) and o.kind == "serial"]
+    tensors = [o for o in ops if isinstance(o, MemLoad) and o.source.buffer.space == "global"]
+    alone = [o for o in tensors if not o.words]
+    assert len(alone) == 2 * 2
+    assert all(any(o in [*walk(loop.body)] for loop in serial) for o in alone)
+    assert "ld.global.nc.v4" in made.asm
+    product_at, wait_at = (
+        next(i for i, o in enumerate(ops) if isinstance(o, kind)) for kind in (Wgmma, WgmmaWait)
+    )
+    between = [o for o in ops[product_at:wait_at] if isinstance(o, MemStore)]
+    assert any(o.dest.buffer.space == "shared" for o in between), "stores beside the product"
+
+
+def test_beside_tiles_that_come_by_tma() -> None:
+    """Warps of their own bring A, whose slot is freed behind the product; B comes in pieces."""
+
+    @tilec.kernel
+    def mixed(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            T.annotate_schedule(specialise=True, stages=3)
+            A_s = T.alloc_shared((64, 32), "float16")
+            B_s = T.alloc_shared((64, 32), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32)):
+                T.copy(A[by * 64, k * 32], A_s)
+                T.copy(B[bx * 64, k * 32], B_s)
+                T.gemm(A_s, B_s, acc, transpose_B=True)
+            T.copy(acc, C[by * 64, bx * 64])
+
+    rng = np.random.default_rng(0)
+    a = rows(rng, (70, 160), "float16", 0, 0)
+    b = rows(rng, (65, 160), "float16", 1, 0)
+    c = np.zeros((70, 65), "float32")
+    report = tilec.simulate(mixed, a, b, c, target="cuda:sm_90a", schedules=3)
+    assert not report.findings, report
+    assert np.array_equal(c, a.astype("float32") @ b.astype("float32").T)
+    made = mixed.compile(
+        *(tilec.spec((s, 160), "float16", strides=(p, 1)) for s, p in ((70, 160), (65, 161))),
+        tilec.spec((70, 65), "float32"),
+        target="cuda:sm_90a",
+    )
+    kinds = [type(o) for o in walk(made.lowered.body)]
+    assert TmaLoad in kinds and Realign in kinds
