@@ -198,7 +198,7 @@ the copy's number.
 | `grid` | as in `kernel[grid](…)` |
 | `blocks` | run some blocks only: the first `n`, or a list of numbers or coordinates |
 | `checks=False` | numbers only, in less time |
-| `schedules=n` | run `n` times, with the warps in another order each time (`seed` chooses) |
+| `schedules=n` | run `n` times, with warps and blocks in another order each time (`seed` chooses) |
 | `trace="acc[0, :4]"` | follow elements of a buffer through time (also a list) |
 | `on_change=f` | call `f(trace, change)` after each line that has written them |
 | `check_outputs=True` | report elements of outputs that no block has written |

@@ -11,6 +11,7 @@ import numpy as np
 from tilec.ir.instr import Asm, Intrinsic, Row
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
+from tilec.passes.registers import at_launch
 from tilec.sim.agent import Agent
 from tilec.sim.barriers import Barriers
 from tilec.sim.engines import Engines
@@ -53,6 +54,7 @@ class Bench:
                 threads=threads,
                 warp_size=self.target.warp_size,
                 target=self.target,
+                setting=SimpleNamespace(at_launch=at_launch(threads, self.target)),
                 maps=self.maps,
                 executing=None,
                 report=self._report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
@@ -183,6 +184,28 @@ def test_threads_have_their_own_machines() -> None:
     for t in threads:
         t.join()
     assert not errors and len(found) == 4 and len(set(found)) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.parametrize(("name", "text"), [("cpu", HOST), ("cuda:sm_90a", NVPTX)])
+def test_compiling_leaves_little_memory_behind(name: str, text: str) -> None:
+    """A pipeline keeps tables as large as the module; what is left is 50 kB of names of passes."""
+    before, store = text.split("%e =")[0], text[text.index("  store") :]
+    steps = [f"  %s{i} = fmul float %s{i - 1}, {i}.5" for i in range(1, 400)]
+    steps[0] = "  %s0 = fadd float %v, 1.5\n" + steps[0]
+    steps.append("  %e = fmul float %s399, 2.5")
+    long = f"{before.rstrip()}\n" + "\n".join(steps) + f"\n{store}"
+
+    def compiled(times: int) -> int:
+        """Bytes of memory that the process has after so many times."""
+        for _ in range(times):
+            assert "%e" in Assembled(long, find_target(name)).llvm_opt
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before_them = compiled(15)
+    assert (compiled(60) - before_them) / 60 < 100_000
 
 
 @pytest.mark.skipif(shutil.which("llvm-objdump") is None, reason="needs llvm-objdump")

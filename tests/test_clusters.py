@@ -34,7 +34,7 @@ from tilec.ir.ops import (
     TmaLoad,
 )
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.passes import run, run_plan
 from tilec.passes.multicast import cut
 from tilec.runtime.driver import check_grid, launched_grid

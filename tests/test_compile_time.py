@@ -18,7 +18,7 @@ from tilec.ir.core import OPS, Func, Op, Value, inputs, upstream, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Binary, If
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.jit.attempts import FEW_SPILLED, Attempt, Attempts
 from tilec.target import find_target
 

@@ -13,7 +13,8 @@ from programs import PROGRAMS
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Alloc, BlockIndex, Copy, For, Gemm, Parallel, UseSwizzle
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan
+from tilec.ir.plan import with_plan
+from tilec.ir.schedule import Plan
 from tilec.passes.block_order import block_order
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.place_buffers import place_buffers
@@ -41,7 +42,7 @@ def same_results(name: str, before: Func, after: Func, grid: tuple[int, ...] | N
 @pytest.mark.parametrize("launched", [1, 3, 100])
 def test_persistent_blocks_cover_the_grid(name, launched):
     func = parse_func(PROGRAMS[name][0])
-    done = block_order(Plan("p", persistent=True, panel=2).apply(func), SM90)
+    done = block_order(with_plan(func, Plan("p", persistent=True, panel=2)), SM90)
     (loop,) = [o for o in done.body.ops if isinstance(o, For)]
     assert loop.kind == "persistent"
     assert not any(isinstance(o, BlockIndex) for o in walk(loop.body))
@@ -73,9 +74,8 @@ def test_partitions_are_whole_atoms():
 
 def decided(name: str, target) -> Func:
     func = parse_func(PROGRAMS[name][0])
-    func = Plan("p", specialise=True).apply(
-        raise_tiles(simplify(place_buffers(func, target), target), target)
-    )
+    func = raise_tiles(simplify(place_buffers(func, target), target), target)
+    func = with_plan(func, Plan("p", specialise=True))
     for apply in (block_order, select_gemm, plan_pipeline, infer_layouts, select_copies):
         func = apply(func, target)
     return func

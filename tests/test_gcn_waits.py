@@ -11,7 +11,7 @@ import tilec
 import tilec.language as T
 from tilec.codegen import amdgpu
 from tilec.fuzz.waits import unfinished_at_barriers
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 
 M, N = T.dynamic("M, N")
 GFX942 = "hip:gfx942"

@@ -19,7 +19,7 @@ from tilec.codegen.ptxas import run_ptxas, trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Scope, TmaLoad, Wgmma, WgmmaWait
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.jit import attempts
 from tilec.passes.registers import at_launch
 from tilec.tools import find_ptxas

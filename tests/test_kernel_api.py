@@ -247,6 +247,31 @@ def test_new_addresses_and_scalars(kind: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_an_argument_given_twice(kind: Any) -> None:
+    """Before and after there is a launch path, which Python binds the arguments for."""
+    kernel, on_grid = tilec.kernel(add.function), tilec.kernel(axpy.function)
+    a, b, c = (kind(np.ones((3, 9), np.float32)) for _ in range(3))
+    x, y = kind(np.ones(8, np.float32)), kind(np.ones(8, np.float32))
+    for _ in range(3):
+        for call, name in (
+            (lambda: kernel(a, b, c, A=a), "A"),
+            (lambda: kernel(a, b, c, 4, BM=4), "BM"),
+            (lambda: kernel(a, b, c, 4, C=c, BN=8), "C"),
+            (lambda: on_grid[1](x, y, 2.0, 3, n=3, BN=8), "n"),
+            (lambda: on_grid[1](x, y, 2.0, 3, X=x, BN=8), "X"),
+        ):
+            with pytest.raises(tilec.LaunchError, match=f": {name} was given twice, by position"):
+                call()
+        kernel(a, C=c, B=b, BN=8)
+        kernel(C=c, BM=2, A=a, B=b)
+        kernel(a, b, c, 2, BN=8)
+        on_grid[1](x, Y=y, a=2.0, n=3, BN=8)
+        on_grid[1](x, y, 2.0, BN=8, n=3)
+    assert len(kernel._variants) == 3 and (np.asarray(c) == 2).all()
+    assert [*np.asarray(y)] == [13.0] * 3 + [1.0] * 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_new_addresses_of_another_alignment_or_that_overlap(
     kind: Any, rng: np.random.Generator
 ) -> None:

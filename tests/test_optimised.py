@@ -18,8 +18,10 @@ from tilec.ir.errors import InternalError, LaunchError
 from tilec.ir.llvm_parser import parse_function
 from tilec.jit.simulate import launch_of, records_for
 from tilec.jit.simulated import records_of
+from tilec.sim import numbers
 from tilec.sim.findings import Finding
 from tilec.sim.launch import Wishes, run
+from tilec.sim.undefined import POISON, Undefined, is_undefined, lost_in, lost_where
 
 N = T.dynamic("N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -150,6 +152,17 @@ def test_a_division_is_undefined_at_once(op: str) -> None:
     assert first.kind == "undefined behaviour" and f"{op} by 0" in first.message
     assert set(first.threads) >= {1} and (2 in first.threads) == (op[0] == "s")
     assert 0 not in first.threads and 3 not in first.threads
+
+
+@pytest.mark.parametrize("op", ["udiv", "sdiv", "urem", "srem"])
+def test_a_division_by_a_literal_keeps_what_is_undefined(op: str) -> None:
+    """It is spelled without `Agent.divide`, which looks at no dividend of it."""
+    nothing, lost = Undefined(POISON, 0, None), np.array([False, True, False, True])
+    made = numbers.each(numbers.BINARY[op], nothing, np.int32(5))
+    assert is_undefined(made)
+    some = lost_where(np.int32([10, 1, -7, 2]), lost, nothing)
+    made = numbers.each(numbers.BINARY[op], some, np.int32(5))
+    np.testing.assert_array_equal(lost_in(made), lost)
 
 
 OTHERS: dict[str, tuple[str, Callable[[int, int], int]]] = {

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
 from test_lowering import matmul_text
 
+import tilec
+import tilec.language as T
 from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
 from tilec.ir.errors import InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
+from tilec.jit.simulate import launch_of, records_for
 from tilec.passes import run
 from tilec.passes.distribution import covering
 from tilec.passes.registers import at_launch, budget, register_split, widest_wgmma
+from tilec.sim.launch import Wishes
+from tilec.sim.launch import run as simulate
 from tilec.target import find_target
+from tilec.tools import find_ptxas
+
+M, K = T.dynamic("M, K")
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 
@@ -29,6 +40,47 @@ def test_the_pool_is_never_overdrawn():
             assert consumer * groups + producer <= pool
             assert consumer % 8 == producer % 8 == 0
     assert register_split(8, SM90) == (232, 40), "the split that was measured"
+
+
+def ring_sums(threads: int) -> tilec.kernel.Kernel:
+    """Without a product, so that it may be made again with fewer registers for more blocks."""
+
+    @tilec.kernel
+    def sums(A: T.Tensor((M, K), "float32"), C: T.Tensor((M, 64), "float32")):
+        with T.Kernel(T.ceildiv(M, 32), threads=threads) as by:
+            s, f = T.alloc_shared((32, 64), "float32"), T.alloc_fragment((32, 64), "float32")
+            T.annotate_schedule(specialise=True)
+            T.clear(f)
+            for k in T.Pipelined(T.ceildiv(K, 64)):
+                T.copy(A[by * 32, k * 64], s)
+                for i, j in T.Parallel(32, 64):
+                    f[i, j] += s[i, j]
+            T.copy(f, C[by * 32, 0])
+
+    return sums
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="ptxas gives the registers at launch")
+@pytest.mark.parametrize("threads", [256, 384, 512])
+def test_no_block_waits_for_registers_that_it_was_not_launched_with(threads):
+    """On an H200 a block of 384 threads launched with 80 registers each asked for 232 and hung."""
+    given = [tilec.spec(shape, "float32") for shape in ((256, 1024), (256, 64))]
+    made = ring_sums(threads).compile(*given, target="cuda:sm_90a")
+    asked = re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32 (\d+)", made.stages["ptx"])
+    shares = {way: int(n) for way, n in asked}
+    assert shares.keys() == {"inc", "dec"}
+    groups = made.resources.threads // 128
+    assert shares["inc"] * (groups - 1) + shares["dec"] <= made.resources.registers * groups
+
+
+def test_the_simulator_knows_the_registers_at_launch():
+    kernel = ring_sums(256)
+    a, c = np.ones((32, 64), np.float32), np.zeros((32, 64), np.float32)
+    planned = kernel.plan_launch("cuda:sm_90a", None, (a, c), {})
+    launch = launch_of(planned, records_for(kernel, planned))
+    assert launch.at_launch == 168 and not simulate(launch, Wishes()).findings
+    (finding,) = simulate(replace(launch, at_launch=80), Wishes()).findings
+    assert finding.kind == "register pool" and "232" in str(finding)
 
 
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

@@ -188,6 +188,32 @@ def test_dtypes(p, target, row):
 
 ORDERS = [(False, False), (False, True), (True, False), (True, True)]
 
+TURNED = [
+    (Product("float16", "float16", "float32", "float16", (24, 64, 32)), 24),
+    (Product("bfloat16", "bfloat16", "float32", "bfloat16", (40, 128, 32)), 40),
+    (Product("float16", "float16", "float32", "float32", (96, 64, 32), transpose_a=True), 96),
+    (Product("float16", "float16", "float16", "float16", (32, 64, 32), transpose_b=False), 32),
+    (Product("float32", "float32", "float32", "float32", (16, 64, 32), tf32=True), 16),
+    (Product(E4, E5, "float32", "bfloat16", (16, 64, 64)), 16),
+    (Product("int8", "uint8", "int32", "int32", (32, 64, 64)), 32),
+    (Product("float16", "float16", "float32", "float16", (72, 128, 32), threads=256), 72),
+]
+
+
+@pytest.mark.parametrize(("p", "n"), TURNED, ids=[f"{p.a}-{p.b}-{p.tile}" for p, _ in TURNED])
+def test_turned(p: Product, n: int) -> None:
+    """A tile whose rows are not those of wgmma is the turned product: its rows are the columns of
+    the instruction."""
+    arrays = p.arrays(41, 80, 96)
+    want = p.want(arrays)
+    found = list(lowered(tile_func(p.kernel(), arrays), SM90))
+    for _, func in found[:: max(1, len(found) - 1)]:
+        (row,) = {o.row for o in walk(func.body) if isinstance(o, Wgmma)}
+        assert row.startswith(f"wgmma.m64n{n}k"), row
+        held = {k: aligned(v) for k, v in arrays.items()}
+        run_threads(func, SM90, held, 2)
+        check(held["C"], want, p)
+
 
 @pytest.mark.parametrize(("ta", "tb"), ORDERS, ids=["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)

@@ -124,6 +124,14 @@ def test_orders(a: str, b: str, acc: str, out: str, ta: bool, tb: bool) -> None:
     run(p, (208, 272, 192), 1e-2 if acc == "float16" else 2e-3 if a == E4 else 0.0)
 
 
+@pytest.mark.parametrize("size", [(333, 512, 1024), (67, 136, 56), (1, 64, 8)])
+@pytest.mark.parametrize("tile", [(16, 64, 64), (40, 128, 64), (168, 64, 64), (72, 128, 64)])
+@pytest.mark.parametrize(("ta", "tb"), ORDERS, ids=["NN", "NT", "TN", "TT"])
+def test_turned(ta: bool, tb: bool, tile: tuple[int, int, int], size: tuple[int, int, int]) -> None:
+    """Tiles of as many rows as wgmma has columns."""
+    run(Product("float16", "float16", "float32", "float16", tile, ta, tb), size)
+
+
 @pytest.mark.parametrize("size", [(512, 768, 1024), (509, 771, 1022), (67, 35, 50)])
 @pytest.mark.parametrize(("ta", "tb"), ORDERS, ids=["NN", "NT", "TN", "TT"])
 def test_tf32_is_as_precise_as_the_library(ta: bool, tb: bool, size: tuple[int, int, int]) -> None:

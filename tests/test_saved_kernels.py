@@ -19,7 +19,7 @@ import pytest
 
 import tilec
 import tilec.language as T
-from tilec.ir import plan as ir_plan
+from tilec.ir import schedule
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.stages import Stages
@@ -203,7 +203,7 @@ def test_damaged_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     whole = note.read_text()
     ((where, choice),) = json.loads(whole).items()
     constants = choice[0]
-    plan = dataclasses.asdict(ir_plan.Plan("plain"))
+    plan = dataclasses.asdict(schedule.Plan("plain"))
     odd = [*ODD, [], [1, 2], [constants], [constants, 1], [{}, None], [{"BN": "x"}, plan],
            [{"BN": 0}, plan], [{"BN": 32, "BM": 1}, plan], [constants, {}],
            [constants, {**plan, "new": 1}], [constants, {**plan, "stages": "x"}],

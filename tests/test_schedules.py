@@ -118,15 +118,16 @@ def test_small_products_have_a_block_per_tile() -> None:
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_few_rows_are_streamed_by_every_multiprocessor(m: int, n: int, k: int) -> None:
     tile, plan = best(m, n, k)
-    blocks = math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * plan.split
+    blocks = math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * plan.split * plan.parts
     assert tile[0] == 64 and blocks >= 64
 
 
 def test_too_few_tiles_share_their_sums() -> None:
     tile, plan = best(16, 512, 8192)
-    assert plan.split > 1 and not plan.persistent
-    assert math.ceil(512 / tile[1]) * plan.split > 60
-    assert best(8192, 512, 8192)[1].split == 1
+    assert plan.split * plan.parts > 1 and not plan.persistent
+    assert math.ceil(512 / tile[1]) * plan.split * plan.parts > 60
+    other = best(8192, 512, 8192)[1]
+    assert other.split == other.parts == 1
 
 
 def test_panels_shrink_where_a_panel_would_not_stay_in_the_cache() -> None:
@@ -413,7 +414,8 @@ def scheduled(threads: int | None = None, stages: int | None = None, **words: An
         ({"consumers": "cooperative"}, "teams", 1),
         ({"cluster": (1, 2)}, "cluster", (1, 2, 1)),
         ({"cluster": 2}, "cluster", (2, 1, 1)),
-        ({"split": 2}, "split", 2),
+        ({"split": (2, 3)}, "split", 2),
+        ({"split": (2, 3)}, "parts", 3),
         ({"panel": 3}, "panel", 3),
         ({"store": "direct"}, "staged_store", False),
         ({"store": "tma"}, "staged_store", True),
@@ -549,6 +551,11 @@ def refused(kernel: Any, *parts: str, target: str = SM90, **given: Any) -> None:
         ({"cluster": 0}, ("cluster of T.annotate_schedule",)),
         ({"cluster": (2, 2, 2, 2)}, ("up to three",)),
         ({"split": 0}, ("split of T.annotate_schedule is 0, the least is 1",)),
+        ({"split": (2, 0)}, ("split of T.annotate_schedule is", "split=(2, 8)")),
+        ({"split": (2, 3, 4)}, ("split of T.annotate_schedule is", "split=(2, 8)")),
+        ({"split": 4099}, ("4099 parts of each sum", "split=1024 or less")),
+        ({"split": (16, 2)}, ("a cluster has at most 8 blocks",)),
+        ({"split": 32, "consumers": "pingpong"}, ("split=32 shares one tile",)),
         ({"panel": "8"}, ("panel of T.annotate_schedule must be a compile-time int",)),
         ({"persistent": "yes"}, ("persistent of T.annotate_schedule must be True or False",)),
         ({}, ("fixes nothing",)),

@@ -94,6 +94,19 @@ def test_every_row_has_a_meaning() -> None:
     assert all(callable(f.meaning) for f in forms)
 
 
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_classes_of_floats(kind: Any) -> None:
+    """Each number is in one of the ten classes: what LLVM makes of several comparisons."""
+    info = ml_dtypes.finfo(kind)
+    least, tiny = info.smallest_normal, info.smallest_subnormal
+    numbers = [-np.inf, -1.5, -least, -tiny, -0.0, 0.0, tiny, least, 1.5, np.inf, np.nan]
+    bits = [2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 1]
+    suffix = "bf16" if kind is ml_dtypes.bfloat16 else f"f{info.bits}"
+    for mask in (1, 2, 3, 8, 96, 0x1F8, 0x204, 1023, 0):
+        got = of(f"llvm.is.fpclass.{suffix}", np.array(numbers, kind), np.int32(mask))
+        assert [bool(g) for g in got] == [bool(mask & (3 if b == 1 else 1 << b)) for b in bits]
+
+
 # --- arithmetic ---
 
 

@@ -17,7 +17,7 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, Scope, TurnPass, TurnWait, Wgmma
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
 from tilec.tools import find_ptxas
 

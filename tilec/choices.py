@@ -16,8 +16,9 @@ DEFAULT_VALUES = (16, 32, 64, 128, 192, 224, 256)
 """Not only powers of two: 192 fills registers where 256 does not fit, and 14336, the width of many
 feed-forward layers, is 64 tiles of 224: with two rows of tiles few of 132 units are idle."""
 
-FINE_VALUES = (96, 160)
-"""Tried as well where a launch has few tiles: 1536x1536 are 128 tiles of 192x96."""
+FINE = 8
+"""Its multiples are tried as well where a launch has few tiles: 1536x1536 are 128 tiles of 192x96,
+and 333 rows are two of 168."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,9 +28,9 @@ class Auto:
     values: tuple[int, ...] = DEFAULT_VALUES
 
     @property
-    def between(self) -> tuple[int, ...]:
-        """Values that are tried beside these where a launch has few tiles."""
-        return FINE_VALUES if self.values == DEFAULT_VALUES else ()
+    def fine(self) -> int:
+        """Whose multiples are tried beside the values where a launch has few tiles; 0: none."""
+        return FINE if self.values == DEFAULT_VALUES else 0
 
     def __call__(self, *values: int) -> Auto:
         for v in values:
@@ -55,8 +56,8 @@ auto = Auto()
 """`BM: T.constexpr = T.auto` or `= T.auto(64, 128, 256)`: a tile parameter left to tilec.
 
 Chosen at a launch by the predicted time for the sizes at hand (docs/schedules.md), among the ints
-listed, or 16, 32, 64, 128, 192, 224 and 256, where there are few tiles 96 and 160 as well. An
-argument of a call wins. Raises CompileError for what is not a positive int."""
+listed, or 16, 32, 64, 128, 192, 224 and 256, where there are few tiles other multiples of 8 as
+well. An argument of a call wins. Raises CompileError for what is not a positive int."""
 
 
 def annotate_schedule(
@@ -65,7 +66,7 @@ def annotate_schedule(
     specialise: bool | None = None,
     consumers: str | None = None,
     cluster: int | Sequence[int] | None = None,
-    split: int | None = None,
+    split: int | Sequence[int] | None = None,
     panel: int | None = None,
     store: str | None = None,
     stages: int | None = None,
@@ -76,9 +77,11 @@ def annotate_schedule(
     `specialise`: warps of their own bring tiles by TMA. `consumers`: "cooperative" (all threads
     share a tile) or "pingpong" (two teams, each with tiles of its own, take turns; 128 threads
     each). `cluster`: neighbours along the grid's dimensions that load what they share once.
-    `split`: blocks that share one sum. `panel`: blocks along grid dimension 1 that are visited
-    before dimension 0 advances. `store`: "tma" (through shared memory) or "direct". `stages`:
-    versions of the buffers of each T.Pipelined, also where num_stages (above 1) asks for others.
+    `split`: blocks that share one sum, as a cluster or through global memory; two numbers are the
+    blocks of a cluster, and how many such clusters share it. `panel`: blocks along grid dimension 1
+    that are visited before dimension 0 advances. `store`: "tma" (through shared memory) or
+    "direct". `stages`: versions of the buffers of each T.Pipelined, also where num_stages (above 1)
+    asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.

@@ -58,7 +58,7 @@ from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
     from tilec.frontend import Signature
-    from tilec.ir.plan import Plan
+    from tilec.ir.schedule import Plan
     from tilec.jit import build
     from tilec.tune import Ranked
 else:  # loaded by the first kernel that is compiled
@@ -252,7 +252,7 @@ class Kernel:
         """A call that the generated launch path could not serve; `keys` are its values and facts,
         under which it looks for the launch the next time, what was left open, and the outputs that
         it has allocated."""
-        if extra:
+        if extra or any(p.name in keywords for p in self.parameters):  # too many, or given twice
             return self._launch(grid, (*given.values(), *extra), keywords)
         named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
         chosen = {name: value for name, value in keywords.items() if value is not None}

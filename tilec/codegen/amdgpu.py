@@ -139,6 +139,14 @@ class AmdgpuEmitter(PrintingEmitter):
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
         self.f.call("void", "llvm.amdgcn.wave.barrier")
 
+    def emit_device_fence(self, o: ops.DeviceFence) -> None:
+        self.f.act("fence", (), 'fence syncscope("agent") acq_rel')
+
+    def emit_count_up(self, o: ops.CountUp) -> None:
+        at, last = self.pointer(o.dest, self.get(o.offset)), int_val(o.last)
+        text = f'atomicrmw uinc_wrap {at}, {last} syncscope("agent") monotonic, align 4'
+        self.env[o.result] = self.f.inst("atomicrmw", "i32", (at, last), text)
+
     # --- matrices ---
 
     def emit_mma(self, o: ops.Mma) -> None:

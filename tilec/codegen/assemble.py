@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
@@ -216,8 +217,13 @@ def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any
         except RuntimeError as e:
             raise InternalError(f"LLVM's verifier refuses the module: {e}".rstrip()) from e
     with _timed(seconds, "optimise"):
+        # A builder serves once: what a run has left in it points to what has gone.
         builder = llvm.create_pass_builder(machine, _tuning(target))
-        builder.getModulePassManager().run(module, builder)
+        pipeline = builder.getModulePassManager()
+        pipeline.run(module, builder)
+        # llvmlite 0.50 never disposes of a pipeline: `close` finds the method of the wrong base.
+        NewPassManager._dispose(pipeline)
+        pipeline.detach()
     return module
 
 

@@ -170,6 +170,14 @@ class NvptxEmitter(PrintingEmitter):
     def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
         self.asm(sync.PROXY_FENCE.asm, row="fence.proxy")
 
+    def emit_device_fence(self, o: ops.DeviceFence) -> None:
+        self.asm(sync.DEVICE_FENCE.asm, row="fence.gpu")
+
+    def emit_count_up(self, o: ops.CountUp) -> None:
+        at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
+        (before,) = self.asm(sync.COUNT_UP.asm, [at, int_val(o.last)], "atom.inc")
+        self.env[o.result] = before
+
     def barrier_slot(self, barrier: Value, slot: Value) -> Val:
         return self.shared_address(barrier, self.get(slot))
 

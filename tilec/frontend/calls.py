@@ -11,7 +11,12 @@ from typing import Any, NoReturn
 
 from tilec import foreign
 from tilec import language as T
-from tilec.frontend import words_scalar
+from tilec.frontend import (  # noqa: F401 (they fill the table of words)
+    words_header,
+    words_scalar,
+    words_schedule,
+    words_tile,
+)
 from tilec.frontend.context import Frame
 from tilec.frontend.expressions import BUILTINS, INSTEAD, Expressions
 from tilec.frontend.source import read_source

@@ -1,27 +1,33 @@
-"""What a kernel takes, read once per decorated function, as far as that needs no values."""
+"""What a kernel takes, read once per decorated function, as far as that needs no values.
+
+Annotations that Python has evaluated are read here; others need the evaluator of kernel bodies
+(`evaluation`), which is loaded for them alone: a program whose kernels come from the disk cache
+waits for little else.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec import foreign
 from tilec import language as T
-from tilec.frontend import (  # noqa: F401 (they fill the table of words)
-    words_header,
-    words_schedule,
-    words_tile,
-)
-from tilec.frontend.calls import Calls
-from tilec.frontend.context import Frame
 from tilec.frontend.source import Source, read_source
-from tilec.frontend.values import Scalar, Undefined, describe
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype
+from tilec.lazy import Lazy
+
+if TYPE_CHECKING:
+    from tilec.frontend import evaluation, values
+else:
+    evaluation = Lazy("tilec.frontend.evaluation")
+    values = Lazy("tilec.frontend.values")
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
@@ -155,11 +161,10 @@ class _Draft:
     annotation: object = field(default=REQUIRED)
 
 
-class _Reader(Calls):
-    """Reads annotations with the evaluator of kernel bodies; sizes stay names."""
+class _Reader:
+    """Reads a kernel's header, and what its body says of the parameters."""
 
     def __init__(self, source: Source, constants: Mapping[str, Any]) -> None:
-        super().__init__(Frame(source))
         self.source = source
         self.found_sizes: dict[str, bool] = {}
         self.allocated: list[str] = []
@@ -167,8 +172,13 @@ class _Reader(Calls):
         self.constants = constants
         self.drafts: dict[str, _Draft] = {}
 
-    def size_value(self, size: T.Size) -> int | Scalar | T.Size:
-        return size
+    @functools.cached_property
+    def evaluation(self) -> evaluation.Evaluation:
+        """In the body."""
+        return evaluation.Evaluation(self.source, self.drafts, self.constants)
+
+    def error(self, message: str, hint: str, at: ast.AST | Loc) -> CompileError:
+        return CompileError(message, at if isinstance(at, Loc) else self.source.loc(at), hint)
 
     def parameters(self) -> list[Parameter]:
         """Parameters with the annotations of the header, then those of the body."""
@@ -194,13 +204,6 @@ class _Reader(Calls):
                 if isinstance(written, str) and arg.annotation is not None:
                     written = self._text_annotation(written, arg.annotation)
             self.drafts[arg.arg] = _Draft(arg.arg, place, plain[arg.arg].default, written)
-        for draft in self.drafts.values():
-            known = draft.name in self.constants
-            self.names[draft.name] = (
-                self.constants[draft.name]
-                if known
-                else Undefined("it is a parameter, whose value comes with the call")
-            )
 
     def _text_annotation(self, text: str, node: ast.expr) -> object:
         """An annotation kept as text (`from __future__ import annotations`)."""
@@ -209,20 +212,15 @@ class _Reader(Calls):
         tree = ast.parse(text, mode="eval").body
         for n in ast.walk(tree):
             ast.copy_location(n, node)
-        with self.at(node):
-            try:
-                return self._python_scalar_or(tree)
-            except CompileError as e:
-                raise self.error(
-                    e.message,
-                    "annotations are text here (from __future__ import annotations), which hides "
-                    "names of a surrounding function; leave that import out",
-                ) from None
-
-    def _python_scalar_or(self, tree: ast.expr) -> object:
-        if isinstance(tree, ast.Name) and tree.id in ("int", "float", "bool"):
-            return {"int": int, "float": float, "bool": bool}[tree.id]
-        return self.expression(tree)
+        try:
+            return evaluation.Evaluation(self.source).annotation_at(node, tree)
+        except CompileError as e:
+            raise self.error(
+                e.message,
+                "annotations are text here (from __future__ import annotations), which hides "
+                "names of a surrounding function; leave that import out",
+                node,
+            ) from None
 
     # --- body -------------------------------------------------------------------------------------
 
@@ -235,7 +233,7 @@ class _Reader(Calls):
                 assert isinstance(s.target, ast.Name)
                 self._read_annotation(self.drafts[s.target.id], s)
             elif isinstance(s, ast.Assign) and n < last:
-                self._try_assignment(s)
+                self.evaluation.assign(s)
             if isinstance(s, ast.Assign) and self._calls(s.value, T.empty):
                 self.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
 
@@ -251,21 +249,21 @@ class _Reader(Calls):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return False
         try:
-            return self.expression(node.func) is word
+            return self._named(node.func) is word
         except CompileError:
             return False  # reported when the kernel is traced
 
-    def _try_assignment(self, s: ast.Assign) -> None:
-        """Names that annotations below may use; one that needs run-time values stays unknown."""
-        try:
-            value = self.expression(s.value)
-            for target in s.targets:
-                self.bind(target, value)
-        except CompileError:
-            for target in s.targets:
-                for n in ast.walk(target):
-                    if isinstance(n, ast.Name):
-                        self.names[n.id] = Undefined("it is not known before the call")
+    def _named(self, node: ast.expr) -> object:
+        """What a name or an attribute stands for; None for what the call gives a value."""
+        if "evaluation" not in vars(self):  # there are no names but the parameters
+            match node:
+                case ast.Name(id=name):
+                    return None if name in self.drafts else self.source.lookup(name)[1]
+                case ast.Attribute(value=ast.Name() | ast.Attribute() as value, attr=attr):
+                    owner = self._named(value)
+                    if owner is None or isinstance(owner, types.ModuleType):
+                        return getattr(owner, attr, None)
+        return self.evaluation.expression(node)
 
     def _read_annotation(self, draft: _Draft, s: ast.AnnAssign) -> None:
         if draft.annotation is not REQUIRED:
@@ -274,22 +272,16 @@ class _Reader(Calls):
         if s.value is not None:
             message = f"the parameter {draft.name} cannot be given a value here"
             raise self.error(message, "write its default behind the name in the def", s.value)
-        unknown = {
-            n.id
-            for n in ast.walk(s.annotation)
-            if isinstance(n, ast.Name) and isinstance(self.names.get(n.id), Undefined)
-        }
-        if unknown:
+        if self.evaluation.lacks_values(s.annotation):
             callee = s.annotation
             if isinstance(callee, ast.Call):
                 callee = callee.func
             elif isinstance(callee, ast.Subscript):
                 callee = callee.value
-            draft.annotation = self.expression(callee)
+            draft.annotation = self.evaluation.expression(callee)
             self.pending = True
             return
-        with self.at(s.annotation):
-            draft.annotation = self._python_scalar_or(s.annotation)
+        draft.annotation = self.evaluation.annotation_at(s.annotation, s.annotation)
 
     def has_grid(self) -> bool:
         """Whether the body has a `T.Kernel` with extents."""
@@ -323,7 +315,7 @@ class _Reader(Calls):
             hint = "define the kernel outside of the class, and take what it needs as parameters"
         if a is REQUIRED:
             raise self.error(f"the parameter {d.name} has no annotation", hint, at=d.loc)
-        raise self.error(f"the annotation of {d.name} is {describe(a)}", hint, at=d.loc)
+        raise self.error(f"the annotation of {d.name} is {values.describe(a)}", hint, at=d.loc)
 
     def _dimension(self, extent: int | T.Size) -> Dimension:
         if isinstance(extent, int):

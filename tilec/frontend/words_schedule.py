@@ -28,22 +28,37 @@ def annotate_schedule(t: Expressions, c: Call) -> None:
     given = [name for name, value in c.values.items() if value is not None]
     if not given:
         raise t.error("T.annotate_schedule() fixes nothing", f"it has: {', '.join(c.values)}")
-    t.emit(AnnotateSchedule, tuple(_field(t, c, name) for name in given))
+    t.emit(AnnotateSchedule, tuple(f for name in given for f in _fields(t, c, name)))
 
 
-def _field(t: Expressions, c: Call, name: str) -> tuple[str, Any]:
-    """The field of a plan that the keyword `name` fixes, and its value."""
+def _fields(t: Expressions, c: Call, name: str) -> list[tuple[str, Any]]:
+    """The fields of a plan that the keyword `name` fixes, and their values."""
     match name:
         case "persistent" | "specialise":
-            return name, bool_argument(t, c, name)
+            return [(name, bool_argument(t, c, name))]
         case "consumers":
-            return "teams", _TEAMS[choice_argument(t, c, name, tuple(_TEAMS))]
+            return [("teams", _TEAMS[choice_argument(t, c, name, tuple(_TEAMS))])]
         case "store":
-            return "staged_store", _STORES[choice_argument(t, c, name, tuple(_STORES))]
+            return [("staged_store", _STORES[choice_argument(t, c, name, tuple(_STORES))])]
         case "cluster":
-            return name, _cluster(t, c)
+            return [(name, _cluster(t, c))]
+        case "split" if isinstance(c[name], tuple | list):
+            return _split(t, c)
         case _:
-            return name, int_argument(t, c, name, 1)
+            return [(name, int_argument(t, c, name, 1))]
+
+
+def _split(t: Expressions, c: Call) -> list[tuple[str, int]]:
+    """`split=(2, 8)`: clusters of two blocks, eight of them through global memory."""
+    sizes = [static_int(v) for v in c["split"]]
+    if len(sizes) != 2 or any(s is None or s < 1 for s in sizes):
+        raise t.error(
+            f"split of T.annotate_schedule is {describe(c['split'])}",
+            "write an int, or the blocks of a cluster and how many such clusters share a sum: "
+            "split=(2, 8)",
+            c.place("split"),
+        )
+    return [(name, s or 1) for name, s in zip(("split", "parts"), sizes)]
 
 
 def _cluster(t: Expressions, c: Call) -> tuple[int, int, int]:

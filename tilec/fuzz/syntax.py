@@ -70,7 +70,7 @@ class _Threads(ast.NodeTransformer):
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.With]:
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
         if _calls(node.value, *THREAD_WORDS):
             self.names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
             return node
@@ -82,7 +82,8 @@ class _Threads(ast.NodeTransformer):
         # all have read before one writes
         held = ast.Assign([ast.Name("_value", ast.Store())], node.value)
         node.value = ast.Name("_value", ast.Load())
-        return [ast.With([ast.withitem(_call("each_thread"))], [s]) for s in (held, node)]
+        self.names.add("_value")
+        return [self._wrapped(s) for s in (held, node)]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return self._wrapped(node)

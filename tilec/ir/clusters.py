@@ -2,7 +2,8 @@
 
 `cluster`: blocks of the user's grid along each dimension that form a cluster. `split`: how many
 blocks of a cluster share the work of one block of the user's grid; they are neighbours along
-dimension 0 of the launch."""
+dimension 0 of the launch. `parts`: how many such sets of `split` blocks share it; they are
+neighbours along dimension 2."""
 
 from __future__ import annotations
 
@@ -19,8 +20,13 @@ def cluster_of(func: Func) -> Dims:
 
 
 def split_of(func: Func) -> int:
-    """Launched blocks for each block of the user's grid."""
+    """Blocks of a cluster for each block of the user's grid."""
     return int(func.attrs.get("split") or 1)
+
+
+def parts_of(func: Func) -> int:
+    """Sets of such blocks for each block of the user's grid."""
+    return int(func.attrs.get("parts") or 1)
 
 
 def launched_cluster(func: Func) -> Dims:

@@ -153,7 +153,9 @@ class Param:
 
     `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent
     `dim` of tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a
-    descriptor made from tensor argument `arg`)."""
+    descriptor made from tensor argument `arg`), "grid" (blocks of the user's grid along `dim`),
+    "workspace" and "counters" (memory of the launch's own, `dim` bytes for each block of the user's
+    grid: any content; and zeros, which the kernel leaves as zeros)."""
 
     value: Value
     role: str

@@ -12,7 +12,7 @@ from tilec.ir.ops import Alloc, Const, Copy, For, Gemm
 from tilec.target import Target
 
 if TYPE_CHECKING:
-    from tilec.ir.plan import Plan
+    from tilec.ir.schedule import Plan
 
 MOST_STAGES = 8  # that tilec takes by itself
 DEFAULT_THREADS = 128

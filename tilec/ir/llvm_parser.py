@@ -250,6 +250,11 @@ class _Parser:
     def read_fence(self, result: str, text: LlvmText) -> None:
         self._add("fence", None, (), text.text)
 
+    def read_atomicrmw(self, result: str, text: LlvmText) -> None:
+        text.expect("uinc_wrap")
+        place, last = text.value(), text.after(",").value()
+        self._add("atomicrmw", Val("i32", result), (place, last), "atomicrmw uinc_wrap")
+
     def read_call(self, result: str, text: LlvmText) -> None:
         text.flags()
         kind = "void" if text.skip("void") else text.result_type()

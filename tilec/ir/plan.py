@@ -1,4 +1,4 @@
-"""A plan: what the compiler may choose for a kernel and the user left open.
+"""The plans (`tilec.ir.schedule`) worth trying for a kernel.
 
 The passes read a plan from the function's attributes; the driver tries plans in order and keeps
 the first whose exact budget of shared memory and registers holds. What the user wrote is never
@@ -6,91 +6,42 @@ changed by a plan: `T.annotate_schedule` fixes fields of every plan that is trie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.footprint import DEFAULT_THREADS, footprint, stages_of
+from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
+from tilec.ir.schedule import Plan, name_of
 from tilec.target import Target
 
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
-SPLITS = (2, 4, 8)  # blocks that share one sum
+SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
+# How many such clusters, or blocks, may share it through global memory: few numbers, since each
+# takes code of its own.
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MOST_PARTS = 1024
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What may be chosen.
+def with_plan(func: Func, plan: Plan) -> Func:
+    """`func` with the plan's choices as attributes and as the stages of its open loops."""
+    chosen = asdict(plan)
+    chosen["plan"] = chosen.pop("name")
+    threads = chosen.pop("threads")
+    if threads is not None:
+        chosen["threads"] = threads
 
-    `threads`: threads that compute, where the user left them open (None: 128).
-    `specialise`: producer warps bring tiles by TMA, the user's threads compute.
-    `persistent`: each block of the launch walks over several blocks of the user's grid.
-    `teams`: how many sets of the user's threads a launched block holds; with 2, each computes
-    blocks of its own and they take turns at the tensor cores (ping-pong).
-    `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
-    of them need is loaded once (multicast).
-    `split`: how many blocks of a cluster share the iterations of one sum.
-    `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
-    reuse), where the user gave no swizzle.
-    `staged_store`: a fragment goes to global memory through shared memory and TMA.
-    `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
-    `stages`: versions of a pipelined loop's buffers. A loop with a number of its own has at least
-    so many, and more only where it holds a tile product.
-    """
-
-    name: str
-    specialise: bool = False
-    persistent: bool = False
-    teams: int = 1
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    split: int = 1
-    panel: int = 8
-    staged_store: bool = False
-    single_buffer: bool = False
-    stages: int = 2
-    threads: int | None = None
-
-    def apply(self, func: Func) -> Func:
-        """`func` with the plan's choices as attributes and as the stages of its open loops."""
-        chosen = asdict(self)
-        chosen["plan"] = chosen.pop("name")
-        threads = chosen.pop("threads")
-        if threads is not None:
-            chosen["threads"] = threads
-
-        def visit(o: Op) -> Op | None:
-            if isinstance(o, For) and o.kind == "pipelined":
-                return replace(o, num_stages=stages_of(o, self.stages))
-            return None
-
-        return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
-
-    def describe(self) -> str:
-        """As in a dump: "specialised persistent (threads=256, stages=4)"."""
-        parts = [f"threads={self.threads}"] if self.threads else []
-        parts += [f"stages={1 if self.single_buffer else self.stages}"]
-        parts += (
-            [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
-        )
-        parts += [f"split={self.split}"] if self.split > 1 else []
-        return f"{self.name} ({', '.join(parts)})"
-
-
-def plan_in(found: Mapping[str, Any]) -> Plan | None:
-    """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
-    those of a plan."""
-    try:
-        x, y, z = found["cluster"]
-        plan = Plan(**{**found, "cluster": (x, y, z)})
-    except (KeyError, TypeError, ValueError):
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, For) and o.kind == "pipelined":
+            return replace(o, num_stages=stages_of(o, plan.stages))
         return None
-    kinds = asdict(Plan("", threads=plan.threads and 1))
-    same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
-    return plan if same and all(type(n) is int for n in plan.cluster) else None
+
+    return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
 
 
 @dataclass(frozen=True)
@@ -126,14 +77,7 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
     made: dict[Plan, None] = {}
     first: ResourceError | None = None
     space = footprint(func, target)
-    for plan in _schedules(func, target):
-        if wanted.fields:
-            plan = replace(plan, **wanted.fields)
-            if plan.teams > 1 and func.attrs.get("threads") is None:
-                plan = replace(plan, threads=TEAM_THREADS)
-            if plan.split > 1 and "persistent" not in wanted.fields:
-                plan = replace(plan, persistent=False)
-            plan = replace(plan, name=name_of(plan))
+    for plan in _wished(_schedules(func, target), func, target, wanted):
         error = problem(plan, func, target, wanted)
         if error is None:
             if "stages" not in wanted.fields:
@@ -144,6 +88,29 @@ def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Pla
         assert first is not None
         raise first
     return tuple(made)
+
+
+def _wished(found: Sequence[Plan], func: Func, target: Target, wanted: Wanted) -> Iterator[Plan]:
+    """The plans with the fields that the user fixed, and in every way in which as many blocks as he
+    wants can share a sum: first as one cluster, or, if they are too many, without clusters."""
+    if not wanted.fields:
+        yield from found
+        return
+    fields, ways = dict(wanted.fields), [dict[str, Any]()]
+    if "split" in fields and "parts" not in fields:
+        blocks, sizes = fields.pop("split"), [1]
+        if target.has("cluster") and fields.get("cluster", (1, 1, 1)) == (1, 1, 1):
+            sizes = [n for n in (1, *SPLITS) if n < blocks and blocks % n == 0]
+            sizes = [blocks, *sizes] if 1 < blocks <= MAX_BLOCKS else sizes or [1]
+        ways = [{"split": n, "parts": blocks // n} for n in sizes]
+    for way in ways:
+        for plan in found:
+            plan = replace(plan, **fields, **way)
+            if plan.teams > 1 and func.attrs.get("threads") is None:
+                plan = replace(plan, threads=TEAM_THREADS)
+            if plan.split * plan.parts > 1 and "persistent" not in fields:
+                plan = replace(plan, persistent=False)
+            yield replace(plan, name=name_of(plan))
 
 
 def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceError | None:
@@ -157,14 +124,19 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     for wish, word in ((plan.specialise, "specialise=True"), (plan.staged_store, 'store="tma"')):
         if wish and not target.has("tma"):
             return refuse(f"{word}: {target} has no TMA", "leave it out for this target")
-    if plan.split > 1:
+    blocks = plan.split * plan.parts
+    if blocks > 1:
         clash = "persistent=True" if plan.persistent else 'consumers="pingpong"'
         if plan.persistent or plan.teams > 1:
+            return refuse(f"split={blocks} shares one tile, {clash} walks over many", "drop one")
+        if plan.split > 1 and plan.cluster != (1, 1, 1):
+            return refuse(f"split={blocks} makes a cluster of its own", "leave cluster out")
+        if plan.parts > MOST_PARTS:
             return refuse(
-                f"split={plan.split} shares one tile, {clash} walks over many", "drop one"
+                f"split={blocks} leaves {plan.parts} parts of each sum in global memory, the most "
+                f"is {MOST_PARTS}",
+                f"write split={MOST_PARTS} or less",
             )
-        if plan.cluster != (1, 1, 1):
-            return refuse(f"split={plan.split} makes a cluster of its own", "leave cluster out")
     if plan.teams > 1:
         if not target.has("setmaxnreg"):
             return refuse(f'consumers="pingpong": {target} has no warpgroups', "leave it out")
@@ -231,25 +203,14 @@ def _largest_product(func: Func) -> int:
     return max((m * n for m, n, _ in shapes), default=0)
 
 
-def name_of(plan: Plan) -> str:
-    """What a schedule is called in dumps: "ping-pong, direct stores"."""
-    kinds = ["ping-pong"] if plan.teams > 1 else ["specialised"] if plan.specialise else []
-    kinds += ["persistent"] if plan.persistent and plan.teams == 1 else []
-    extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
-    extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
-    extras += ["one buffer"] if plan.single_buffer else []
-    extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
-    extras += ["shared sums"] if plan.split > 1 else []
-    return ", ".join([" ".join(kinds) or "plain", *extras])
-
-
 def _schedules(func: Func, target: Target) -> list[Plan]:
     choices = thread_choices(func)
     if not target.has("cp_async"):
         kinds = (Plan("plain"), Plan("plain, one buffer", single_buffer=True))
-        return [replace(plan, threads=t) for t in choices for plan in kinds]
+        made = [replace(plan, threads=t) for t in choices for plan in kinds]
+        return made + _clustered(func, target, choices)
     if not target.has("tma"):
-        return [_plan(threads=t) for t in choices]
+        return [_plan(threads=t) for t in choices] + _clustered(func, target, choices)
     kinds = (
         _plan(specialise=True, persistent=True, staged_store=True),
         _plan(specialise=True, persistent=True),
@@ -276,14 +237,19 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
 
 def _clustered(func: Func, target: Target, choices: tuple[int | None, ...]) -> list[Plan]:
     """Plans that only the score asks for: neighbours that load for one another, blocks that share
-    a sum."""
-    if not target.has("cluster") or not has_pipelined_product(func):
+    a sum (the sizes of a launch say how many `parts` there are)."""
+    if not has_pipelined_product(func) or func.attrs.get("cluster_dims") is not None:
         return []
-    if func.attrs.get("cluster_dims") is not None:
-        return []
+    if not target.has("cluster"):
+        return [_plan(parts=PARTS[0], threads=t) for t in choices]
     rings = footprint(func, target).rings
     helped = not rings or any(r.boxes for r in rings)
-    made = [_plan(specialise=helped, split=n, threads=t) for t in choices for n in SPLITS]
+    shares = [(n, 1) for n in SPLITS] + [(1, PARTS[0])]
+    made = [
+        _plan(specialise=helped, split=n, parts=parts, threads=t)
+        for t in choices
+        for n, parts in shares
+    ]
     if len(yielded(func.grid)) > 1:
         made += [
             _plan(specialise=True, persistent=True, staged_store=True, cluster=c, threads=t)

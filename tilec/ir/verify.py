@@ -60,6 +60,7 @@ OP_SPAN = {
     "warp": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
     "cluster_sum": ("TILE", "SCHEDULED"),
+    "sum_parts": ("TILE", "SCHEDULED"),
 }
 
 

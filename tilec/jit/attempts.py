@@ -18,8 +18,8 @@ from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Fma, Mma, Realign, Wgmma
-from tilec.ir.plan import Plan
+from tilec.ir.ops import Fma, Mma, Realign, Scope, Wgmma
+from tilec.ir.schedule import Plan
 from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
 from tilec.target import Target
@@ -95,6 +95,8 @@ class Attempts:
             return []
         if made.spilled_bytes:
             return []  # fewer registers spill more
+        if any(isinstance(o, Scope) and o.registers for o in walk(func.body)):
+            return []  # with fewer at launch, the block would wait for its share for ever
         shared = int(func.attrs.get("shared_bytes", 0))
         most = occupancy(self.target, 1, shared, threads) or 1
         now = occupancy(self.target, made.registers, shared, threads) or 1
@@ -137,4 +139,4 @@ def _in_registers(plan: Plan) -> Plan:
     """What of a plan decides about registers: not how the results leave, nor who else loads the
     tiles, nor how many blocks share a sum. What spills much, spills long before that."""
     same = replace(plan, name="", stages=0, staged_store=False, cluster=(1, 1, 1))
-    return replace(same, split=min(plan.split, 2))
+    return replace(same, split=min(plan.split, 2), parts=min(plan.parts, 2))

@@ -15,13 +15,13 @@ from tilec import passes
 from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
-from tilec.ir.clusters import cluster_of, split_of
+from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Copy, Fill, Print, Store
-from tilec.ir.plan import Plan
 from tilec.ir.printer import print_func
+from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled
 from tilec.jit.compiled import CompiledKernel
@@ -230,6 +230,7 @@ def _compiled(
         cluster=cluster_of(final),
         exact_cluster=bool(func.attrs.get("cluster_dims")),
         split=split_of(final),
+        parts=parts_of(final),
         plan={} if plan is None else asdict(plan),
     )
     return CompiledKernel(image, stages, None if target.kind == "cpu" else final)

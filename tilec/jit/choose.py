@@ -25,14 +25,14 @@ from tilec.target import find_target
 if TYPE_CHECKING:
     from tilec import tune
     from tilec.frontend import Signature
-    from tilec.ir import plan as ir_plan
-    from tilec.ir.plan import Plan
+    from tilec.ir import schedule
+    from tilec.ir.schedule import Plan
     from tilec.jit import build
     from tilec.tune import Choice
 else:  # loaded by the first choice that is not in the cache
     tune = Lazy("tilec.tune")
     build = Lazy("tilec.jit.build")
-    ir_plan = Lazy("tilec.ir.plan")
+    schedule = Lazy("tilec.ir.schedule")
 
 FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
@@ -144,7 +144,7 @@ class Choices:
                 functools.partial(build.trace_variant, signature, base),
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
-                {name: a.between for name, a in open_.items()},
+                {name: a.fine for name, a in open_.items() if a.fine},
             )
 
         def extents(constants: Mapping[str, int]) -> Grid | None:
@@ -217,7 +217,7 @@ def _read_choice(note: Any, open_: Mapping[str, Auto]) -> tuple[dict[str, int], 
         case [dict() as constants, None | dict() as fields] if constants.keys() == open_.keys():
             if not all(type(n) is int and n > 0 for n in constants.values()):
                 return None
-            plan = None if fields is None else ir_plan.plan_in(fields)
+            plan = None if fields is None else schedule.plan_in(fields)
             return None if plan is None and fields is not None else (constants, plan)
     return None
 

@@ -32,10 +32,10 @@ from tilec.runtime.image import Argument, Image, ImageError, Resources, file_err
 from tilec.runtime.tensors import allocator, read_tensor, usual_array
 
 if TYPE_CHECKING:
-    from tilec.ir import plan as ir_plan
+    from tilec.ir import schedule
     from tilec.ir.core import Func
 else:  # whoever only launches does not need it
-    ir_plan = Lazy("tilec.ir.plan")
+    schedule = Lazy("tilec.ir.schedule")
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 
@@ -67,12 +67,12 @@ class CompiledKernel:
         return self.image.target
 
     @property
-    def plan(self) -> ir_plan.Plan | None:
+    def plan(self) -> schedule.Plan | None:
         """The plan it was compiled with; None on the CPU. `stages["plan"]` says what it was chosen
         from."""
         if not self.image.plan:
             return None
-        found = ir_plan.plan_in(self.image.plan)
+        found = schedule.plan_in(self.image.plan)
         if found is None:
             hint = "compile the kernel again"
             raise ImageError(f"{self.name} was saved with a plan of another version", hint=hint)

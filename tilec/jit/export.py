@@ -73,7 +73,7 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
         f"#define {prefix}_PARAMS {len(image.params)}",
         "",
         "// params[i] points to:",
-        *(f"//   {i}: {_describe(p)}" for i, p in enumerate(image.params)),
+        *(f"//   {i}: {_describe(image, p)}" for i, p in enumerate(image.params)),
     ]
     if image.persistent:
         lines += ["", "// Launch min(blocks of the grid, blocks that run at once) blocks in x."]
@@ -87,6 +87,9 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
         lines += ["", f"// Blocks form clusters of {shown}.", launch]
     if image.split > 1:
         lines += ["", f"// Launch {image.split} times the grid's blocks in x."]
+    if image.parts > 1:
+        lines += ["", f"// Launch {image.parts} times the grid's blocks in z."]
+        lines += ["// Launches that may run at once need a workspace and counters each."]
     if image.target == "cpu":
         lines += [
             "",
@@ -98,7 +101,7 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
     return "\n".join(lines)
 
 
-def _describe(p: AbiParam) -> str:
+def _describe(image: Image, p: AbiParam) -> str:
     kind = _C_TYPES[p.type]
     match p.role:
         case "tensor":
@@ -109,6 +112,10 @@ def _describe(p: AbiParam) -> str:
             return f"{kind}, stride {p.dim} of {p.arg} in elements"
         case "grid":
             return f"{kind}, blocks of the grid in dimension {p.dim}"
+        case "workspace" | "counters":
+            whole = "" if image.cluster == (1, 1, 1) else ", rounded up to whole clusters"
+            content = "any content" if p.role == "workspace" else "zeros, and zeros again after it"
+            return f"{kind} to {p.dim} bytes for each block of the grid{whole}: {content}"
         case "tensor_map":
             return f"{kind} (128 bytes, 64-byte aligned) of {p.tensor_map}"
     return f"{kind} {p.arg}"

@@ -12,9 +12,18 @@ finds another value behind a name that the kernel takes from outside.
 
 The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 
-    def call(kernel, /, A=REQUIRED, B=REQUIRED, n=REQUIRED, BN=default_BN, *extra, stream=None,
-    **unknown):
+    def call(kernel, A=REQUIRED, B=REQUIRED, n_=REQUIRED, BN_=REQUIRED, /, *extra, n=REQUIRED,
+    BN=REQUIRED, stream=None, **unknown):
         values = facts = open = ready = None
+        if unknown:  # arrays are mostly given by position
+            if A is REQUIRED:
+                A = unknown.pop("A", REQUIRED)
+            …
+        if BN is REQUIRED:
+            BN = default_BN if BN_ is REQUIRED else BN_
+        elif BN_ is not REQUIRED:
+            unknown["BN"] = BN  # given twice
+        …
         try:
             if T is not value0_: raise LookupError
             device = A.get_device()
@@ -110,16 +119,20 @@ def write_launcher(
     names = [p.name for p in parameters]
     tensors = [p.name for p in parameters if p.kind == "tensor"]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    head = ["kernel_", *(["grid_"] if with_grid else []), "/"]
-    for p in parameters:
-        head.append(f"{p.name}={'REQUIRED' if p.default is REQUIRED else f'default_{p.name}'}")
-    head += ["*extra_", *(f"{k}=None" for k in keywords), "**unknown_"]
+    head = ["kernel_", *(["grid_"] if with_grid else [])]
+    others = [p for p in parameters if p.kind != "tensor"]
+    head += [
+        f"{p.name}=REQUIRED" if p.kind == "tensor" else f"{p.name}__=REQUIRED" for p in parameters
+    ]
+    head += ["/", "*extra_", *(f"{p.name}=REQUIRED" for p in others)]
+    head += [f"{k}=None" for k in keywords]
     # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
     opened = any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
     device = reads.of(tensors[0], reads.device)
     lines = [
-        f"def call({', '.join(head)}):",
+        f"def call({', '.join(head)}, **unknown_):",
         "    values_ = facts_ = open_ = ready_ = None",
+        *_given_by_name(tensors, others),
         *(["    asked_ = grid_"] if with_grid and opened else []),
         "    try:",
         *([f"        if {changed}:", "            raise LookupError"] if changed else []),
@@ -176,6 +189,24 @@ def write_launcher(
     if returns:
         lines.append(f"    return {', '.join(returns)}")
     return "\n".join(lines) + "\n"
+
+
+def _given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:
+    """Statements that find what is given by name, or not at all. What is given by position too
+    stays among the unknown keywords."""
+    lines = ["    if unknown_:"]
+    for name in tensors:
+        lines.append(f"        if {name} is REQUIRED:")
+        lines.append(f"            {name} = unknown_.pop({name!r}, REQUIRED)")
+    for p in others:
+        default = "REQUIRED" if p.default is REQUIRED else f"default_{p.name}"
+        lines += [
+            f"    if {p.name} is REQUIRED:",
+            f"        {p.name} = {default} if {p.name}__ is REQUIRED else {p.name}__",
+            f"    elif {p.name}__ is not REQUIRED:",
+            f"        unknown_[{p.name!r}] = {p.name}",
+        ]
+    return lines
 
 
 def _told_apart(p: Parameter) -> list[str]:
@@ -237,7 +268,6 @@ def make_launcher(
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
     # torch.compile does not look into it, as into what torch.compiler.disable has marked.
-    call.__qualname__ = kernel  # in Python's own message on an argument that is given twice
     call.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="launches a kernel")
     return call
 

@@ -117,10 +117,10 @@ class Launches(dict[tuple[Any, ...], Ready]):
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
-        self._recipes: dict[tuple[int, ...], dict[bool, Recipe]] = {}
+        self._recipes: dict[tuple[int, ...], tuple[Recipe, ...]] = {}
 
     def __missing__(self, values: tuple[Any, ...]) -> Ready | None:
-        for recipe in self._recipes.get(self._alignments(values), {}).values():
+        for recipe in self._recipes.get(self._alignments(values), ()):
             ready = recipe.ready(values)
             if ready is not None:
                 self._prepared.count()
@@ -131,10 +131,16 @@ class Launches(dict[tuple[Any, ...], Ready]):
     def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe) -> None:
         """Find this launch, and launches like it, from now on."""
         self[values] = ready
-        self._recipes.setdefault(self._alignments(values), {})[recipe.can_overlap] = recipe
+        aligned = self._alignments(values)
+        found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
+        self._recipes[aligned] = (*found, recipe)
 
     def _alignments(self, values: tuple[Any, ...]) -> tuple[int, ...]:
-        return tuple([v & ALIGNMENTS for v in values[: self._prepared.arrays]])
+        addresses = values[: self._prepared.arrays]
+        bits = 0
+        for a in addresses:
+            bits |= a
+        return tuple([a & ALIGNMENTS for a in addresses]) if bits & ALIGNMENTS else ()
 
 
 class Prepared:

@@ -20,13 +20,15 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
+from tilec.passes.registers import at_launch
 from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
 from tilec.runtime.devices import resolve_target
-from tilec.runtime.driver import DriverError, argument_values, launched_grid
+from tilec.runtime.driver import DriverError, argument_values, launched_grid, sums_of
 from tilec.runtime.image import Image
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
+from tilec.runtime.workspace import ROLES, workspace_params
 from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
 from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
@@ -273,10 +275,14 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
     written = {a.name for a in image.arguments if a.written or a.output}
     outputs = {a.name for a in image.arguments if a.output}
     order = [p.arg for p in image.params if p.role == "tensor"]
-    tensors = tuple(
+    tensors = [
         _global(n, call.tensors[n], n in written, n in outputs, i) for i, n in enumerate(order)
-    )
+    ]
     standin = _Standin(image, tensors, resident or _resident(image, target))
+    launched = launched_grid(standin, planned.grid) if 0 not in planned.grid else (0, 0, 0)
+    for _, p in workspace_params(image):
+        size = p.dim * sums_of(image, launched)
+        tensors.append(_workspace(p.arg, size, p.role == "counters", len(tensors)))
     values = argument_values(standin, call.tensors, call.scalars, planned.grid)
     kinds = [kind for kind, _, _ in records.function.params]
     parameters = [
@@ -284,7 +290,7 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
     ]
     addresses = {t.name: np.int64(t.address) for t in tensors}
     for i, p in enumerate(image.params):
-        if p.role == "tensor":
+        if p.role == "tensor" or p.role in ROLES:
             parameters[i] = addresses[p.arg]
     return Launch(
         image.name,
@@ -296,10 +302,20 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
         target,
         planned.variant.plan.describe() if planned.variant.plan else "",
         tuple(parameters),
-        tensors,
+        tuple(tensors),
         tuple(standin.maps),
-        launched_grid(standin, planned.grid) if 0 not in planned.grid else (0, 0, 0),
+        launched,
         launched_cluster(records.func),
+        image.resources.registers or at_launch(image.resources.threads, target),
+    )
+
+
+def _workspace(name: str, size: int, counters: bool, number: int) -> GlobalTensor:
+    """Memory that the launch brings along: zeros for counters, else what nobody has written."""
+    content = np.full(size, 0 if counters else 0xFF, np.uint8)
+    words = (size // 4,)
+    return GlobalTensor(
+        name, content, 0, words, (1,), "int32", 4, True, not counters, number, counters=counters
     )
 
 

@@ -16,7 +16,7 @@ from tilec.codegen import Emitter, emit_records
 from tilec.frontend import Signature
 from tilec.ir.core import Func
 from tilec.ir.llvm import Function
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.jit.build import trace_variant
 from tilec.jit.optimised import optimised_function
 from tilec.jit.specialise import Facts

@@ -35,7 +35,7 @@ from tilec.runtime.tensors import Tensor, contiguous_strides
 if TYPE_CHECKING:
     from tilec import frontend
     from tilec.frontend import Signature
-    from tilec.ir.plan import Plan
+    from tilec.ir.schedule import Plan
 else:  # whoever has a signature has loaded it
     frontend = Lazy("tilec.frontend")
 

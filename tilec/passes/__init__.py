@@ -15,7 +15,8 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.footprint import stages_of
 from tilec.ir.ops import For
-from tilec.ir.plan import Plan, Wanted, check_kept, plans, take_wanted
+from tilec.ir.plan import Wanted, check_kept, plans, take_wanted, with_plan
+from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
@@ -46,6 +47,7 @@ from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
 from tilec.passes.split_guards import split_guards
 from tilec.passes.stage_stores import stage_stores
+from tilec.passes.sum_parts import sum_parts
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
@@ -86,6 +88,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (gather_sums, "SCHEDULED"),
+    (sum_parts, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),
@@ -127,7 +130,7 @@ def run(
         tried.add(plan)
         kept: list[tuple[str, Func]] = []
         try:
-            done = _run((*DECIDE, *EXPAND), plan.apply(func), target, _recorder(kept))
+            done = _run((*DECIDE, *EXPAND), with_plan(func, plan), target, _recorder(kept))
             if accept is not None:
                 accept(plan, done)
         except ResourceError as error:
@@ -165,7 +168,7 @@ def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceEr
 def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
     func = _run(NORMALISE, take_wanted(func)[0], target, on_stage)
-    return _run((*DECIDE, *EXPAND), plan.apply(func), target, on_stage)
+    return _run((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
 
 
 def _recorder(kept: list[tuple[str, Func]]) -> OnStage:

@@ -28,7 +28,6 @@ from tilec.ir.ops import (
     ClusterLoad,
     ClusterSum,
     Compare,
-    Const,
     Extract,
     Lane,
     MbarrierArrive,
@@ -39,16 +38,15 @@ from tilec.ir.ops import (
     Pack,
     RegRead,
     RegWrite,
-    ThreadIndex,
     WarpSync,
     Yield,
 )
 from tilec.ir.types import INT64, BufferType
 from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.rings import const, elected, only_if
+from tilec.passes.vectors import VECTOR_BITS, Vectors
 from tilec.target import Target
 
-VECTOR_BITS = 128
 BATCH = 8  # vectors on their way at once: the way to another block takes about a thousand clocks
 
 
@@ -69,24 +67,13 @@ def gather_sums(func: Func, target: Target) -> Func:
     return func.with_body(Block((), (*gather.top.ops, *body.ops[:end], last, *body.ops[end:])))
 
 
-class _Parts:
+class _Parts(Vectors):
     """The registers of one fragment as vectors in the shared memory of each block."""
 
     def __init__(self, top: Builder, fragment: Value, threads: int) -> None:
-        layout = fragment.buffer.layout
-        assert layout is not None
-        self.fragment = fragment
-        self.threads = threads
-        self.lanes = VECTOR_BITS // fragment.dtype.bits
-        self.full, self.left = divmod(layout.size("reg"), self.lanes)
-        shape = (self.count * threads * self.lanes,)
-        t = BufferType(shape, fragment.dtype, "shared", layout=row_major(shape))
+        super().__init__(fragment, threads)
+        t = BufferType((self.size,), fragment.dtype, "shared", layout=row_major((self.size,)))
         self.buffer = top.value(Alloc, t, name=f"{fragment.name}_parts")
-
-    @property
-    def count(self) -> int:
-        """Vectors of a thread; the last one may hold fewer elements."""
-        return self.full + bool(self.left)
 
     def each(self, b: Builder, do: Callable[[Builder, list[Value], int], None]) -> None:
         """`do(builder, vectors, elements of each)` for all vectors, with numbers for their
@@ -103,24 +90,10 @@ class _Parts:
         if self.left:
             do(b, [const(b, self.full)], self.left)
 
-    def offset(self, b: Builder, vector: Value) -> Value:
-        """Where this thread's vector stands."""
-        before = b.value(Binary, "mul", vector, const(b, self.threads * self.lanes))
-        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, self.lanes))
-        return b.value(Binary, "add", before, own)
-
-    def register(self, b: Builder, vector: Value, element: int) -> Value:
-        first = b.value(Binary, "mul", vector, const(b, self.lanes))
-        return b.value(Binary, "add", first, const(b, element))
-
     def write(self, b: Builder, vectors: list[Value], elements: int) -> None:
         """Vectors of registers to this block's shared memory."""
-        v = self.fragment
-        empty = b.value(Const, 0 if v.dtype.is_int else 0.0, v.dtype)
         for vector in vectors:
-            values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
-            values += [empty] * (self.lanes - elements)
-            self.store(b, vector, values)
+            self.store(b, vector, self.registers(b, vector, elements))
 
     def store(self, b: Builder, vector: Value, values: list[Value]) -> None:
         packed = b.value(Pack, tuple(values))

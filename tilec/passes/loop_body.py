@@ -50,8 +50,9 @@ from tilec.passes.rings import only_if
 
 
 class LoopBody:
-    """Lowers a loop's body for several neighbouring elements at once. `envs[e]` maps the body's
-    values to those of element e; an op whose operands are the same in all of them is made once."""
+    """Lowers a loop's body for several elements at once, `width` of which are neighbours each time.
+    `envs[e]` maps the body's values to those of element e; an op whose operands are the same in all
+    of them is made once."""
 
     def __init__(
         self,
@@ -185,10 +186,10 @@ class LoopBody:
     # --- memory ---
 
     def _memory(self, o: Load | Store, envs: list[Substitution]) -> None:
-        arg = None
-        if self.loop is not None and self.dim >= 0 and len(envs) > 1:
+        arg, limit = None, min(self.width, len(envs))
+        if self.loop is not None and self.dim >= 0 and limit > 1:
             arg = self.loop.body.args[self.dim]
-        known = self.known.memory(o, arg, len(envs))
+        known = self.known.memory(o, arg, limit)
         width = known.width
         for start in range(0, len(envs), width):
             group = envs[start : start + width]

@@ -15,6 +15,7 @@ instructions is compiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,11 +48,13 @@ from tilec.ir.ops import (
     RegRead,
     RegWrite,
     Store,
+    WarpSync,
     Yield,
 )
 from tilec.ir.types import INT32
 from tilec.passes.accesses import changes_memory, fragment_accesses
 from tilec.passes.addressing import (
+    Numbers,
     Place,
     clone_expression,
     conjunction,
@@ -70,6 +73,9 @@ MOST_OPS = 1024
 """Operations up to which such a loop is written out: a longer body hides its own loads."""
 MOST_EDGE_OPS = 512
 """The same for the form that only tiles at an edge take, and for what it does at once."""
+
+MOST_TOGETHER = 8
+"""Vectors that a thread has from shared memory before it stores the first of them."""
 
 
 def lower_parallel(func: Func, target: Target) -> Func:
@@ -231,6 +237,17 @@ class Lowering:
                 conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
         return conjunction(b, conds)
 
+    def _batch(self, p: Parallel, groups: int, most: int) -> int:
+        """How many groups are taken together. What comes from shared memory comes unguarded: in a
+        loop that is not written out, and at an edge, it is asked for before it is stored."""
+        assert p.layout is not None
+        plain = p.layout.shape == p.extents and not any(o.regions for o in p.body.ops)
+        sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
+        late = most != MOST_OPS or _is_long(p, most)
+        if not (plain and late and sources == {"shared"}) or changes_memory(p):
+            return 1
+        return math.gcd(groups, MOST_TOGETHER)
+
     def _emit(
         self,
         b: Builder,
@@ -242,22 +259,26 @@ class Lowering:
         guarded: bool,
         most: int = MOST_OPS,
     ) -> None:
-        """The loop over groups of `width` registers. A loop of more than `most` operations is not
-        written out."""
+        """The loop over groups of `width` registers, `batch` of them at a time. A loop of more than
+        `most` operations is not written out."""
         assert p.layout is not None
         registers = p.layout.size("reg")
+        batch = self._batch(p, registers // width, most)
         group = Value(b.value(Const, 0, INT32).type, "r")
         inner = Builder(p.loc)
-        first = inner.value(Binary, "mul", group, inner.value(Const, width, INT32))
-        coords = coordinates(inner, p.layout, place, first)
+        n = Numbers(inner)
+        first = inner.value(Binary, "mul", group, n.const(width * batch))
         envs: list[Substitution] = []
-        for e in range(width):
-            env: Substitution = dict(zip(p.body.args, coords))
-            if e:
-                env[p.body.args[dim]] = inner.value(
-                    Binary, "add", coords[dim], inner.value(Const, e, INT32)
-                )
-            envs.append(env)
+        for at in range(batch):
+            start = n.op("add", first, n.const(at * width))
+            coords = coordinates(inner, p.layout, place, start)
+            for e in range(width):
+                env: Substitution = dict(zip(p.body.args, coords))
+                if e:
+                    env[p.body.args[dim]] = inner.value(
+                        Binary, "add", coords[dim], inner.value(Const, e, INT32)
+                    )
+                envs.append(env)
         inside = [
             inner.value(Compare, "lt", c, inner.value(Const, own, INT32))
             for c, own, covered in zip(coords, p.extents, p.layout.shape)
@@ -270,12 +291,14 @@ class Lowering:
         body = LoopBody(self.known, work, p, width, guarded, replica)
         body.first = first
         for o in p.body.ops:
+            if batch > 1 and isinstance(o, Store):
+                work.emit(WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
         cond = conjunction(inner, inside)
         if cond is not None:
             only_if(inner, cond, work.ops)
         inner.emit(Yield)
-        groups, block = registers // width, inner.block([group])
+        groups, block = registers // (width * batch), inner.block([group])
         selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
         short = groups <= MOST_WRITTEN and not _is_long(p, most)
         kind = "unroll" if selects or short else "serial"

@@ -4,11 +4,13 @@ Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of
 and `warps` (how many along M and along N); the function knows its number of threads. A policy is a
 preference: where it does not divide the tile the nearest partition that does is taken.
 
-The roads, best first: an instruction that reads the operands where they lie; the same with one of
-them brought to registers, where it cannot read how that one is stored; one of a warp, for
-which they come to registers (with a conversion, where the target lacks the dtype but has one that
-holds it exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a
-tile or dtypes that no matrix instruction takes."""
+The roads, best first: an instruction that reads the operands where they lie; the same for the
+turned product C^T = B^T @ A^T, where the rows of C do not divide into those of the instruction
+(wgmma has 64 rows, but any multiple of 8 columns); the same with one operand brought to registers,
+where it cannot read how that one is stored; one of a warp, for which they come to registers (with a
+conversion, where the target lacks the dtype but has one that holds it exactly: float8 as float16, a
+float16 sum as float32); multiply-adds in every thread, for a tile or dtypes that no matrix
+instruction takes."""
 
 from __future__ import annotations
 
@@ -87,13 +89,15 @@ def select_gemm(func: Func, target: Target) -> Func:
         if not isinstance(o, Gemm):
             return None
         for a, b, c in _dtypes(o):
+            for seen, dtypes in ((o, (a, b, c)), (replace(o, turned=True), (b, a, c))):
+                chosen = wide(seen.turn(), dtypes)
+                if chosen:
+                    return replace(seen, row=chosen[0], warps=chosen[1])
             rows = _rows(a, b, c, target)
-            chosen = wide(o, (a, b, c))
-            if chosen is None:
-                held = through_registers(o, rows, threads, wide)
-                if held is not None:
-                    return held
-                chosen = _warps(o, rows, warps)
+            held = through_registers(o, rows, threads, wide)
+            if held is not None:
+                return held
+            chosen = _warps(o, rows, warps)
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
         return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))

@@ -1,21 +1,23 @@
-"""share_sums: the blocks of a cluster share the iterations of one sum.
+"""share_sums: several blocks share the iterations of one sum.
 
-Before: TILE, with the number of launched blocks for each block of the user's grid as the attribute
-`split`. After: the function is launched with so many times the blocks along dimension 0, in
-clusters of `split`. A pipelined loop at the top of the body that does nothing but add products to
-fragments of zeros is cut into contiguous parts, one for each block; `cluster_sum` then adds up the
-fragments in the first block, which alone does what comes after. The order of the additions is
-fixed, so that the result is the same from run to run. Raises ResourceError, with the reason, where
-the program has no such loop.
+Before: TILE, with launched blocks for each block of the user's grid as the attributes `split` (of a
+cluster) and `parts` (clusters, or single blocks). After: the function is launched with `split`
+times the blocks along dimension 0, in clusters of so many, and `parts` times along dimension 2. A
+pipelined loop at the top of the body that does nothing but add products to fragments of zeros is
+cut into contiguous parts, one for each block; `cluster_sum` then adds up the fragments in the first
+block of a cluster, `sum_parts` those of all such first blocks in the one that comes last. It alone
+does what comes after. The order of the additions is fixed, so that the result is the same from run
+to run. Raises ResourceError, with the reason, where the program has no such loop.
 
 A product with few blocks and a long sum (few rows times a large weight matrix) uses the machine
 better this way."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from tilec.ir.clusters import SINGLE, cluster_of, split_of
+from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
@@ -36,37 +38,39 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Load,
+    SumParts,
     Yield,
     yielded,
 )
 from tilec.ir.types import INT32
+from tilec.passes.rings import only_if
 from tilec.passes.slicing import acts, written_tensors
 from tilec.target import Target
 
 
 def share_sums(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    count = split_of(func)
-    if count == 1:
+    split, parts = split_of(func), parts_of(func)
+    if split * parts == 1:
         return func
-    sharer = _Sharer(func, count)
-    if not target.has("cluster"):
+    sharer = _Sharer(func, split, parts)
+    if split > 1 and not target.has("cluster"):
         raise sharer.refuse(f"{target} has no clusters")
-    if count > MAX_BLOCKS or cluster_of(func) != SINGLE:
+    if split > MAX_BLOCKS or (split > 1 and cluster_of(func) != SINGLE):
         raise sharer.refuse(f"a cluster has at most {MAX_BLOCKS} blocks, and is not shared")
     return sharer.share()
 
 
 class _Sharer:
-    def __init__(self, func: Func, count: int) -> None:
+    def __init__(self, func: Func, split: int, parts: int) -> None:
         self.func = func
-        self.count = count
+        self.split, self.parts = split, parts
         self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
         self.written = written_tensors(func.body)
 
     def refuse(self, why: str) -> ResourceError:
         return ResourceError(
-            f"{self.func.name} has no sum that {self.count} blocks can share: {why}",
+            f"{self.func.name} has no sum that {self.split * self.parts} blocks can share: {why}",
             self.func.loc,
             "leave the schedule open",
         )
@@ -75,18 +79,40 @@ class _Sharer:
         loop = self.loop()
         ops = self.func.body.ops
         at = ops.index(loop)
-        b = Builder(loop.loc)
+        sums = tuple(self.sums(loop))
+        top, b = Builder(self.func.loc), Builder(loop.loc)
         b.ops += ops[:at]
-        number = b.value(ClusterIndex, 0)
-        b.ops.append(self.part(b, loop, number))
-        b.emit(ClusterSum, tuple(self.sums(loop)))
         rest = tuple(o for o in ops[at + 1 :] if not isinstance(o, Yield))
-        b.loc = rest[0].loc if rest else loop.loc
-        first = b.value(Compare, "eq", number, b.value(Const, 0, number.dtype))
-        last = Yield(loc=b.loc)
-        b.emit(If, first, Block((), (*rest, last)), Block((), (last,)))
+        after = rest[0].loc if rest else loop.loc
+        if self.split > 1:
+            number = share = b.value(ClusterIndex, 0)
+        if self.parts > 1:
+            if any(isinstance(o, For) and o.kind == "pipelined" for x in rest for o in _inside(x)):
+                raise self.refuse("another T.Pipelined follows it")
+            share = part = top.value(
+                Binary, "mod", top.value(BlockIndex, 2), top.value(Const, self.parts, INT32)
+            )
+            if self.split > 1:
+                before = b.value(Binary, "mul", part, b.value(Const, self.split, INT32))
+                share = b.value(Binary, "add", before, number)
+            place = self.place(top)
+        b.ops.append(self.part(b, loop, share))
+        if self.split > 1:
+            b.emit(ClusterSum, sums)
+        if self.parts > 1:
+            inner = Builder(loop.loc)
+            last = inner.value(SumParts, sums, place, part, self.parts)
+            inner.loc = after
+            only_if(inner, last, rest)
+            rest = tuple(inner.ops)
+        b.loc = after
+        if self.split > 1:
+            first = b.value(Compare, "eq", number, b.value(Const, 0, number.dtype))
+            only_if(b, first, rest)
+        else:
+            b.ops += rest
         b.ops += [o for o in ops[at + 1 :] if isinstance(o, Yield)]
-        return self.relaunched(b.block())
+        return self.relaunched(top, b.block())
 
     # --- the loop ---
 
@@ -118,7 +144,7 @@ class _Sharer:
             if why:
                 return f"line {o.loc.line} {why}"
         for o in self.func.body.ops[: self.func.body.ops.index(loop)]:
-            if any(acts(x) for x in (o, *(y for r in o.regions for y in walk(r)))):
+            if any(acts(x) for x in _inside(o)):
                 return f"line {o.loc.line} writes global memory before the sum"
         return ""
 
@@ -186,23 +212,39 @@ class _Sharer:
         mine = number if number.dtype == dtype else b.value(Cast, number, dtype)
         span = op("max", op("sub", loop.hi, loop.lo), const(0))
         trips = op("floordiv", op("sub", op("add", span, loop.step), const(1)), loop.step)
-        each = op("floordiv", op("add", trips, const(self.count - 1)), const(self.count))
+        count = self.split * self.parts
+        each = op("floordiv", op("add", trips, const(count - 1)), const(count))
         length = op("mul", each, loop.step)
         lo = op("add", loop.lo, op("mul", mine, length))
         hi = op("min", loop.hi, op("add", lo, length))
         return replace(loop, lo=lo, hi=hi)
 
-    def relaunched(self, body: Block) -> Func:
-        """The function with `body`, launched with `count` blocks for each of the user's."""
+    def place(self, b: Builder) -> Value:
+        """The number of this block's sum among those of the launch."""
+        x, wide = self.shared(b, BlockIndex, 0), self.shared(b, GridSize, 0)
+        z = self.shared(b, BlockIndex, 2)
+        before = b.value(Binary, "mul", z, b.value(GridSize, 1))
+        before = b.value(Binary, "add", before, b.value(BlockIndex, 1))
+        return b.value(Binary, "add", b.value(Binary, "mul", before, wide), x)
+
+    def shared(self, b: Builder, cls: type[BlockIndex | GridSize], dim: int) -> Value:
+        """The launch's index or size along a dimension, as if blocks did not share sums."""
+        by = {0: self.split, 2: self.parts}.get(dim, 1)
+        v = b.value(cls, dim)
+        return v if by == 1 else b.value(Binary, "floordiv", v, b.value(Const, by, INT32))
+
+    def relaunched(self, top: Builder, body: Block) -> Func:
+        """The function with `body`, launched with more blocks for each of the user's. `top` is what
+        it does first."""
         subst: Substitution = {}
-        top = Builder(self.func.loc)
-        parts = top.value(Const, self.count, INT32)
-        index = top.value(Binary, "floordiv", top.value(BlockIndex, 0), parts)
-        blocks = top.value(Binary, "floordiv", top.value(GridSize, 0), parts)
+        changed = [d for d, n in ((0, self.split), (2, self.parts)) if n > 1]
+        made = {
+            (cls, d): self.shared(top, cls, d) for d in changed for cls in (BlockIndex, GridSize)
+        }
 
         def visit(o: Op) -> None | list[Op]:
-            if isinstance(o, (BlockIndex, GridSize)) and o.dim == 0:
-                subst[o.result] = index if isinstance(o, BlockIndex) else blocks
+            if isinstance(o, (BlockIndex, GridSize)) and o.dim in changed:
+                subst[o.result] = made[type(o), o.dim]
                 return []
             return None
 
@@ -216,10 +258,22 @@ class _Sharer:
             return grid
         b = Builder(self.func.loc)
         b.ops += [o for o in grid.ops if not isinstance(o, Yield)]
-        x, *others = yielded(grid)
-        wide = b.value(Binary, "mul", x, b.value(Const, self.count, x.dtype))
-        b.emit(Yield, (wide, *others))
+        extents = list(yielded(grid))
+        if self.parts > 1:
+            extents += [b.value(Const, 1, INT32) for _ in range(3 - len(extents))]
+        for d, n in ((0, self.split), (2, self.parts)):
+            if n > 1:
+                extent = extents[d]
+                extents[d] = b.value(Binary, "mul", extent, b.value(Const, n, extent.dtype))
+        b.emit(Yield, tuple(extents))
         return b.block()
+
+
+def _inside(o: Op) -> Iterator[Op]:
+    """`o`, and the ops inside of it."""
+    yield o
+    for region in o.regions:
+        yield from walk(region)
 
 
 def _touches(o: Op, v: Value) -> bool:

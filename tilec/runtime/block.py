@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import DTYPES
@@ -72,35 +72,44 @@ class BlockLayout:
             codes.append("x" * pad + _CODES.get(p.type, f"{width}s"))
             self.offsets.append(self.size + pad)
             self.size += pad + width
-        self._struct = struct.Struct("".join(codes))
-        # The array of pointers as one number, whose digits are the pointers.
+        # The array of pointers behind them is one number, whose digits are the pointers.
         digits = [1 << 64 * i for i in range(len(self.params))]
         self._ones = sum(digits)
         self._apart = sum(map(operator.mul, digits, self.offsets))
-        self._pointers_at = self.size + -self.size % 8
         self._pointers_bytes = 8 * len(self.params)
-        self._room = _TENSOR_MAP_ALIGN + self._pointers_at + self._pointers_bytes + 1
+        codes += ["x" * (-self.size % 8), f"{self._pointers_bytes}s"]
+        self._struct = struct.Struct("".join(codes))
+        self._pointers_at = self._struct.size - self._pointers_bytes
+        self._room = _TENSOR_MAP_ALIGN + self._struct.size
         # Those that `struct` cannot convert are given to it as bytes.
         self._foreign = [i for i, p in enumerate(params) if p.type in _ML_DTYPES]
 
     def block(self, values: Sequence[Value]) -> Block:
         """A block with these values, one for each parameter. Raises LaunchError, which names the
         parameter, if one does not fit."""
+        memory = bytearray(self._room)
+        start = _addressof(_byte_of(memory))
+        pad = -start % _TENSOR_MAP_ALIGN
+        start += pad
+        pointers = (self._apart + self._ones * start).to_bytes(self._pointers_bytes, "little")
         try:
-            ready = list(values)
-            for i in self._foreign:
-                ready[i] = pack_value(ready[i], self.params[i].type)
-            memory = bytearray(self._room)
-            start = _addressof(_byte_of(memory))
-            pad = -start % _TENSOR_MAP_ALIGN
-            start += pad
-            self._struct.pack_into(memory, pad, *ready)
-            at, size = pad + self._pointers_at, self._pointers_bytes
-            pointers = self._apart + self._ones * start
-            memory[at : at + size] = pointers.to_bytes(size, "little")
-            return Block(memory, start + self._pointers_at, start)
+            ready = values
+            if self._foreign:
+                ready = [*values]
+                for i in self._foreign:
+                    ready[i] = pack_value(values[i], self.params[i].type)
+            self._struct.pack_into(memory, pad, *ready, pointers)
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
+        return Block(memory, start + self._pointers_at, start)
+
+    def changed(self, block: Block, addresses: Mapping[int, int]) -> Block:
+        """The same as `block` with other addresses for the pointers of these numbers."""
+        content = ctypes.string_at(block.values, self._struct.size)
+        values = list(self._struct.unpack(content)[: len(self.params)])
+        for number, address in addresses.items():
+            values[number] = address
+        return self.block(values)
 
     def _misfit(self, values: Sequence[Value]) -> LaunchError:
         for p, value in zip(self.params, values):

@@ -14,7 +14,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
 from tilec.runtime.image import Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
+from tilec.runtime.workspace import WithWorkspace, Workspaces, workspace_params
 
 GRID_LIMITS: Grid = (2**31 - 1, 65535, 65535)
 
@@ -88,6 +89,7 @@ class CudaDriver:
         if self.device_count == 0:
             raise DriverError("no NVIDIA GPU is visible", hint="see CUDA_VISIBLE_DEVICES")
         self._contexts: dict[int, Any] = {}
+        self.workspaces = Workspaces(self.allocate)
         self._lock = threading.Lock()
 
     def check(self, result: tuple[Any, ...], doing: str) -> Any:
@@ -151,6 +153,36 @@ class CudaDriver:
             self.check(self.api.cuDeviceGetAttribute(attribute, device), f"asking cuda:{index}")
         )
 
+    def owner(self, stream: int) -> Hashable:
+        """Whose launches on `stream` come one after the other now, where that is not the stream
+        itself: a graph that is captured from it, or a thread; else None."""
+        if stream in (0, 1):  # the legacy default stream is no one's own, and in no graph
+            return None
+        asking = f"asking whether stream {stream} is captured"
+        if int(self.check(self.api.cuStreamIsCapturing(stream), asking)):
+            graph = self.check(self.api.cuStreamGetCaptureInfo(stream), asking)[1]
+            return "graph", int(graph), stream, threading.get_ident()
+        return ("thread", threading.get_ident()) if stream == 2 else None
+
+    def allocate(self, index: int, size: int, zero: bool) -> int:
+        """Memory on device `index`, also while a stream is captured."""
+        doing = f"allocating {size:,} bytes on cuda:{index} for what blocks hand over"
+        api = self.api
+        with self.context(index):
+            relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            mode = self.check(api.cuThreadExchangeStreamCaptureMode(relaxed), doing)
+            try:
+                address = int(self.check(api.cuMemAlloc(size), doing))
+                if zero:
+                    kind = api.CUstream_flags.CU_STREAM_NON_BLOCKING
+                    stream = self.check(api.cuStreamCreate(int(kind)), doing)
+                    self.check(api.cuMemsetD8Async(address, 0, size, stream), doing)
+                    self.check(api.cuStreamSynchronize(stream), doing)
+                    self.check(api.cuStreamDestroy(stream), doing)
+            finally:
+                self.check(api.cuThreadExchangeStreamCaptureMode(mode), doing)
+        return address
+
     def primary_context(self, index: int) -> Any:
         """The context of device `index` that torch and the CUDA run-time library use too."""
         with self._lock:
@@ -187,6 +219,7 @@ class CudaKernel:
     def __init__(self, driver: CudaDriver, image: Image, index: int) -> None:
         self.driver, self.image, self.index = driver, image, index
         self.layout, self.move_map = BlockLayout(image.params), driver.replace_address
+        self._own = workspace_params(image)
         api = driver.api
         # PTX is text and must end in a zero byte; the driver finds the end of a cubin in its
         # header.
@@ -211,12 +244,21 @@ class CudaKernel:
         )
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        call: Ready
+        if self._own:
+            call = WithWorkspace(self, grid, block, stream)
+        else:
+            call = self.prepared(grid, block, stream)
+        return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call
+
+    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
+        """A call that launches `grid` blocks with the arguments in `block`, as they are."""
         config = self._config(grid, stream)
         call = _PreparedCall(
             self.driver.entry, ctypes.addressof(config), self.address, block.address, None
         )
         call.kernel, call.config, call.memory = self, config, block.memory
-        return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call
+        return call
 
     def unloader(self) -> Callable[[], None]:
         return functools.partial(self.driver.unload, self.module, self.index, self.image.name)

@@ -109,6 +109,12 @@ def check_grid(
                 f"{image.target} counts to {limit}",
                 hint="put the longest dimension in x, or let each block do more",
             )
+    if grid[2] * image.parts > limits[2]:
+        raise LaunchError(
+            f"{image.name}: the grid {grid} has {grid[2]} blocks in z, and {image.parts} launched "
+            f"blocks share the work of each; {image.target} counts to {limits[2]}",
+            hint="put the longest dimension in x, or compile it with a smaller split",
+        )
     if grid[0] * grid[1] * grid[2] > total:
         raise LaunchError(
             f"{image.name}: the grid {grid} has {grid[0] * grid[1] * grid[2]} blocks, "
@@ -143,6 +149,8 @@ def argument_values(
                 values.append(kernel.tensor_map(number, tensors[p.arg]))
             case "grid":
                 values.append(grid[p.dim])
+            case "workspace" | "counters":
+                values.append(0)  # `Kernel.ready` knows the stream, and puts an address here
             case _:
                 raise LaunchError(f"{kernel.image.name}: unknown parameter role {p.role!r}")
     return values
@@ -162,4 +170,9 @@ def launched_grid(kernel: Launchable, grid: Grid) -> Grid:
     cx, cy, cz = (-(-blocks // size) for blocks, size in zip(grid, kernel.image.cluster))
     if kernel.image.persistent:
         cx, cy, cz = min(cx * cy * cz, max(1, kernel.resident_blocks() // (x * y * z))), 1, 1
-    return cx * x * kernel.image.split, cy * y, cz * z
+    return cx * x * kernel.image.split, cy * y, cz * z * kernel.image.parts
+
+
+def sums_of(image: Image, launched: Grid) -> int:
+    """How many sums the launched blocks share: so often a launch takes the bytes of a workspace."""
+    return math.prod(launched) // (image.split * image.parts)

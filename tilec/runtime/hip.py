@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
+from tilec.runtime.workspace import WithWorkspace, Workspaces, workspace_params
 
 # HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
 # all in x.
@@ -50,6 +52,7 @@ class HipDriver:
         if code != self.api.hipError_t.hipSuccess or count == 0:
             raise DriverError("no AMD GPU is visible", hint="see HIP_VISIBLE_DEVICES")
         self.device_count: int = count
+        self.workspaces = Workspaces(self.allocate)
 
     def check(self, result: Any, doing: str) -> Any:
         """The value of a HIP call, which failed while `doing` if its first element is not
@@ -80,6 +83,35 @@ class HipDriver:
             self.check(self.api.hipEventRecord(event, first), doing)
             self.check(self.api.hipStreamWaitEvent(then, event, 0), doing)
             self.check(self.api.hipEventDestroy(event), doing)
+
+    def owner(self, stream: int) -> Hashable:
+        """See `CudaDriver.owner`."""
+        if stream in (0, 1):
+            return None
+        asking = f"asking whether stream {stream} is captured"
+        if int(self.check(self.api.hipStreamIsCapturing(stream), asking)):
+            graph = self.check(self.api.hipStreamGetCaptureInfo(stream), asking)[1]
+            return "graph", int(graph), stream, threading.get_ident()
+        return ("thread", threading.get_ident()) if stream == 2 else None
+
+    def allocate(self, index: int, size: int, zero: bool) -> int:
+        """Memory on device `index`, also while a stream is captured."""
+        doing = f"allocating {size:,} bytes on hip:{index} for what blocks hand over"
+        api = self.api
+        with self.device(index):
+            relaxed = api.hipStreamCaptureMode.hipStreamCaptureModeRelaxed
+            mode = self.check(api.hipThreadExchangeStreamCaptureMode(relaxed), doing)
+            try:
+                address = int(self.check(api.hipMalloc(size), doing))
+                if zero:
+                    kind = api.hipStreamNonBlocking
+                    stream = self.check(api.hipStreamCreateWithFlags(int(kind)), doing)
+                    self.check(api.hipMemsetAsync(address, 0, size, stream), doing)
+                    self.check(api.hipStreamSynchronize(stream), doing)
+                    self.check(api.hipStreamDestroy(stream), doing)
+            finally:
+                self.check(api.hipThreadExchangeStreamCaptureMode(mode), doing)
+        return address
 
     def multiprocessors(self, index: int) -> int:
         return int(self._properties(index).multiProcessorCount)
@@ -128,6 +160,12 @@ class HipKernel(NoTensorMaps):
             )
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
+        if workspace_params(self.image):
+            return WithWorkspace(self, grid, block, stream)
+        return self.prepared(grid, block, stream)
+
+    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:
+        """A call that launches `grid` blocks with the arguments in `block`, as they are."""
         api, resources = self.driver.api, self.image.resources
         shape = (*grid, resources.threads, 1, 1)
         arguments = (*shape, resources.shared_bytes, stream, block.address, None)

@@ -128,7 +128,7 @@ class Image:
     `plan` has the fields of the plan that it was compiled with (none on the CPU).
     `cluster`: blocks of the grid along each dimension that form a cluster; with `exact_cluster` the
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
-    in x, for each block of the grid.
+    in x, for each block of the grid; `parts`: so many times as many, neighbours in z.
     """
 
     name: str
@@ -147,6 +147,7 @@ class Image:
     cluster: tuple[int, int, int] = (1, 1, 1)
     exact_cluster: bool = False
     split: int = 1
+    parts: int = 1
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
@@ -190,7 +191,8 @@ class Image:
 
 
 _FORMATS = ("cubin", "ptx", "hsaco", "object")
-_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map")
+_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map", "workspace", "counters")
+_OWN = ("scalar", "grid", "workspace", "counters")  # need no tensor
 
 
 def _check(image: Image) -> None:
@@ -208,18 +210,20 @@ def _check(image: Image) -> None:
     for p in image.params:
         of = arguments.get(p.arg)
         rank = 3 if p.role == "grid" else 0 if of is None else len(of.shape)
-        takes = p.role in ("scalar", "grid") or (of is not None and of.kind == "tensor")
+        takes = p.role in _OWN or (of is not None and of.kind == "tensor")
         if p.role not in _ROLES or not takes or (p.role == "scalar" and of is None):
             raise ValueError(f"a parameter is the {p.role} of {p.arg}")
         if p.role in ("size", "stride", "grid") and not 0 <= p.dim < rank:
             raise ValueError(f"a parameter is the {p.role} {p.dim} of {p.arg}")
+        if p.role in _OWN[2:] and (p.type != "pointer" or not 0 < p.dim < 1 << 40):
+            raise ValueError(f"{p.role} of {p.dim} bytes and type {p.type}")
         if (p.role == "tensor_map") != (p.type == "tensor_map") or (
             p.type not in DTYPES and p.type not in ("pointer", "tensor_map")
         ):
             raise ValueError(f"a {p.role} of type {p.type}")
     if not set(image.returned) <= {a.name for a in image.arguments if a.output or a.written}:
         raise ValueError(f"it returns {image.returned}")
-    if image.format not in _FORMATS or len(image.cluster) != 3 or min(image.cluster) < 1:
+    if image.format not in _FORMATS or min(*image.cluster, image.split, image.parts) < 1:
         raise ValueError(f"format {image.format}, cluster {image.cluster}")
     if image.grid:
         compile_expression(image.grid)
@@ -280,6 +284,7 @@ def _header(image: Image) -> dict[str, Any]:
         "cluster": image.cluster,
         "exact_cluster": image.exact_cluster,
         "split": image.split,
+        "parts": image.parts,
         "plan": dict(image.plan),
     }
 

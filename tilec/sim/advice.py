@@ -14,6 +14,7 @@ _OURS: tuple[Kind, ...] = (
     "register pool",
     "misaligned access",
     "parity can alias",
+    "counter not reset",
     "undefined behaviour",
 )
 """What a kernel cannot do wrong: these barriers, waits, addresses and operations are the

@@ -41,7 +41,7 @@ class Barriers:
         self.cluster: Meeting | None = None  # of the whole cluster, kept by its first block
         self.whole: Meeting | None = None  # AMD's
         self.published = Published(block)
-        self.registers = Registers(block.threads, block.warp_size, block.target.registers)
+        self.registers = Registers(block.threads, block.warp_size, block.setting.at_launch)
         self._published: dict[int, Clock] = {}  # thread -> what its last release fence made known
         self._met: dict[int, Clock] = {}  # thread -> what an acquire fence will put behind it
         self._visits: dict[tuple[int, str], tuple[int, Any]] = {}

@@ -42,7 +42,8 @@ _GRID_OF_PACKET = 12  # bytes from the packet's start to the grid's three sizes,
 class Setting:
     """What all blocks of one run have in common. `granule`: bytes of the narrowest access to shared
     memory. `seed` makes the noise in memory that nobody has written. `registers`: the user's
-    buffers that threads hold in stack slots."""
+    buffers that threads hold in stack slots. `at_launch`: registers of a thread when a block
+    begins."""
 
     func: Func
     target: Target
@@ -59,6 +60,7 @@ class Setting:
     seed: int = 0
     tracer: Tracer | None = None
     registers: Sequence[RegisterBuffer] = ()
+    at_launch: int = 0
     printed: list[str] = field(default_factory=list)
 
     @property

@@ -24,6 +24,7 @@ Kind = Literal[
     "register pool",
     "misaligned access",
     "never written",
+    "counter not reset",
     "step limit",
     "parity can alias",
     "unknown asm",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.sim.across import Known
 from tilec.sim.elements import Elements
 from tilec.sim.findings import Findings, Index
 from tilec.sim.global_shadow import GlobalShadow
@@ -149,6 +150,7 @@ class GlobalMemory:
         if checks:
             _share(list(self._by_number.values()))
         self._by_name = {t.tensor.name: t for t in self._by_number.values()}
+        self.left: dict[int, Known] = {}  # see `Across`
 
     def restore(self) -> None:
         """Give the arrays what they held when this memory was made."""
@@ -200,6 +202,23 @@ class GlobalMemory:
                     continue
                 lanes, part, mine = lanes[good], part[good], mine[good]
             self._write(memory, agent, t, memory.order.team(lanes), mine, part)
+
+    def count_up(self, memory: Memory, agent: Agent, at: Numbers, last: Any) -> Any:
+        """See `Machine.count_up`: of one thread after the other. Atomics never conflict with one
+        another."""
+        before = np.zeros(len(at), np.int32)
+        across = memory.order.clocks.across
+        for t, pick in self._tensors(agent, at):
+            mine, good = self._reach(agent, t, _part(at, pick) - t.start, 4, 4)
+            for i in np.flatnonzero(np.ones(len(mine), np.bool_) if good is None else good):
+                place, n = mine[i : i + 1], int(i if pick is None else pick[i])
+                count = int(t.storage.gather(place, 4).view(np.uint32)[0, 0])
+                after = np.array([[0 if count >= int(last[n]) else count + 1]], np.uint32)
+                t.storage.scatter(place, after.view(np.uint8))
+                before[n] = np.uint32(count).astype(np.int32)
+                if across is not None:
+                    across.atomic(memory.order, int(agent.lanes[n]), int(at[n]))
+        return before
 
     # --- engines ---
 
@@ -263,6 +282,7 @@ class GlobalMemory:
         has written."""
         for t in self._by_number.values():
             wanted = t.tensor.output if names is None else t.tensor.name in names
+            wanted = wanted and not t.tensor.counters
             if not wanted or not t.tensor.memory.size:
                 continue
             missing, total, first = t.unwritten()
@@ -275,6 +295,16 @@ class GlobalMemory:
                 buffer=t.tensor.name,
                 indices=[i for i in found if i is not None],
             )
+
+    def check_counters(self, findings: Findings) -> None:
+        """Report counters that the next launch would not find at zero."""
+        for t in self._by_number.values():
+            if t.tensor.counters and t.storage.data.any():
+                findings.add(
+                    "counter not reset",
+                    f"{t.tensor.name} does not hold zeros when all blocks have ended",
+                    buffer=t.tensor.name,
+                )
 
     # --- inside ---
 

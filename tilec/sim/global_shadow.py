@@ -1,8 +1,9 @@
-"""Who touched a global tensor when: races within a block, and between blocks, which nothing orders.
+"""Who touched a global tensor when: races within a block, and between blocks.
 
 An element remembers its last write and two reads: the last one, and one before it by somebody who
 is not ordered before that. Tensors that the kernel only reads need no history. The blocks of one
-cluster share their clocks; they are one `party`, a number that grows from cluster to cluster.
+cluster share their clocks; they are one `party`, a number that grows from cluster to cluster; what
+they know of others is `across`.
 
 The histories of a large tensor are kept in pages, which are made when one of their elements is
 touched: 48 bytes a granule of what a run touches, not of what the tensor has.
@@ -165,7 +166,11 @@ class GlobalShadow:
     def _late(
         self, entry: _Entry, clocks: Clocks, party: int, rows: Numbers, at: Numbers
     ) -> NDArray[np.bool_] | None:
-        return entry.unordered(at, party, clocks.seen.ravel(), rows, clocks.width)
+        late = entry.unordered(at, party, clocks.seen.ravel(), rows, clocks.width)
+        if late is None or clocks.across is None or not late.any():
+            return late
+        of = entry.party.take(at), entry.actor.take(at), entry.time.take(at)
+        return clocks.across.unknown(late, of, rows)
 
     def _report(
         self,

@@ -24,6 +24,7 @@ from tilec.sim.undefined import absorbed, is_undefined
 
 Value = Any
 
+_finfo: Any = ml_dtypes.finfo
 DISPATCH_PACKET = 1 << 62
 """The address that `llvm.amdgcn.dispatch.ptr` gives. At byte 12 of the packet is the grid's size in
 threads, three words of 32 bits (HSA, "AQL kernel dispatch packet")."""
@@ -123,7 +124,17 @@ def _leading_zeros(x: Value, zero_is_poison: Value) -> Value:
     return (width - np.bitwise_count(bits)).astype(x.dtype)
 
 
+def _is_class(x: Value, mask: Value) -> Value:
+    """`llvm.is.fpclass`: two bits for nan, then inf, normal, subnormal and 0 below 0, and the same
+    above it, from the least to the greatest."""
+    size, least = np.abs(x), _finfo(x.dtype).smallest_normal
+    rank = np.where(size == 0, 0, np.where(size < least, 1, np.where(np.isinf(size), 3, 2)))
+    bit = np.where(np.signbit(x), 5 - rank, 6 + rank)
+    return np.where(np.isnan(x), (mask & 3) != 0, mask >> bit & 1 != 0)[()]
+
+
 _ANY_TYPE: dict[str, Callable[..., Value]] = {
+    "is.fpclass": _is_class,
     "fma": fma,
     "fmuladd": fma,
     "fabs": np.abs,

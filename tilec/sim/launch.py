@@ -43,7 +43,8 @@ _FIRST = 10.0  # seconds after which the time of the others is estimated
 class Launch:
     """A resolved launch: `function` are the records of `func` (LOWERED), `program` the same made
     ready to run. `parameters` in the function's order as NumPy scalars: values, addresses, numbers
-    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster."""
+    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster.
+    `at_launch`: the registers of a thread when its block begins."""
 
     name: str
     func: Func
@@ -58,6 +59,7 @@ class Launch:
     maps: tuple[TensorMap, ...]
     grid: Coordinates
     cluster: Coordinates
+    at_launch: int
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,15 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                 seed = None if number == 0 else wishes.seed + number
                 machine = Machine(setting, program, seed, wishes.steps, turn)
                 limit = wishes.blocks is None
-                if not _run_clusters(launch, machine, chosen, progress, limit):
+                order = chosen
+                if seed is not None:  # blocks may come in any order
+                    order = [
+                        chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))
+                    ]
+                if not _run_clusters(launch, machine, order, progress, limit):
                     break
+                if everything:
+                    setting.globals.check_counters(setting.findings)
                 if wishes.check_outputs and everything:
                     written = [t.name for t in launch.tensors if t.written]
                     setting.globals.finish(setting.findings, written)
@@ -167,6 +176,7 @@ def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int
         wishes.seed,
         tracer,
         launch.registers,
+        launch.at_launch,
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from tilec.ir.loc import UNKNOWN, Loc
+from tilec.sim.across import Across
 from tilec.sim.agent import Agent
 from tilec.sim.block import Block, Index, Setting
 from tilec.sim.memory import Memory
@@ -38,6 +39,8 @@ class Machine:
         places = blocks_of(first, s.cluster)
         make = Clocks if s.checks else NoClocks
         clocks = make(s.threads, s.target.warp_size, len(places))
+        if s.checks:
+            clocks.across = Across(clocks, self._party, s.globals.left)
         cluster: list[Block] = []
         memories: list[Memory] = []
         for index in places:

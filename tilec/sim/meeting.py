@@ -88,12 +88,13 @@ class MeetingWait:
 
 
 class Registers:
-    """The registers per thread of each warp, and what is left of the block's: the sum over the
-    warps is at most what they had at launch. (PTX ISA, section "setmaxnreg".)"""
+    """The registers per thread of each warp, `at_launch` of them to begin with, and what is left of
+    the block's: the sum over the warps is at most what they had at launch. (PTX ISA, section
+    "setmaxnreg".)"""
 
-    def __init__(self, threads: int, warp_size: int, registers: int) -> None:
-        self.at_launch = min(registers // threads // 8 * 8, 256)
-        self.of = np.full(-(-threads // warp_size), self.at_launch)
+    def __init__(self, threads: int, warp_size: int, at_launch: int) -> None:
+        self.at_launch = at_launch
+        self.of = np.full(-(-threads // warp_size), at_launch)
         self.total = int(self.of.sum())
 
     def free(self) -> int:

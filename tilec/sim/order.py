@@ -17,12 +17,15 @@ of the PTX ISA, "Memory Consistency Model", section "Proxies".
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
+
+if TYPE_CHECKING:
+    from tilec.sim.across import Across
 
 Times = NDArray[np.int32]
 Numbers = NDArray[np.int64]
@@ -111,6 +114,7 @@ class Clocks:
         self.warp_of: Numbers = np.concatenate([local + b * per_block for b in range(blocks)])
         self.warp_first: Numbers = np.searchsorted(self.warp_of, np.arange(self.warps))
         self.warp_size_of: Numbers = np.bincount(self.warp_of)
+        self.across: Across | None = None  # what is known of other clusters
         self._row_stale = np.ones(rows, np.bool_)
         self._known_warps: Times = np.zeros((rows, self.warps), np.int32)
         self._warp_stale = np.ones((len(self.tables), self.warps), np.bool_)

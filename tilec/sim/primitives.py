@@ -77,6 +77,16 @@ class Primitives:
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)
 
+    def device_fence(self) -> None:
+        order = self.block.order
+        if order.clocks.across is not None:
+            order.clocks.across.fence(order, self.lanes)
+
+    def count_up(self, address: Word, last: Word) -> Word:
+        at = np.ascontiguousarray(self.full(address), np.int64)
+        memory = self.block.memory
+        return memory.globals.count_up(memory, _agent(self), at, self.full(last))
+
     def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:
         return self.block.barriers.setmaxnreg(_agent(self), registers, increase)
 

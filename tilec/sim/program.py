@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.sync import COUNT_UP
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
 from tilec.sim.intrinsics import intrinsic, is_pure, reads, work_of
@@ -337,7 +338,13 @@ class _Reader:
             indices = "".join(self._use(v) + ", " for v in i.operands)
             return [f"m.check_index({self._object(i)}, {extents}, ({indices}))"]
         if i.opcode == "fence":
-            return [f"m.order_memory({i.text.split()[2].rstrip(',')!r})"]
+            ordered = f"m.order_memory({i.text.split()[2].rstrip(',')!r})"
+            return [ordered, "m.device_fence()"] if '"agent"' in i.text else [ordered]
+        if i.opcode == "atomicrmw":
+            assert i.result is not None
+            what, record = self._object(COUNT_UP.asm.meaning), self._object(i)
+            args = ", ".join(self._use(v) for v in i.operands)
+            return [f"({self._define(i.result.ref)},) = m.call({what}, {record}, ({args}))"]
         assert i.result is not None
         if i.opcode == "getelementptr" and i.result.ref in self.arrays:
             return [f"{self._define(i.result.ref)} = {self._element(i)}"]

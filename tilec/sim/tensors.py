@@ -24,7 +24,7 @@ class GlobalTensor:
     `dtype` by tilec's name, `itemsize` in bytes. `written`: whether the kernel stores to it;
     `output`: whether the call has allocated it, so that nothing in it counts as written yet.
     `number`: among the pointer parameters. `skew`: the address modulo 16. `owner` keeps the memory
-    alive.
+    alive. `counters`: it holds zeros before and after a launch.
     """
 
     name: str
@@ -39,6 +39,7 @@ class GlobalTensor:
     number: int
     skew: int = 0
     owner: Any = None
+    counters: bool = False
 
     @property
     def address(self) -> int:

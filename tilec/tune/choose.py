@@ -6,16 +6,16 @@ from a middle tile, until none of them gets better alone."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.target import Target
-from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
 from tilec.tune.work import Values
 
@@ -24,6 +24,10 @@ _MIDDLE = 128  # where the search through more of them starts
 _ROUNDS = 4
 NEAR = 1.1  # times the best: about as fast
 FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
+LARGEST = 256  # of a tile's sides
+FINE_TRIED = 6  # tiles with a side between the listed values
+BETWEEN = (96, 160)  # tried for every argument
+LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
 TILES = 4  # that are tried, if the assembler finds fault with the best ones
 
@@ -60,18 +64,18 @@ class Choice:
 
 class Chooser:
     """Chooses for one kernel, one target and one set of facts about its arguments. `trace` gives
-    the kernel's TILE form for values of the open arguments, whose possible values are `open`;
-    `between` are more of them, for where there are few tiles."""
+    the kernel's TILE form for values of the open arguments, whose possible values are `open`; those
+    in `fine` may also have multiples of a number, where there are few tiles."""
 
     def __init__(
         self,
         trace: Callable[[Mapping[str, int]], Func],
         open: Mapping[str, Sequence[int]],
         target: Target,
-        between: Mapping[str, Sequence[int]] | None = None,
+        fine: Mapping[str, int] | None = None,
     ) -> None:
         self._trace, self._open, self._target = trace, dict(open), target
-        self._between = between or {}
+        self._fine = fine or {}
         self._candidates: dict[tuple[int, ...], Candidate | CompileError] = {}
 
     def choose(self, values: Values, grid: Grid, most: int = 0) -> Choice | None:
@@ -94,10 +98,7 @@ class Chooser:
             for at in itertools.product(*self._open.values()):
                 best(at)
         else:
-            at = self._descend(best)
-            first = found[at][0].estimate if found[at] else None
-            if first is not None:
-                self._refine(at, best, first)
+            self._refine(self._descend(best), found, best)
         ranked = [r for at in found for r in found[at]]
         ranked.sort(key=lambda r: r.estimate.seconds if r.estimate else math.inf)
         if not ranked:
@@ -130,20 +131,71 @@ class Chooser:
         return at
 
     def _refine(
-        self, at: tuple[int, ...], best: Callable[[tuple[int, ...]], float], first: Estimate
+        self,
+        at: tuple[int, ...],
+        found: Mapping[tuple[int, ...], list[Ranked]],
+        best: Callable[[tuple[int, ...]], float],
     ) -> None:
-        """Values between the others, alone and with another argument a step away, near the best
-        that the search found."""
-        if first.waves > FEW_WAVES or first.limit == "DRAM":
+        """Values between the listed ones where there are few tiles: those sides of a tile that take
+        the least time by its sizes alone; then a few for every argument, alone and with
+        another argument a step away."""
+        first = found[at][0].estimate if found[at] else None
+        if not first or first.waves > FEW_WAVES or not self._fine:
             return
+        extents = self._extents(at, found, first.sides)
+        lists = [sorted(v) for v in self._open.values()]
+        rest = first.tiles / math.prod(-(-e // at[i]) for i, e in extents.items())
+
+        def seconds(tile: Mapping[int, int]) -> float:
+            tiles = rest * math.prod(-(-e // tile[i]) for i, e in extents.items())
+            loaded = LOADED * sum(tile.values()) if len(tile) > 1 else 0
+            waves = tiles / self._target.multiprocessors
+            # Where there are few tiles, several blocks share the sum of one.
+            waves = math.ceil(waves) if waves > 0.5 else 2 * waves
+            return waves * math.hypot(math.prod(tile.values()), loaded)
+
+        made = {}
+        for i, unit in ((i, self._fine.get(name, 0)) for i, name in enumerate(self._open)):
+            others = [lists[j] for j in extents if j != i]
+            for v in range(2 * unit, LARGEST + 1, unit) if unit and i in extents else ():
+                for rest_of in itertools.product(*others):
+                    tile = dict(zip((j for j in extents if j != i), rest_of)) | {i: v}
+                    made[tuple(tile.get(j, x) for j, x in enumerate(at))] = seconds(tile)
+        least = seconds({i: at[i] for i in extents}) if extents else 0.0
+        near = sorted((t for t in made if made[t] < least), key=lambda t: made[t])[:FINE_TRIED]
+        for tile in near:
+            best(tile)
+        at = min((at, *near), key=best)
         for i, name in enumerate(self._open):
-            for v in self._between.get(name, ()):
-                near = (*at[:i], v, *at[i + 1 :])
-                best(near)
-                for j, others in enumerate(self._open.values()):
-                    k = sorted(others).index(at[j])
-                    for w in sorted(others)[max(k - 1, 0) : k + 2] if j != i else ():
-                        best((*near[:j], w, *near[j + 1 :]))
+            for v in (*BETWEEN, *lists[i]) if self._fine.get(name) else ():
+                tile = (*at[:i], v, *at[i + 1 :])
+                best(tile)
+                for j in range(len(at)) if v in BETWEEN else ():
+                    k = bisect.bisect(lists[j], at[j])
+                    for w in lists[j][max(k - 2, 0) : k + 1] if j != i else ():
+                        best((*tile[:j], w, *tile[j + 1 :]))
+
+    def _extents(
+        self,
+        at: tuple[int, ...],
+        found: Mapping[tuple[int, ...], list[Ranked]],
+        sides: Collection[int],
+    ) -> dict[int, int]:
+        """The extent that each of the open arguments divides which are sides of a tile: of `sides`
+        the one that fits the numbers of tiles."""
+        extents = {}
+        for i, values in enumerate(self._open.values()):
+            tiles = {}
+            for v in values:
+                ranked = found.get((*at[:i], v, *at[i + 1 :]))
+                if ranked and ranked[0].estimate:
+                    tiles[v] = ranked[0].estimate.tiles
+            for extent in sorted(sides):
+                counts = {v: -(-extent // v) for v in tiles}
+                if len({*counts.values()}) > 1 and len({tiles[v] / counts[v] for v in tiles}) == 1:
+                    extents[i] = extent
+                    break
+        return extents
 
     def _ranked(self, at: tuple[int, ...], values: Values, grid: Grid) -> list[Ranked]:
         candidate = self._candidate(at)

@@ -14,11 +14,12 @@ bound by reading shared memory."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixRow
-from tilec.ir.plan import Plan
+from tilec.ir.schedule import Plan
 from tilec.passes.registers import producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.work import Numbers
@@ -31,7 +32,7 @@ IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma h
 PING_PONG = 1.02
 ONE_TEAM = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
-ENERGY = 0.003  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
+ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
 # Clocks that an iteration takes at least, and each step of a product in it: barriers, latencies.
 ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
@@ -61,23 +62,27 @@ SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
 SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
+PARTS = 1.8e-6  # seconds: a part on its way to global memory, and the news of it to the last block
+PARTED = 1.02  # how much longer the whole takes: parts are worth it where they gain more than that
 # Clusters up to a size, and the part of the multiprocessors that they can fill: those of a cluster
 # are neighbours, and some neighbourhoods are smaller than others.
 CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
-LOCKSTEP = 0.992  # neighbours that load for one another wait for one another
+LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
 BESIDE = 1.005  # stores of one team take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
+SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A prediction. `seconds` of one launch; `limit` what it waits for most; `tiles` blocks of the
-    user's grid; `waves` how often each multiprocessor is given one; `filled` the part of the last
-    wave's places that have work, over all waves; bytes from DRAM and from the L2 cache in all;
-    `intensity` flops per byte of DRAM; `shared_bytes` and `registers` (of fragments, per thread) of
-    a launched block, and how many registers a thread lacks."""
+    user's grid, `sides` the extents of what they make; `waves` how often each multiprocessor is
+    given one; `filled` the part of the last wave's places that have work, over all waves; bytes
+    from DRAM and from the L2 cache in all; `intensity` flops per byte of DRAM; `shared_bytes` and
+    `registers` (of fragments, per thread) of a launched block, and how many registers a thread
+    lacks."""
 
     seconds: float
     limit: str
@@ -89,6 +94,7 @@ class Estimate:
     l2_bytes: float
     shared_bytes: int
     registers: int
+    sides: frozenset[int]
     lacking: int = 0
 
     @property
@@ -103,7 +109,8 @@ class Realised:
     many stages the ring has; bytes of operands that each iteration brings from there to registers
     while no other warpgroup of the team has something to do; accesses by which threads bring the
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
-    what they bring, and how many it lacks."""
+    what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
+    bytes of a row at a time."""
 
     rows: tuple[MatrixRow | None, ...]
     registers: int
@@ -114,19 +121,19 @@ class Realised:
     narrow: int = 0
     waiting: int = 0
     lacking: int = 0
+    scattered: bool = False
 
 
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
     """The prediction for one launch of `plan` with `threads` threads per team."""
     s = target.speeds
-    together = plan.split * math.prod(plan.cluster)
-    fit = next(part for size, part in CLUSTERS_FIT if together <= size)
-    multiprocessors = int(target.multiprocessors * fit)
-    blocks = n.blocks * plan.split
+    multiprocessors = multiprocessors_for(plan, target)
+    clusters = itertools.zip_longest(n.grid, plan.cluster, fillvalue=1)
+    blocks = math.prod(-(-e // c) * c for e, c in clusters) * plan.split * plan.parts
     resident = blocks_per_multiprocessor(plan, made, threads, target)
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
-    work = max(loop.compute + loop.vector, loop.from_cache) / plan.split
+    work = max(loop.compute + loop.vector, loop.from_cache) / (plan.split * plan.parts)
     if plan.teams > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
@@ -147,15 +154,17 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         total = start + stores + waves * busy + between
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
     bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
-    gaps = STAGE_START * n.iterations * blocks / bus
+    gaps = STAGE_START * n.iterations * n.blocks * plan.split / bus
     memory = start + n.dram / bus + gaps + STORE_LATENCY
+    parted = PARTED if plan.parts > 1 else 1.0
     limit = loop.limit
     if memory > total:
         limit = "DRAM"
     elif waves * busy < 0.5 * total:
         limit = "latency"
     return Estimate(
-        s.launch + ends + math.hypot(total**2, memory**2) ** 0.5,  # near the longer of the two
+        # Near the longer of the two.
+        s.launch + ends + parted * math.hypot(total**2, memory**2) ** 0.5,
         limit,
         _flops(n) * n.blocks,
         n.blocks,
@@ -165,6 +174,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         n.loaded_in(plan.cluster) * n.blocks,
         made.shared_bytes,
         made.registers,
+        n.sides,
         max(0, made.lacking),
     )
 
@@ -236,7 +246,9 @@ def _loop(
 
 def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
     """Seconds from a block's last product to the end of its results."""
-    stores = n.stored / (s.l2 * s.clock) * (1.0 if plan.staged_store else DIRECT)
+    stores = n.stored / (s.l2 * s.clock)
+    if not plan.staged_store:
+        stores *= SCATTERED if made.scattered else DIRECT
     latency = STORE_LATENCY
     if plan.staged_store:
         wide = (row.n for row in made.rows if row is not None and row.warps > 1)
@@ -247,11 +259,14 @@ def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
 
 
 def _ends(n: Numbers, plan: Plan, s: Speeds) -> float:
-    """Seconds that the blocks of a cluster wait for one another."""
+    """Seconds that blocks take for what they share: those of a cluster wait for one another, the
+    last one of a sum brings in all its parts."""
     ends = CLUSTER * (plan.cluster != (1, 1, 1))
+    sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
     if plan.split > 1:
-        sums = sum(4.0 * p.op.c.buffer.size for p, _ in n.products)  # bytes of the accumulators
         ends += SPLIT + sums * (plan.split - 1) / (s.l2 * s.clock)
+    if plan.parts > 1:
+        ends += PARTS + sums * (plan.parts + 1) / (s.l2 * s.clock)
     return ends
 
 
@@ -262,6 +277,13 @@ def _flops(n: Numbers) -> float:
 def _helped(plan: Plan, target: Target) -> bool:
     """Whether threads are spared what others can do: bringing tiles."""
     return plan.specialise or not target.has("tma")
+
+
+def multiprocessors_for(plan: Plan, target: Target) -> int:
+    """The multiprocessors that the plan's clusters can fill."""
+    together = plan.split * math.prod(plan.cluster)
+    fit = next(part for size, part in CLUSTERS_FIT if together <= size)
+    return int(target.multiprocessors * fit)
 
 
 def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: Target) -> int:

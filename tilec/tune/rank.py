@@ -17,26 +17,35 @@ from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import Alloc, Copy, Gemm
 from tilec.ir.plan import (
-    Plan,
+    PARTS,
     Wanted,
     has_pipelined_product,
     plans,
     take_wanted,
 )
+from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
 from tilec.passes.registers import at_launch, budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
-from tilec.tune.cost import OTHER_REGISTERS, Estimate, Realised, estimate
+from tilec.tune.cost import (
+    OTHER_REGISTERS,
+    Estimate,
+    Realised,
+    estimate,
+    multiprocessors_for,
+)
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a
 # cluster; and 16-byte stores. With 192 accumulators each spills, in a cluster with 128.
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
+QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 MOST_LACKING = 60  # registers of a thread; spilling as many costs less than smaller tiles
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
+TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
 
@@ -71,6 +80,7 @@ class Candidate:
     func: Func
     target: Target
     constants: Mapping[str, Any] = field(default_factory=dict)
+    _obstacles: dict[tuple[int, int], str] = field(default_factory=dict)
 
     @cached_property
     def work(self) -> Work:
@@ -85,14 +95,17 @@ class Candidate:
         """The plans that cannot run, with the reasons."""
         return self._static[1]
 
-    @cached_property
-    def _unshared(self) -> str:
-        """Why blocks cannot share the iterations of a sum; "" if they can."""
-        try:
-            share_sums(take_wanted(self.func)[0].with_attrs(split=2), self.target)
-        except CompileError as error:
-            return error.message
-        return ""
+    def _unshared(self, plan: Plan) -> str:
+        """Why blocks cannot share the iterations of a sum as the plan has it; "" if they can."""
+        few = {"split": min(plan.split, 2), "parts": min(plan.parts, 2)}
+        key = few["split"], few["parts"]
+        if key not in self._obstacles:
+            self._obstacles[key] = ""
+            try:
+                share_sums(take_wanted(self.func)[0].with_attrs(**few), self.target)
+            except CompileError as error:
+                self._obstacles[key] = error.message
+        return self._obstacles[key]
 
     @cached_property
     def _static(self) -> tuple[list[tuple[Plan, Plan, Realised, int]], list[Ranked]]:
@@ -102,7 +115,7 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int]] = {}
+        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int, bool]] = {}
         space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -115,16 +128,18 @@ class Candidate:
             except CompileError as error:
                 rejected.append(Ranked(self.constants, plan, reason=error.message))
                 continue
-            if plan.split > 1 and self._unshared:
-                rejected.append(Ranked(self.constants, plan, reason=self._unshared))
+            if plan.split * plan.parts > 1 and self._unshared(plan):
+                rejected.append(Ranked(self.constants, plan, reason=self._unshared(plan)))
                 continue
             total, ring, stages = space.of(plan, self.target)
             registers = sum(bits) // threads // 32
-            rows, held = rows_of[key]
+            rows, held, scattered = rows_of[key]
             narrow, waiting = self._narrow(space, plan, threads)
             taken = sum(bits) // threads // 32 + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
-            made = Realised(rows, registers, total, ring, stages, held, narrow, waiting, lacking)
+            made = Realised(
+                rows, registers, total, ring, stages, held, narrow, waiting, lacking, scattered
+            )
             reason = self._brought(plan, space) or self._reason(
                 plan, made, max(bits, default=0) // threads // 32, threads
             )
@@ -203,18 +218,29 @@ class Candidate:
         numbers = self.work.at(values, grid)
         if numbers is None or numbers.blocks < 1:
             return None
-        found = [
-            Ranked(
-                self.constants,
-                self._panelled(plan, numbers),
-                estimate(numbers, runs, made, threads, self.target),
-            )
-            for plan, runs, made, threads in self._static[0]
-        ]
+        found = []
+        for plan, runs, made, threads in self._static[0]:
+            plan = self._panelled(plan, numbers)
+            best = estimate(numbers, runs, made, threads, self.target)
+            for parts in self._parts(plan, numbers):
+                more = replace(plan, parts=parts)
+                other = estimate(numbers, more, made, threads, self.target)
+                if other.seconds < best.seconds:
+                    plan, best = more, other
+            found.append(Ranked(self.constants, plan, best))
         if not has_pipelined_product(self.func):
             # Nothing here tells its plans apart: the safe order holds.
             return [replace(r, plan=None) for r in found[:1]]
         return sorted(found, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+
+    def _parts(self, plan: Plan, numbers: Numbers) -> list[int]:
+        """In how many parts the sums of `plan` had better be: about as many as fill the
+        multiprocessors once, or twice."""
+        if plan.parts == 1 or "split" in self._wanted.fields:
+            return []
+        room = multiprocessors_for(plan, self.target) / (numbers.blocks * plan.split)
+        most = min(2 * room, numbers.iterations / plan.split)
+        return [p for p in PARTS if p <= most][-TRIED_PARTS:]
 
     def _panelled(self, plan: Plan, numbers: Numbers) -> Plan:
         """`plan` with panels so narrow that what their blocks share stays in the L2 cache."""
@@ -230,26 +256,29 @@ class Candidate:
 
     def _rows(
         self, func: Func, plan: Plan, threads: int
-    ) -> tuple[tuple[MatrixRow | None, ...], int]:
-        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); and
-        the bytes of operands that a warpgroup brings to registers for one of each, alone."""
+    ) -> tuple[tuple[MatrixRow | None, ...], int, bool]:
+        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); the
+        bytes of operands that a warpgroup brings to registers for one of each, alone; whether the
+        results of wgmma do not divide into 16 bytes of a row for each lane of a row's four."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0
+            return (None,) * len(self.work.products), 0, False
         # A block without producer warps may have wider rows; that is for the passes to find.
         attrs = {"threads": threads, "specialise": self.target.has("tma"), "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
         mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
         rows: list[MatrixRow | None] = []
-        held = 0
+        held, scattered = 0, False
         for o in walk(chosen.body):
             if not isinstance(o, Gemm):
                 continue
             row = MATRIX_ROWS.get(o.row)
             rows.append(row if row is not None and row.feature else None)
+            if row is not None and row.warps > 1:
+                scattered |= o.turned or bool(row.n % QUAD_COLUMNS)
             if row is not None:
                 alone = math.prod(o.warps) == row.warps
                 held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else OVERLAPPED)
-        return tuple(rows), held
+        return tuple(rows), held, scattered
 
 
 def _bytes(v: Value) -> int:

@@ -80,24 +80,30 @@ class Transfer:
 class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
-    `stored`, `vector` element-wise operations, `iterations` of pipelined loops. `blocks` is the
-    grid; `dram` the bytes that must cross the memory bus at least once.
+    `stored`, `vector` element-wise operations, `iterations` of pipelined loops. `dram` bytes must
+    cross the memory bus at least once.
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
     their tensors and are filled instead; `fetched` those loaded outside of the pipelined loops, if
-    there are any. `results` is how often a result is stored."""
+    there are any. `results` is how often a result is stored, `sides` the extents of the tensors
+    that have one."""
 
-    blocks: int
+    grid: tuple[int, ...]
     products: tuple[tuple[Product, float], ...]
     loads: Mapping[frozenset[int], float]
     outside: float
     fetched: float
     stored: float
     results: float
+    sides: frozenset[int]
     vector: float
     iterations: float
     dram: float
+
+    @property
+    def blocks(self) -> int:
+        return math.prod(self.grid)
 
     @property
     def loaded(self) -> float:
@@ -175,13 +181,16 @@ class Work:
             dram += least * (1 + ROW_START / max(rows[tensor], 1.0))
         inner = {t.loops for t in self.transfers if t.loops and t.loops[-1] in pipelined}
         return Numbers(
-            blocks,
+            tuple(extents),
             tuple((p, times(p.loops)) for p in self.products),
             loads,
             outside,
             fetched,
             stored,
             results,
+            frozenset(
+                n for t in self.transfers if t.is_store for n in _shape(t.tensor.buffer, sizes) if n
+            ),
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
@@ -357,13 +366,18 @@ def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
 
 def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     """Elements that are inside the tensor: a tile wider than it moves no more than there is."""
-    shape = t.tensor.buffer.shape
-    if len(shape) != len(t.extents):
+    known = _shape(t.tensor.buffer, sizes)
+    if len(known) != len(t.extents):
         return float(math.prod(t.extents))
-    known = [e if isinstance(e, int) else sizes.get(e) for e in shape]
     return float(math.prod(e if n is None else min(e, n) for e, n in zip(t.extents, known)))
 
 
 def _tensor_bytes(t: BufferType, sizes: Mapping[str, bool | int | float]) -> float:
-    known = [e if isinstance(e, int) else sizes.get(e) for e in t.shape]
+    known = _shape(t, sizes)
     return math.prod(math.inf if n is None else n for n in known) * t.dtype.bits / 8
+
+
+def _shape(t: BufferType, sizes: Mapping[str, bool | int | float]) -> list[int | None]:
+    """The extents of a tensor, None where they are not known."""
+    known = [e if isinstance(e, int) else sizes.get(e) for e in t.shape]
+    return [None if n is None else int(n) for n in known]

@@ -112,6 +112,16 @@ class Machine(Protocol):
         is also before the asynchronous copies and products that they start, or others start after
         them."""
 
+    # --- the device: sections "membar/fence", "atom" ---
+
+    def device_fence(self) -> None:
+        """`fence.acq_rel.gpu`: what is behind these threads is behind whoever, after a fence of his
+        own, has read what one of their later atomics has left; and the other way round."""
+
+    def count_up(self, address: Word, last: Word) -> Word:
+        """`atom.relaxed.gpu.global.inc.u32`: add one to the word at `address`, or set it to 0 where
+        it is `last`; gives what it was."""
+
     # --- registers: section "setmaxnreg" ---
 
     def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:

@@ -128,6 +128,28 @@ def setmaxnreg(registers: int, increase: bool) -> Row:
     return Row(f"setmaxnreg.{word}.{registers}", "setmaxnreg", asm)
 
 
+DEVICE_FENCE = Row(
+    "fence.gpu", "mma", Operands().asm("fence.acq_rel.gpu;", lambda m: m.device_fence())
+)
+"""Section "membar/fence": also a release pattern with an atomic after it, an acquire pattern with
+one before it."""
+
+
+def _count_up() -> Asm:
+    x = Operands()
+    (before,) = x.outputs("r", 1)
+    address, last = x.input("l"), x.input("r")
+
+    def count(m: Machine, address: Word, last: Word) -> Outcome:
+        return (m.count_up(address, last),)
+
+    return x.asm(f"atom.relaxed.gpu.global.inc.u32 {before}, [{address}], {last};", count)
+
+
+COUNT_UP = Row("atom.inc", "mma", _count_up())
+"""Section "atom". Arguments: an address in global memory (i64), the number after which it is 0
+again (i32); result: what was there."""
+
 SYNC_ROWS: tuple[Row, ...] = (
     MBARRIER_ARRIVE,
     MBARRIER_ARRIVE_IF,
@@ -137,4 +159,6 @@ SYNC_ROWS: tuple[Row, ...] = (
     WARP_SYNC,
     BARRIER_SYNC,
     BARRIER_ARRIVE,
+    DEVICE_FENCE,
+    COUNT_UP,
 )

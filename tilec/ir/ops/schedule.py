@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
-from tilec.ir.types import INT32, BufferType, ScalarType, Type
+from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, Type
 
 
 @op("scope")
@@ -178,9 +178,32 @@ class ClusterSum(Op):
     fragments: tuple[Value, ...]
 
     def verify(self) -> None:
-        for v in self.fragments:
-            if not isinstance(v.type, BufferType) or v.type.space != "fragment":
-                raise InternalError(f"{v.type} is not a fragment", self.loc)
+        _check_fragments(self, self.fragments)
+
+
+@op("sum_parts")
+class SumParts(Op):
+    """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
+    number `sum` (i32, both), and count who has come: true in the block that is the last one, the
+    same in the whole block. There `fragments` hold the sums of all parts, added up in the order of
+    their numbers. All threads of the scope execute it, once."""
+
+    fragments: tuple[Value, ...]
+    sum: Value
+    part: Value
+    parts: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(BOOL),)
+
+    def verify(self) -> None:
+        _check_fragments(self, self.fragments)
+
+
+@op("device_fence")
+class DeviceFence(Op):
+    """Put what this thread has behind it before what it does after it, for all threads of the
+    device that learn of the latter."""
 
 
 @op("cp_async_commit")
@@ -216,6 +239,12 @@ class TmaStoreWait(Op):
 
     pending: int
     read: bool = True
+
+
+def _check_fragments(o: Op, values: Sequence[Value]) -> None:
+    for v in values:
+        if not isinstance(v.type, BufferType) or v.type.space != "fragment":
+            raise InternalError(f"{v.type} is not a fragment", o.loc)
 
 
 def _check_barrier(o: Op, barrier: Value) -> None:

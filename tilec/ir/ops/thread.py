@@ -208,6 +208,25 @@ class ClusterLoad(Op):
             raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
 
 
+@op("count_up")
+class CountUp(Op):
+    """Add one to element `offset` of `dest`, an int32 tensor, at once with regard to all threads of
+    the device; where it held `last` it becomes 0. Gives what it held. It orders nothing by itself:
+    see `device_fence`."""
+
+    dest: Value
+    offset: Value
+    last: int
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(INT32),)
+
+    def verify(self) -> None:
+        t = self.dest.buffer
+        if t.space != "global" or t.dtype != INT32:
+            raise InternalError(f"a counter in {t}", self.loc)
+
+
 @op("cp_async")
 class CpAsync(Op):
     """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers.

@@ -1,0 +1,54 @@
+"""What stands in a kernel's header as text, and in front of the annotations in its body, read with
+the evaluator of kernel bodies; sizes stay names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.calls import Calls
+from tilec.frontend.context import Frame
+from tilec.frontend.source import Source
+from tilec.frontend.values import Scalar, Undefined
+from tilec.ir.errors import CompileError
+
+
+class Evaluation(Calls):
+    """Evaluates outside of a kernel, or, given the names of `parameters`, in its body; `constants`
+    are the values of some."""
+
+    def __init__(
+        self, source: Source, parameters: Iterable[str] = (), constants: Mapping[str, Any] = {}
+    ) -> None:
+        super().__init__(Frame(source))
+        nothing = Undefined("it is a parameter, whose value comes with the call")
+        self.names.update({name: constants.get(name, nothing) for name in parameters})
+
+    def size_value(self, size: T.Size) -> int | Scalar | T.Size:
+        return size
+
+    def assign(self, s: ast.Assign) -> None:
+        """Names that annotations below may use; one that needs run-time values stays unknown."""
+        try:
+            value = self.expression(s.value)
+            for target in s.targets:
+                self.bind(target, value)
+        except CompileError:
+            for target in s.targets:
+                for n in ast.walk(target):
+                    if isinstance(n, ast.Name):
+                        self.names[n.id] = Undefined("it is not known before the call")
+
+    def lacks_values(self, node: ast.expr) -> bool:
+        """Whether `node` names something that has no value yet."""
+        names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        return any(isinstance(self.names.get(name), Undefined) for name in names)
+
+    def annotation_at(self, place: ast.expr, tree: ast.expr) -> object:
+        """What an annotation written at `place` as `tree` means."""
+        if isinstance(tree, ast.Name) and tree.id in ("int", "float", "bool"):
+            return {"int": int, "float": float, "bool": bool}[tree.id]
+        with self.at(place):
+            return self.expression(tree)

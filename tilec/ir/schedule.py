@@ -1,0 +1,80 @@
+"""A plan as a value: what the compiler may choose for a kernel and the user left open.
+
+A launch from the disk cache reads the plan that was chosen before, and none of the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What may be chosen.
+
+    `threads`: threads that compute, where the user left them open (None: 128).
+    `specialise`: producer warps bring tiles by TMA, the user's threads compute.
+    `persistent`: each block of the launch walks over several blocks of the user's grid.
+    `teams`: how many sets of the user's threads a launched block holds; with 2, each computes
+    blocks of its own and they take turns at the tensor cores (ping-pong).
+    `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
+    of them need is loaded once (multicast).
+    `split`: how many blocks of a cluster share the iterations of one sum.
+    `parts`: how many such clusters (blocks, where `split` is 1) share it through global memory.
+    `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
+    reuse), where the user gave no swizzle.
+    `staged_store`: a fragment goes to global memory through shared memory and TMA.
+    `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
+    `stages`: versions of a pipelined loop's buffers. A loop with a number of its own has at least
+    so many, and more only where it holds a tile product.
+    """
+
+    name: str
+    specialise: bool = False
+    persistent: bool = False
+    teams: int = 1
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    split: int = 1
+    parts: int = 1
+    panel: int = 8
+    staged_store: bool = False
+    single_buffer: bool = False
+    stages: int = 2
+    threads: int | None = None
+
+    def describe(self) -> str:
+        """As in a dump: "specialised persistent (threads=256, stages=4)"."""
+        parts = [f"threads={self.threads}"] if self.threads else []
+        parts += [f"stages={1 if self.single_buffer else self.stages}"]
+        parts += (
+            [f"cluster={'x'.join(map(str, self.cluster))}"] if self.cluster != (1, 1, 1) else []
+        )
+        through = f"x{self.parts}" if self.parts > 1 else ""
+        parts += [f"split={self.split}{through}"] if self.split * self.parts > 1 else []
+        return f"{self.name} ({', '.join(parts)})"
+
+
+def plan_in(found: Mapping[str, Any]) -> Plan | None:
+    """The plan whose fields a file holds (JSON has made lists of tuples); None where they are not
+    those of a plan."""
+    try:
+        x, y, z = found["cluster"]
+        plan = Plan(**{**found, "cluster": (x, y, z)})
+    except (KeyError, TypeError, ValueError):
+        return None
+    kinds = asdict(Plan("", threads=plan.threads and 1))
+    same = all(type(value) is type(kinds[name]) for name, value in asdict(plan).items())
+    return plan if same and all(type(n) is int for n in plan.cluster) else None
+
+
+def name_of(plan: Plan) -> str:
+    """What a schedule is called in dumps: "ping-pong, direct stores"."""
+    kinds = ["ping-pong"] if plan.teams > 1 else ["specialised"] if plan.specialise else []
+    kinds += ["persistent"] if plan.persistent and plan.teams == 1 else []
+    extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
+    extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
+    extras += ["one buffer"] if plan.single_buffer else []
+    extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
+    extras += ["shared sums"] if plan.split * plan.parts > 1 else []
+    return ", ".join([" ".join(kinds) or "plain", *extras])

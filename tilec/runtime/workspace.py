@@ -1,0 +1,118 @@
+"""Memory that launches bring along: parts of sums, and counters that are zero between launches.
+
+Launches on one stream come one after the other and share it; different streams, and each stream of
+a captured graph, have their own. What has been given out stays allocated until the process ends: a
+launch that was made ready, or a graph, may still use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+from tilec.runtime.block import Block, BlockLayout
+from tilec.runtime.driver import Grid, Ready, sums_of
+from tilec.runtime.image import AbiParam, Image
+
+ALIGNMENT = 256
+LEAST = 1 << 16  # bytes; more are taken in powers of two, so that few sizes are ever allocated
+
+ROLES = ("workspace", "counters")  # of such parameters
+
+Allocate = Callable[[int, int, bool], int]
+
+
+class Workspaces:
+    """Those of one driver. `allocate(index, bytes, zero)` gives the address of memory on device
+    `index`, of zeros if `zero`."""
+
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._found: dict[tuple[Hashable, bool], tuple[int, int]] = {}  # (address, bytes)
+
+    def addresses(
+        self, index: int, owner: Hashable, params: Sequence[AbiParam], sums: int
+    ) -> list[int]:
+        """An address for each of `params`, for a launch of `owner` (a stream, a stream of a graph)
+        that shares `sums` sums. Raises DriverError where there is no room."""
+        sizes = [-(-p.dim * sums // ALIGNMENT) * ALIGNMENT for p in params]
+        counters = [p.role == "counters" for p in params]
+        at = {
+            zero: self._find(
+                index, owner, zero, sum(n for n, z in zip(sizes, counters) if z == zero)
+            )
+            for zero in {*counters}
+        }
+        found = []
+        for size, zero in zip(sizes, counters):
+            found.append(at[zero])
+            at[zero] += size
+        return found
+
+    def _find(self, index: int, owner: Hashable, zero: bool, size: int) -> int:
+        key = (index, owner), zero
+        with self._lock:
+            address, room = self._found.get(key, (0, 0))
+            if size > room:
+                room = max(LEAST, 1 << (size - 1).bit_length())
+                address = self._allocate(index, room, zero)
+                self._found[key] = address, room
+        return address
+
+
+def workspace_params(image: Image) -> list[tuple[int, AbiParam]]:
+    """The parameters that the launch brings along, with their numbers."""
+    return [(i, p) for i, p in enumerate(image.params) if p.role in ROLES]
+
+
+class Driver(Protocol):
+    """What a workspace is given out by."""
+
+    workspaces: Workspaces
+
+    def owner(self, stream: int) -> Hashable:
+        """Whose launches on `stream` come one after the other now; None: the stream's own."""
+
+
+class Kernel(Protocol):
+    """A loaded kernel whose launches bring memory along."""
+
+    @property
+    def driver(self) -> Driver: ...
+
+    index: int
+    image: Image
+    layout: BlockLayout
+
+    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready: ...
+
+
+class WithWorkspace:
+    """A launch with the workspace of its stream, made ready; where the stream is captured, each
+    call is a launch with the graph's."""
+
+    __slots__ = ("_block", "_call", "_grid", "_kernel", "_stream")
+
+    def __init__(self, kernel: Kernel, grid: Grid, block: Block, stream: int) -> None:
+        self._kernel, self._grid, self._block, self._stream = kernel, grid, block, stream
+        self._call: Ready | None = None
+        if kernel.driver.owner(stream) is None:
+            self._call = self._for(stream)
+
+    def __call__(self) -> int:
+        owner = self._kernel.driver.owner(self._stream)
+        if owner is not None:
+            return self._for(owner)()
+        if self._call is None:
+            self._call = self._for(self._stream)
+        return self._call()
+
+    def _for(self, owner: Hashable) -> Ready:
+        kernel = self._kernel
+        own = workspace_params(kernel.image)
+        sums = sums_of(kernel.image, self._grid)
+        workspaces = kernel.driver.workspaces
+        found = workspaces.addresses(kernel.index, owner, [p for _, p in own], sums)
+        block = kernel.layout.changed(self._block, dict(zip((i for i, _ in own), found)))
+        return kernel.prepared(self._grid, block, self._stream)
