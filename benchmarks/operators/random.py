@@ -8,15 +8,12 @@ import random
 from benchmarks.case import Case
 from benchmarks.products import Product, cublas, ours, product_case
 
-SEED, COUNT, QUICK = 20261122, 60, 15
+SEED, COUNT = 20261122, 60
 LARGEST = 16384
 
 
 def cases() -> list[Case]:
-    return [
-        product_case("random", p, candidates=(ours, cublas), quick=i < QUICK)
-        for i, p in enumerate(drawn(SEED, COUNT))
-    ]
+    return [product_case("random", p, candidates=(ours, cublas)) for p in drawn(SEED, COUNT)]
 
 
 def drawn(seed: int, count: int) -> list[Product]:
