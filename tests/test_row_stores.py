@@ -11,6 +11,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from benchmarks import kernels
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K, G = T.dynamic("M, N, K, G")
@@ -114,6 +115,16 @@ def test_where_shared_memory_is_full_results_leave_as_they_are():
     for rows, expected in ((256, True), (632, False)):
         compiled = kernel(rows).compile(*specs, target="cuda:sm_80")
         assert ("%C_rows" in compiled.stages["stage_stores"]) == expected
+
+
+def test_stages_leave_room_for_rows():
+    """A ring that is filled for the next tile, while rows leave, had all shared memory."""
+    a, b = (tilec.spec((n, 512), "float16") for n in (8192, 8191))
+    compiled = kernels.product("float16", False, True).compile(
+        a, b, tilec.spec((8192, 8191), "float16"), target="cuda:sm_90a"
+    )
+    assert compiled.plan is not None and compiled.plan.persistent
+    assert "%C_rows" in compiled.stages["stage_stores"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
