@@ -84,6 +84,17 @@ def test_rows_that_begin_anywhere_leave_whole(
     assert staged(product(out, epilogue=epilogue), specs(out, pitch), target) == expected
 
 
+@pytest.mark.parametrize("bn", [40, 72, 104, 120, 144])
+def test_tiles_of_any_width_leave_by_rows(bn: int):
+    """Lanes that stand beside a row have nothing to store."""
+    kernel = product("float16", bn=bn)
+    assert staged(kernel, specs("float16", 255), "cuda:sm_90a")
+    a, b = np.ones((1, 70, 32), "float16"), np.ones((1, 32, 255), "float16")
+    c = np.zeros((1, 70, 255), "float16")
+    assert tilec.simulate(kernel, a, b, c, target="cuda:sm_90a").ok
+    np.testing.assert_array_equal(c, 32)
+
+
 def test_rows_that_end_within_16_bytes():
     """TMA cannot store them; threads that store 16 bytes of 8 rows at once divide sectors."""
     kernel = product("float16", bn=128)

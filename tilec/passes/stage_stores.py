@@ -21,7 +21,7 @@ from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
-from tilec.passes.distribution import covering
+from tilec.passes.distribution import along_rows
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
 
@@ -90,7 +90,7 @@ class _Stager:
             return False
         if f.rank < 2 or not leaves_by_rows(o.dest, f.static_shape[-1], o.vector, self.ragged):
             return False
-        rows = covering(f.static_shape, self.target.warp_size, self.warps, o.vector)
+        rows = along_rows(f.static_shape, self.target.warp_size, self.warps, o.vector)
         return rows_at_once(f.layout) >= FEWER_ROWS * rows_at_once(rows)
 
     def room(self, o: Copy, again: bool) -> bool:
