@@ -44,9 +44,10 @@ class Recipe:
         self.can_overlap = variant.image.may_alias
         written = {a.name for a in variant.image.arguments if a.written}
         spans = {n: _offsets(call.tensors[n]) for n in names}
-        # Pairs of arrays that the variant was compiled to be apart, or not.
+        # Pairs of arrays that the variant was compiled to be apart, or not: two numbers, and
+        # between which distances from the first address to the second the arrays share bytes.
         self._pairs = [
-            (i, *spans[a], j, *spans[b])
+            (i, j, spans[a][0] - spans[b][1], spans[a][1] - spans[b][0])
             for i, a in enumerate(names)
             for j, b in enumerate(names[:i])
             if a in written or b in written
@@ -70,7 +71,11 @@ class Recipe:
         message."""
         if 0 in values[: self._arrays]:  # an array without memory, such as a FakeTensor
             return None
-        if self._overlap(values) != self.can_overlap:
+        overlap = False  # of arrays of which one is written
+        for i, j, least, most in self._pairs:
+            if least < values[j] - values[i] < most:
+                overlap = True
+        if overlap != self.can_overlap:
             return None
         arguments, launched = self._template.copy(), self._launched
         try:
@@ -96,16 +101,6 @@ class Recipe:
             if self._kernel.move_map(start + offset, values[source]):
                 return None
         return self._kernel.ready(launched, block, self._stream)
-
-    def _overlap(self, values: Sequence[Any]) -> bool:
-        """Whether two arrays share memory, one of them written."""
-        for i, low, high, j, other_low, other_high in self._pairs:
-            if (
-                values[i] + low < values[j] + other_high
-                and values[j] + other_low < values[i] + high
-            ):
-                return True
-        return False
 
 
 class Launches(dict[tuple[Any, ...], Ready]):
