@@ -136,7 +136,9 @@ def test_the_fix_compiles(mistake: Mistake) -> None:
 
 SOURCES = (*Path(tilec.__file__).parent.glob("frontend/*.py"), *(
     Path(tilec.__file__).parent / name
-    for name in ("annotations.py", "kernel.py", "runtime/arguments.py", "runtime/tensors.py")
+    for name in (
+        "annotations.py", "decorator.py", "kernel.py", "runtime/arguments.py", "runtime/tensors.py",
+    )
 ))  # fmt: skip
 
 

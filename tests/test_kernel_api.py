@@ -593,6 +593,13 @@ def test_disabled_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not (tmp_path / "cache").exists()
 
 
+def test_kernels_are_made_by_the_decorator() -> None:
+    for given in ((), (add.function,), (add.function, (), None)):
+        with pytest.raises(tilec.CompileError, match="test_kernel_api.py:.*tilec.Kernel is what @"):
+            tilec.Kernel(*given)  # type: ignore[call-arg]
+    assert isinstance(tilec.kernel(add.function), tilec.Kernel)
+
+
 # --- import ---------------------------------------------------------------------------------------
 
 

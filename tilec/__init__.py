@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tilec import foreign
+from tilec.decorator import kernel, recommend
 from tilec.ir.errors import (
     BoundsWarning,
     CompileError,
@@ -22,7 +23,7 @@ from tilec.ir.errors import (
 )
 from tilec.jit.compiled import CompiledKernel, load
 from tilec.jit.specialise import spec
-from tilec.kernel import Kernel, kernel, recommend
+from tilec.kernel import Kernel
 from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tilec.language as T
+from tilec.decorator import kernel
 from tilec.fuzz.arrays import Array, Made
 from tilec.jit.simulate import simulate
-from tilec.kernel import Kernel, kernel
+from tilec.kernel import Kernel
 from tilec.layout import make_mma_swizzle_layout, make_swizzled_layout
 from tilec.sim.report import Report
 

@@ -1,0 +1,90 @@
+"""`@tilec.kernel`: a Python function that is compiled for the arguments it is called with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from tilec.annotations import check_function
+from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.errors import CompileError, did_you_mean, shown
+from tilec.jit.fingerprint import remember_surroundings
+from tilec.kernel import Kernel, check_threads
+
+if TYPE_CHECKING:
+    from tilec.tune import Ranked
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+@overload
+def kernel(
+    *, out: Sequence[str] = ..., threads: int | None = ...
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None,
+    /,
+    *more: object,
+    out: Sequence[str] = (),
+    threads: int | None = None,
+    **unknown: object,
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Make a function a kernel.
+
+    `out` names tensor parameters that a call allocates (same kind and device as its first tensor
+    argument) and returns. `threads` is how many threads of a block compute, where the body's
+    T.Kernel does not say. Raises CompileError for other arguments.
+    """
+    _check_decorator(more, out, threads, unknown)
+    if function is not None:
+        check_function(function, "kernel")
+        remember_surroundings(function, sys._getframe(1))
+        return _make_kernel(function, (), None)
+
+    def decorate(function: Callable[..., Any]) -> Kernel:
+        check_function(function, "kernel")
+        remember_surroundings(function, sys._getframe(1))
+        return _make_kernel(function, tuple(out), threads)
+
+    return decorate
+
+
+def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> None:
+    """Raise CompileError, placed at the decorator, for what `kernel` does not take."""
+    if more:
+        message = f"tilec.kernel takes one function; there are {len(more)} arguments behind it"
+        raise CompileError(message, caller_loc(), 'the rest has names: out=["C"], threads=128')
+    for name in unknown:
+        near = did_you_mean(name, ("out", "threads"))
+        instead = {"outs": "", "num_warps": "write threads=32 * num_warps"}.get(name, "")
+        hint = instead or 'it has: out=["C"], threads=128'
+        raise CompileError(f"tilec.kernel has no keyword {name!r}{near}", caller_loc(), hint)
+    names = isinstance(out, Sequence) and all(isinstance(name, str) for name in out)
+    if not names or isinstance(out, str):
+        named = [out] if isinstance(out, str) and out.isidentifier() else ["C"]
+        hint = f"write the parameters' names: out={named!r}"
+        raise CompileError(f"out of tilec.kernel is {shown(out)}", caller_loc(), hint)
+    check_threads(threads, "threads of tilec.kernel", CompileError)
+
+
+def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
+    # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
+    # `__call__`, which becomes the generated launch path after the first launch. No other way is
+    # as fast.
+    cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
+    made: Kernel = cls(function, out, threads)
+    return made
+
+
+@for_users
+def recommend(
+    kernel: Kernel, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
+) -> tuple[Ranked, ...]:
+    """Configurations of `kernel` for these arguments of `compile`, by predicted time: see
+    `Kernel.recommend`. `print` of an entry is for people."""
+    if not isinstance(kernel, Kernel):
+        hint = "put @tilec.kernel above it"
+        message = f"tilec.recommend takes a kernel, not {shown(kernel)}"
+        raise CompileError(message, caller_loc(), hint)
+    return kernel.recommend(*args, target=target, topk=topk, **kwargs)
