@@ -37,7 +37,7 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan, plans
+from tilec.ir.plan import Plan, plans, with_plan
 from tilec.passes import DECIDE, EXPAND, NORMALISE, run, run_plan
 from tilec.target import Target, find_target
 
@@ -53,7 +53,7 @@ def until(func: Func, target: Target, last: str, plan: int | Plan = 0, stages: i
     chosen = plan if isinstance(plan, Plan) else plans(func, target)[plan]
     if stages:
         chosen = replace(chosen, stages=stages)
-    func = chosen.apply(func)
+    func = with_plan(func, chosen)
     for apply, _ in (*DECIDE, *EXPAND):
         func = apply(func, target)
         if apply.__name__ == last:

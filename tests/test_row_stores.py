@@ -11,6 +11,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from benchmarks import kernels
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K, G = T.dynamic("M, N, K, G")
@@ -83,6 +84,17 @@ def test_rows_that_begin_anywhere_leave_whole(
     assert staged(product(out, epilogue=epilogue), specs(out, pitch), target) == expected
 
 
+@pytest.mark.parametrize("bn", [40, 72, 104, 120, 144])
+def test_tiles_of_any_width_leave_by_rows(bn: int):
+    """Lanes that stand beside a row have nothing to store."""
+    kernel = product("float16", bn=bn)
+    assert staged(kernel, specs("float16", 255), "cuda:sm_90a")
+    a, b = np.ones((1, 70, 32), "float16"), np.ones((1, 32, 255), "float16")
+    c = np.zeros((1, 70, 255), "float16")
+    assert tilec.simulate(kernel, a, b, c, target="cuda:sm_90a").ok
+    np.testing.assert_array_equal(c, 32)
+
+
 def test_rows_that_end_within_16_bytes():
     """TMA cannot store them; threads that store 16 bytes of 8 rows at once divide sectors."""
     kernel = product("float16", bn=128)
@@ -114,6 +126,16 @@ def test_where_shared_memory_is_full_results_leave_as_they_are():
     for rows, expected in ((256, True), (632, False)):
         compiled = kernel(rows).compile(*specs, target="cuda:sm_80")
         assert ("%C_rows" in compiled.stages["stage_stores"]) == expected
+
+
+def test_stages_leave_room_for_rows():
+    """A ring that is filled for the next tile, while rows leave, had all shared memory."""
+    a, b = (tilec.spec((n, 512), "float16") for n in (8192, 8191))
+    compiled = kernels.product("float16", False, True).compile(
+        a, b, tilec.spec((8192, 8191), "float16"), target="cuda:sm_90a"
+    )
+    assert compiled.plan is not None and compiled.plan.persistent
+    assert "%C_rows" in compiled.stages["stage_stores"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

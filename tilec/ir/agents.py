@@ -19,6 +19,7 @@ CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
 ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and the elements
 PIECE_ACCESSES = 3  # narrow ones that take as long as 16 bytes in two pieces, shifted
 PIECE_REGISTERS = 9  # that hold two pieces and an address
+LEAST_ROW = 512  # bits of a row of a tile that leaves by rows
 REGISTER_VERSIONS = 2  # of a tile that waits in registers until the last one has been read
 
 
@@ -194,6 +195,15 @@ def ragged_tensors(func: Func) -> frozenset[Value]:
     store to them; threads may, as wide as the strides let them."""
     named = set(func.attrs.get("ragged", ()))
     return frozenset(p.value for p in func.params if p.role == "tensor" and p.arg in named)
+
+
+def leaves_by_rows(tensor: Value, row: int, vector: int, ragged: frozenset[Value]) -> bool:
+    """Whether what a matrix instruction has made should leave for `tensor` through shared memory,
+    by rows of `row` elements, `vector` of which a thread may store at once: rows that begin
+    anywhere in a sector of memory, long enough for a warp."""
+    bits = tensor.dtype.bits
+    whole = vector * bits >= TMA_ALIGN * 8 and tensor not in ragged
+    return tensor.buffer.space == "global" and bits >= 8 and not whole and row * bits >= LEAST_ROW
 
 
 def tensor_map_fits(t: BufferType) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.agents import REGISTER_VERSIONS, Agents, Narrow
-from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.agents import (
+    REGISTER_VERSIONS,
+    Agents,
+    Narrow,
+    alignment,
+    leaves_by_rows,
+    ragged_tensors,
+)
+from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, Const, Copy, For, Gemm
+from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.target import Target
 
 if TYPE_CHECKING:
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_STAGES = 8  # that tilec takes by itself
 DEFAULT_THREADS = 128
+SKIPPED = 16  # bytes behind each row of a shared tile, so that rows begin in different banks
 STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 
 
@@ -67,19 +76,23 @@ class Ring:
 @dataclass(frozen=True)
 class Footprint:
     """Bytes of shared memory of a kernel before layouts are known: `rings`, the buffers of its
-    pipelined loops; `rest`, everything else; `sums`, what a block that shares its sums hands over.
-    `threads` are the user's, or the default."""
+    pipelined loops; `rest`, everything else; `sums`, what a block that shares its sums hands over;
+    `rows`, the largest tile that leaves by rows, in place of the rings where these are not filled
+    again (`refilled`: by a loop of the user's). `threads` are the user's, or the default."""
 
     rings: tuple[Ring, ...]
     rest: int
     sums: int
     threads: int
+    rows: int = 0
+    refilled: bool = False
 
     def beside(self, plan: Plan, target: Target) -> int:
         """Bytes beside the rings: what stores go through, too."""
         threads = (plan.threads or self.threads) * plan.teams
         staging = threads // target.warp_size * STAGED_BYTES if plan.staged_store else 0
-        return self.rest + staging + (self.sums if plan.split > 1 else 0)
+        rows = self.rows * plan.teams if plan.persistent or self.refilled else 0
+        return self.rest + staging + rows + (self.sums if plan.split > 1 else 0)
 
     def stages_that_fit(self, plan: Plan, target: Target) -> int:
         """Stages that the loops may have: as many as shared memory holds beside all other buffers,
@@ -101,7 +114,8 @@ class Footprint:
         loops' buffers among them; and the versions these have (the least over the loops)."""
         rings = sum(r.size(plan, plan.stages) for r in self.rings)
         stages = min((r.stages(plan, plan.stages) for r in self.rings), default=1)
-        return rings + self.beside(plan, target), rings, 1 if plan.single_buffer else stages
+        total = max(rings, self.rows) + self.beside(plan, target)
+        return total, rings, 1 if plan.single_buffer else stages
 
 
 def footprint(func: Func, target: Target) -> Footprint:
@@ -140,9 +154,43 @@ def footprint(func: Func, target: Target) -> Footprint:
             size = [sum(sizes.pop(v, 0) for v in part) for part in (boxes, others)]
             pairs = (registers[0], registers[1]), (narrow[0], narrow[1])
             rings.append(Ring(loop, size[0], size[1], *pairs, trips))
+    rows, refilled = _by_rows(func) if sums else (0, False)
     return Footprint(
         tuple(rings),
         sum(sizes.values()),
         4 * sum(c.buffer.size for c in sums),
         func.attrs.get("threads") or DEFAULT_THREADS,
+        rows,
+        refilled,
     )
+
+
+def _by_rows(func: Func) -> tuple[int, bool]:
+    """Bytes of the largest tile that leaves by rows, from a copy or a loop over elements; and
+    whether one does so in a loop."""
+    ragged = ragged_tensors(func)
+    most, again = 0, False
+
+    def visit(block: Block, inside: bool) -> None:
+        nonlocal most, again
+        for o in block.ops:
+            if isinstance(o, Copy) and o.source.buffer.space == "fragment":
+                tensor, extents = o.dest, o.source_extents
+            elif isinstance(o, Parallel):
+                stores = (x for x in o.body.ops if isinstance(x, Store))
+                store = next((x for x in stores if x.dest.buffer.space == "global"), None)
+                if store is None:
+                    continue
+                tensor, extents = store.dest, o.extents
+            else:
+                for region in o.regions:
+                    visit(region, inside or isinstance(o, (For, While)))
+                continue
+            bits = tensor.dtype.bits
+            vector = alignment(tensor.buffer) * 8 // bits
+            if len(extents) > 1 and leaves_by_rows(tensor, extents[-1], vector, ragged):
+                row = extents[-1] * bits // 8 + SKIPPED
+                most, again = max(most, math.prod(extents[:-1]) * row), again or inside
+
+    visit(func.body, False)
+    return most, again

@@ -38,19 +38,20 @@ def covering(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) 
 
 
 def along_rows(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
-    """`covering`, but where a row is several accesses of a warp, one warp makes them all: a thread
-    computes an address once for each of its rows."""
+    """`covering`, but where a warp's access is no longer than a row, one warp makes all accesses of
+    the row: a thread computes an address once for each of its rows."""
     wide = warp_size * vector
-    if len(extents) != 2 or extents[1] % wide or extents[0] % warps:
+    if len(extents) != 2 or extents[1] < wide:
         return covering(extents, warp_size, warps, vector)
+    tall, count = -(-extents[0] // warps), -(-extents[1] // wide)
     owners = (
         Digit("reg", vector, (0, 1)),
         Digit("lane", warp_size, (0, vector)),
-        Digit("reg", extents[1] // wide, (0, wide)),
+        Digit("reg", count, (0, wide)),
         Digit("warp", warps, (1, 0)),
-        Digit("reg", extents[0] // warps, (warps, 0)),
+        Digit("reg", tall, (warps, 0)),
     )
-    return Layout(extents, owners)
+    return Layout((tall * warps, count * wide), owners)
 
 
 def _power_of_two(n: int) -> int:

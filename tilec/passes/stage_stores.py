@@ -13,22 +13,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.agents import TMA_ALIGN, ragged_tensors
+from tilec.ir.agents import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Builder, Func, Op, Value, walk
+from tilec.ir.footprint import SKIPPED
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
-from tilec.passes.distribution import covering
+from tilec.passes.distribution import along_rows
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
 
 WORD_BITS = 32
-SKIPPED_BITS = 128  # behind each row of a shared tile, so that rows begin in different banks
 FEWER_ROWS = 4  # how many times fewer a warp must touch at once to be worth the way
 BARRIERS = 1024  # bytes of shared memory that are kept for them
-LEAST_ROW_BITS = 512  # of a tile: shorter ones leave lanes without work
 
 
 def stage_stores(func: Func, target: Target) -> Func:
@@ -86,16 +85,12 @@ class _Stager:
     def scatters(self, o: Copy) -> bool:
         """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
         anywhere in a sector."""
-        f, t = o.source.buffer, o.dest.buffer
-        if t.space != "global" or o.agent != "threads" or f.layout is None or t.dtype.bits < 8:
+        f = o.source.buffer
+        if o.agent != "threads" or f.layout is None or o.source_extents != f.static_shape:
             return False
-        if o.source_extents != f.static_shape or f.rank < 2:
+        if f.rank < 2 or not leaves_by_rows(o.dest, f.static_shape[-1], o.vector, self.ragged):
             return False
-        if o.vector * t.dtype.bits // 8 >= TMA_ALIGN and o.dest not in self.ragged:
-            return False
-        if f.static_shape[-1] * t.dtype.bits < LEAST_ROW_BITS:
-            return False
-        rows = covering(f.static_shape, self.target.warp_size, self.warps, o.vector)
+        rows = along_rows(f.static_shape, self.target.warp_size, self.warps, o.vector)
         return rows_at_once(f.layout) >= FEWER_ROWS * rows_at_once(rows)
 
     def room(self, o: Copy, again: bool) -> bool:
@@ -120,7 +115,7 @@ class _Stager:
 def _rows(o: Copy) -> BufferType:
     """The shared tile that a fragment goes through."""
     shape, dtype = o.source_extents, o.dest.dtype
-    layout = padded(shape, shape[-1], SKIPPED_BITS // dtype.bits)
+    layout = padded(shape, shape[-1], SKIPPED * 8 // dtype.bits)
     return BufferType(shape, dtype, "shared", layout=layout)
 
 
