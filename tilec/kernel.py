@@ -429,7 +429,7 @@ class Kernel:
             self._on_grid = self._launch_on_grid
             if "__call__" in vars(type(self)):
                 delattr(type(self), "__call__")
-        gc.collect()  # a loaded kernel and its memory of tensor maps refer to each other
+        gc.collect()  # tables of launches made ready are parts of cycles
         for alive, unload in codes:
             if alive() is None:
                 unload()
