@@ -70,7 +70,7 @@ class _Expander:
         copies = [o for o in loop.body.ops if isinstance(o, Copy) and o.ahead]
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
-        tiles = {o.dest: t for o in copies if (t := self.realigner.tile(o)) is not None}
+        tiles = self.realigner.tiles(copies)
         plain = [self._staging(o) for o in copies if o.dest not in tiles]
         if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
             return self._in_place(loop, copies)
@@ -200,7 +200,7 @@ class _Expander:
             staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
         zero = const(b, 0)
 
-        def pieces(into: Builder, index: Value) -> Pieces | None:
+        def pieces(into: Builder, index: Value, once: bool) -> Pieces | None:
             if not tiles:
                 return None
             subst: Substitution = {loop.body.args[0]: index}
@@ -208,7 +208,7 @@ class _Expander:
             made = part.copy(loop.body, subst)
             moved = [o for o in made if isinstance(o, Copy)]
             into.ops += [o for o in made if not isinstance(o, Copy)]
-            return self.realigner.pieces(into, moved, tiles)
+            return self.realigner.pieces(into, moved, tiles, once)
 
         def load(into: Builder, index: Value, found: Pieces | None) -> None:
             subst: Substitution = {loop.body.args[0]: index}
@@ -248,7 +248,7 @@ class _Expander:
                 )
 
         first = Builder(loop.loc)
-        found = pieces(first, loop.lo)
+        found = pieces(first, loop.lo, True)
         load(first, loop.lo, found)
         store(first, zero, found)
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
@@ -258,7 +258,7 @@ class _Expander:
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
         more = body.value(Compare, "lt", following, loop.hi)
-        found = pieces(body, following)
+        found = pieces(body, following, False)
         ahead = Builder(loop.loc)
         load(ahead, following, found)
         only_if(body, more, ahead.ops)

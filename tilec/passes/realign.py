@@ -14,13 +14,13 @@ set to zero behind the shift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from tilec.ir.agents import Agents
-from tilec.ir.core import Builder, Func, Value
+from tilec.ir.agents import PIECE_REGISTERS, Agents
+from tilec.ir.core import Builder, Func, Value, walk
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
@@ -49,6 +49,7 @@ from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
 from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow
 from tilec.passes.distribution import covering, idle
 from tilec.passes.lower_copies import element_indices
+from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load
@@ -66,21 +67,23 @@ class _Part(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How the elements of a tile and the words that hold them are spread over the threads."""
+    """How the elements of a tile and the words that hold them are spread over the threads; how many
+    of a thread's parts are loaded ahead of time, the others not before they are stored."""
 
     elements: BufferType
     words: BufferType
+    ahead: int
 
 
 class Pieces(NamedTuple):
     """Tiles that are brought together: the copies for them, whether all pieces of each lie in the
     memory of its tensor, and whether they do for all tiles, and all tiles inside of their
-    tensors."""
+    tensors (None: they are brought once, so that shorter code is better)."""
 
     copies: list[Copy]
     tiles: list[Tile]
     reachable: list[Value]
-    inside: Value
+    inside: Value | None
 
 
 class Realigner:
@@ -91,9 +94,28 @@ class Realigner:
         self.tensors = Tensors(func)
         self.warp_size = target.warp_size
         self.warps = threads // target.warp_size
+        held = sum(
+            o.type.layout.size("reg") * o.type.dtype.bits
+            for o in walk(func.body)
+            if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
+        )
+        launched = int(func.attrs["launch_threads"])
+        self.room = at_launch(launched, target) - OTHER_REGISTERS - held // 32
 
-    def tile(self, o: Copy) -> Tile | None:
-        """How the tile of a run-ahead copy comes; None if it does not come so."""
+    def tiles(self, copies: Iterable[Copy]) -> dict[Value, Tile]:
+        """How the tiles of run-ahead copies come, by buffer, of those that come so. As many parts
+        are ahead as registers hold, if not all of them can be."""
+        found = {o.dest: tile for o in copies if (tile := self._tile(o)) is not None}
+        parts = sum(tile.ahead for tile in found.values())
+        if PIECE_REGISTERS * parts <= self.room + MOST_LACKING:
+            return found
+        left = max(0, self.room // PIECE_REGISTERS)
+        for dest, tile in found.items():
+            found[dest] = tile._replace(ahead=min(left, tile.ahead))
+            left -= found[dest].ahead
+        return found
+
+    def _tile(self, o: Copy) -> Tile | None:
         if not self.agents.in_pieces(o):
             return None
         shape, dtype = squeeze(o.dest_extents), o.source.dtype
@@ -106,30 +128,28 @@ class Realigner:
         return Tile(
             BufferType(shape, dtype, "fragment", layout=layout),
             BufferType(words, UINT32, "fragment", layout=waiting),
+            layout.size("reg") // per,
         )
 
-    def pieces(self, b: Builder, copies: list[Copy], tiles: Mapping[Value, Tile]) -> Pieces:
+    def pieces(
+        self, b: Builder, copies: list[Copy], tiles: Mapping[Value, Tile], once: bool
+    ) -> Pieces:
         """What is to be known of the regions that run-ahead `copies` name."""
         reachable = [self._reachable(b, o) for o in copies]
-        inside = conjunction(b, [*reachable, *(c for o in copies for c in self._inside(b, o))])
-        assert inside is not None
+        inside = None
+        if not once:
+            inside = conjunction(b, [*reachable, *(c for o in copies for c in self._inside(b, o))])
         return Pieces(copies, [tiles[o.dest] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, words: Mapping[Value, Value]) -> None:
         """Load the pieces into the `words` of each tile."""
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
-            per = _per_piece(o)
             for part in self._parts(b, o, tile.elements.layout):
-                guard = None if inside else self._row_inside(b, o, part)
-                first = b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
-                for half in range(2):
-                    at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
-                    got = b.value(MemLoad, o.source, at, per, PIECE, guard, words=True)
-                    for w in range(WORDS // 2):
-                        n = WORDS * part.number + WORDS // 2 * half + w
-                        value = b.value(Extract, got, w)
-                        b.emit(RegWrite, words[o.dest], b.value(Const, n, INT32), value)
+                if part.number < tile.ahead:
+                    for w, value in enumerate(self._words(b, o, part, inside)):
+                        n = b.value(Const, WORDS * part.number + w, INT32)
+                        b.emit(RegWrite, words[o.dest], n, value)
 
         self._forms(b, found, each, lambda b, o: None)
 
@@ -146,8 +166,12 @@ class Realigner:
             per, held = _per_piece(o), elements[o.dest]
             for part in self._parts(b, o, tile.elements.layout):
                 valid = None if inside else self._valid(b, o, part)
-                numbers = range(WORDS * part.number, WORDS * (part.number + 1))
-                read = [b.value(RegRead, words[o.dest], b.value(Const, n, INT32)) for n in numbers]
+                if part.number < tile.ahead:
+                    numbers = range(WORDS * part.number, WORDS * (part.number + 1))
+                    index = [b.value(Const, n, INT32) for n in numbers]
+                    read = [b.value(RegRead, words[o.dest], n) for n in index]
+                else:
+                    read = self._words(b, o, part, inside)
                 packed = b.value(Pack, tuple(read))
                 got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
                 for e in range(per):
@@ -182,6 +206,17 @@ class Realigner:
             indices = tuple(b.value(Binary, "add", i, m) for i, m in zip(first, moved))
             yield _Part(number, indices, offset, own)
 
+    def _words(self, b: Builder, o: Copy, part: _Part, inside: bool) -> list[Value]:
+        """Load the two pieces of a part."""
+        per, found = _per_piece(o), []
+        guard = None if inside else self._row_inside(b, o, part)
+        first = b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
+        for half in range(2):
+            at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
+            got = b.value(MemLoad, o.source, at, per, PIECE, guard, words=True)
+            found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
+        return found
+
     def _row_inside(self, b: Builder, o: Copy, part: _Part) -> Value | None:
         """Whether the row of a part exists: one test for each dimension but the last."""
         rows = zip(part.indices, o.source.buffer.shape[:-1])
@@ -211,12 +246,20 @@ class Realigner:
     ) -> None:
         """`each` tile, for tiles inside of their tensors and for others, or `otherwise`, where one
         cannot be brought by pieces."""
-        with _branches(b, found.inside) as (inside, other):
+
+        def general(b: Builder) -> None:
             for o, tile, reachable in zip(found.copies, found.tiles, found.reachable):
-                each(inside, o, tile, True)
-                with _branches(other, reachable) as (some, none):
+                with _branches(b, reachable) as (some, none):
                     each(some, o, tile, False)
                     otherwise(none, o)
+
+        if found.inside is None:
+            general(b)
+            return
+        with _branches(b, found.inside) as (inside, other):
+            for o, tile in zip(found.copies, found.tiles):
+                each(inside, o, tile, True)
+            general(other)
 
     def _inside(self, b: Builder, o: Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""

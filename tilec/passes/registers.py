@@ -5,6 +5,8 @@ from __future__ import annotations
 from tilec.target import Target
 
 PRODUCER_WARPS = 4  # a whole warpgroup, because registers move between warpgroups
+OTHER_REGISTERS = 56  # of a thread in a loop with a product, beside its fragments
+MOST_LACKING = 60  # registers of a thread: spilling as many costs less than smaller tiles
 RESERVED = 24  # of each thread: addresses, loop counters, a few temporaries
 
 

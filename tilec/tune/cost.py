@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixRow
 from tilec.ir.schedule import Plan
-from tilec.passes.registers import producer_warps
+from tilec.passes.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.work import Numbers
 
@@ -50,7 +50,6 @@ OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
 # cluster wait until all of them have read a slot.
 REFILL, REFILL_CLUSTER = 1.0, 1.4
 WAIT = 16  # clocks of an iteration that the matrix unit stands still
-OTHER_REGISTERS = 56  # of a thread, beside its fragments
 SPILLED = 0.008  # how much longer a loop takes for each register that a thread lacks
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory

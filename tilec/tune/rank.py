@@ -25,12 +25,11 @@ from tilec.ir.plan import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
-from tilec.passes.registers import at_launch, budget
+from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch, budget
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
 from tilec.tune.cost import (
-    OTHER_REGISTERS,
     Estimate,
     Realised,
     estimate,
@@ -43,7 +42,6 @@ from tilec.tune.work import Numbers, Values, Work, read_work
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
-MOST_LACKING = 60  # registers of a thread; spilling as many costs less than smaller tiles
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
