@@ -197,13 +197,17 @@ def ragged_tensors(func: Func) -> frozenset[Value]:
     return frozenset(p.value for p in func.params if p.role == "tensor" and p.arg in named)
 
 
+def begins_anywhere(tensor: Value, vector: int, ragged: frozenset[Value]) -> bool:
+    """Whether rows of a global tensor, `vector` elements of which a thread may store at once, begin
+    (or, in one of the `ragged`, end) anywhere in a sector of memory."""
+    whole = vector * tensor.dtype.bits >= TMA_ALIGN * 8 and tensor not in ragged
+    return tensor.buffer.space == "global" and tensor.dtype.bits >= 8 and not whole
+
+
 def leaves_by_rows(tensor: Value, row: int, vector: int, ragged: frozenset[Value]) -> bool:
-    """Whether what a matrix instruction has made should leave for `tensor` through shared memory,
-    by rows of `row` elements, `vector` of which a thread may store at once: rows that begin
-    anywhere in a sector of memory, long enough for a warp."""
-    bits = tensor.dtype.bits
-    whole = vector * bits >= TMA_ALIGN * 8 and tensor not in ragged
-    return tensor.buffer.space == "global" and bits >= 8 and not whole and row * bits >= LEAST_ROW
+    """Whether what a matrix instruction has made should leave for such a tensor through shared
+    memory: by rows, whose `row` elements in a tile are enough for a warp."""
+    return begins_anywhere(tensor, vector, ragged) and row * tensor.dtype.bits >= LEAST_ROW
 
 
 def tensor_map_fits(t: BufferType) -> bool:

@@ -154,7 +154,8 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
     bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
     gaps = STAGE_START * n.iterations * n.blocks * plan.split / bus
-    memory = start + n.dram / bus + gaps + STORE_LATENCY
+    scattered = n.scattered * n.blocks / (min(n.blocks, multiprocessors) * s.clock)
+    memory = start + max(n.dram / bus, scattered) + gaps + STORE_LATENCY
     parted = PARTED if plan.parts > 1 else 1.0
     limit = loop.limit
     if memory > total:
