@@ -95,6 +95,51 @@ def test_tiles_of_any_width_leave_by_rows(bn: int):
     np.testing.assert_array_equal(c, 32)
 
 
+@pytest.mark.parametrize(
+    "specialise, persistent, consumers, split",
+    [
+        (True, True, "cooperative", 1),
+        (True, True, "pingpong", 1),
+        (True, False, "cooperative", 1),
+        (False, False, "cooperative", 2),
+        (True, False, "cooperative", (1, 2)),
+    ],
+)
+def test_rows_leave_under_every_schedule(
+    specialise: bool, persistent: bool, consumers: str, split: Any
+):
+    """Teams have a tile each; a ring that is filled again is not overwritten."""
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((N, K), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+            T.annotate_schedule(
+                specialise=specialise, persistent=persistent, consumers=consumers, split=split
+            )
+            a = T.alloc_shared((64, 32), "float16")
+            b = T.alloc_shared((64, 32), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, 32)):
+                T.copy(A[by * 64, k * 32], a)
+                T.copy(B[bx * 64, k * 32], b)
+                T.gemm(a, b, acc, transpose_B=True)
+            T.copy(acc, C[by * 64, bx * 64])
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (n, 96)).astype("float16") for n in (330, 199))
+    c = np.full((330, 199), np.nan, "float16")
+    arrays = [tilec.spec(x.shape, "float16") for x in (a, b, c)]
+    assert staged(kernel, arrays, "cuda:sm_90a")
+    report = tilec.simulate(kernel, a, b, c, target="cuda:sm_90a")
+    assert report.ok, report
+    np.testing.assert_array_equal(c, a.astype("float32") @ b.astype("float32").T)
+
+
 def test_rows_that_end_within_16_bytes():
     """TMA cannot store them; threads that store 16 bytes of 8 rows at once divide sectors."""
     kernel = product("float16", bn=128)
