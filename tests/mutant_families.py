@@ -70,7 +70,7 @@ def product_kernel(
     persistent: bool = True,
     specialise: bool = True,
     cluster: tuple[int, ...] | int = 1,
-    split: int = 1,
+    split: int | tuple[int, int] = 1,
     consumers: str = "cooperative",
     store: str = "tma",
     stages: int = 3,
@@ -113,17 +113,17 @@ def small_matmul(
     A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")
 ):
     """Tiles too small for wgmma: threads read what TMA brings, with ldmatrix."""
-    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 32), threads=128) as (bx, by):
+    with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=128) as (bx, by):
         T.annotate_schedule(specialise=True, split=1, stages=2)
         a = T.alloc_shared((32, 32), "float16")
-        b = T.alloc_shared((32, 64), "float16")
-        acc = T.alloc_fragment((32, 64), "float32")
+        b = T.alloc_shared((32, 32), "float16")
+        acc = T.alloc_fragment((32, 32), "float32")
         T.clear(acc)
         for k in T.Pipelined(T.ceildiv(K, 32)):
             T.copy(A[by * 32, k * 32], a)
-            T.copy(B[k * 32, bx * 64], b)
+            T.copy(B[k * 32, bx * 32], b)
             T.gemm(a, b, acc)
-        T.copy(acc, C[by * 32, bx * 64])
+        T.copy(acc, C[by * 32, bx * 32])
 
 
 @tilec.kernel
@@ -399,8 +399,12 @@ FAMILIES: dict[str, Family] = {
         SM90, operands(50, 200, 88), product,
     ),
     "split-K shared sums": Family(
-        product_kernel(persistent=False, split=2, store="direct"),
+        product_kernel(persistent=False, split=(2, 1), store="direct"),
         SM90, operands(50, 56, 280), product,
+    ),
+    "split-K through global memory": Family(
+        product_kernel(persistent=False, split=(1, 3), store="direct"),
+        SM90, operands(50, 56, 664), product,
     ),
     "fused epilogue": Family(
         linear, SM90,

@@ -25,9 +25,11 @@ from tilec.ir.ops import (
     Compare,
     Const,
     Copy,
+    CountUp,
     CpAsync,
     CpAsyncCommit,
     CpAsyncWait,
+    DeviceFence,
     Fill,
     For,
     Gemm,
@@ -63,7 +65,7 @@ from tilec.ir.types import BOOL, INT32, ScalarType
 REMOVED: tuple[type[Op], ...] = (
     Barrier, WarpSync, ProxyFence, MbarrierInit, MbarrierInitFence, MbarrierExpect, MbarrierArrive,
     MbarrierWait, ClusterBarrier, CpAsyncCommit, CpAsyncWait, WgmmaWait, TmaStoreCommit,
-    TmaStoreWait, TurnWait, TurnPass,
+    TmaStoreWait, TurnWait, TurnPass, DeviceFence,
 )  # fmt: skip
 ACQUIRING: tuple[type[Op], ...] = (
     Barrier, WarpSync, MbarrierWait, ClusterBarrier, CpAsyncWait, WgmmaWait, TmaStoreWait, TurnWait,
@@ -74,8 +76,8 @@ RELEASING: tuple[type[Op], ...] = (
 )  # fmt: skip
 # What it matters to be before or behind.
 ACTING: tuple[type[Op], ...] = (
-    *REMOVED, Copy, Fill, Gemm, Parallel, ClusterSum, ClusterLoad, MemLoad, MemStore, CpAsync,
-    Ldmatrix, Stmatrix, TmaLoad, TmaStore, Wgmma, For, While, If,
+    *REMOVED, Copy, Fill, Gemm, Parallel, ClusterSum, ClusterLoad, CountUp, MemLoad, MemStore,
+    CpAsync, Ldmatrix, Stmatrix, TmaLoad, TmaStore, Wgmma, For, While, If,
 )  # fmt: skip
 
 Make = Callable[[Op], Replacement]
@@ -162,6 +164,9 @@ def weaker(o: Op) -> Iterator[Weaker]:
             yield "arrival count", f"{said(o)}: {o.count + 1}", _set(count=o.count + 1)
             if o.count > 1:
                 yield "arrival count", f"{said(o)}: {o.count - 1}", _set(count=o.count - 1)
+        case CountUp():
+            for n in (o.last - 1, o.last + 1):
+                yield "last count", f"{said(o)}: {n}, not {o.last}", _set(last=n)
         case MbarrierExpect():
             for n in (o.bytes - 16, o.bytes + 16, o.bytes // 2):
                 yield "bytes expected", f"{n}, not {o.bytes}", _set(bytes=n)

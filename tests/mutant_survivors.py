@@ -25,7 +25,7 @@ class Rule:
         )
 
 
-ONE_TILE = "GEMM, TMA . wgmma|GEMM, staged TMA store|split-K shared sums"
+ONE_TILE = "GEMM, TMA . wgmma|GEMM, staged TMA store|split-K.*"
 ONE_WARPGROUP = "GEMM, wgmma without roles|grouped, while"
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -55,7 +55,17 @@ RULES: tuple[Rule, ...] = (
         "another number for all",
         "All threads that meet at the barrier come to the one with the other number, which nobody "
         "else uses.",
-        (("split-K shared sums", "barrier number", ".*"),),
+        (("split-K.*", "barrier number", ".*"),),
+    ),
+    Rule(
+        "syncs that order no memory",
+        "They keep loads where they are: LLVM would move each into the branch of the store that "
+        "uses it, the assembler would begin with the loads of all parts of a sum. What is loaded "
+        "is behind every thread already.",
+        (
+            ("transposition.*|split-K through global memory",
+             "remove warp_sync|warp_sync too late", ".*"),
+        ),
     ),
     Rule(
         "a fence by those who start the engine does as well",

@@ -131,6 +131,11 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
             return refuse(f"split={blocks} shares one tile, {clash} walks over many", "drop one")
         if plan.split > 1 and plan.cluster != (1, 1, 1):
             return refuse(f"split={blocks} makes a cluster of its own", "leave cluster out")
+        if plan.split > MAX_BLOCKS:
+            return refuse(
+                f"split=({plan.split}, {plan.parts}): a cluster has at most {MAX_BLOCKS} blocks",
+                f"write split={blocks}",
+            )
         if plan.parts > MOST_PARTS:
             return refuse(
                 f"split={blocks} leaves {plan.parts} parts of each sum in global memory, the most "
@@ -157,9 +162,12 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
                 'consumers="pingpong": no T.Pipelined of this kernel holds a T.gemm',
                 "leave it out, or pipeline the loop around the product",
             )
-    for word, many in (("cluster", plan.cluster != (1, 1, 1)), ("split", plan.split > 1)):
-        if many and not target.has("cluster"):
-            return refuse(f"{word}={getattr(plan, word)}: {target} has no clusters", "leave it out")
+    if not target.has("cluster"):
+        if plan.split > 1:
+            sizes = f"split=({plan.split}, {plan.parts})"
+            return refuse(f"{sizes}: {target} has no clusters", f"write split={blocks}")
+        if plan.cluster != (1, 1, 1):
+            return refuse(f"cluster={plan.cluster}: {target} has no clusters", "leave it out")
     return None
 
 
