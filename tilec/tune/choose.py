@@ -142,38 +142,50 @@ class Chooser:
         first = found[at][0].estimate if found[at] else None
         if not first or first.waves > FEW_WAVES or not self._fine:
             return
-        extents = self._extents(at, found, first.sides)
         lists = [sorted(v) for v in self._open.values()]
-        rest = first.tiles / math.prod(-(-e // at[i]) for i, e in extents.items())
-
-        def seconds(tile: Mapping[int, int]) -> float:
-            tiles = rest * math.prod(-(-e // tile[i]) for i, e in extents.items())
-            loaded = LOADED * sum(tile.values()) if len(tile) > 1 else 0
-            waves = tiles / self._target.multiprocessors
-            # Where there are few tiles, several blocks share the sum of one.
-            waves = math.ceil(waves) if waves > 0.5 else 2 * waves
-            return waves * math.hypot(math.prod(tile.values()), loaded)
-
-        made = {}
-        for i, unit in ((i, self._fine.get(name, 0)) for i, name in enumerate(self._open)):
-            others = [lists[j] for j in extents if j != i]
-            for v in range(2 * unit, LARGEST + 1, unit) if unit and i in extents else ():
-                for rest_of in itertools.product(*others):
-                    tile = dict(zip((j for j in extents if j != i), rest_of)) | {i: v}
-                    made[tuple(tile.get(j, x) for j, x in enumerate(at))] = seconds(tile)
-        least = seconds({i: at[i] for i in extents}) if extents else 0.0
-        near = sorted((t for t in made if made[t] < least), key=lambda t: made[t])[:FINE_TRIED]
-        for tile in near:
-            best(tile)
-        at = min((at, *near), key=best)
+        extents = self._extents(at, found, first.sides)
+        at = min((at, *self._fine_tiles(at, extents, first.tiles)), key=best)
         for i, name in enumerate(self._open):
             for v in (*BETWEEN, *lists[i]) if self._fine.get(name) else ():
-                tile = (*at[:i], v, *at[i + 1 :])
-                best(tile)
+                near = (*at[:i], v, *at[i + 1 :])
+                best(near)
                 for j in range(len(at)) if v in BETWEEN else ():
                     k = bisect.bisect(lists[j], at[j])
                     for w in lists[j][max(k - 2, 0) : k + 1] if j != i else ():
-                        best((*tile[:j], w, *tile[j + 1 :]))
+                        best((*near[:j], w, *near[j + 1 :]))
+
+    def _fine_tiles(
+        self, at: tuple[int, ...], extents: Mapping[int, int], tiles: int
+    ) -> list[tuple[int, ...]]:
+        """Tiles that take less time than `at`, of which a launch has so many, by their sizes alone:
+        how often they fill the machine, times the larger of their area and what they load."""
+        if not extents:
+            return []
+
+        def count(sides: Sequence[int]) -> int:
+            return math.prod(-(-e // s) for e, s in zip(extents.values(), sides))
+
+        def seconds(sides: Sequence[int]) -> float:
+            waves = tiles / count(own) * count(sides) / self._target.multiprocessors
+            # Where there are few tiles, several blocks share the sum of one.
+            waves = math.ceil(waves) if waves > 0.5 else 2 * waves
+            loaded = LOADED * sum(sides) if len(sides) > 1 else 0
+            return waves * math.hypot(math.prod(sides), loaded)
+
+        own = [at[i] for i in extents]
+        names = list(self._open)
+        found: list[tuple[int, ...]] = []
+        for i in extents:
+            if unit := self._fine.get(names[i], 0):
+                fine = range(2 * unit, LARGEST + 1, unit)
+                found += itertools.product(
+                    *(fine if j == i else self._open[names[j]] for j in extents)
+                )
+        least = seconds(own)
+        found = sorted((sides for sides in found if seconds(sides) < least), key=seconds)
+        made = (dict(zip(extents, sides)) for sides in dict.fromkeys(found))
+        every = (tuple(tile.get(j, x) for j, x in enumerate(at)) for tile in made)
+        return list(itertools.islice(every, FINE_TRIED))
 
     def _extents(
         self,
