@@ -54,7 +54,6 @@ from tilec.ir.ops import (
 from tilec.ir.types import INT32
 from tilec.passes.accesses import changes_memory, fragment_accesses
 from tilec.passes.addressing import (
-    Numbers,
     Place,
     clone_expression,
     conjunction,
@@ -266,11 +265,12 @@ class Lowering:
         batch = self._batch(p, registers // width, most)
         group = Value(b.value(Const, 0, INT32).type, "r")
         inner = Builder(p.loc)
-        n = Numbers(inner)
-        first = inner.value(Binary, "mul", group, n.const(width * batch))
+        first = inner.value(Binary, "mul", group, inner.value(Const, width * batch, INT32))
         envs: list[Substitution] = []
         for at in range(batch):
-            start = n.op("add", first, n.const(at * width))
+            start = first
+            if at:
+                start = inner.value(Binary, "add", first, inner.value(Const, at * width, INT32))
             coords = coordinates(inner, p.layout, place, start)
             for e in range(width):
                 env: Substitution = dict(zip(p.body.args, coords))
