@@ -17,6 +17,7 @@ import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import For
 from tilec.ir.plan import Plan, plans
+from tilec.jit.build import trace_variant
 from tilec.target import find_target
 from tilec.tune.work import read_work
 
@@ -436,7 +437,7 @@ def test_a_fixed_schedule_is_compiled() -> None:
 
 def traced(kernel: Any, *args: Any) -> Any:
     facts = kernel._facts(args, SM90, {})
-    return tilec.kernel.__globals__["build"].trace_variant(kernel.signature, facts)
+    return trace_variant(kernel.signature, facts)
 
 
 @pytest.mark.parametrize(
