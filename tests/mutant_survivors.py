@@ -77,13 +77,6 @@ RULES: tuple[Rule, ...] = (
         ((".*", "proxy_fence too late", "proxy_fence behind (barrier|warp_sync)"),),
     ),
     Rule(
-        "a sync that keeps loads together",
-        "The warp's sync between the loads of a thread's next elements and their stores orders "
-        "nothing: without it LLVM would move each load into the branch of its store, and they "
-        "would wait for one another.",
-        (("transposition(, wave64)?", "remove warp_sync|warp_sync too late", ".*"),),
-    ),
-    Rule(
         "two fences of one thread",
         "One thread initialises the barriers of the sums and those of the ring, with a fence "
         "behind each; the second covers both.",

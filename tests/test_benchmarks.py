@@ -338,6 +338,16 @@ def test_copies_of_the_inputs_are_twice_the_cache() -> None:
     assert len(session(Path("."), cache=1).copies(case, p.make("cpu"))) == 1
 
 
+@pytest.mark.parametrize("rows", ["dense", "padded", "odd"])
+def test_copies_have_the_rows_of_their_case(rows: str) -> None:
+    p = products.Product(40, 50, 60, "NT", rows=rows)
+    first, second = session(Path("."), cache=p.bytes).copies(
+        products.product_case("test", p), p.make("cpu")
+    )
+    assert {k: v.stride() for k, v in first.items()} == {k: v.stride() for k, v in second.items()}
+    assert first["a"].stride() == (p.pitch(60), 1) and torch.equal(first["a"], second["a"])
+
+
 # --- tables and figures ---------------------------------------------------------------------------
 
 
