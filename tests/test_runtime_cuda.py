@@ -139,6 +139,7 @@ class FakeCuda(types.ModuleType):
         return self.record("cuOccupancyMaxActiveClusters", function, *asked), 33
 
     def cuTensorMapEncodeTiled(self, *args: object) -> tuple:
+        assert self.stack(), "a tensor map was made without a context"
         self.maps += 1
         return self.record("cuTensorMapEncodeTiled", *args), FakeMap(bytes([self.maps]) * 128)
 

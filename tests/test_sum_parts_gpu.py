@@ -3,7 +3,7 @@ for bit, on several streams, in threads and in graphs."""
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -63,11 +63,11 @@ def test_streams_and_threads():
                 run(i, 2)
         torch.cuda.synchronize()
         assert all(torch.equal(args[-1], want) for args, want in calls)
-    threads = [threading.Thread(target=run, args=(i, 100)) for i in range(len(calls))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    for args, _ in calls:
+        args[-1].fill_(float("nan"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(len(calls)) as pool:  # of threads that have no context yet
+        list(pool.map(run, range(len(calls)), [100] * len(calls)))
     torch.cuda.synchronize()
     assert all(torch.equal(args[-1], want) for args, want in calls)
 

@@ -274,25 +274,26 @@ class CudaKernel:
         kind = self.image.params[param].tensor_map
         assert kind is not None
         m, api = map_arguments(kind, tensor), self.driver.api
-        encoded = self.driver.check(
-            api.cuTensorMapEncodeTiled(
-                getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.data_type}"),
-                len(m.sizes),
-                m.pointer,
-                [api.cuuint64_t(s) for s in m.sizes],
-                [api.cuuint64_t(s) for s in m.strides],
-                [api.cuuint32_t(b) for b in m.box],
-                [api.cuuint32_t(1)] * len(m.box),
-                api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{m.swizzle}"),
-                # Fetching more than asked for gains nothing where rows are aligned, and costs 3 %
-                # of a stream of weights and 15 % of a product whose rows straddle cache lines.
-                api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            ),
-            f"making a tensor map of {kind.tensor} (shape {tensor.shape}, "
-            f"strides {tensor.strides}, {kind})",
-        )
+        with self.driver.context(self.index):  # a thread may have none yet
+            encoded = self.driver.check(
+                api.cuTensorMapEncodeTiled(
+                    getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.data_type}"),
+                    len(m.sizes),
+                    m.pointer,
+                    [api.cuuint64_t(s) for s in m.sizes],
+                    [api.cuuint64_t(s) for s in m.strides],
+                    [api.cuuint32_t(b) for b in m.box],
+                    [api.cuuint32_t(1)] * len(m.box),
+                    api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{m.swizzle}"),
+                    # Fetching more than asked for gains nothing where rows are aligned, and costs
+                    # 3 % of a stream of weights and 15 % of a product whose rows straddle lines.
+                    api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                    api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                ),
+                f"making a tensor map of {kind.tensor} (shape {tensor.shape}, "
+                f"strides {tensor.strides}, {kind})",
+            )
         return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
     @functools.cached_property
