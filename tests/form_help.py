@@ -62,14 +62,15 @@ def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, 
 
 
 def lowered(func: Func, target: Target, some: bool = False) -> Iterator[tuple[Plan, Func]]:
-    """The function under every kind of plan that fits, each in the first of its sizes that does.
-    `some`: the first kind, the plainest, and one in four of the others, which differ from program
+    """The function under every kind of plan that fits, each in the first of its sizes that does;
+    sums that go through global memory are for the simulator. `some`: the first kind, the plainest, and one in four of the others, which differ from program
     to program."""
     fits: set[str] = set()
-    kinds = list(dict.fromkeys(plan.name for plan in plans(func, target)))
+    found = [plan for plan in plans(func, target) if plan.parts == 1]
+    kinds = list(dict.fromkeys(plan.name for plan in found))
     first = zlib.crc32(print_func(func).encode())
     chosen = {n for i, n in enumerate(kinds) if n in (kinds[0], "plain") or not (i + first) % 4}
-    for plan in plans(func, target):
+    for plan in found:
         wanted = not some or plan.name in chosen or (plan.name == kinds[-1] and not fits)
         if plan.name not in fits and wanted:
             try:

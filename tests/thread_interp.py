@@ -282,6 +282,10 @@ class _Agent:
                 self.env[o.result] = self.env[o.vector][:, o.index]
             case ops.MemLoad() | ops.MemStore():
                 self.memory(o)
+            case ops.Misaligned():
+                put(o, self.misaligned(o))
+            case ops.Realign():
+                put(o, self.realign(o))
             case ops.ClusterLoad():
                 address = self.where(o.source, get(o.offset)[:, None] + np.arange(o.lanes))
                 if (address[:, 0] % (o.lanes * o.source.dtype.bytes)).any():
@@ -420,18 +424,35 @@ class _Agent:
             flat, inside, start = self.tensor(v)
             at = at + start
             if mask.any():
+                gaps = load and o.words  # between rows
                 if (
                     (at[mask] < 0).any()
                     or (at[mask] >= len(flat)).any()
-                    or not inside[at[mask]].all()
+                    or not (gaps or inside[at[mask]].all())
                 ):
                     raise BadAccess(f"access outside of {v.name} at {o.loc}")
             if load:
                 out[mask] = flat[at[mask]]
             else:
                 flat[at[mask]] = value[mask]
-        if load:
+        if load and o.words:
+            self.set(o, np.ascontiguousarray(out).view(np.uint32))
+        elif load:
             self.set(o, out[:, 0] if lanes == 1 else out)
+
+    def misaligned(self, o: ops.Misaligned) -> np.ndarray:
+        size = o.source.dtype.bytes
+        start = self.m.args[o.source.name].__array_interface__["data"][0]
+        return ((start + self.get(o.offset).astype(np.int64) * size) % 16 // size).astype(np.int32)
+
+    def realign(self, o: ops.Realign) -> np.ndarray:
+        lanes = 128 // o.dtype.bits
+        words = np.ascontiguousarray(self.env[o.words]).view(num.NUMPY[o.dtype])
+        number = np.arange(lanes)
+        got = np.take_along_axis(words, self.get(o.skip)[:, None] + number, 1)
+        if o.valid is None:
+            return got
+        return np.where(number < self.get(o.valid)[:, None], got, np.zeros((), got.dtype))
 
     @staticmethod
     def bytes_at(address: np.ndarray, size: int) -> np.ndarray:

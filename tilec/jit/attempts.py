@@ -25,7 +25,7 @@ from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
-SPARED = 0.7  # of the registers that ptxas takes do, where there is something to wait for
+SPARED = 0.68  # of the registers that ptxas takes do, where there is something to wait for
 SPILLED_FOR_A_BLOCK = 64  # bytes of a thread: another block gains more
 _PRODUCTS = (Fma, Mma, Wgmma)
 

@@ -237,13 +237,14 @@ class Lowering:
         return conjunction(b, conds)
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
-        """How many groups are taken together. What comes from shared memory comes unguarded: in a
-        loop that is not written out, and at an edge, it is asked for before it is stored."""
+        """How many groups are taken together: in a loop that is not written out, and at an edge,
+        what comes from shared memory, unguarded, is asked for before it is stored; and what `rare`
+        blocks bring."""
         assert p.layout is not None
         plain = p.layout.shape == p.extents and not any(o.regions for o in p.body.ops)
         sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
         late = most != MOST_OPS or _is_long(p, most)
-        if not (plain and late and sources == {"shared"}) or changes_memory(p):
+        if not (plain and late and (p.rare or sources == {"shared"})) or changes_memory(p):
             return 1
         return math.gcd(groups, MOST_TOGETHER)
 
