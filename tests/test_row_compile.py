@@ -10,6 +10,7 @@ from test_row_products import E4, E5, M, N, Product, from_registers, read_back
 import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
+from tilec.jit.choose import FEW_SPILLED
 from tilec.target import find_target
 from tilec.tools import find_ptxas
 
@@ -17,12 +18,14 @@ HOPPER, AMPERE, MI300 = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"
 
 
 def compiled(kernel: Any, target: str, *specs: Any) -> str:
-    """The text of the machine code; it has no spills and no advisories."""
+    """The text of the machine code; it has no spills, but for a few bytes where the parts of a sum
+    are added up, once for each tile, and no advisories."""
     made = tilec.kernel(kernel).compile(*specs, target=target)
     assert made.binary
     ptxas = find_ptxas()
     if target.startswith("hip") or ptxas is not None:
-        assert made.resources.spilled_bytes == 0
+        few = FEW_SPILLED if made.plan is not None and made.plan.parts > 1 else 0
+        assert made.resources.spilled_bytes <= few
     if target.startswith("cuda") and ptxas is not None:
         arch = find_target(target).arch
         assert run_ptxas(ptxas, made.asm, arch).advisories == ()
