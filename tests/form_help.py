@@ -63,8 +63,8 @@ def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, 
 
 def lowered(func: Func, target: Target, some: bool = False) -> Iterator[tuple[Plan, Func]]:
     """The function under every kind of plan that fits, each in the first of its sizes that does;
-    sums that go through global memory are for the simulator. `some`: the first kind, the plainest, and one in four of the others, which differ from program
-    to program."""
+    sums that go through global memory are for the simulator. `some`: the first kind, the plainest,
+    and one in four of the others, which differ from program to program."""
     fits: set[str] = set()
     found = [plan for plan in plans(func, target) if plan.parts == 1]
     kinds = list(dict.fromkeys(plan.name for plan in found))

@@ -120,7 +120,7 @@ def test_the_loop_loads_sixteen_bytes(kind: str) -> None:
     serial = [o for o in ops if isinstance(o, For) and o.kind == "serial"]
     tensors = [o for o in ops if isinstance(o, MemLoad) and o.source.buffer.space == "global"]
     alone = [o for o in tensors if not o.words]
-    assert len(alone) == 2 * 2
+    assert len(alone) == 8 * 2 * 2
     assert all(any(o in [*walk(loop.body)] for loop in serial) for o in alone)
     assert "ld.global.nc.v4" in made.asm
     product_at, wait_at = (

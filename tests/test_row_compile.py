@@ -23,12 +23,13 @@ def compiled(kernel: Any, target: str, *specs: Any) -> str:
     made = tilec.kernel(kernel).compile(*specs, target=target)
     assert made.binary
     ptxas = find_ptxas()
+    few = FEW_SPILLED if made.plan is not None and made.plan.parts > 1 else 0
     if target.startswith("hip") or ptxas is not None:
-        few = FEW_SPILLED if made.plan is not None and made.plan.parts > 1 else 0
         assert made.resources.spilled_bytes <= few
     if target.startswith("cuda") and ptxas is not None:
         arch = find_target(target).arch
-        assert run_ptxas(ptxas, made.asm, arch).advisories == ()
+        advisories = run_ptxas(ptxas, made.asm, arch).advisories
+        assert not [a for a in advisories if not (few and "spilled" in a)]
     return made.asm
 
 
