@@ -72,7 +72,7 @@ def test_kernels_from_the_disk_cache_load_nothing_of_the_compiler(tmp_path: Path
     script = tmp_path / "kernels.py"
     script.write_text(KERNELS)
     environment = {
-        **os.environ,
+        **{k: v for k, v in os.environ.items() if k != "TILEC_DISABLE_CACHE"},
         "TILEC_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": str(ROOT),
     }
