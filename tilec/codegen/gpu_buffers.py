@@ -263,8 +263,8 @@ class Buffers:
             stored.add(getattr(o, "dest", None))
             if isinstance(o, ops.TmaStore) and isinstance(o.map.type, TensorMapType):
                 mapped.add(o.map.type.tensor)
-        memory = ("tensor", "workspace", "counters")
-        tensors = [p for p in self.func.params if p.role in memory]
+        params = self.func.params
+        tensors = [p for p in params if isinstance(p.value.type, BufferType)]
         found = {p.value for p in tensors if p.value in stored or p.arg in mapped}
         return {p.value for p in tensors} if found and self.func.attrs.get("may_alias") else found
 

@@ -189,9 +189,8 @@ def pipelined_product(w: Writer) -> None:
         w.emit(call(w, s, a.name, b.name, c.name, False))
     written = any(f"{o.name}[" in line for o in w.outputs for line in w.lines)
     chosen = any("use_swizzle" in line or "annotate_schedule" in line for line in w.head)
-    if (
-        not written and not chosen and w.depth < 3 and w.chance(0.2)
-    ):  # several blocks may share the sum
+    # Several blocks may share the sum.
+    if not written and not chosen and w.depth < 3 and w.chance(0.2):
         split = w.one_of(("2", "4", "16", "(2, 1)", "(1, 2)", "(1, 5)", "(2, 2)", "(2, 4)"))
         w.head.append(f"T.annotate_schedule(split={split})")
     w.tiles.append(c)

@@ -15,7 +15,7 @@ from tilec.ir.agents import (
     ragged_tensors,
 )
 from tilec.ir.core import Block, Func, Op, Value, walk
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.target import Target
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_STAGES = 8  # that tilec takes by itself
 DEFAULT_THREADS = 128
-SKIPPED = 16  # bytes behind each row of a shared tile, so that rows begin in different banks
 STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 
 
@@ -189,7 +188,7 @@ def _by_rows(func: Func) -> tuple[int, bool]:
             bits = tensor.dtype.bits
             vector = alignment(tensor.buffer) * 8 // bits
             if len(extents) > 1 and leaves_by_rows(tensor, extents[-1], vector, ragged):
-                row = extents[-1] * bits // 8 + SKIPPED
+                row = extents[-1] * bits // 8 + PAD_BYTES
                 most, again = max(most, math.prod(extents[:-1]) * row), again or inside
 
     visit(func.body, False)

@@ -7,6 +7,7 @@ from tilec.ir.types import BufferType
 
 MBARRIER_BYTES = 8
 PLAIN_ALIGN = 128  # what a TMA box without a swizzle asks for
+PAD_BYTES = 16  # skipped after each row of an unswizzled tile: rows start in other banks
 
 
 def alignment_bytes(t: BufferType) -> int:

@@ -216,9 +216,9 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
     if not target.has("cp_async"):
         kinds = (Plan("plain"), Plan("plain, one buffer", single_buffer=True))
         made = [replace(plan, threads=t) for t in choices for plan in kinds]
-        return made + _clustered(func, target, choices)
+        return made + _sharing(func, target, choices)
     if not target.has("tma"):
-        return [_plan(threads=t) for t in choices] + _clustered(func, target, choices)
+        return [_plan(threads=t) for t in choices] + _sharing(func, target, choices)
     kinds = (
         _plan(specialise=True, persistent=True, staged_store=True),
         _plan(specialise=True, persistent=True),
@@ -240,10 +240,10 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
     if MOST_THREADS_FROM <= _largest_product(func) and len(choices) > 1:
         if any(r.others for r in footprint(func, target).rings):
             made.append(_plan(threads=512))  # more of them hide how long their loads take
-    return made + _clustered(func, target, choices)
+    return made + _sharing(func, target, choices)
 
 
-def _clustered(func: Func, target: Target, choices: tuple[int | None, ...]) -> list[Plan]:
+def _sharing(func: Func, target: Target, choices: tuple[int | None, ...]) -> list[Plan]:
     """Plans that only the score asks for: neighbours that load for one another, blocks that share
     a sum (the sizes of a launch say how many `parts` there are)."""
     if not has_pipelined_product(func) or func.attrs.get("cluster_dims") is not None:

@@ -25,10 +25,10 @@ from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
 from tilec.runtime.devices import resolve_target
 from tilec.runtime.driver import DriverError, argument_values, launched_grid, sums_of
-from tilec.runtime.image import Image
+from tilec.runtime.image import OWN_MEMORY, Image
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
-from tilec.runtime.workspace import ROLES, workspace_params
+from tilec.runtime.workspace import workspace_params
 from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
 from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
@@ -290,7 +290,7 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
     ]
     addresses = {t.name: np.int64(t.address) for t in tensors}
     for i, p in enumerate(image.params):
-        if p.role == "tensor" or p.role in ROLES:
+        if p.role in ("tensor", *OWN_MEMORY):
             parameters[i] = addresses[p.arg]
     return Launch(
         image.name,

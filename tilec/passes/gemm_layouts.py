@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from tilec.ir.instr import find_row
 from tilec.ir.layout import Digit, Layout, padded, swizzled
+from tilec.ir.memory import PAD_BYTES
 from tilec.ir.ops import Gemm
 from tilec.ir.types import BufferType
 from tilec.passes.distribution import fewest_registers
-
-PAD_BYTES = 16  # skipped after each row of an unswizzled operand: rows start in other banks
 
 
 def spread(

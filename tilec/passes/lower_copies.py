@@ -35,7 +35,7 @@ from tilec.passes.lower_matrices import (
 )
 from tilec.target import Target
 
-NARROW_BITS = 128  # a thread's widest access
+WIDEST_BITS = 128  # a thread's widest access
 
 
 def lower_copies(func: Func, target: Target) -> Func:
@@ -81,7 +81,7 @@ def _loop_layout(
     while vector > 1 and extents[-1] % vector:
         vector //= 2
     dest = sides[0].buffer
-    narrow = dest.space == "global" and vector * dest.dtype.bits < NARROW_BITS
+    narrow = dest.space == "global" and vector * dest.dtype.bits < WIDEST_BITS
     spread = along_rows if narrow else covering
     return spread(extents, target.warp_size, warps, vector)
 

@@ -14,9 +14,6 @@ from tilec.ir.ops import Binary, Const, Gemm
 from tilec.passes.addressing import Numbers, narrow, shared_offset
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
-PAD_BYTES = (
-    16  # skipped after every row of an unswizzled operand, so that rows start in other banks
-)
 SWIZZLE_ROWS = 8  # after which every swizzle begins anew
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from tilec.ir.agents import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Builder, Func, Op, Value, walk
-from tilec.ir.footprint import SKIPPED
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.conversions import copy_whole
@@ -115,7 +114,7 @@ class _Stager:
 def _rows(o: Copy) -> BufferType:
     """The shared tile that a fragment goes through."""
     shape, dtype = o.source_extents, o.dest.dtype
-    layout = padded(shape, shape[-1], SKIPPED * 8 // dtype.bits)
+    layout = padded(shape, shape[-1], PAD_BYTES * 8 // dtype.bits)
     return BufferType(shape, dtype, "shared", layout=layout)
 
 

@@ -23,7 +23,7 @@ from tilec.runtime.driver import DriverError, Grid, Kernel, Ready
 from tilec.runtime.image import Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
-from tilec.runtime.workspace import WithWorkspace, Workspaces, workspace_params
+from tilec.runtime.workspace import WithWorkspace, Workspaces, owner_of, workspace_params
 
 GRID_LIMITS: Grid = (2**31 - 1, 65535, 65535)
 
@@ -154,15 +154,13 @@ class CudaDriver:
         )
 
     def owner(self, stream: int) -> Hashable:
-        """Whose launches on `stream` come one after the other now, where that is not the stream
-        itself: a graph that is captured from it, or a thread; else None."""
-        if stream in (0, 1):  # the legacy default stream is no one's own, and in no graph
-            return None
+        return owner_of(stream, self._graph_of)
+
+    def _graph_of(self, stream: int) -> int | None:
         asking = f"asking whether stream {stream} is captured"
-        if int(self.check(self.api.cuStreamIsCapturing(stream), asking)):
-            graph = self.check(self.api.cuStreamGetCaptureInfo(stream), asking)[1]
-            return "graph", int(graph), stream, threading.get_ident()
-        return ("thread", threading.get_ident()) if stream == 2 else None
+        if not int(self.check(self.api.cuStreamIsCapturing(stream), asking)):
+            return None
+        return int(self.check(self.api.cuStreamGetCaptureInfo(stream), asking)[1])
 
     def allocate(self, index: int, size: int, zero: bool) -> int:
         """Memory on device `index`, also while a stream is captured."""

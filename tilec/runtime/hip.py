@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
-from tilec.runtime.workspace import WithWorkspace, Workspaces, workspace_params
+from tilec.runtime.workspace import WithWorkspace, Workspaces, owner_of, workspace_params
 
 # HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
 # all in x.
@@ -85,14 +84,13 @@ class HipDriver:
             self.check(self.api.hipEventDestroy(event), doing)
 
     def owner(self, stream: int) -> Hashable:
-        """See `CudaDriver.owner`."""
-        if stream in (0, 1):
-            return None
+        return owner_of(stream, self._graph_of)
+
+    def _graph_of(self, stream: int) -> int | None:
         asking = f"asking whether stream {stream} is captured"
-        if int(self.check(self.api.hipStreamIsCapturing(stream), asking)):
-            graph = self.check(self.api.hipStreamGetCaptureInfo(stream), asking)[1]
-            return "graph", int(graph), stream, threading.get_ident()
-        return ("thread", threading.get_ident()) if stream == 2 else None
+        if not int(self.check(self.api.hipStreamIsCapturing(stream), asking)):
+            return None
+        return int(self.check(self.api.hipStreamGetCaptureInfo(stream), asking)[1])
 
     def allocate(self, index: int, size: int, zero: bool) -> int:
         """Memory on device `index`, also while a stream is captured."""

@@ -191,8 +191,9 @@ class Image:
 
 
 _FORMATS = ("cubin", "ptx", "hsaco", "object")
-_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map", "workspace", "counters")
-_OWN = ("scalar", "grid", "workspace", "counters")  # need no tensor
+OWN_MEMORY = ("workspace", "counters")
+"""Roles of parameters that point to memory which the launch brings along."""
+_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map", *OWN_MEMORY)
 
 
 def _check(image: Image) -> None:
@@ -210,12 +211,14 @@ def _check(image: Image) -> None:
     for p in image.params:
         of = arguments.get(p.arg)
         rank = 3 if p.role == "grid" else 0 if of is None else len(of.shape)
-        takes = p.role in _OWN or (of is not None and of.kind == "tensor")
+        takes = p.role in ("scalar", "grid", *OWN_MEMORY) or (
+            of is not None and of.kind == "tensor"
+        )
         if p.role not in _ROLES or not takes or (p.role == "scalar" and of is None):
             raise ValueError(f"a parameter is the {p.role} of {p.arg}")
         if p.role in ("size", "stride", "grid") and not 0 <= p.dim < rank:
             raise ValueError(f"a parameter is the {p.role} {p.dim} of {p.arg}")
-        if p.role in _OWN[2:] and (p.type != "pointer" or not 0 < p.dim < 1 << 40):
+        if p.role in OWN_MEMORY and (p.type != "pointer" or not 0 < p.dim < 1 << 40):
             raise ValueError(f"{p.role} of {p.dim} bytes and type {p.type}")
         if (p.role == "tensor_map") != (p.type == "tensor_map") or (
             p.type not in DTYPES and p.type not in ("pointer", "tensor_map")

@@ -12,12 +12,10 @@ from typing import Protocol
 
 from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import Grid, Ready, sums_of
-from tilec.runtime.image import AbiParam, Image
+from tilec.runtime.image import OWN_MEMORY, AbiParam, Image
 
 ALIGNMENT = 256
 LEAST = 1 << 16  # bytes; more are taken in powers of two, so that few sizes are ever allocated
-
-ROLES = ("workspace", "counters")  # of such parameters
 
 Allocate = Callable[[int, int, bool], int]
 
@@ -63,7 +61,7 @@ class Workspaces:
 
 def workspace_params(image: Image) -> list[tuple[int, AbiParam]]:
     """The parameters that the launch brings along, with their numbers."""
-    return [(i, p) for i, p in enumerate(image.params) if p.role in ROLES]
+    return [(i, p) for i, p in enumerate(image.params) if p.role in OWN_MEMORY]
 
 
 class Driver(Protocol):
@@ -73,6 +71,18 @@ class Driver(Protocol):
 
     def owner(self, stream: int) -> Hashable:
         """Whose launches on `stream` come one after the other now; None: the stream's own."""
+
+
+def owner_of(stream: int, graph_of: Callable[[int], int | None]) -> Hashable:
+    """Whose launches on `stream` come one after the other now, where that is not the stream itself:
+    a graph that is captured from it (`graph_of`: its number, None if there is none), or a thread;
+    else None."""
+    if stream in (0, 1):  # the legacy default stream is no one's own, and in no graph
+        return None
+    graph = graph_of(stream)
+    if graph is not None:
+        return "graph", graph, stream, threading.get_ident()
+    return ("thread", threading.get_ident()) if stream == 2 else None
 
 
 class Kernel(Protocol):
