@@ -119,18 +119,12 @@ def write_launcher(
     names = [p.name for p in parameters]
     tensors = [p.name for p in parameters if p.kind == "tensor"]
     keywords = [k for k in LAUNCH_KEYWORDS if k not in names]
-    head = ["kernel_", *(["grid_"] if with_grid else [])]
     others = [p for p in parameters if p.kind != "tensor"]
-    head += [
-        f"{p.name}=REQUIRED" if p.kind == "tensor" else f"{p.name}__=REQUIRED" for p in parameters
-    ]
-    head += ["/", "*extra_", *(f"{p.name}=REQUIRED" for p in others)]
-    head += [f"{k}=None" for k in keywords]
     # What is left open, and with it the grid and the outputs' extents, follows from all the rest.
     opened = any(isinstance(p.default, Auto) for p in parameters) and (with_grid or bool(outputs))
     device = reads.of(tensors[0], reads.device)
     lines = [
-        f"def call({', '.join(head)}, **unknown_):",
+        _head(parameters, keywords, with_grid),
         "    values_ = facts_ = open_ = ready_ = None",
         *_given_by_name(tensors, others),
         *(["    asked_ = grid_"] if with_grid and opened else []),
@@ -189,6 +183,18 @@ def write_launcher(
     if returns:
         lines.append(f"    return {', '.join(returns)}")
     return "\n".join(lines) + "\n"
+
+
+def _head(parameters: Sequence[Parameter], keywords: Sequence[str], with_grid: bool) -> str:
+    """The line that says what `call` takes: all parameters by position, and by name all but the
+    arrays, which are found among the unknown keywords."""
+    head = ["kernel_", *(["grid_"] if with_grid else [])]
+    for p in parameters:
+        head.append(f"{p.name if p.kind == 'tensor' else f'{p.name}__'}=REQUIRED")
+    head += ["/", "*extra_"]
+    head += [f"{p.name}=REQUIRED" for p in parameters if p.kind != "tensor"]
+    head += [f"{k}=None" for k in keywords]
+    return f"def call({', '.join(head)}, **unknown_):"
 
 
 def _given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[str]:

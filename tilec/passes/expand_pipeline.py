@@ -71,12 +71,12 @@ class _Expander:
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
         tiles = self.realigner.tiles(copies)
-        plain = [self._staging(o) for o in copies if o.dest not in tiles]
+        plain = [self.staging(o) for o in copies if o.dest not in tiles]
         if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
             return self._in_place(loop, copies)
         return self._through_registers(loop, copies, tiles)
 
-    def _staging(self, o: Copy) -> Layout:
+    def staging(self, o: Copy) -> Layout:
         """Where a tile waits in registers."""
         shape = squeeze(o.dest.buffer.static_shape) or (1,)
         warps = self.threads // self.target.warp_size
@@ -184,73 +184,12 @@ class _Expander:
         b = Builder(loop.loc)
         at = Position(b, 2, 0, f"pipe{self.rings}")
         self.rings += 1
-        staged = {}
-        words = {
-            dest: b.value(Alloc, tile.words, name=f"{dest.name}_next")
-            for dest, tile in tiles.items()
-        }
-        others = [o for o in copies if o.dest not in tiles]
-        for o in others:
-            layout = self._staging(o)
-            # A conversion that changes no width happens where the tile is stored: here it would
-            # wait for the loads.
-            same = o.source.dtype.bits == o.dest.dtype.bits
-            dtype = (o.source if same else o.dest).dtype
-            t = BufferType(layout.shape, dtype, "fragment", layout=layout)
-            staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
-        zero = const(b, 0)
-
-        def pieces(into: Builder, index: Value, once: bool) -> Pieces | None:
-            if not tiles:
-                return None
-            subst: Substitution = {loop.body.args[0]: index}
-            part = Slice(loop.body, [o for o in copies if o.dest in tiles])
-            made = part.copy(loop.body, subst)
-            moved = [o for o in made if isinstance(o, Copy)]
-            into.ops += [o for o in made if not isinstance(o, Copy)]
-            return self.realigner.pieces(into, moved, tiles, once)
-
-        def load(into: Builder, index: Value, found: Pieces | None) -> None:
-            subst: Substitution = {loop.body.args[0]: index}
-            if found is not None:
-                self.realigner.load(into, found, words)
-            for o in Slice(loop.body, others).copy(loop.body, subst) if others else ():
-                if isinstance(o, Copy):
-                    fragment = staged[o.dest]
-                    shape = fragment.buffer.static_shape
-                    zeros = tuple(zero for _ in shape)
-                    o = replace(
-                        o,
-                        dest=fragment,
-                        dest_offsets=zeros,
-                        dest_extents=shape,
-                        ahead=False,
-                        agent="threads",
-                    )
-                into.ops.append(o)
-
-        def store(into: Builder, slot: Value, found: Pieces | None) -> None:
-            if found is not None:
-                self.realigner.store(into, found, words, slot)
-            for root, fragment in staged.items():
-                version = into.value(Version, root, slot, name=root.name)
-                shape, full = fragment.buffer.static_shape, root.buffer.static_shape
-                into.emit(
-                    Copy,
-                    fragment,
-                    tuple(zero for _ in shape),
-                    shape,
-                    version,
-                    tuple(zero for _ in full),
-                    full,
-                    agent="threads",
-                    vector=1,
-                )
+        waiting = _Waiting(b, loop, copies, tiles, self)
 
         first = Builder(loop.loc)
-        found = pieces(first, loop.lo, True)
-        load(first, loop.lo, found)
-        store(first, zero, found)
+        found = waiting.pieces(first, loop.lo, True)
+        waiting.load(first, loop.lo, found)
+        waiting.store(first, waiting.zero, found)
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
         self._synchronise(b, copies, loop)
         versions = copies[0].dest.buffer.versions
@@ -258,9 +197,9 @@ class _Expander:
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
         more = body.value(Compare, "lt", following, loop.hi)
-        found = pieces(body, following, False)
+        found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
-        load(ahead, following, found)
+        waiting.load(ahead, following, found)
         only_if(body, more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and versions > 1 else []
         slots = {v for o in in_flight for v in (o.a, o.b) if v.buffer.space == "shared"}
@@ -271,7 +210,7 @@ class _Expander:
             body.emit(Barrier, *self.barrier)
         other = body.value(Binary, "sub", const(body, 1), slot) if versions > 1 else slot
         behind = Builder(loop.loc)
-        store(behind, other, found)
+        waiting.store(behind, other, found)
         only_if(body, more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
@@ -281,3 +220,74 @@ class _Expander:
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
+
+
+class _Waiting:
+    """The tiles of a loop that wait in registers until shared memory is free: those that come in
+    pieces (`realign`) as words, the others as elements."""
+
+    def __init__(
+        self,
+        b: Builder,
+        loop: For,
+        copies: list[Copy],
+        tiles: dict[Value, Tile],
+        expander: _Expander,
+    ) -> None:
+        self.loop, self.tiles, self.realigner = loop, tiles, expander.realigner
+        self.aligned = [o for o in copies if o.dest not in tiles]
+        self.realigned = [o for o in copies if o.dest in tiles]
+        self.words = {
+            dest: b.value(Alloc, tile.words, name=f"{dest.name}_next")
+            for dest, tile in tiles.items()
+        }
+        self.staged = {}
+        for o in self.aligned:
+            layout = expander.staging(o)
+            # A conversion that changes no width happens where the tile is stored: here it would
+            # wait for the loads.
+            same = o.source.dtype.bits == o.dest.dtype.bits
+            dtype = (o.source if same else o.dest).dtype
+            t = BufferType(layout.shape, dtype, "fragment", layout=layout)
+            self.staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
+        self.zero = const(b, 0)
+
+    def _zeros(self, shape: tuple[int, ...]) -> tuple[Value, ...]:
+        return tuple(self.zero for _ in shape)
+
+    def _copied(self, copies: list[Copy], index: Value) -> list[Op]:
+        """The copies, and what they need, for the iteration `index`."""
+        loop = self.loop
+        return [*Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})]
+
+    def pieces(self, into: Builder, index: Value, once: bool) -> Pieces | None:
+        """What `load` and `store` have to know of an iteration's tiles."""
+        if not self.tiles:
+            return None
+        made = self._copied(self.realigned, index)
+        moved = [o for o in made if isinstance(o, Copy)]
+        into.ops += [o for o in made if not isinstance(o, Copy)]
+        return self.realigner.pieces(into, moved, self.tiles, once)
+
+    def load(self, into: Builder, index: Value, found: Pieces | None) -> None:
+        if found is not None:
+            self.realigner.load(into, found, self.words)
+        for o in self._copied(self.aligned, index) if self.aligned else ():
+            if isinstance(o, Copy):
+                fragment = self.staged[o.dest]
+                shape = fragment.buffer.static_shape
+                o = replace(
+                    o, dest=fragment, dest_offsets=self._zeros(shape), dest_extents=shape,
+                    ahead=False, agent="threads",
+                )  # fmt: skip
+            into.ops.append(o)
+
+    def store(self, into: Builder, slot: Value, found: Pieces | None) -> None:
+        """What `load` has brought, to version `slot` of each tile."""
+        if found is not None:
+            self.realigner.store(into, found, self.words, slot)
+        for root, fragment in self.staged.items():
+            version = into.value(Version, root, slot, name=root.name)
+            shape, full = fragment.buffer.static_shape, root.buffer.static_shape
+            sides = (fragment, self._zeros(shape), shape, version, self._zeros(full), full)
+            into.emit(Copy, *sides, agent="threads", vector=1)
