@@ -11,11 +11,13 @@ serves one emission.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import pickle
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +27,7 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
-from tilec.codegen.isolated import run_isolated
+from tilec.codegen.isolated import Ended, run_isolated
 from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
@@ -65,13 +67,14 @@ class Assembled:
     @functools.cached_property
     def asm(self) -> str:
         """PTX, GCN assembly or host assembly."""
-        machine = _machine(self.target)
-        return str(machine.emit_assembly(_optimised(self.llvm_text, self.target, {})))
+        return _made(self.llvm_text, self.target, _assembly)[0].decode()
 
     @functools.cached_property
     def llvm_opt(self) -> str:
         """The module as LLVM's optimiser leaves it."""
-        return str(_optimised(self.llvm_text, self.target, {}))
+        return _made(self.llvm_text, self.target, lambda _, module: str(module).encode())[
+            0
+        ].decode()
 
 
 def assemble(llvm_text: str, target: Target) -> Assembled:
@@ -83,24 +86,49 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     made = Assembled(llvm_text, target)
     with _timed(made.seconds, "check"):
         check_intrinsics(llvm_text, target)
-    if target.kind == "hip":
-        with _timed(made.seconds, "emit"):
-            relocatable = run_isolated(
-                lambda: _machine(target).emit_object(_optimised(llvm_text, target, {})),
-                f"LLVM cannot make code for {target}",
-            )
-        _finish_hip(made, relocatable)
-        return made
-    module = _optimised(llvm_text, target, made.seconds)
-    machine = _machine(target)
-    with _timed(made.seconds, "emit"):
-        if target.kind == "cuda":
-            made.asm = machine.emit_assembly(module)
-        else:
-            made.binary = machine.emit_object(module)
-    if target.kind == "cuda":
-        _finish_cuda(made, made.asm)
+    code, seconds = _made(llvm_text, target, _assembly if target.kind == "cuda" else _object)
+    made.seconds.update(seconds)
+    match target.kind:
+        case "cuda":
+            made.asm = code.decode()
+            _finish_cuda(made, made.asm)
+        case "hip":
+            _finish_hip(made, code)
+        case _:
+            made.binary = code
     return made
+
+
+_Emit = Callable[[Any, Any], bytes]  # of a target machine and an optimised module
+
+
+def _assembly(machine: Any, module: Any) -> bytes:
+    return str(machine.emit_assembly(module)).encode()
+
+
+def _object(machine: Any, module: Any) -> bytes:
+    return bytes(machine.emit_object(module))
+
+
+def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str, float]]:
+    """What `emit` makes of the optimised module, and the seconds that it took. LLVM is left to
+    itself only with the code of CUDA targets, which has few vectors: for the others it works in a
+    child process; where that ends, code for the CPU is optimised by fewer passes."""
+
+    def work(passes: str = "all") -> tuple[bytes, dict[str, float]]:
+        seconds: dict[str, float] = {}
+        module = _optimised(llvm_text, target, seconds, passes)
+        with _timed(seconds, "emit"):
+            return emit(_machine(target), module), seconds
+
+    if target.kind == "cuda":
+        return work()
+    *most, least = ("all", "no loop vectoriser", "scalar") if target.kind == "cpu" else ("all",)
+    what = f"LLVM cannot make code for {target}"
+    for passes in most:
+        with contextlib.suppress(Ended):
+            return pickle.loads(run_isolated(lambda: pickle.dumps(work(passes)), what))  # noqa: B023
+    return pickle.loads(run_isolated(lambda: pickle.dumps(work(least)), what))
 
 
 def with_min_blocks(made: Assembled, blocks: int) -> Assembled:
@@ -200,7 +228,9 @@ def _make_machine(target: Target) -> Any:
             raise InternalError(f"no code generator for targets of kind {kind!r}")
 
 
-def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any:
+def _optimised(
+    llvm_text: str, target: Target, seconds: dict[str, float], passes: str = "all"
+) -> Any:
     """A fresh module, parsed, verified and optimised for `target`.
 
     The pass builder gets the target machine: without it AMDGPU's attributor does not run and a
@@ -218,8 +248,8 @@ def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any
             raise InternalError(f"LLVM's verifier refuses the module: {e}".rstrip()) from e
     with _timed(seconds, "optimise"):
         # A builder serves once: what a run has left in it points to what has gone.
-        builder = llvm.create_pass_builder(machine, _tuning(target))
-        pipeline = builder.getModulePassManager()
+        builder = llvm.create_pass_builder(machine, _tuning(target, passes))
+        pipeline = _scalar_passes() if passes == "scalar" else builder.getModulePassManager()
         pipeline.run(module, builder)
         # llvmlite 0.50 never disposes of a pipeline: `close` finds the method of the wrong base.
         NewPassManager._dispose(pipeline)
@@ -227,12 +257,24 @@ def _optimised(llvm_text: str, target: Target, seconds: dict[str, float]) -> Any
     return module
 
 
-def _tuning(target: Target) -> Any:
-    """Loops that are to be vectors are so before LLVM sees them. Its loop vectoriser is off: where
-    its two cost models disagree about a loop, llvmlite's build of LLVM ends the process."""
+def _scalar_passes() -> Any:
+    """The least that makes tolerable code."""
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_aggressive_dce_pass()
+    return passes
+
+
+def _tuning(target: Target, passes: str) -> Any:
+    """Loops of GPU kernels that are to be vectors are so before LLVM sees them. On the CPU its loop
+    vectoriser is for the serial ones: where its two cost models disagree about one, llvmlite's
+    build of LLVM ends the process."""
     tuning = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVELS[target.kind])
-    tuning.loop_vectorization = tuning.loop_interleaving = False
     tuning.slp_vectorization = tuning.loop_unrolling = target.kind == "cpu"
+    tuning.loop_vectorization = target.kind == "cpu" and passes == "all"
+    tuning.loop_interleaving = tuning.loop_vectorization
     return tuning
 
 

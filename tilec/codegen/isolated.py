@@ -1,7 +1,8 @@
 """Running a part of the compiler that may abort in a child process, so that only the child ends.
 
-LLVM reports what it cannot do by ending the process, and its AMDGPU back end has such ends that no
-table foresees (its own register allocator's checks). A user's program must survive them."""
+LLVM reports what it cannot do by ending the process, and has such ends that no table foresees: the
+checks of its AMDGPU back end's register allocator, assertions of its passes over vectors. A user's
+program must survive them."""
 
 from __future__ import annotations
 
@@ -12,21 +13,29 @@ import traceback
 import warnings
 from collections.abc import Callable
 
+from llvmlite.binding import ffi
+
 from tilec.ir.errors import InternalError
 
 _FAILED, _DONE = b"E", b"D"
 
 
+class Ended(InternalError):
+    """The child process ended before it was done."""
+
+
 def run_isolated(make: Callable[[], bytes], what: str) -> bytes:
     """The bytes that `make()` returns, made in a child process where the system can fork. Raises
-    InternalError, with the last line the child wrote, if it ended early or `make` raised."""
+    InternalError with its words if `make` raised, Ended with the last line that the child wrote if
+    it did not come to an end of its own."""
     if not hasattr(os, "fork"):
         return make()
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads: the child starts none
-            child = os.fork()
+            with ffi.lib._lock:  # nobody is inside LLVM, whose own locks the child could not open
+                child = os.fork()
         if child == 0:
             _child(make, read, write, log.fileno())
         os.close(write)
@@ -37,8 +46,9 @@ def run_isolated(make: Callable[[], bytes], what: str) -> bytes:
             return got[1:]
         log.seek(0)
         said = log.read().decode(errors="replace").strip()
-    message = got[1:].decode(errors="replace") or said.rsplit("\n", 1)[-1] or "no message"
-    raise InternalError(f"{what}: {message[:300]}")
+    if got:
+        raise InternalError(f"{what}: {got[1:].decode(errors='replace')[:300]}")
+    raise Ended(f"{what}: {(said.rsplit(chr(10), 1)[-1] or 'no message')[:300]}")
 
 
 def _child(make: Callable[[], bytes], read: int, write: int, log: int) -> None:
