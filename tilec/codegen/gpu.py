@@ -113,7 +113,7 @@ class Emitter(Buffers):
             v = Val(kind, name)
             if kind == "i8" and p.value.dtype == BOOL:
                 v = self.f.icmp("ne", v, int_val(0, "i8"))
-            elif p.role in ("size", "grid"):
+            elif p.role in ("size", "elements", "grid"):
                 self.ranges.set(v, 0, min(limits(kind)[1], (1 << 47) - 1))
             self.env[p.value] = v
 

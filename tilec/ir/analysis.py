@@ -116,7 +116,7 @@ class Facts:
         self._divisors[value] = min(divisor, MOST)
 
     def _param(self, func: Func, p: Param) -> None:
-        if p.role == "size":
+        if p.role in ("size", "elements"):
             self._set(p.value, (0, None))
         elif p.role == "stride":
             divisor = 1

@@ -152,10 +152,11 @@ class Param:
     """A parameter of a kernel and where a launch gets it from.
 
     `role`: "tensor" (pointer of argument `arg`), "scalar" (argument `arg` itself), "size" (extent
-    `dim` of tensor argument `arg`), "stride" (stride `dim`, in elements), "tensor_map" (a
-    descriptor made from tensor argument `arg`), "grid" (blocks of the user's grid along `dim`),
-    "workspace" and "counters" (memory of the launch's own, `dim` bytes for each block of the user's
-    grid: any content; and zeros, which the kernel leaves as zeros)."""
+    `dim` of tensor argument `arg`), "stride" (stride `dim`, in elements), "elements" (how many
+    tensor argument `arg` has), "tensor_map" (a descriptor made from tensor argument `arg`), "grid"
+    (blocks of the user's grid along `dim`), "workspace" and "counters" (memory of the launch's own,
+    `dim` bytes for each block of the user's grid: any content; and zeros, which the kernel leaves
+    as zeros)."""
 
     value: Value
     role: str

@@ -65,6 +65,8 @@ def trace_variant(
     func = trace(signature, known)
     if target.has("tma") and (ragged := _ragged(func, facts)):
         func = func.with_attrs(ragged=ragged)
+    if dense := _dense(func, facts):
+        func = func.with_attrs(dense=dense)
     return func.with_attrs(may_alias=True) if facts.may_alias else func
 
 
@@ -72,6 +74,14 @@ def _ragged(func: Func, facts: Facts) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
     rows = {a.name for a in facts.arguments if a.kind == "tensor" and a.row < 16}
     return tuple(sorted(rows & written_tensors(func))) if rows else ()
+
+
+def _dense(func: Func, facts: Facts) -> tuple[tuple[str, int], ...]:
+    """The tensors whose rows have no gaps, with the alignment of their addresses, where that tells
+    more than the rows do; with them those that the call allocates."""
+    found = {a.name: a.dense for a in facts.arguments if a.dense}
+    made = {name: 16 for name, _, _ in func.attrs["outputs"]} if found else {}
+    return tuple(sorted({**made, **found}.items()))
 
 
 def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
@@ -209,7 +219,7 @@ def _compiled(
     wide: bool,
     plan: Plan | None,
 ) -> CompiledKernel:
-    written = written_tensors(func)
+    written, dense = written_tensors(func), dict(final.attrs.get("dense", ()))
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
         binary, kind = assembled.asm.encode(), "ptx"
@@ -217,7 +227,10 @@ def _compiled(
         name=func.name,
         symbol=final.name,
         target=target.name,
-        arguments=tuple(replace(a, written=a.name in written) for a in arguments),
+        arguments=tuple(
+            replace(a, written=a.name in written, dense=a.dense if a.name in dense else 0)
+            for a in arguments
+        ),
         params=tuple(_abi_param(p) for p in final.params),
         grid="" if func.attrs.get("grid_from_launch") else grid_text(func),
         returned=tuple(returned),

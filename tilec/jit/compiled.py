@@ -17,9 +17,11 @@ from tilec.runtime.arguments import (
     REQUIRED,
     Call,
     Parameter,
+    alignment,
     alignment_fact,
     as_index,
     bind_call,
+    dense_fact,
     is_wide,
     overlapping,
     read_arguments,
@@ -247,6 +249,13 @@ class CompiledKernel:
                 raise LaunchError(
                     f"{a.name}: this variant was compiled for an address and strides divisible by "
                     f"{a.align} bytes, got {fact}",
+                    hint="compile it for a specification of such an array, or pass a copy",
+                )
+            if dense_fact(t) < a.dense:
+                raise LaunchError(
+                    f"{a.name}: this variant was compiled for rows without gaps and an address "
+                    f"divisible by {a.dense} bytes, got strides {t.strides} and an address "
+                    f"divisible by {alignment(t.pointer)}",
                     hint="compile it for a specification of such an array, or pass a copy",
                 )
             if a.written and row_fact(t, a.align) < a.row:

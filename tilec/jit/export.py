@@ -110,6 +110,8 @@ def _describe(image: Image, p: AbiParam) -> str:
             return f"{kind}, extent {p.dim} of {p.arg}"
         case "stride":
             return f"{kind}, stride {p.dim} of {p.arg} in elements"
+        case "elements":
+            return f"{kind}, elements of {p.arg}"
         case "grid":
             return f"{kind}, blocks of the grid in dimension {p.dim}"
         case "workspace" | "counters":

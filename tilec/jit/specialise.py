@@ -24,6 +24,7 @@ from tilec.runtime.arguments import (
     Parameter,
     alignment_fact,
     as_index,
+    dense_fact,
     fact_strides,
     is_wide,
     row_fact,
@@ -185,14 +186,15 @@ def facts_of(
     """
     fixed = {n: call.sizes.values[n] for n, is_fixed in signature.sizes.items() if is_fixed}
     arguments, tensors = [], []
+    dense = target != "cpu" and any(_begins_anywhere(t) for t in call.tensors.values())
     for p in parameters:
         match p.kind:
             case "tensor":
                 tensors.append(call.tensors[p.name])
-                arguments.append(_tensor_fact(p, tensors[-1], fixed))
+                arguments.append(_tensor_fact(p, tensors[-1], fixed, dense))
             case "output":
                 tensors.append(_future_output(p, call))
-                fact = _tensor_fact(p, tensors[-1], fixed)
+                fact = _tensor_fact(p, tensors[-1], fixed, dense)
                 arguments.append(replace(fact, output=True))
             case "scalar":
                 assert p.dtype is not None
@@ -214,7 +216,12 @@ def facts_of(
     )
 
 
-def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int]) -> Argument:
+def _begins_anywhere(t: Tensor) -> bool:
+    """Whether rows of the tensor begin at any multiple of an element."""
+    return any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides))
+
+
+def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int], dense: bool) -> Argument:
     written = p.shape or (None,) * len(t.shape)
     shape = tuple(_fact(e, f"{p.name}_size{d}", t.shape[d], fixed) for d, e in enumerate(written))
     strides = fact_strides(p.name, t, shape)
@@ -222,7 +229,9 @@ def _tensor_fact(p: Parameter, t: Tensor, fixed: Mapping[str, int]) -> Argument:
         strides = tuple(s if isinstance(s, int) else f for s, f in zip(p.strides, strides))
     dtype = t.dtype if p.dtype is None else p.dtype
     align = alignment_fact(t, strides)
-    return Argument(p.name, "tensor", dtype, shape, strides, align, row=row_fact(t, align))
+    whole = dense_fact(t) if dense else 0
+    row = row_fact(t, align)
+    return Argument(p.name, "tensor", dtype, shape, strides, align, row=row, dense=whole)
 
 
 def _fact(extent: int | str | None, name: str, value: int, fixed: Mapping[str, int]) -> int | str:

@@ -24,6 +24,7 @@ from tilec.passes.check_teams import check_teams
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
+from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
 from tilec.passes.gather_sums import gather_sums
 from tilec.passes.infer_layouts import infer_layouts
@@ -59,6 +60,7 @@ Accept = Callable[[Plan, Func], None]
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (place_buffers, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
+    (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
     (split_guards, "TILE"),  # what is left without a condition may be a copy
     (raise_tiles, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product

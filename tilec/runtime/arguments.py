@@ -489,6 +489,13 @@ def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:
     return fact
 
 
+def dense_fact(t: Tensor) -> int:
+    """The power of two up to 16 that divides the address of a tensor whose rows follow one another
+    without gaps; 0 where they do not, and for a vector."""
+    whole = len(t.shape) > 1 and not t.is_empty and t.strides == contiguous_strides(t.shape)
+    return alignment(t.pointer) if whole else 0
+
+
 def row_fact(t: Tensor, align: int) -> int:
     """The power of two up to 16 that divides the bytes of a row (the extent of the last dimension),
     where rows begin at multiples of 16 bytes; 16 where they do not, and for a vector."""

@@ -143,6 +143,8 @@ def argument_values(
                 values.append(scalars[p.arg])
             case "size":
                 values.append(tensors[p.arg].shape[p.dim])
+            case "elements":
+                values.append(math.prod(tensors[p.arg].shape))
             case "stride":
                 values.append(tensors[p.arg].strides[p.dim])
             case "tensor_map":

@@ -86,7 +86,8 @@ class Argument:
     compile-time ints and names of run-time values, `align` the power of two up to 16 that divides
     its address and, in bytes, its run-time strides; `written` whether the kernel stores to it;
     `output` whether the call allocates it; `row` the power of two up to 16 that divides the bytes
-    of its rows. `default` is a scalar's default value.
+    of its rows; `dense` the power of two up to 16 that divides its address, where its rows have to
+    follow one another without gaps (0: they need not). `default` is a scalar's default value.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Argument:
     output: bool = False
     default: int | float | bool | None = None
     row: int = 16
+    dense: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ class Image:
 _FORMATS = ("cubin", "ptx", "hsaco", "object")
 OWN_MEMORY = ("workspace", "counters")
 """Roles of parameters that point to memory which the launch brings along."""
-_ROLES = ("tensor", "size", "stride", "scalar", "grid", "tensor_map", *OWN_MEMORY)
+_ROLES = ("tensor", "size", "stride", "elements", "scalar", "grid", "tensor_map", *OWN_MEMORY)
 
 
 def _check(image: Image) -> None:

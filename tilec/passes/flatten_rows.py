@@ -1,0 +1,439 @@
+"""flatten_rows: matrices whose rows follow one another without gaps are walked over as one row.
+
+Before: TILE; the blocks of a grid each take a box of tensors of one shape, element by element:
+
+    for i, j: C[by * BM + i, bx * BN + j] = f(A[by * BM + i, bx * BN + j], …)
+
+Where a row is no whole number of 16 bytes, rows begin anywhere and a thread may take an element or
+two of one at once. After: if all these tensors are `dense` (an attribute of the function: the
+alignment of the first element, by the name of the argument), they have one dimension, and a block
+takes as many elements as before, which follow one another:
+
+    for e: C[n * BM * BN + e] = f(A[n * BM * BN + e], …)
+
+`n` is the number of the block in its grid. The launch stays as it was: where tiles stick out of
+the tensors, the last blocks have nothing to do and end at once. Every other kernel is left alone:
+one that uses an index for anything but such elements (or to ask whether they are inside), a row or
+a column for all of a tile, loops over tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from tilec.ir.agents import alignment
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Param,
+    Substitution,
+    Value,
+    defining_ops,
+    inputs,
+    rewrite,
+    substitute,
+    upstream,
+    walk,
+)
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    BlockIndex,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    Fill,
+    For,
+    GridSize,
+    If,
+    Load,
+    Parallel,
+    Store,
+    While,
+    Yield,
+    yielded,
+)
+from tilec.ir.types import INT32, BufferType, Extent, ScalarType
+from tilec.target import Target
+
+Linear = dict[Value | int | None, int]
+"""A sum: coefficients of values and of the indices of blocks, by dimension; None: what is added."""
+
+
+def flatten_rows(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    dense = dict(func.attrs.get("dense", ()))
+    if not dense:
+        return func
+    none = func.with_attrs(dense=())
+    if func.attrs.get("grid_from_launch"):
+        return none
+    try:
+        found = _Elements(func)
+    except _Differs:
+        return none
+    names = {p.value: p.arg for p in func.params}
+    given = {v: dense.get(names[v], 0) for v in found.tensors}
+    if not all(given.values()) or all(alignment(v.buffer) >= a for v, a in given.items()):
+        return none
+    kept = tuple(sorted((names[v], a) for v, a in given.items()))
+    return _Flat(found, dense).build().with_attrs(dense=kept)
+
+
+class _Differs(Exception):
+    """The kernel is not of the form that is looked for."""
+
+
+class Side(NamedTuple):
+    """A dimension of the tensors: elements of it in a tile, and the dimension of the grid whose
+    blocks follow one another along it (None: one tile is all of it)."""
+
+    tile: int
+    block: int | None
+
+
+class _Elements:
+    """What a kernel does to the elements of its tensors. Raises _Differs unless each block does the
+    same to each element of a box, which only its own number tells from the others'."""
+
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.defs = {**defining_ops(func.grid), **defining_ops(func.body)}
+        self.places = self._places()
+        self.known: dict[Value, Linear | None] = {
+            a: {}
+            for o in walk(func.body)
+            if isinstance(o, Parallel)
+            for a, e in zip(o.body.args, o.extents)
+            if e == 1
+        }
+        self.fixed = {
+            o.source
+            for o in walk(func.body)
+            if isinstance(o, Load) and self.places.isdisjoint(o.indices)
+        }
+        self.sides: tuple[Side, ...] = ()
+        self.shape: tuple[Extent, ...] = ()
+        self.dtype = INT32
+        self.tensors: set[Value] = set()
+        self.tiles: set[Value] = set()
+        self.guards: set[Value] = set()
+        for o in func.body.ops:
+            self._op(o)
+        self._check_grid()
+
+    def _places(self) -> set[Value]:
+        """The values that say where a block or an iteration stands."""
+        found: set[Value] = set()
+        for o in walk(self.func.body):
+            if isinstance(o, Parallel):
+                found.update(o.body.args)
+            elif isinstance(o, BlockIndex) or (o.pure and not found.isdisjoint(o.operands)):
+                found.update(o.results)
+        return found
+
+    # --- the body ---
+
+    def _op(self, o: Op) -> None:
+        match o:
+            case Parallel(layout=None):
+                self._loop(o)
+            case Copy():
+                self._box(o.source, o.source_offsets, o.source_extents)
+                self._box(o.dest, o.dest_offsets, o.dest_extents)
+            case Fill():
+                self._box(o.dest, o.offsets, o.extents)
+                self._is_data(o.value)
+            case Load():
+                self._is_data(*o.indices)
+            case Alloc() | Yield():
+                pass
+            case _ if not o.pure:
+                raise _Differs
+
+    def _is_data(self, *values: Value) -> None:
+        """Raise _Differs if one of the values depends on the place."""
+        if not self.places.isdisjoint(values):
+            raise _Differs
+
+    def _loop(self, p: Parallel) -> None:
+        wide = [(a, e) for a, e in zip(p.body.args, p.extents) if e > 1]
+        asked: set[Value] = set()
+        self.inside: list[Linear] = []
+        for o in walk(p.body):
+            match o:
+                case If(cond=cond) if cond in self.places:
+                    asked.add(cond)
+                case Load(source=v, indices=at) if self.places.isdisjoint(at):
+                    pass
+                case Load(source=v, indices=at):
+                    self._element(v, at, wide)
+                case Store(dest=v, indices=at, value=value):
+                    self._is_data(value)
+                    if v.buffer.space == "local":
+                        self._is_data(*at)
+                    else:
+                        self._element(v, at, wide)
+                case For() | While() | If() | Yield() | Alloc(type=BufferType(space="local")):
+                    self._is_data(*o.operands)
+                case _ if not o.pure:
+                    raise _Differs
+        self._check_guards(asked)
+        self.guards |= asked
+
+    def _check_guards(self, asked: Iterable[Value]) -> None:
+        """Raise _Differs unless each condition asks whether the element that a loop is at is one of
+        the tensors', in one dimension or several."""
+        left = [*asked]
+        while left:
+            o = self.defs.get(left.pop())
+            match o:
+                case Binary(kind="and"):
+                    left += o.lhs, o.rhs
+                    continue
+                case (
+                    Compare(kind="lt" | "le", lhs=x, rhs=y)
+                    | Compare(kind="gt" | "ge", lhs=y, rhs=x)
+                ):
+                    below = _minus(self._sum(x), self._sum(y))
+                    if o.kind in ("le", "ge"):
+                        below = _minus(below, {None: 1})
+                    if below in self.inside:  # below zero where the element lies inside
+                        continue
+            raise _Differs
+
+    def _element(
+        self, v: Value, indices: Sequence[Value], wide: Sequence[tuple[Value, int]]
+    ) -> None:
+        """An access of a loop, whose indices of more than one iteration are `wide`."""
+        left = [*wide]
+        starts: list[Linear] = []
+        extents: list[int] = []
+        for index, size in zip(indices, v.buffer.shape):
+            start, extent = self._sum(index), 1
+            self.inside.append(_minus(start, self._size(size)))
+            if left and start.get(left[0][0]) == 1:
+                arg, extent = left.pop(0)
+                start = {x: n for x, n in start.items() if x is not arg}
+            starts.append(start)
+            extents.append(extent)
+        if left:
+            raise _Differs
+        self._place(v, indices, starts, extents)
+
+    def _box(self, v: Value, offsets: Sequence[Value], extents: Sequence[int]) -> None:
+        """A region that is copied or filled."""
+        self._place(v, offsets, [self._sum(o) for o in offsets], extents)
+
+    def _place(
+        self,
+        v: Value,
+        indices: Sequence[Value],
+        starts: Sequence[Linear],
+        extents: Sequence[int],
+    ) -> None:
+        """Each of `extents` elements from `starts` on, of a tensor or a tile."""
+        t = v.buffer
+        if v in self.fixed or t.layout is not None:
+            raise _Differs
+        if t.space == "global":
+            sides = tuple(self._side(start, e) for start, e in zip(starts, extents))
+            if self.tensors and (self.shape, self.sides) != (t.shape, sides):
+                raise _Differs
+            self.shape, self.sides, self.dtype = t.shape, sides, indices[0].dtype
+            self.tensors.add(v)
+        elif t.space in ("fragment", "shared"):
+            if any(starts) or tuple(extents) != t.shape:
+                raise _Differs
+            self.tiles.add(v)
+        else:
+            raise _Differs
+
+    def _side(self, start: Linear, tile: int) -> Side:
+        if not start:
+            return Side(tile, None)
+        for dim in range(3):
+            if start == {dim: tile}:
+                return Side(tile, dim)
+        raise _Differs
+
+    # --- sums of indices ---
+
+    def _sum(self, value: Value) -> Linear:
+        for o in upstream((value,), self.defs, self.known):
+            self.known.update((r, self._combined(o, r)) for r in o.results)
+        found = self.known.get(value, {value: 1})
+        if found is None:
+            raise _Differs
+        return found
+
+    def _size(self, extent: Extent) -> Linear:
+        if isinstance(extent, int):
+            return {None: extent}
+        return {self.func.param(extent).value: 1}
+
+    def _combined(self, o: Op, r: Value) -> Linear | None:
+        match o, [self.known.get(v, {v: 1}) for v in inputs(o)]:
+            case Const(value=int() as n), []:
+                return {None: int(n)} if n else {}
+            case BlockIndex(dim=dim), []:
+                return {dim: 1}
+            case Cast(), [dict() as x] if r.dtype.kind == "int" and r.dtype.bits >= 32:
+                return x
+            case Binary(kind="add" | "sub"), [dict() as x, dict() as y]:
+                return _minus(x, y if o.kind == "sub" else _minus({}, y))
+            case Binary(kind="mul"), [dict() as x, dict() as y]:
+                for many, one in ((x, y), (y, x)):
+                    if one.keys() <= {None}:
+                        by = one.get(None, 0)
+                        return {v: n * by for v, n in many.items() if by}
+                return None
+        return {r: 1}
+
+    # --- the launch ---
+
+    def _check_grid(self) -> None:
+        """All elements of the tensors are some block's, and nobody but their blocks is there."""
+        extents = yielded(self.func.grid)
+        blocks = [s.block for s in self.sides if s.block is not None]
+        others = [e for d, e in enumerate(extents) if d not in blocks]
+        if len({*blocks}) < len(blocks) or any(self._sum(e) != {None: 1} for e in others):
+            raise _Differs
+        for extent, side in zip(self.shape, self.sides):
+            if side.block is None:
+                covered = isinstance(extent, int) and side.tile >= extent
+            else:
+                covered = self._covers(extents[side.block], extent, side.tile)
+            if not covered:
+                raise _Differs
+
+    def _covers(self, blocks: Value, extent: Extent, tile: int) -> bool:
+        """Whether so many blocks of `tile` elements are at least `extent` elements."""
+        if isinstance(extent, int):
+            found = self._sum(blocks)
+            return found.keys() == {None} and found[None] * tile >= extent
+        o = self.defs.get(blocks)
+        while isinstance(o, Cast):
+            o = self.defs.get(o.operand)
+        most = self._sum(blocks)
+        if isinstance(o, Binary) and o.kind == "floordiv" and self._sum(o.rhs) == {None: tile}:
+            most = self._sum(o.lhs)
+        elif tile > 1:
+            return False
+        size = self.func.param(extent).value
+        return most.keys() <= {size, None} and most.get(size) == 1 and most.get(None, 0) >= tile - 1
+
+
+def _minus(x: Linear, y: Linear) -> Linear:
+    both = {v: x.get(v, 0) - y.get(v, 0) for v in (*x, *y)}
+    return {v: n for v, n in both.items() if n}
+
+
+class _Flat:
+    """The function whose tensors have one dimension."""
+
+    def __init__(self, found: _Elements, dense: Mapping[str, int]) -> None:
+        self.found = found
+        func = self.func = found.func
+        self.count = prod(s.tile for s in found.sides)
+        self.subst: Substitution = {}
+        given = [p for p in func.params if p.value in found.tensors]
+        name = given[0].arg
+        self.total = Param(Value(ScalarType(found.dtype), f"{name}_elements"), "elements", name)
+        for p in given:
+            shape = (self.total.value.name,)
+            t = replace(p.value.buffer, shape=shape, strides=(1,), align=dense[p.arg])
+            self.subst[p.value] = Value(t, p.value.name)
+        self.flat = {*self.subst.values()}
+
+    def build(self) -> Func:
+        """The whole function."""
+        func = self.func
+        b, inner = Builder(func.loc), Builder(func.loc)
+        number = self._number(b)
+        up = b.value(Binary, "add", self.total.value, self._const(b, self.count - 1))
+        blocks = b.value(Binary, "floordiv", up, self._const(b, self.count))
+        self.start = inner.value(Binary, "mul", number, self._const(inner, self.count))
+        for o in func.body.ops:
+            inner.loc = o.loc
+            self._op(inner, o)
+        nothing = Block((), (Yield(loc=func.loc),))
+        b.emit(If, b.value(Compare, "lt", number, blocks), inner.block(), nothing)
+        b.emit(Yield)
+        params = tuple(
+            replace(p, value=self.subst.get(p.value, p.value)) for p in (*func.params, self.total)
+        )
+        return replace(func, params=params, body=b.block())
+
+    def _number(self, b: Builder) -> Value:
+        """This block's number in the grid."""
+        number: Value | None = None
+        for dim in reversed(range(len(yielded(self.func.grid)))):
+            index = self._wide(b, b.value(BlockIndex, dim))
+            if number is not None:
+                size = self._wide(b, b.value(GridSize, dim))
+                index = b.value(Binary, "add", b.value(Binary, "mul", number, size), index)
+            number = index
+        assert number is not None
+        return number
+
+    def _const(self, b: Builder, n: int) -> Value:
+        return b.value(Const, n, self.found.dtype)
+
+    def _wide(self, b: Builder, v: Value) -> Value:
+        return v if v.dtype == self.found.dtype else b.value(Cast, v, self.found.dtype)
+
+    def _op(self, b: Builder, o: Op) -> None:
+        o = substitute(o, self.subst)
+        match o:
+            case Alloc() if o.result in self.found.tiles:
+                made = b.value(Alloc, replace(o.type, shape=(self.count,)), name=o.result.name)
+                self.subst[o.result] = made
+                self.flat.add(made)
+            case Parallel():
+                b.ops.append(self._loop(o))
+            case Copy():
+                source, dest = self._at(b, o.source), self._at(b, o.dest)
+                whole = (self.count,)
+                b.ops.append(
+                    replace(
+                        o,
+                        source_offsets=(source,),
+                        source_extents=whole,
+                        dest_offsets=(dest,),
+                        dest_extents=whole,
+                    )
+                )
+            case Fill():
+                at = self._at(b, o.dest)
+                b.ops.append(replace(o, offsets=(at,), extents=(self.count,)))
+            case _ if self.found.places.isdisjoint(o.results):
+                b.ops.append(o)
+
+    def _at(self, b: Builder, v: Value) -> Value:
+        return self.start if v.buffer.space == "global" else b.value(Const, 0, INT32)
+
+    def _loop(self, p: Parallel) -> Parallel:
+        """The loop over the tile's elements, one after the other."""
+        arg = Value(ScalarType(INT32), "e")
+        b = Builder(p.loc)
+        at = b.value(Binary, "add", self.start, self._wide(b, arg))
+        inside = b.value(Compare, "lt", at, self.total.value)
+
+        def visit(o: Op) -> None | Op | list[Op]:
+            if isinstance(o, If) and o.cond in self.found.guards:
+                return replace(o, cond=inside)
+            if isinstance(o, (Load, Store)):
+                v = o.source if isinstance(o, Load) else o.dest
+                if v in self.flat:
+                    return replace(o, indices=(at if v.buffer.space == "global" else arg,))
+            return None if self.found.places.isdisjoint(o.results) else []
+
+        body = rewrite(p.body, visit, self.subst)
+        block = Block((arg,), (*b.ops, *body.ops))
+        return replace(p, extents=(self.count,), body=block)
