@@ -172,9 +172,6 @@ class Lowering:
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         needs = [(o, c) for o in accesses for c in self.known.memory(o, arg, limit).checks]
-        if p.rare:
-            self._emit(b, p, place, replica, width, dim, guarded=bool(needs), most=0)
-            return
         if not needs:
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
@@ -238,13 +235,12 @@ class Lowering:
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, and at an edge,
-        what comes from shared memory, unguarded, is asked for before it is stored; and what `rare`
-        blocks bring."""
+        what comes from shared memory, unguarded, is asked for before it is stored."""
         assert p.layout is not None
         plain = p.layout.shape == p.extents and not any(o.regions for o in p.body.ops)
         sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
         late = most != MOST_OPS or _is_long(p, most)
-        if not (plain and late and (p.rare or sources == {"shared"})) or changes_memory(p):
+        if not (plain and late and sources == {"shared"}) or changes_memory(p):
             return 1
         return math.gcd(groups, MOST_TOGETHER)
 

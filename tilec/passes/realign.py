@@ -8,15 +8,14 @@ until the tile is stored; then it shifts out of them what it wants:
     wanted            c  d  e  f  g  h    i  j                      skip = 2
 
 Two loads and some shifts stand for 8 loads and 8 stores of 2 bytes. The pieces hold neighbours of
-the wanted elements, so a tile comes so only where all its pieces lie in the memory of its tensor:
-the tile with the tensor's last elements is copied element by element. What is out of bounds is
-set to zero behind the shift."""
+the wanted elements; those that do not lie in the memory of the tensor, as may be at its first and
+its last elements, are not loaded: what was wanted of them is stored element by element, over what
+the shift has made of nothing. What is out of bounds is set to zero behind the shift."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 from tilec.ir.agents import PIECE_REGISTERS, Agents
@@ -30,26 +29,27 @@ from tilec.ir.ops import (
     Const,
     Copy,
     Extract,
+    For,
     If,
-    Load,
     MemLoad,
     Misaligned,
     Pack,
-    Parallel,
     Realign,
     RegRead,
     RegWrite,
     Select,
     Store,
+    Unary,
     Version,
     Yield,
     squeeze,
 )
 from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
-from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow
-from tilec.passes.distribution import covering, idle
+from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow, unique_replica
+from tilec.passes.distribution import idle
 from tilec.passes.lower_copies import element_indices
 from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
+from tilec.passes.rings import only_if
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load
@@ -57,10 +57,10 @@ WORDS = 2 * PIECE // 4  # that wait for each 16 bytes of a thread's part of the 
 
 
 class _Part(NamedTuple):
-    """Consecutive elements that one thread brings: which part of the thread's it is, the indices
-    and the offset of the first one, and how many elements that is past a piece's beginning."""
+    """Consecutive elements that one thread brings: the place of the first one in the tile, its
+    indices and its offset in the tensor, and how many elements that is past a piece's beginning."""
 
-    number: int
+    place: tuple[Value, ...]
     indices: tuple[Value, ...]
     offset: Value
     skip: Value
@@ -145,13 +145,12 @@ class Realigner:
         """Load the pieces into the `words` of each tile."""
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
-            for part in self._parts(b, o, tile.elements.layout):
-                if part.number < tile.ahead:
-                    for w, value in enumerate(self._words(b, o, part, inside)):
-                        n = b.value(Const, WORDS * part.number + w, INT32)
-                        b.emit(RegWrite, words[o.dest], n, value)
+            for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
+                if number < tile.ahead:
+                    for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
+                        b.emit(RegWrite, words[o.dest], b.value(Const, n, INT32), value)
 
-        self._forms(b, found, each, lambda b, o: None)
+        self._forms(b, found, each)
 
     def store(self, b: Builder, found: Pieces, words: Mapping[Value, Value], slot: Value) -> None:
         """What `load` has brought, to version `slot` of each tile in shared memory."""
@@ -164,10 +163,10 @@ class Realigner:
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
             per, held = _per_piece(o), elements[o.dest]
-            for part in self._parts(b, o, tile.elements.layout):
+            for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 valid = None if inside else self._valid(b, o, part)
-                if part.number < tile.ahead:
-                    numbers = range(WORDS * part.number, WORDS * (part.number + 1))
+                if number < tile.ahead:
+                    numbers = range(WORDS * number, WORDS * (number + 1))
                     index = [b.value(Const, n, INT32) for n in numbers]
                     read = [b.value(RegRead, words[o.dest], n) for n in index]
                 else:
@@ -175,7 +174,7 @@ class Realigner:
                 packed = b.value(Pack, tuple(read))
                 got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
                 for e in range(per):
-                    n = b.value(Const, per * part.number + e, INT32)
+                    n = b.value(Const, per * number + e, INT32)
                     b.emit(RegWrite, held, n, b.value(Extract, got, e))
             shape, full = tile.elements.static_shape, o.dest.buffer.static_shape
             at = (zero,) * len(full)
@@ -184,7 +183,11 @@ class Realigner:
                 agent="threads", vector=1,
             )  # fmt: skip
 
-        self._forms(b, found, each, lambda b, o: self._by_element(b, replace(o, dest=dest[o.dest])))
+        self._forms(b, found, each)
+        for o, tile, reachable in zip(found.copies, found.tiles, found.reachable):
+            edge = Builder(b.loc)
+            self._edge(edge, o, tile, dest[o.dest])
+            only_if(b, b.value(Unary, "not", reachable), edge.ops)
 
     # --- the parts of a thread ---
 
@@ -193,29 +196,74 @@ class Realigner:
         multiples of 16 bytes apart, or each has its own `skip`."""
         assert layout is not None
         per, t = _per_piece(o), o.source.buffer
-        here = coordinates(b, layout, Place(b), b.value(Const, 0, INT32))
-        first = element_indices(b, o.source, o.source_offsets, o.source_extents, tuple(here))
-        start = self.tensors.offset(b, t, first)
-        skip = b.value(Misaligned, o.source, start)
-        zeros = tuple(b.value(Const, 0, i.dtype) for i in first)
-        for number, away in enumerate(layout.table("reg")[::per].tolist()):
+        first = self._part(b, o, layout, b.value(Const, 0, INT32))
+        zeros = tuple(b.value(Const, 0, i.dtype) for i in first.indices)
+        for away in layout.table("reg")[::per].tolist():
             coords = tuple(b.value(Const, c, INT32) for c in away)
             moved = element_indices(b, o.source, zeros, o.source_extents, coords)
-            offset = b.value(Binary, "add", start, self.tensors.offset(b, t, moved))
-            own = b.value(Misaligned, o.source, offset) if any(c % per for c in away) else skip
-            indices = tuple(b.value(Binary, "add", i, m) for i, m in zip(first, moved))
-            yield _Part(number, indices, offset, own)
+            offset = b.value(Binary, "add", first.offset, self.tensors.offset(b, t, moved))
+            own = any(c % per for c in away)
+            skip = b.value(Misaligned, o.source, offset) if own else first.skip
+            indices = tuple(b.value(Binary, "add", i, m) for i, m in zip(first.indices, moved))
+            yield _Part(first.place, indices, offset, skip)
+
+    def _part(self, b: Builder, o: Copy, layout: Layout, register: Value) -> _Part:
+        """The part that begins in `register` of a thread."""
+        place = tuple(coordinates(b, layout, Place(b), register))
+        indices = element_indices(b, o.source, o.source_offsets, o.source_extents, place)
+        offset = self.tensors.offset(b, o.source.buffer, indices)
+        return _Part(place, indices, offset, b.value(Misaligned, o.source, offset))
 
     def _words(self, b: Builder, o: Copy, part: _Part, inside: bool) -> list[Value]:
-        """Load the two pieces of a part."""
+        """Load the two pieces of a part, if they lie in memory."""
         per, found = _per_piece(o), []
-        guard = None if inside else self._row_inside(b, o, part)
         first = b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
+        guard = None if inside else self._in_memory(b, o, first)
         for half in range(2):
             at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
             got = b.value(MemLoad, o.source, at, per, PIECE, guard, words=True)
             found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
         return found
+
+    def _in_memory(self, b: Builder, o: Copy, first: Value) -> Value:
+        """Whether the two pieces from `first` on lie in the memory of the tensor."""
+        above = b.value(Compare, "ge", first, b.value(Const, 0, INT64))
+        end = b.value(Binary, "add", first, b.value(Const, 2 * _per_piece(o) - 1, INT64))
+        return b.value(Binary, "and", above, b.value(Compare, "le", end, self._last(b, o)))
+
+    def _edge(self, b: Builder, o: Copy, tile: Tile, dest: Value) -> None:
+        """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
+        and elements asked for no sooner than now: few tiles have any."""
+        layout, per = tile.elements.layout, _per_piece(o)
+        assert layout is not None
+        register = Value(ScalarType(INT32), "r")
+        body = Builder(b.loc)
+        part = self._part(body, o, layout, register)
+        first = body.value(Binary, "sub", part.offset, body.value(Cast, part.skip, INT64))
+        valid = self._valid(body, o, part)
+        lacking = body.value(Unary, "not", self._in_memory(body, o, first))
+        some = body.value(Compare, "gt", valid, body.value(Const, 0, INT32))
+        inner, found = Builder(b.loc), []
+        for e in range(per):
+            at = inner.value(Binary, "add", part.offset, inner.value(Const, e, INT64))
+            there = inner.value(Compare, "gt", valid, inner.value(Const, e, INT32))
+            found.append(inner.value(MemLoad, o.source, at, 1, o.source.dtype.bits // 8, there))
+        for e, value in enumerate(found):
+            column = inner.value(Binary, "add", part.place[-1], inner.value(Const, e, INT32))
+            place = iter((*part.place[:-1], column))
+            zero = inner.value(Const, 0, INT32)
+            index = tuple(zero if n == 1 else next(place) for n in o.dest_extents)
+            inner.emit(Store, dest, index, value)
+        only_if(body, body.value(Binary, "and", lacking, some), inner.ops)
+        body.emit(Yield)
+        loop = Builder(b.loc)
+        bounds = (loop.value(Const, n, INT32) for n in (0, layout.size("reg"), per))
+        loop.emit(For, "serial", *bounds, (), body.block([register]))
+        mine = unique_replica(b, layout, Place(b))
+        if mine is None:
+            b.ops += loop.ops
+        else:
+            only_if(b, mine, loop.ops)
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part) -> Value | None:
         """Whether the row of a part exists: one test for each dimension but the last."""
@@ -238,28 +286,20 @@ class Realigner:
     # --- the forms ---
 
     def _forms(
-        self,
-        b: Builder,
-        found: Pieces,
-        each: Callable[[Builder, Copy, Tile, bool], None],
-        otherwise: Callable[[Builder, Copy], None],
+        self, b: Builder, found: Pieces, each: Callable[[Builder, Copy, Tile, bool], None]
     ) -> None:
-        """`each` tile, for tiles inside of their tensors and for others, or `otherwise`, where one
-        cannot be brought by pieces."""
+        """`each` tile, for tiles inside of their tensors and for others."""
 
-        def general(b: Builder) -> None:
-            for o, tile, reachable in zip(found.copies, found.tiles, found.reachable):
-                with _branches(b, reachable) as (some, none):
-                    each(some, o, tile, False)
-                    otherwise(none, o)
+        def all_tiles(b: Builder, inside: bool) -> None:
+            for o, tile in zip(found.copies, found.tiles):
+                each(b, o, tile, inside)
 
         if found.inside is None:
-            general(b)
+            all_tiles(b, False)
             return
         with _branches(b, found.inside) as (inside, other):
-            for o, tile in zip(found.copies, found.tiles):
-                each(inside, o, tile, True)
-            general(other)
+            all_tiles(inside, True)
+            all_tiles(other, False)
 
     def _inside(self, b: Builder, o: Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""
@@ -279,27 +319,24 @@ class Realigner:
             if d < t.rank - 1:
                 end = b.value(Binary, "min", end, sizes[d])
             ends.append(end)
-        ones = [b.value(Const, 1, v.dtype) for v in ends]
-        last, end = (
-            self.tensors.offset(b, t, [b.value(Binary, "sub", v, one) for v, one in zip(vs, ones)])
-            for vs in (ends, sizes)
-        )
-        inside = b.value(Compare, "le", b.value(Binary, "add", last, per), end)
+        end = b.value(Binary, "add", self._before(b, t, ends), per)
+        inside = b.value(Compare, "le", end, self._last(b, o))
         if t.align >= PIECE:
             return inside
         first = self.tensors.offset(b, t, o.source_offsets)
-        return b.value(Binary, "and", inside, b.value(Compare, "ge", first, per))
+        skip = b.value(Cast, b.value(Misaligned, o.source, first), INT64)
+        return b.value(Binary, "and", inside, b.value(Compare, "ge", first, skip))
 
-    def _by_element(self, b: Builder, o: Copy) -> None:
-        """The region element by element, without anything held: few tiles come so."""
-        extents = squeeze(o.dest_extents)
-        layout = covering(extents, self.warp_size, self.warps, 1)
-        args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
-        inner = Builder(o.loc)
-        source = element_indices(inner, o.source, o.source_offsets, o.source_extents, args)
-        dest = element_indices(inner, o.dest, o.dest_offsets, o.dest_extents, args)
-        inner.emit(Store, o.dest, dest, inner.value(Load, o.source, source))
-        b.emit(Parallel, extents, inner.block(args), layout=layout, rare=True)
+    def _last(self, b: Builder, o: Copy) -> Value:
+        """The offset of the tensor's last element."""
+        t = o.source.buffer
+        sizes = [self.tensors.number(b, n, i.dtype) for n, i in zip(t.shape, o.source_offsets)]
+        return self._before(b, t, sizes)
+
+    def _before(self, b: Builder, t: BufferType, ends: list[Value]) -> Value:
+        """The offset of the last element before these ends."""
+        ones = [b.value(Const, 1, v.dtype) for v in ends]
+        return self.tensors.offset(b, t, [b.value(Binary, "sub", v, n) for v, n in zip(ends, ones)])
 
 
 def _per_piece(o: Copy) -> int:
