@@ -2,11 +2,12 @@
 
     python -m benchmarks.bench_launch [--json results/launch.json]
 
-On an NVIDIA GPU: an empty kernel with one tensor, and a small matrix product with three (on
-sm_90a: three tensor maps); beside each, the driver's own call with the same prepared arguments,
-and torch's `add_` and `matmul(out=)`. Microseconds per call, median of shuffled rounds; a round
-is short enough that the driver's queue never fills. Without a GPU the same launch path is timed
-with a driver's entry that returns at once.
+On an NVIDIA GPU: an empty kernel with one tensor, a sum with three, and a small matrix product
+with three (on sm_90a: three tensor maps), each with the same tensors in every call, and the latter
+two with tensors that no call had before. Beside them the driver's own call with the same prepared
+arguments, and torch's and Triton's sums and products. Microseconds per call, median of shuffled
+rounds; a round is short enough that the driver's queue never fills. Without a GPU the same launch
+path is timed with a driver's entry that returns at once.
 """
 
 # mypy: disable-error-code="valid-type,assignment,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -16,9 +17,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,14 +34,25 @@ from benchmarks.timing import spread
 N = T.dynamic("N")
 CALLS = 200  # per round; the driver queues about a thousand launches
 ROUNDS = 60
+EXTENT = 128  # of the matrices
+NEW = ", tensors never seen before"
 
-Candidates = dict[str, Callable[[], Any]]
+Arrays = tuple[torch.Tensor, ...]
+# What is called, and the arrays of each call.
+Candidates = dict[str, tuple[Callable[..., Any], Iterator[Arrays]]]
 
 
 @tilec.kernel
 def empty_kernel(A: T.Tensor((N,), "float16")):
     with T.Kernel(1, threads=128):
         pass
+
+
+@tilec.kernel
+def add(A: T.Tensor((N,), "float16"), B: T.Tensor((N,), "float16"), C: T.Tensor((N,), "float16")):
+    with T.Kernel(T.ceildiv(N, 256), threads=256) as bx:
+        for i in T.Parallel(256):
+            C[bx * 256 + i] = A[bx * 256 + i] + B[bx * 256 + i]
 
 
 def main() -> None:
@@ -58,28 +71,56 @@ def main() -> None:
 
 def candidates(device: str) -> Candidates:
     """What is timed on `device`, each called a few times so that everything it needs is made."""
-    one = torch.zeros(1024, device=device, dtype=torch.float16)
-    a, b, c = (torch.randn(128, 128, device=device, dtype=torch.float16) for _ in range(3))
+
+    def arrays(*shape: int, count: int = 3) -> Arrays:
+        return tuple(torch.ones(shape, device=device, dtype=torch.float16) for _ in range(count))
+
+    flat, square = (EXTENT * EXTENT,), (EXTENT, EXTENT)
     matmul = product("float16")
-    constants = {"BM": 128, "BN": 128, "BK": 64}
+    multiply = functools.partial(matmul, BM=128, BN=128, BK=64)
     found: Candidates = {}
-    for name, kernel, call in (
-        ("empty kernel, 1 tensor", empty_kernel, lambda: empty_kernel(one)),
-        ("matmul, 3 tensors", matmul, lambda: matmul(a, b, c, **constants)),
+    for name, kernel, call, used, more in (
+        ("empty kernel, 1 tensor", empty_kernel, empty_kernel, arrays(*flat, count=1), ()),
+        ("sum, 3 tensors", add, add, arrays(*flat), pool(arrays, flat)),
+        ("matmul, 3 tensors", matmul, multiply, arrays(*square), pool(arrays, square)),
     ):
         for _ in range(3):
-            call()
-        if device == "cpu":
-            for launches in kernel.prepared.values():
-                launches.update(dict.fromkeys(launches, no_driver()))
-            name += ", without a driver"
-        found[name] = call
-        ((ready,),) = (launches.values() for launches in kernel.prepared.values())
-        found[f"{name}: the call of the driver alone"] = ready
+            call(*used)
+            if device == "cpu":
+                (variant,) = kernel._variants.values()
+                variant.loaded(0).ready = lambda *launch: no_driver()
+        name += ", without a driver" if device == "cpu" else ""
+        found[name] = call, itertools.repeat(used)
+        found[f"{name}: the call of the driver alone"] = ready_of(kernel), itertools.repeat(())
+        if more:
+            found[name + NEW] = call, iter(more)
     if device != "cpu":
-        found["torch add_"] = lambda: one.add_(1)
-        found["torch matmul(out=)"] = lambda: torch.matmul(a, b, out=c)
+        from benchmarks.peers import triton_add, triton_gemm
+
+        config = triton_gemm.CONFIGS[3]
+        for name, call, shape in (
+            ("torch add(out=)", lambda a, b, c: torch.add(a, b, out=c), flat),
+            ("torch matmul(out=)", lambda a, b, c: torch.matmul(a, b, out=c), square),
+            ("Triton sum", triton_add.add, flat),
+            ("Triton matmul", lambda a, b, c: triton_gemm.bind(a, b, c, config)(), square),
+        ):
+            used = arrays(*shape)
+            for _ in range(3):
+                call(*used)
+            found[name] = call, itertools.repeat(used)
+            found[name + NEW] = call, iter(pool(arrays, shape))
     return found
+
+
+def pool(arrays: Callable[..., Arrays], shape: tuple[int, ...]) -> list[Arrays]:
+    """Arrays for all calls of a candidate."""
+    return [arrays(*shape) for _ in range(CALLS * ROUNDS)]
+
+
+def ready_of(kernel: Any) -> Callable[[], int]:
+    """The launch of the one call that the kernel has seen so far."""
+    ((ready,),) = (launches.values() for launches in kernel.prepared.values())
+    return ready
 
 
 def no_driver() -> Callable[[], int]:
@@ -96,12 +137,13 @@ def timed(functions: Candidates, on_gpu: bool) -> dict[str, list[float]]:
     for _ in range(ROUNDS):
         random.shuffle(names)
         for name in names:
-            fn = functions[name]
+            fn, arrays = functions[name]
+            calls = list(itertools.islice(arrays, CALLS))
             if on_gpu:
                 torch.cuda.synchronize()
             start = time.perf_counter()
-            for _ in range(CALLS):
-                fn()
+            for one in calls:
+                fn(*one)
             samples[name].append((time.perf_counter() - start) / CALLS * 1e6)
     return samples
 

@@ -26,7 +26,7 @@ from tilec.ir.printer import print_func
 from tilec.jit.simulate import simulate_changed
 from tilec.passes import run_plan
 from tilec.runtime import cuda
-from tilec.runtime.block import BlockLayout
+from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import check_grid, launched_grid, sums_of
 from tilec.runtime.image import AbiParam, Image
 from tilec.runtime.workspace import LEAST
@@ -383,6 +383,10 @@ def given(api: Memory, ready: Any) -> list[int]:
     return seen
 
 
+def addresses() -> Block:
+    return BlockLayout(PARAMS).block([0xC0, 0, 0])
+
+
 def own() -> Image:
     return image(params=PARAMS, arguments=(), grid="(4, 3, 1)", parts=8)
 
@@ -391,8 +395,7 @@ def test_each_stream_and_graph_has_its_own(memory: Memory) -> None:
     kernel = cuda.CudaDriver().load(own(), 0)
     grid = launched_grid(kernel, (4, 3, 1))
     assert grid == (4, 3, 8) and sums_of(kernel.image, grid) == 12
-    block = BlockLayout(PARAMS).block([0xC0, 0, 0])
-    one, again, other = (kernel.ready(grid, block, s) for s in (0x50, 0x50, 0x60))
+    one, again, other = (kernel.ready(grid, addresses(), s) for s in (0x50, 0x50, 0x60))
     first = given(memory, one)
     assert first[0] == 0xC0 and first == given(memory, one) == given(memory, again)
     assert not {*first[1:]} & {*given(memory, other)[1:]}
@@ -412,12 +415,22 @@ def test_each_stream_and_graph_has_its_own(memory: Memory) -> None:
     assert relaxed == [2, 0] * (len(relaxed) // 2)
 
 
+def test_the_block_takes_other_arguments(memory: Memory) -> None:
+    kernel, block = cuda.CudaDriver().load(own(), 0), addresses()
+    ready = kernel.ready((4, 3, 8), block, 0x50)
+    first = given(memory, ready)
+    for captured in (0, 5, 0):
+        memory.captured = captured
+        block.words()[0] += 64
+        found = given(memory, ready)
+        assert found[0] == block.words()[0] and (found[1:] == first[1:]) == (not captured)
+
+
 def test_a_larger_launch_gets_more(memory: Memory) -> None:
     kernel = cuda.CudaDriver().load(own(), 0)
-    block = BlockLayout(PARAMS).block([0xC0, 0, 0])
-    small = kernel.ready((4, 3, 8), block, 0)
+    small = kernel.ready((4, 3, 8), addresses(), 0)
     before = given(memory, small)
-    large = given(memory, kernel.ready((400, 30, 8), block, 0))
+    large = given(memory, kernel.ready((400, 30, 8), addresses(), 0))
     assert before[1] != large[1] and before[2] == large[2]
     assert given(memory, small) == before, "it is still there"
 
@@ -426,7 +439,7 @@ def test_no_room(memory: Memory) -> None:
     kernel = cuda.CudaDriver().load(own(), 0)
     memory.failing["cuMemAlloc"] = 2
     with pytest.raises(tilec.TilecError, match="allocating 1,048,576 bytes on cuda:0 for what"):
-        kernel.ready((4, 3, 8), BlockLayout(PARAMS).block([0xC0, 0, 0]), 0)
+        kernel.ready((4, 3, 8), addresses(), 0)
 
 
 def test_too_many_blocks_in_z() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fastpath import ALIGNMENTS
 from tilec.runtime.arguments import Call, Parameter, check_scalar
+from tilec.runtime.block import Block
 from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
+from tilec.runtime.expressions import names_in
 from tilec.runtime.tensors import Tensor
 
+_K, _V = TypeVar("_K"), TypeVar("_V")
 _LIMIT = 4096  # entries of a table
+_AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the parameter
+_FEW = 16  # launches, kept as they come
+_GRIDS = 64  # with free launches
 
 
 class Recipe:
@@ -24,6 +32,9 @@ class Recipe:
     `names` are the arrays, in the order of their addresses in `values`; `scalars` the scalar
     parameters, whose values follow. `given` is the launch's grid, None where it is the kernel's
     own.
+
+    `take(recipe, values)` is the launch for these values; None if they need another variant, or a
+    message. It takes the block of a launch that has been made, and writes the addresses into it.
     """
 
     def __init__(
@@ -35,92 +46,193 @@ class Recipe:
         given: Grid | None,
         stream: int,
     ) -> None:
-        self._variant = variant
+        self._variant, self._stream = variant, stream
         # Nothing here may keep the arrays' memory alive.
         tensors = {n: _at(t, t.pointer) for n, t in call.tensors.items()}
         self._call = dataclasses.replace(call, tensors=tensors, first=None)
         self._kernel = variant.loaded(call.index)
-        self._arrays, self._scalars, self._stream = len(names), tuple(scalars), stream
-        self.can_overlap = variant.image.may_alias
-        written = {a.name for a in variant.image.arguments if a.written}
-        spans = {n: _offsets(call.tensors[n]) for n in names}
-        # Pairs of arrays that the variant was compiled to be apart, or not: two numbers, and
-        # between which distances from the first address to the second the arrays share bytes.
-        self._pairs = [
-            (i, j, spans[a][0] - spans[b][1], spans[a][1] - spans[b][0])
-            for i, a in enumerate(names)
-            for j, b in enumerate(names[:i])
-            if a in written or b in written
-        ]
         self._grid = variant.grid(call, given)
         self._launched = launched_grid(self._kernel, self._grid)
-        # A grid that no scalar takes part in stays as it is.
-        self._fixed_grid = given is not None or not any(
-            p.name in variant.image.grid for p in scalars
-        )
-        self._template = argument_values(self._kernel, self._call.tensors, call.scalars, self._grid)
-        position = {n: i for i, n in enumerate((*names, *(p.name for p in scalars)))}
-        placed = [(n, p.role, position.get(p.arg, -1)) for n, p in enumerate(variant.image.params)]
-        self._new = [(n, i) for n, role, i in placed if role in ("tensor", "scalar")]
-        offsets = self._kernel.layout.offsets
-        self._maps = [(offsets[n], i) for n, role, i in placed if role == "tensor_map"]
-        self._extents = [(n, p.dim) for n, p in enumerate(variant.image.params) if p.role == "grid"]
+        self._template = argument_values(self._kernel, tensors, call.scalars, self._grid)
+        params = list(enumerate(variant.image.params))
+        self._extents = [(n, p.dim) for n, p in params if p.role == "grid"]
+        numbers = {p.arg: n for n, p in params if p.role == "scalar"}
+        # Their numbers are None where the kernel does not use them.
+        self._scalars = [(i, p, numbers.get(p.name)) for i, p in enumerate(scalars, len(names))]
+        # The scalars that the grid follows from, and grids for them.
+        read = names_in(variant.image.grid) if given is None else ()
+        self._deciding = [i for i, p, _ in self._scalars if p.name in read]
+        self._grids: dict[tuple[Any, ...], Grid] = {}
+        self._free: dict[Grid, list[Launch]] = {}  # launches on a grid
+        self.can_overlap = variant.image.may_alias
+        self.take: Callable[[Recipe, Sequence[Any]], Launch | None] = self._write_take(names)
 
-    def ready(self, values: Sequence[Any]) -> Ready | None:
-        """The launch for these addresses and scalars; None if they need another variant, or a
+    def _write_take(self, names: Sequence[str]) -> Callable[..., Launch | None]:
+        """`take`. For three arrays, of which the last is written, and has a tensor map that only
+        the driver can move, it is
+
+            def take(recipe, values):
+                a0, a1, a2, *_ = values
+                if (a0 - a0_was | a1 - a1_was | a2 - a2_was) & 15 or not (a0 and a1 and a2):
+                    return None
+                if least_0_2 < a0 - a2 < most_0_2 or least_1_2 < a1 - a2 < most_1_2:
+                    return None
+                launch = recipe.blank(values)
+                if launch is None:
+                    return None
+                words = launch.words
+                words[at0] = a0
+                words[at1] = a1
+                if move2(launch.values + at2, a2):
+                    return None
+                return launch
+        """
+        image, tensors = self._variant.image, self._call.tensors
+        address = {name: f"a{i}" for i, name in enumerate(names)}
+        given: dict[str, Any] = {f"{a}_was": tensors[name].pointer for name, a in address.items()}
+        apart = " | ".join(f"{a} - {a}_was" for a in address.values())
+        # Pairs of arrays that the variant was compiled to be apart, or not: between which distances
+        # of their addresses they share bytes.
+        written = {a.name for a in image.arguments if a.written}
+        spans = {name: _offsets(tensors[name]) for name in names}
+        shared = []
+        for i, x in enumerate(names):
+            for j, y in enumerate(names[:i]):
+                if x in written or y in written:
+                    pair = f"_{j}_{i}"
+                    given[f"least{pair}"] = spans[x][0] - spans[y][1]
+                    given[f"most{pair}"] = spans[x][1] - spans[y][0]
+                    shared.append(f"least{pair} < a{j} - a{i} < most{pair}")
+        overlap = " or ".join(shared) or "False"
+        lines = [
+            f"    {', '.join(address.values())}, *_ = values",
+            f"    if ({apart}) & {ALIGNMENTS} or not ({' and '.join(address.values())}):",
+            "        return None",
+            f"    if {f'not ({overlap})' if self.can_overlap else overlap}:",
+            "        return None",
+            "    launch = recipe.blank(values)",
+            "    if launch is None:",
+            "        return None",
+            "    words = launch.words",
+        ]
+        for n, p in enumerate(image.params):
+            if p.role in ("tensor", "tensor_map"):
+                at, a, move = self._kernel.layout.offsets[n], address[p.arg], None
+                if p.role == "tensor_map":
+                    move = self._kernel.map_mover(self._template[n])
+                if move is None:
+                    given[f"at{n}"] = at // 8
+                    lines.append(f"    words[at{n}] = {a}")
+                else:
+                    given |= {f"move{n}": move, f"at{n}": at}
+                    lines += [f"    if move{n}(launch.values + at{n}, {a}):", "        return None"]
+        lines.append("    return launch")
+        return _function(("def take(recipe, values):", *lines), tuple(given))(*given.values())
+
+    def blank(self, values: Sequence[Any]) -> Launch | None:
+        """A launch with these scalars, and with addresses of another one; None if they need a
         message."""
-        if 0 in values[: self._arrays]:  # an array without memory, such as a FakeTensor
-            return None
-        overlap = False  # of arrays of which one is written
-        for i, j, least, most in self._pairs:
-            if least < values[j] - values[i] < most:
-                overlap = True
-        if overlap != self.can_overlap:
-            return None
-        arguments, launched = self._template.copy(), self._launched
         try:
-            if self._scalars:
-                given = zip(self._scalars, values[self._arrays :])
-                numbers = {p.name: check_scalar(p, v) for p, v in given}
-                values = (*values[: self._arrays], *numbers.values())
-                if not self._fixed_grid:
-                    call = dataclasses.replace(self._call, scalars=numbers)
-                    grid = self._variant.grid(call, None)
-                    if 0 in grid:
-                        return None
-                    launched = launched_grid(self._kernel, grid)
-                    for number, dim in self._extents:
-                        arguments[number] = grid[dim]
-            for number, source in self._new:
-                arguments[number] = values[source]
-            block = self._kernel.layout.block(arguments)
-        except LaunchError:
+            grid = self._grid_for(values) if self._deciding else self._grid
+            free = self._free.get(grid)
+            if free is None:
+                free = _put(self._free, grid, [], _GRIDS)
+            try:
+                launch = free.pop()
+            except IndexError:  # all are under way, in other threads
+                launch = self._launch(grid)
+            for i, p, number in self._scalars:
+                value = values[i]
+                if number is None or type(value) not in _AS_THEY_ARE or p.dtype == "bool":
+                    value = check_scalar(p, value)
+                if number is not None:
+                    self._kernel.layout.put(launch.block, number, value)
+        except (LaunchError, OverflowError, struct.error):
             return None
-        start = block.values
-        for offset, source in self._maps:
-            if self._kernel.move_map(start + offset, values[source]):
-                return None
-        return self._kernel.ready(launched, block, self._stream)
+        launch.free = free
+        return launch
+
+    def _grid_for(self, values: Sequence[Any]) -> Grid:
+        """The kernel's own grid for these scalars. Raises LaunchError where it has no block."""
+        key = tuple([values[i] for i in self._deciding])
+        found = self._grids.get(key)
+        if found is None:
+            scalars = {p.name: check_scalar(p, values[i]) for i, p, _ in self._scalars}
+            call = dataclasses.replace(self._call, scalars=scalars)
+            found = _put(self._grids, key, self._variant.grid(call, None), _LIMIT)
+        if 0 in found:
+            raise LaunchError("nothing to launch")
+        return found
+
+    def _launch(self, grid: Grid) -> Launch:
+        values, launched = self._template, self._launched
+        if grid != self._grid:
+            values, launched = values.copy(), launched_grid(self._kernel, grid)
+            for number, dim in self._extents:
+                values[number] = grid[dim]
+        block = self._kernel.layout.block(values)
+        return Launch(block, self._kernel.ready(launched, block, self._stream))
+
+
+@functools.lru_cache(maxsize=256)
+def _function(lines: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., Any]:
+    """A function of the values `given` that makes the function with this text."""
+    text = "".join(f"    {line}\n" for line in lines)
+    space: dict[str, Any] = {}
+    exec(f"def make({', '.join(given)}):\n{text}    return take\n", space)
+    made: Callable[..., Any] = space["make"]
+    return made
+
+
+class Launch:
+    """A launch, and its block, whose first value is at the address `values`. It may be called once;
+    then it is among the `free` ones."""
+
+    __slots__ = ("block", "free", "ready", "values", "words")
+
+    def __init__(self, block: Block, ready: Ready) -> None:
+        self.block, self.ready, self.values, self.words = block, ready, block.values, block.words()
+        self.free: list[Launch] | None = None
+
+    def __call__(self) -> int:
+        code = self.ready()
+        free, self.free = self.free, None  # or it would refer to itself
+        if free is not None:
+            free.append(self)
+        return code
 
 
 class Launches(dict[tuple[Any, ...], Ready]):
     """Launches made ready for calls with equal facts, by their values.
 
     Asked for values that are not there it makes the launch, by the recipe for addresses of these
-    alignments; None where there is none.
+    alignments; None where there is none. What is likely to come again it keeps.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._recipes: dict[tuple[int, ...], tuple[Recipe, ...]] = {}
+        self._last: Recipe | None = None
 
     def __missing__(self, values: tuple[Any, ...]) -> Ready | None:
+        last = self._last
+        launch = None if last is None else last.take(last, values)
+        if launch is None:
+            launch = self._take(values)
+            if launch is None:
+                return None
+        if not self._prepared.worth_keeping(values):
+            return launch
+        self._prepared.count()
+        self[values] = launch.ready
+        return launch.ready
+
+    def _take(self, values: tuple[Any, ...]) -> Launch | None:
         for recipe in self._recipes.get(self._alignments(values), ()):
-            ready = recipe.ready(values)
-            if ready is not None:
-                self._prepared.count()
-                self[values] = ready
-                return ready
+            launch = recipe.take(recipe, values)
+            if launch is not None:
+                self._last = recipe
+                return launch
         return None
 
     def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe) -> None:
@@ -131,11 +243,7 @@ class Launches(dict[tuple[Any, ...], Ready]):
         self._recipes[aligned] = (*found, recipe)
 
     def _alignments(self, values: tuple[Any, ...]) -> tuple[int, ...]:
-        addresses = values[: self._prepared.arrays]
-        bits = 0
-        for a in addresses:
-            bits |= a
-        return tuple([a & ALIGNMENTS for a in addresses]) if bits & ALIGNMENTS else ()
+        return tuple([a & ALIGNMENTS for a in values[: self._prepared.arrays]])
 
 
 class Prepared:
@@ -153,6 +261,19 @@ class Prepared:
         self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
         self.chosen: dict[Any, dict[str, int]] = {}
         self._count = 0
+        self._once: set[int] = set()  # hashes of values that came once
+
+    def worth_keeping(self, values: tuple[Any, ...]) -> bool:
+        """Whether these values are likely to come again: few were kept so far, or they have come
+        before. Keeping a launch takes 3 us, which launches from a large pool of arrays may not
+        make good."""
+        key = hash(values)
+        if self._count < _FEW or key in self._once:
+            return True
+        if len(self._once) >= _LIMIT:
+            self._once.clear()
+        self._once.add(key)
+        return False
 
     def count(self) -> None:
         """One more launch is kept."""
@@ -163,6 +284,7 @@ class Prepared:
     def forget(self) -> None:
         """Let go of all launches, and of the variants they are of."""
         self.memo.clear()
+        self._once.clear()
         self._count = 0
 
     def remember(self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe) -> None:
@@ -174,18 +296,20 @@ class Prepared:
     def remember_outputs(self, what: Any, makers: Iterable[Callable[[], Any]]) -> None:
         """Find the functions that allocate the outputs of calls like this one."""
         with contextlib.suppress(TypeError):
-            _put(self.plans, what, tuple(makers))
+            _put(self.plans, what, tuple(makers), _LIMIT)
 
     def remember_chosen(self, opened: Any, constants: dict[str, int]) -> None:
         """Find what was chosen for calls like this one."""
         with contextlib.suppress(TypeError):
-            _put(self.chosen, opened, constants)
+            _put(self.chosen, opened, constants, _LIMIT)
 
 
-def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(table) >= _LIMIT:
+def _put(table: dict[_K, _V], key: _K, value: _V, limit: int) -> _V:
+    """`value`, which is in the table from now on; a full one is emptied before."""
+    if len(table) >= limit:
         table.clear()
     table[key] = value
+    return value
 
 
 def _offsets(t: Tensor) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 them.
 
 CUDA (`kernelParams`), HIP and tilec's CPU entry all take `void **`: pointer i leads to the value
-of parameter i. A block is written once and never changed, so that threads may launch from it at
-the same time; new values make a new block.
+of parameter i. All of them have read the block when the launch returns. A block that is kept is
+not changed, so that threads may launch from it at the same time; another takes the values of the
+next launch (`jit/recipe.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import DTYPES
@@ -21,7 +22,7 @@ from tilec.runtime.image import AbiParam
 ml_dtypes = Lazy("ml_dtypes")
 
 TENSOR_MAP_BYTES = 128
-_TENSOR_MAP_ALIGN = 64
+TENSOR_MAP_ALIGN = 64
 # struct's letter for each dtype that it knows, and bytes of the ones it does not.
 _CODES = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
@@ -52,7 +53,7 @@ def pack_value(value: Value, dtype: str) -> bytes:
 
 def _size_and_align(kind: str) -> tuple[int, int]:
     if kind == "tensor_map":
-        return TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN
+        return TENSOR_MAP_BYTES, TENSOR_MAP_ALIGN
     if kind == "pointer":
         return 8, 8
     return DTYPES[kind].bytes, DTYPES[kind].bytes
@@ -80,7 +81,8 @@ class BlockLayout:
         codes += ["x" * (-self.size % 8), f"{self._pointers_bytes}s"]
         self._struct = struct.Struct("".join(codes))
         self._pointers_at = self._struct.size - self._pointers_bytes
-        self._room = _TENSOR_MAP_ALIGN + self._struct.size
+        self._room = TENSOR_MAP_ALIGN + self._struct.size
+        self._each = [struct.Struct("<" + code.lstrip("x")) for code in codes[1 : len(params) + 1]]
         # Those that `struct` cannot convert are given to it as bytes.
         self._foreign = [i for i, p in enumerate(params) if p.type in _ML_DTYPES]
 
@@ -89,7 +91,7 @@ class BlockLayout:
         parameter, if one does not fit."""
         memory = bytearray(self._room)
         start = _addressof(_byte_of(memory))
-        pad = -start % _TENSOR_MAP_ALIGN
+        pad = -start % TENSOR_MAP_ALIGN
         start += pad
         pointers = (self._apart + self._ones * start).to_bytes(self._pointers_bytes, "little")
         try:
@@ -101,15 +103,18 @@ class BlockLayout:
             self._struct.pack_into(memory, pad, *ready, pointers)
         except (OverflowError, struct.error):
             raise self._misfit(values) from None
-        return Block(memory, start + self._pointers_at, start)
+        return Block(memory, pad, start, start + self._pointers_at)
 
-    def changed(self, block: Block, addresses: Mapping[int, int]) -> Block:
-        """The same as `block` with other addresses for the pointers of these numbers."""
-        content = ctypes.string_at(block.values, self._struct.size)
-        values = list(self._struct.unpack(content)[: len(self.params)])
-        for number, address in addresses.items():
-            values[number] = address
-        return self.block(values)
+    def copy(self, block: Block) -> Block:
+        """Another block with the same values."""
+        return self.block(self._struct.unpack_from(block.memory, block.begin)[: len(self.params)])
+
+    def put(self, block: Block, number: int, value: Value) -> None:
+        """Let parameter `number` be `value` in a block that no launch is under way from. Raises
+        OverflowError or struct.error where it does not fit."""
+        if number in self._foreign:
+            value = pack_value(value, self.params[number].type)
+        self._each[number].pack_into(block.memory, block.begin + self.offsets[number], value)
 
     def _misfit(self, values: Sequence[Value]) -> LaunchError:
         for p, value in zip(self.params, values):
@@ -123,11 +128,15 @@ class BlockLayout:
 
 
 class Block:
-    """The block of one launch. `address` is that of the array of pointers; `values` that of the
-    first value. Both are addresses in `memory`, an object that Python's garbage collector does not
-    walk over: there are thousands."""
+    """The block of one launch. The first value is `memory[begin]`, at the address `values`; the
+    array of pointers is at `address`. There are thousands: Python's garbage collector does not walk
+    over a bytearray."""
 
-    __slots__ = ("address", "memory", "values")
+    __slots__ = ("address", "begin", "memory", "values")
 
-    def __init__(self, memory: bytearray, address: int, values: int) -> None:
-        self.memory, self.address, self.values = memory, address, values
+    def __init__(self, memory: bytearray, begin: int, values: int, address: int) -> None:
+        self.memory, self.begin, self.values, self.address = memory, begin, values, address
+
+    def words(self) -> memoryview:
+        """The values, in numbers of eight bytes."""
+        return memoryview(self.memory)[self.begin :][: self.address - self.values].cast("Q")

@@ -15,6 +15,9 @@ Grid = tuple[int, int, int]
 # A launch made ready: no arguments, no allocation, no synchronisation; 0 or the driver's error
 # code.
 Ready = Callable[[], int]
+# Lets the descriptor at an address describe an array at another, else like the one before; 0 or the
+# driver's error code.
+MapMover = Callable[[int, int], int]
 
 
 class DriverError(TilecError):
@@ -40,12 +43,12 @@ class Kernel(Launchable, Protocol):
     layout: BlockLayout
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
-        """A launch of `grid` blocks on `stream` with the arguments in `block`, which it keeps
-        alive."""
+        """A launch of `grid` blocks on `stream` with the arguments that are in `block` at each
+        call; the block is the launch's own from now on."""
 
-    def move_map(self, at: int, pointer: int, /) -> int:
-        """Let the descriptor at the address `at` describe an array at `pointer`, otherwise like
-        the one before; 0 or the driver's error code."""
+    def map_mover(self, tensor_map: bytes) -> MapMover | None:
+        """What makes this descriptor one of an array elsewhere; None where its first eight bytes
+        are the address, and nothing else of it tells where the array is."""
 
     def unloader(self) -> Callable[[], None]:
         """A function that waits for the device and unloads the code; it does not refer to this
@@ -66,7 +69,7 @@ class NoTensorMaps:
             f"which {self.image.target} does not have"
         )
 
-    def move_map(self, at: int, pointer: int, /) -> int:
+    def map_mover(self, tensor_map: bytes) -> MapMover | None:
         raise DriverError(f"{self.image.name}: {self.image.target} has no tensor maps")
 
 

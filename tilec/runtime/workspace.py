@@ -108,21 +108,22 @@ class WithWorkspace:
         self._kernel, self._grid, self._block, self._stream = kernel, grid, block, stream
         self._call: Ready | None = None
         if kernel.driver.owner(stream) is None:
-            self._call = self._for(stream)
+            self._call = self._prepared(block, stream)
 
     def __call__(self) -> int:
         owner = self._kernel.driver.owner(self._stream)
-        if owner is not None:
-            return self._for(owner)()
+        if owner is not None:  # another thread may be launching from the block
+            return self._prepared(self._kernel.layout.copy(self._block), owner)()
         if self._call is None:
-            self._call = self._for(self._stream)
+            self._call = self._prepared(self._block, self._stream)
         return self._call()
 
-    def _for(self, owner: Hashable) -> Ready:
+    def _prepared(self, block: Block, owner: Hashable) -> Ready:
         kernel = self._kernel
         own = workspace_params(kernel.image)
         sums = sums_of(kernel.image, self._grid)
         workspaces = kernel.driver.workspaces
         found = workspaces.addresses(kernel.index, owner, [p for _, p in own], sums)
-        block = kernel.layout.changed(self._block, dict(zip((i for i, _ in own), found)))
+        for (number, _), address in zip(own, found):
+            kernel.layout.put(block, number, address)
         return kernel.prepared(self._grid, block, self._stream)
