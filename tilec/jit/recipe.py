@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
@@ -18,7 +18,6 @@ from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
 from tilec.runtime.expressions import names_in
 from tilec.runtime.tensors import Tensor
 
-_K, _V = TypeVar("_K"), TypeVar("_V")
 _LIMIT = 4096  # entries of a table
 _AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the parameter
 _FEW = 16  # launches, kept as they come
@@ -118,8 +117,9 @@ class Recipe:
         for n, p in enumerate(image.params):
             if p.role in ("tensor", "tensor_map"):
                 at, a, move = self._kernel.layout.offsets[n], address[p.arg], None
-                if p.role == "tensor_map":
-                    move = self._kernel.map_mover(self._template[n])
+                encoded = self._template[n]
+                if isinstance(encoded, bytes):
+                    move = self._kernel.map_mover(encoded)
                 if move is None:
                     given[f"at{n}"] = at // 8
                     lines.append(f"    words[at{n}] = {a}")
@@ -127,7 +127,9 @@ class Recipe:
                     given |= {f"move{n}": move, f"at{n}": at}
                     lines += [f"    if move{n}(launch.values + at{n}, {a}):", "        return None"]
         lines.append("    return launch")
-        return _function(("def take(recipe, values):", *lines), tuple(given))(*given.values())
+        make = _function(("def take(recipe, values):", *lines), tuple(given))
+        take: Callable[..., Launch | None] = make(*given.values())
+        return take
 
     def blank(self, values: Sequence[Any]) -> Launch | None:
         """A launch with these scalars, and with addresses of another one; None if they need a
@@ -155,7 +157,7 @@ class Recipe:
     def _grid_for(self, values: Sequence[Any]) -> Grid:
         """The kernel's own grid for these scalars. Raises LaunchError where it has no block."""
         key = tuple([values[i] for i in self._deciding])
-        found = self._grids.get(key)
+        found: Grid | None = self._grids.get(key)
         if found is None:
             scalars = {p.name: check_scalar(p, values[i]) for i, p, _ in self._scalars}
             call = dataclasses.replace(self._call, scalars=scalars)
@@ -304,7 +306,7 @@ class Prepared:
             _put(self.chosen, opened, constants, _LIMIT)
 
 
-def _put(table: dict[_K, _V], key: _K, value: _V, limit: int) -> _V:
+def _put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> Any:
     """`value`, which is in the table from now on; a full one is emptied before."""
     if len(table) >= limit:
         table.clear()
