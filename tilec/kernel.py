@@ -234,7 +234,7 @@ class Kernel:
         add_outputs(call, outputs)
         variant.check_writable(call)
         if variant.aliases(call):
-            variant = self.variant(dataclasses.replace(facts, may_alias=True))
+            variant = self.variant(dataclasses.replace(facts, may_alias=True, packed=()))
         stream = stream_handle(options.get("stream"), call)
         grid = variant.grid(call, given)
         if 0 in grid:  # nothing to launch, and nothing worth remembering
@@ -254,7 +254,9 @@ class Kernel:
                 path.prepared.remember_outputs(what, makers.values())
             if values is not None:
                 scalars = [p for p in parameters if p.kind == "scalar"]
-                recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
+                recipe = None  # new addresses of what is packed: the launch is made anew
+                if not variant.image.packed:
+                    recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
@@ -313,7 +315,7 @@ class Kernel:
         add_outputs(call, outputs)
         variant.check_writable(call)
         if variant.aliases(call):
-            facts = dataclasses.replace(facts, may_alias=True)
+            facts = dataclasses.replace(facts, may_alias=True, packed=())
             variant = self._simulated(facts)
         given = None if grid is None else spread_grid(grid, call.constants)
         return Planned(call, facts, variant, outputs, variant.grid(call, given))
@@ -332,9 +334,8 @@ class Kernel:
     ) -> CompiledKernel:
         """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
         tests. Raises ResourceError where the plan does not fit."""
-        made: CompiledKernel = build.compile_variant(
-            self.signature, self._facts(args, target, kwargs), plan
-        )
+        facts = dataclasses.replace(self._facts(args, target, kwargs), packed=())
+        made: CompiledKernel = build.compile_variant(self.signature, facts, plan)
         return made
 
     @for_users

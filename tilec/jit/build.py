@@ -53,7 +53,7 @@ def trace_variant(
     known = Specialisation(
         tensors={
             a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)
-            for a in facts.arguments
+            for a in facts.traced
             if a.kind == "tensor"
         },
         scalars={a.name: DTYPES[a.dtype] for a in facts.arguments if a.kind == "scalar"},
@@ -102,7 +102,10 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
             arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
     target = find_target(facts.target)
     first = () if facts.plan is None else (facts.plan, *facts.ranked)
-    return build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
+    made = build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
+    if facts.packed:
+        made.image = replace(made.image, packed=facts.packed)
+    return made
 
 
 def _refuse_prints(func: Func, target: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.compiled import CompiledKernel, spread_grid
 from tilec.jit.disk import load_choices, store_choices
+from tilec.jit.packing import copied, packable
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from tilec.ir import schedule
     from tilec.ir.schedule import Plan
     from tilec.jit import build
-    from tilec.tune import Choice
+    from tilec.tune import Choice, packing
 else:  # loaded by the first choice that is not in the cache
     tune = Lazy("tilec.tune")
+    packing = Lazy("tilec.tune.packing")
     build = Lazy("tilec.jit.build")
     schedule = Lazy("tilec.ir.schedule")
 
@@ -41,7 +44,7 @@ _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
 
 Grid = tuple[int, int, int]
-Variant = tuple[tuple[tuple[str, int], ...], "Plan | None"]
+Variant = tuple[tuple[tuple[str, int], ...], "Plan | None", tuple[str, ...]]
 
 
 class Choices:
@@ -127,7 +130,7 @@ class Choices:
             stored = self._stored[base]
             if where not in stored:
                 plan = None if made.plan is None else asdict(made.plan)
-                stored[where] = [dict(made.constants), plan]
+                stored[where] = [dict(made.constants), plan, [*made.packed]]
                 store_choices(base, stored)
 
     def rank(
@@ -168,7 +171,7 @@ class Choices:
         """The best of the variants that other sizes have asked for."""
         found = self.rank(base, signature, call, grid, _ALL)
         for r in () if found is None else found.ranked:
-            usual = Chosen(r.constants, r.plan, (), made.text)
+            usual = Chosen(r.constants, r.plan, (), made.text, made.packed)
             if _variant(usual) in known:
                 return usual
         return made
@@ -188,10 +191,11 @@ class Choices:
             stored = self._stored[base] = load_choices(base)
         found_there = _read_choice(stored.get(where), open_)
         if found_there is not None:
-            constants, plan = found_there
+            constants, plan, packed = found_there
             asked = replace(call, first=None, constants=dict(call.constants))
-            again = functools.partial(self._text, base, signature, asked, grid)
-            return [Chosen(constants, plan, (), again)]
+            facts = replace(base, packed=packed)
+            again = functools.partial(self._text, facts, signature, asked, grid)
+            return [Chosen(constants, plan, (), again, packed)]
         stored.pop(where, None)  # what cannot be read is made anew
         found = self.rank(base, signature, call, grid)
         if found is None:
@@ -201,29 +205,54 @@ class Choices:
                     hint=f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
                 )
             return [Chosen({}, None)]
+        packed, found = self._packed(found, base, signature, call, grid)
         made = []
         for tile in found.tiles:
             plans = found.plans(tile)
-            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text))
+            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text, packed))
         known = self._known.get(base, set())
         if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
-            return [self._usual(made[0], known, base, signature, call, grid)]
+            facts = replace(base, packed=packed)
+            return [self._usual(made[0], known, facts, signature, call, grid)]
         return made if open_ else made[:1]
 
+    def _packed(
+        self, found: Choice, base: Facts, signature: Signature, call: Call, grid: Any
+    ) -> tuple[tuple[str, ...], Choice]:
+        """The tensors that had better be packed, and the choice with them; else `found`."""
+        names = packable(base, call)
+        if names:
+            func = build.trace_variant(signature, base, found.constants)
+            free = packing.operands(func) - build.written_tensors(func)
+            free -= {p.name for p in signature.parameters if p.strides is not None}
+            names = tuple(n for n in names if n in free)
+        copies = packing.copying(copied(names, call), find_target(base.target).speeds)
+        if names and copies < packing.GAIN * found.seconds < math.inf:
+            other = self.rank(replace(base, packed=names), signature, call, grid)
+            if other is not None and copies + other.seconds < packing.GAIN * found.seconds:
+                return names, other
+        return (), found
 
-def _read_choice(note: Any, open_: Mapping[str, Auto]) -> tuple[dict[str, int], Plan | None] | None:
+
+def _read_choice(
+    note: Any, open_: Mapping[str, Auto]
+) -> tuple[dict[str, int], Plan | None, tuple[str, ...]] | None:
     """A choice as the disk cache holds it; None if there is none, or if it is damaged."""
     match note:
-        case [dict() as constants, None | dict() as fields] if constants.keys() == open_.keys():
+        case [dict() as constants, None | dict() as fields, list() as names] if (
+            constants.keys() == open_.keys()
+        ):
             if not all(type(n) is int and n > 0 for n in constants.values()):
                 return None
             plan = None if fields is None else schedule.plan_in(fields)
-            return None if plan is None and fields is not None else (constants, plan)
+            if (plan is None and fields is not None) or not all(isinstance(n, str) for n in names):
+                return None
+            return constants, plan, tuple(names)
     return None
 
 
 def _variant(chosen: Chosen) -> Variant:
-    return tuple(chosen.constants.items()), chosen.plan
+    return tuple(chosen.constants.items()), chosen.plan, chosen.packed
 
 
 def open_constants(call: Call) -> dict[str, Auto]:

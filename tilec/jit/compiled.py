@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.ir.caller import for_users
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.export import export_c
+from tilec.jit.packing import packed_launch
 from tilec.jit.stages import Stages
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
@@ -188,6 +189,8 @@ class CompiledKernel:
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
         """The kernel on the call's device and a launch of it made ready."""
         kernel = self.loaded(call.index)
+        if self.image.packed:
+            return kernel, packed_launch(kernel, call, grid, stream)
         block = argument_block(kernel, call.tensors, call.scalars, grid)
         return kernel, kernel.ready(launched_grid(kernel, grid), block, stream)
 

@@ -75,6 +75,9 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
         "// params[i] points to:",
         *(f"//   {i}: {_describe(image, p)}" for i, p in enumerate(image.params)),
     ]
+    if image.packed:
+        of = " and ".join(image.packed)
+        lines += ["", f"// {of}: a copy whose rows begin at multiples of 16 bytes."]
     if image.persistent:
         lines += ["", "// Launch min(blocks of the grid, blocks that run at once) blocks in x."]
     if image.cluster != (1, 1, 1):

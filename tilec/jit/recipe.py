@@ -237,9 +237,11 @@ class Launches(dict[tuple[Any, ...], Ready]):
                 return launch
         return None
 
-    def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe) -> None:
-        """Find this launch, and launches like it, from now on."""
+    def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe | None) -> None:
+        """Find this launch, and launches like it where there is a recipe, from now on."""
         self[values] = ready
+        if recipe is None:
+            return
         aligned = self._alignments(values)
         found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
         self._recipes[aligned] = (*found, recipe)
@@ -289,7 +291,9 @@ class Prepared:
         self._once.clear()
         self._count = 0
 
-    def remember(self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe) -> None:
+    def remember(
+        self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe | None
+    ) -> None:
         """Find this launch, and launches like it, from now on."""
         self.count()
         with contextlib.suppress(TypeError):  # a constant that cannot be a key, such as a list

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, TargetError, did_you_mean, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
+from tilec.jit.packing import packed
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
 from tilec.passes.registers import at_launch
@@ -270,7 +272,9 @@ def _callback(on_change: object, trace: object) -> OnChange | None:
 def launch_of(planned: Planned, records: Records, resident: int | None = None) -> Launch:
     """The launch of `planned` with these records, which may be others than the compiler's own (a
     mutated program). `resident`: blocks that run at once."""
-    call, image = planned.call, planned.variant.image
+    image = planned.variant.image
+    copies = {n: _packed(planned.call.tensors[n]) for n in image.packed}
+    call = replace(planned.call, tensors={**planned.call.tensors, **copies})
     target = find_target(image.target)
     written = {a.name for a in image.arguments if a.written or a.output}
     outputs = {a.name for a in image.arguments if a.output}
@@ -308,6 +312,22 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
         launched_cluster(records.func),
         image.resources.registers or at_launch(image.resources.threads, target),
     )
+
+
+def _packed(t: Tensor) -> Tensor:
+    """The copy that a launch makes of a packed operand."""
+    at = packed(t, 0)
+    memory = np.zeros(t.shape[0] * at.strides[0] + 16, f"V{t.itemsize}")
+    skip = -memory.ctypes.data % 16 // t.itemsize
+    steps = [s * t.itemsize for s in t.strides]
+    low, high = t.span()
+    source = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), memory.dtype)
+    source = np.lib.stride_tricks.as_strided(
+        source[(t.pointer - low) // t.itemsize :], t.shape, steps
+    )
+    whole = memory[skip : skip + t.shape[0] * at.strides[0]].reshape(*t.shape[:-1], at.strides[-2])
+    whole[..., : t.shape[-1]] = source
+    return replace(at, pointer=whole.ctypes.data, owner=memory)
 
 
 def _workspace(name: str, size: int, counters: bool, number: int) -> GlobalTensor:

@@ -19,6 +19,7 @@ from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
+    FACT_LIMIT,
     REQUIRED,
     Call,
     Parameter,
@@ -117,12 +118,13 @@ def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
 class Chosen:
     """What was left open and has been chosen: `constants` of the kernel, `plan` (None: nothing
     tells the plans apart, the safe order holds), the plans to try after it, and a function that
-    says what the choice was made from."""
+    says what the choice was made from; `packed` names the tensors that the launch packs."""
 
     constants: Mapping[str, int]
     plan: Plan | None
     ranked: tuple[Plan, ...] = ()
     text: Callable[[], str] = str
+    packed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Facts:
     other; the values themselves are in `values` and do not take part in comparisons. `plan` was
     chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
     `choice` says from what. `simulated`: for the simulator alone, which can do more. `source`
-    stands for the kernel's text and what its names mean (`tilec.jit.revision`).
+    stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
+    tensors whose rows the launch copies to multiples of 16 bytes.
     """
 
     source: str
@@ -150,6 +153,12 @@ class Facts:
     ranked: tuple[Plan, ...] = field(default=(), compare=False)
     choice: Callable[[], str] = field(default=str, compare=False)
     simulated: bool = False
+    packed: tuple[str, ...] = ()
+
+    @property
+    def traced(self) -> tuple[Argument, ...]:
+        """The arguments as the code is given them."""
+        return tuple(packed_fact(a) if a.name in self.packed else a for a in self.arguments)
 
     def text(self) -> str:
         """The facts as text for a cache key."""
@@ -165,6 +174,7 @@ class Facts:
                 self.may_alias,
                 self.plan,
                 self.simulated,
+                self.packed,
             )
         )
 
@@ -213,7 +223,14 @@ def facts_of(
         None if chosen is None else chosen.plan,
         () if chosen is None else chosen.ranked,
         str if chosen is None else chosen.text,
+        packed=() if chosen is None else chosen.packed,
     )
+
+
+def packed_fact(a: Argument) -> Argument:
+    """A tensor whose rows begin at multiples of 16 bytes in the place of `a`."""
+    outer = tuple(f"{a.name}_stride{d}" for d in range(len(a.shape) - 1))
+    return replace(a, strides=(*outer, 1), align=FACT_LIMIT)
 
 
 def _begins_anywhere(t: Tensor) -> bool:

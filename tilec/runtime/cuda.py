@@ -23,7 +23,7 @@ from tilec.runtime.driver import DriverError, Grid, Kernel, MapMover, Ready
 from tilec.runtime.image import Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
-from tilec.runtime.workspace import WithWorkspace, Workspaces, owner_of, workspace_params
+from tilec.runtime.workspace import Workspaces, owner_of, with_workspace, workspace_params
 
 # Every bit of an address that a processor maps by itself, and every other one.
 _PROBES = tuple(
@@ -248,7 +248,7 @@ class CudaKernel:
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
         call: Ready
         if self._own:
-            call = WithWorkspace(self, grid, block, stream)
+            call = with_workspace(self, grid, block, stream)
         else:
             call = self.prepared(grid, block, stream)
         return _OnDevice(self.driver, self.index, call) if self.driver.device_count > 1 else call

@@ -15,7 +15,7 @@ from typing import Any
 from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
-from tilec.runtime.workspace import WithWorkspace, Workspaces, owner_of, workspace_params
+from tilec.runtime.workspace import Workspaces, owner_of, with_workspace, workspace_params
 
 # HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
 # all in x.
@@ -159,7 +159,7 @@ class HipKernel(NoTensorMaps):
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
         if workspace_params(self.image):
-            return WithWorkspace(self, grid, block, stream)
+            return with_workspace(self, grid, block, stream)
         return self.prepared(grid, block, stream)
 
     def prepared(self, grid: Grid, block: Block, stream: int) -> Ready:

@@ -130,7 +130,8 @@ class Image:
     `plan` has the fields of the plan that it was compiled with (none on the CPU).
     `cluster`: blocks of the grid along each dimension that form a cluster; with `exact_cluster` the
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
-    in x, for each block of the grid; `parts`: so many times as many, neighbours in z.
+    in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
+    tensors that the launch copies to rows at multiples of 16 bytes; the code gets the copies.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Image:
     exact_cluster: bool = False
     split: int = 1
     parts: int = 1
+    packed: tuple[str, ...] = ()
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
@@ -228,6 +230,10 @@ def _check(image: Image) -> None:
             raise ValueError(f"a {p.role} of type {p.type}")
     if not set(image.returned) <= {a.name for a in image.arguments if a.output or a.written}:
         raise ValueError(f"it returns {image.returned}")
+    for name in image.packed:
+        of = arguments.get(name)
+        if of is None or of.kind != "tensor" or of.written or of.output or len(of.shape) < 2:
+            raise ValueError(f"it packs {name}")
     if image.format not in _FORMATS or min(*image.cluster, image.split, image.parts) < 1:
         raise ValueError(f"format {image.format}, cluster {image.cluster}")
     if image.grid:
@@ -290,6 +296,7 @@ def _header(image: Image) -> dict[str, Any]:
         "exact_cluster": image.exact_cluster,
         "split": image.split,
         "parts": image.parts,
+        "packed": image.packed,
         "plan": dict(image.plan),
     }
 
@@ -298,7 +305,7 @@ def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> 
     plain = {
         k: fields[k]
         for k in fields
-        if k not in ("arguments", "params", "returned", "resources", "cluster")
+        if k not in ("arguments", "params", "returned", "resources", "cluster", "packed")
     }
     arguments = []
     for values in fields["arguments"]:
@@ -315,6 +322,7 @@ def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> 
         params=tuple(params),
         returned=tuple(fields["returned"]),
         cluster=tuple(fields.get("cluster", (1, 1, 1))),
+        packed=tuple(fields.get("packed", ())),
         resources=Resources(*fields["resources"]),
         binary=binary,
         stages=stages,

@@ -1,4 +1,5 @@
-"""Memory that launches bring along: parts of sums, and counters that are zero between launches.
+"""Memory that launches bring along: parts of sums, counters that are zero between launches, packed
+copies of operands.
 
 Launches on one stream come one after the other and share it; different streams, and each stream of
 a captured graph, have their own. What has been given out stays allocated until the process ends: a
@@ -27,6 +28,7 @@ class Workspaces:
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
         self._lock = threading.Lock()
+        self.in_order = threading.Lock()  # held by who launches several kernels that share one
         self._found: dict[tuple[Hashable, bool], tuple[int, int]] = {}  # (address, bytes)
 
     def addresses(
@@ -85,6 +87,34 @@ def owner_of(stream: int, graph_of: Callable[[int], int | None]) -> Hashable:
     return ("thread", threading.get_ident()) if stream == 2 else None
 
 
+class ForOwner:
+    """A launch on a stream that `make` makes ready from its `blocks` (each with its layout) for
+    whose it is: once for the stream itself and, where the stream is captured, at each call for the
+    graph, from copies: another thread may be launching from the blocks."""
+
+    __slots__ = ("_blocks", "_call", "_driver", "_make", "_stream")
+
+    def __init__(
+        self,
+        driver: Driver,
+        stream: int,
+        blocks: Sequence[tuple[BlockLayout, Block]],
+        make: Callable[[Sequence[Block], Hashable], Ready],
+    ) -> None:
+        self._driver, self._stream, self._blocks, self._make = driver, stream, blocks, make
+        self._call: Ready | None = None
+        if driver.owner(stream) is None:
+            self._call = make([block for _, block in blocks], stream)
+
+    def __call__(self) -> int:
+        owner = self._driver.owner(self._stream)
+        if owner is not None:
+            return self._make([layout.copy(block) for layout, block in self._blocks], owner)()
+        if self._call is None:
+            self._call = self._make([block for _, block in self._blocks], self._stream)
+        return self._call()
+
+
 class Kernel(Protocol):
     """A loaded kernel whose launches bring memory along."""
 
@@ -98,32 +128,17 @@ class Kernel(Protocol):
     def prepared(self, grid: Grid, block: Block, stream: int) -> Ready: ...
 
 
-class WithWorkspace:
-    """A launch with the workspace of its stream, made ready; where the stream is captured, each
-    call is a launch with the graph's."""
+def with_workspace(kernel: Kernel, grid: Grid, block: Block, stream: int) -> Ready:
+    """A launch with the workspace of its stream, made ready."""
+    own = workspace_params(kernel.image)
+    sums = sums_of(kernel.image, grid)
 
-    __slots__ = ("_block", "_call", "_grid", "_kernel", "_stream")
-
-    def __init__(self, kernel: Kernel, grid: Grid, block: Block, stream: int) -> None:
-        self._kernel, self._grid, self._block, self._stream = kernel, grid, block, stream
-        self._call: Ready | None = None
-        if kernel.driver.owner(stream) is None:
-            self._call = self._prepared(block, stream)
-
-    def __call__(self) -> int:
-        owner = self._kernel.driver.owner(self._stream)
-        if owner is not None:  # another thread may be launching from the block
-            return self._prepared(self._kernel.layout.copy(self._block), owner)()
-        if self._call is None:
-            self._call = self._prepared(self._block, self._stream)
-        return self._call()
-
-    def _prepared(self, block: Block, owner: Hashable) -> Ready:
-        kernel = self._kernel
-        own = workspace_params(kernel.image)
-        sums = sums_of(kernel.image, self._grid)
+    def make(blocks: Sequence[Block], owner: Hashable) -> Ready:
+        (own_block,) = blocks
         workspaces = kernel.driver.workspaces
         found = workspaces.addresses(kernel.index, owner, [p for _, p in own], sums)
         for (number, _), address in zip(own, found):
-            kernel.layout.put(block, number, address)
-        return kernel.prepared(self._grid, block, self._stream)
+            kernel.layout.put(own_block, number, address)
+        return kernel.prepared(grid, own_block, stream)
+
+    return ForOwner(kernel.driver, stream, [(kernel.layout, block)], make)

@@ -57,6 +57,12 @@ class Choice:
                 found.append(r.constants)
         return tuple(found[:TILES])
 
+    @property
+    def seconds(self) -> float:
+        """Of the best configuration; infinite where it is not known."""
+        first = self.ranked[0].estimate if self.ranked else None
+        return math.inf if first is None else first.seconds
+
     def text(self) -> str:
         """For people: one line per configuration."""
         return "\n".join(map(str, (*self.ranked, *self.rejected))) + "\n"

@@ -1,0 +1,37 @@
+"""Packed operands: which tensors are worth a copy whose rows begin at multiples of 16 bytes, and
+what the copies cost.
+
+A product reads each operand as many times as it has tiles along the other side. Where rows begin
+anywhere, each of these reads costs threads their loads, shifts and stores (`passes.realign`); a
+copy costs them once, and TMA or cp.async bring the tiles from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilec.ir.core import Func, walk
+from tilec.ir.ops import Copy, For, Gemm
+from tilec.target import Speeds
+
+COPIED = 0.85  # of the memory bus, each byte read and written (H200: 3.2 to 3.5 TB/s)
+LAUNCHES = 2  # of an empty kernel: until its blocks run, and until the last one has written
+GAIN = 0.95  # of the time without copies, at most: the prediction is no better
+
+
+def operands(func: Func) -> frozenset[str]:
+    """The arguments whose tiles pipelined loops bring to products."""
+    tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
+    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+    found = set()
+    for loop in loops:
+        inside = [*walk(loop.body)]
+        if any(isinstance(o, Gemm) for o in inside):
+            found |= {
+                tensors[o.source] for o in inside if isinstance(o, Copy) if o.source in tensors
+            }
+    return frozenset(found)
+
+
+def copying(sizes: Iterable[int], speeds: Speeds) -> float:
+    """Seconds that it takes to copy tensors of so many bytes, one after the other."""
+    return sum(LAUNCHES * speeds.launch + 2 * n / (COPIED * speeds.dram) for n in sizes)
