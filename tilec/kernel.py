@@ -51,7 +51,7 @@ from tilec.runtime.arguments import (
     read_arguments,
 )
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
-from tilec.runtime.driver import Ready
+from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.tensors import common_kind
 
 if TYPE_CHECKING:
@@ -239,7 +239,14 @@ class Kernel:
         grid = variant.grid(call, given)
         if 0 in grid:  # nothing to launch, and nothing worth remembering
             return returned(variant.image, {**bound, **outputs})
-        loaded, ready = variant.ready(call, grid, stream)
+        try:
+            loaded, ready = variant.ready(call, grid, stream)
+        except DriverError:
+            if not facts.packed:
+                raise
+            # No room for the copies, say: it can do without.
+            variant = self.variant(dataclasses.replace(facts, packed=()))
+            loaded, ready = variant.ready(call, grid, stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
@@ -254,9 +261,7 @@ class Kernel:
                 path.prepared.remember_outputs(what, makers.values())
             if values is not None:
                 scalars = [p for p in parameters if p.kind == "scalar"]
-                recipe = None  # new addresses of what is packed: the launch is made anew
-                if not variant.image.packed:
-                    recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
+                recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 

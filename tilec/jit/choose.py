@@ -18,7 +18,7 @@ from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.compiled import CompiledKernel, spread_grid
 from tilec.jit.disk import load_choices, store_choices
-from tilec.jit.packing import copied, packable
+from tilec.jit.packing import MOST_BYTES, copied, packable
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
@@ -226,10 +226,14 @@ class Choices:
             free = packing.operands(func) - build.written_tensors(func)
             free -= {p.name for p in signature.parameters if p.strides is not None}
             names = tuple(n for n in names if n in free)
-        copies = packing.copying(copied(names, call), find_target(base.target).speeds)
-        if names and copies < packing.GAIN * found.seconds < math.inf:
-            other = self.rank(replace(base, packed=names), signature, call, grid)
-            if other is not None and copies + other.seconds < packing.GAIN * found.seconds:
+        sizes = copied(names, call)
+        if 0 < sum(sizes) <= MOST_BYTES and found.seconds < math.inf:
+            copies = packing.copying(sizes, find_target(base.target).speeds)
+            most = packing.GAIN * found.seconds - copies
+            other = (
+                self.rank(replace(base, packed=names), signature, call, grid) if most > 0 else None
+            )
+            if other is not None and other.seconds < most:
                 return names, other
         return (), found
 

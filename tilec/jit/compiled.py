@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.ir.caller import for_users
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.export import export_c
-from tilec.jit.packing import packed_launch
+from tilec.jit.packing import Packing
 from tilec.jit.stages import Stages
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
@@ -189,10 +189,13 @@ class CompiledKernel:
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
         """The kernel on the call's device and a launch of it made ready."""
         kernel = self.loaded(call.index)
-        if self.image.packed:
-            return kernel, packed_launch(kernel, call, grid, stream)
-        block = argument_block(kernel, call.tensors, call.scalars, grid)
-        return kernel, kernel.ready(launched_grid(kernel, grid), block, stream)
+        launched = launched_grid(kernel, grid)
+        if not self.image.packed:
+            block = argument_block(kernel, call.tensors, call.scalars, grid)
+            return kernel, kernel.ready(launched, block, stream)
+        packing = Packing(kernel, call)
+        block = argument_block(kernel, packing.tensors, call.scalars, grid)
+        return kernel, packing.ready(launched, block, packing.blocks(), stream)
 
     def order_streams(self, call: Call, stream: int) -> None:
         """Make `stream` wait for the streams on which the arguments are still being written."""

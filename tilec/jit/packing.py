@@ -10,26 +10,28 @@ import math
 import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tilec.ir.types import DTYPES
 from tilec.jit.specialise import Facts
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import FACT_LIMIT, Call, read_arguments
-from tilec.runtime.driver import Grid, Ready, argument_block, launched_grid
+from tilec.runtime.block import TENSOR_MAP_BYTES, Block
+from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launched_grid
 from tilec.runtime.image import AbiParam, Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
-from tilec.runtime.workspace import ForOwner, Kernel
+from tilec.runtime.workspace import ForOwner
 
 packer = Lazy("tilec.packer")
 
-MOST_BYTES = 256 << 20  # of the copies of a launch: what they lie in stays allocated
+MOST_BYTES = 512 << 20  # of the copies of a launch: what they lie in stays allocated
 MOST_ROWS, MOST_BATCH = 8 * 65535, 65535  # that the grid of the kernel which copies can count
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever they mean
 
 
 def packable(facts: Facts, call: Call) -> tuple[str, ...]:
     """The tensors that can be packed: the elements of a row are neighbours, the rows begin
-    anywhere. None where there are too many bytes."""
+    anywhere."""
     found = []
     for a in facts.arguments:
         if a.kind == "tensor" and not a.output and _begins_anywhere(a):
@@ -37,7 +39,7 @@ def packable(facts: Facts, call: Call) -> tuple[str, ...]:
             *batch, rows, _ = t.shape
             if 0 not in t.shape and rows <= MOST_ROWS and math.prod(batch) <= MOST_BATCH:
                 found.append(a.name)
-    return tuple(found) if sum(copied(found, call)) <= MOST_BYTES else ()
+    return tuple(found)
 
 
 def copied(names: Sequence[str], call: Call) -> list[int]:
@@ -62,24 +64,80 @@ def packed(t: Tensor, pointer: int) -> Tensor:
     return replace(t, pointer=pointer, strides=strides, owner=None)
 
 
-def packed_launch(kernel: Kernel, call: Call, grid: Grid, stream: int) -> Ready:
-    """A launch of `grid` blocks on `stream` with copies of what `kernel` has packed, made ready.
-    It does not keep the memory of the arguments alive."""
-    names, tensors = (
-        kernel.image.packed,
-        {n: replace(t, owner=None) for n, t in call.tensors.items()},
-    )
-    room = [AbiParam("workspace", n, b, "pointer") for n, b in zip(names, copied(names, call))]
-    scalars, lock = dict(call.scalars), kernel.driver.workspaces.in_order
+class Packing:
+    """Launches of a loaded `kernel` with copies of what it has packed, for arrays like those of
+    `call`, whose memory it does not keep alive. `tensors` are those that the kernel's own arguments
+    are made for; `sources` says for each copy which array it reads, and where in its block the
+    address is."""
 
-    def make(owner: Hashable) -> Ready:
-        at = kernel.driver.workspaces.addresses(kernel.index, ("packed", owner), room, 1)
-        copies = {n: packed(tensors[n], address) for n, address in zip(names, at)}
-        launches = [_copy(kernel.image.target, tensors[n], copies[n], stream) for n in names]
-        block = argument_block(kernel, {**tensors, **copies}, scalars, grid)
-        return _InOrder(lock, [*launches, kernel.ready(launched_grid(kernel, grid), block, stream)])
+    def __init__(self, kernel: Any, call: Call) -> None:
+        self._kernel, self._names = kernel, kernel.image.packed
+        sizes = zip(self._names, copied(self._names, call))
+        self._room = [AbiParam("workspace", n, size, "pointer") for n, size in sizes]
+        self.tensors = {n: replace(t, owner=None) for n, t in call.tensors.items()}
+        self._copies = []
+        self.sources = []
+        for name in self._names:
+            source = self.tensors[name]
+            # At an address as aligned as that in the workspace.
+            self.tensors[name] = packed(source, FACT_LIMIT)
+            copy = _copying(kernel.image.target, source, self.tensors[name])
+            self._copies.append(copy)
+            (at,) = _parameters(copy[0], "A")
+            self.sources.append((name, copy[0].layout.offsets[at]))
 
-    return ForOwner(kernel.driver, stream, make)
+    def blocks(self) -> list[Block]:
+        """Blocks of arguments for the copies."""
+        return [kernel.layout.copy(block) for kernel, _, block in self._copies]
+
+    def ready(self, launched: Grid, block: Block, blocks: Sequence[Block], stream: int) -> Ready:
+        """A launch of `launched` blocks with the arguments in `block` behind copies with those in
+        `blocks`. Raises DriverError."""
+        kernel, workspaces = self._kernel, self._kernel.driver.workspaces
+
+        def make(blocks: Sequence[Block], owner: Hashable) -> Ready:
+            *given, own = blocks
+            places = workspaces.addresses(kernel.index, ("packed", owner), self._room, 1)
+            launches = []
+            for name, at, (copy, grid, _), to in zip(self._names, places, self._copies, given):
+                _move(copy, to, "P", at)
+                _move(kernel, own, name, at)
+                launches.append(copy.ready(grid, to, stream))
+            launches.append(kernel.ready(launched, own, stream))
+            return _InOrder(workspaces.in_order, launches)
+
+        layouts = [*(copy.layout for copy, _, _ in self._copies), kernel.layout]
+        return ForOwner(kernel.driver, stream, [*zip(layouts, (*blocks, block))], make)
+
+
+def _copying(target: str, source: Tensor, to: Tensor) -> tuple[Any, Grid, Block]:
+    """The kernel that copies `source` to `to`, its grid and its arguments."""
+    pack = packer.packer(_WORDS[source.itemsize])
+    arrays = {"A": _batch(source), "P": _batch(to)}
+    variant = pack.compile(*arrays.values(), target=target)
+    call = read_arguments(pack.name, pack.parameters, arrays, target)
+    kernel, grid = variant.loaded(call.index), variant.grid(call, None)
+    return kernel, launched_grid(kernel, grid), argument_block(kernel, call.tensors, {}, grid)
+
+
+def _parameters(kernel: Any, name: str) -> list[int]:
+    """The numbers of the parameters that hold the address of an array."""
+    roles = ("tensor", "tensor_map")
+    return [i for i, p in enumerate(kernel.image.params) if p.arg == name and p.role in roles]
+
+
+def _move(kernel: Any, block: Block, name: str, address: int) -> None:
+    """Let the array called `name` be at `address`, for launches from `block`. Raises
+    DriverError."""
+    for i in _parameters(kernel, name):
+        at, move = kernel.layout.offsets[i], None
+        if kernel.image.params[i].role == "tensor_map":
+            begin = block.begin + at
+            move = kernel.map_mover(bytes(block.memory[begin : begin + TENSOR_MAP_BYTES]))
+        if move is None:
+            block.words()[at // 8] = address
+        elif move(block.values + at, address):
+            raise DriverError(f"{kernel.image.name}: the tensor map of {name} cannot be moved")
 
 
 class _InOrder:
@@ -97,16 +155,6 @@ class _InOrder:
                 if code:
                     return code
         return 0
-
-
-def _copy(target: str, source: Tensor, to: Tensor, stream: int) -> Ready:
-    """The launch that copies `source`."""
-    pack = packer.packer(_WORDS[source.itemsize])
-    arrays = {"A": _batch(source), "P": _batch(to)}
-    variant = pack.compile(*arrays.values(), target=target)
-    call = read_arguments(pack.name, pack.parameters, arrays, target)
-    ready: Ready = variant.ready(call, variant.grid(call, None), stream)[1]
-    return ready
 
 
 def _batch(t: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from tilec.ir.errors import LaunchError
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fastpath import ALIGNMENTS
+from tilec.jit.packing import Packing
 from tilec.runtime.arguments import Call, Parameter, check_scalar
 from tilec.runtime.block import Block
 from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
@@ -52,6 +53,9 @@ class Recipe:
         self._kernel = variant.loaded(call.index)
         self._grid = variant.grid(call, given)
         self._launched = launched_grid(self._kernel, self._grid)
+        self._packing = Packing(self._kernel, self._call) if variant.image.packed else None
+        if self._packing is not None:
+            tensors = self._packing.tensors
         self._template = argument_values(self._kernel, tensors, call.scalars, self._grid)
         params = list(enumerate(variant.image.params))
         self._extents = [(n, p.dim) for n, p in params if p.role == "grid"]
@@ -85,6 +89,8 @@ class Recipe:
                 if move2(launch.values + at2, a2):
                     return None
                 return launch
+
+        What is packed has its address in the arguments of the launch that copies it.
         """
         image, tensors = self._variant.image, self._call.tensors
         address = {name: f"a{i}" for i, name in enumerate(names)}
@@ -114,8 +120,11 @@ class Recipe:
             "        return None",
             "    words = launch.words",
         ]
+        if self._packing is not None:
+            for i, (name, at) in enumerate(self._packing.sources):
+                lines.append(f"    launch.sources[{i}][{at // 8}] = {address[name]}")
         for n, p in enumerate(image.params):
-            if p.role in ("tensor", "tensor_map"):
+            if p.role in ("tensor", "tensor_map") and p.arg not in image.packed:
                 at, a, move = self._kernel.layout.offsets[n], address[p.arg], None
                 encoded = self._template[n]
                 if isinstance(encoded, bytes):
@@ -173,7 +182,11 @@ class Recipe:
             for number, dim in self._extents:
                 values[number] = grid[dim]
         block = self._kernel.layout.block(values)
-        return Launch(block, self._kernel.ready(launched, block, self._stream))
+        if self._packing is None:
+            return Launch(block, self._kernel.ready(launched, block, self._stream))
+        blocks = self._packing.blocks()
+        ready = self._packing.ready(launched, block, blocks, self._stream)
+        return Launch(block, ready, [b.words() for b in blocks])
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,13 +200,15 @@ def _function(lines: tuple[str, ...], given: tuple[str, ...]) -> Callable[..., A
 
 
 class Launch:
-    """A launch, and its block, whose first value is at the address `values`. It may be called once;
-    then it is among the `free` ones."""
+    """A launch, and its block, whose first value is at the address `values`; `sources` are the
+    blocks of the launches that pack for it. It may be called once; then it is among the `free`
+    ones."""
 
-    __slots__ = ("block", "free", "ready", "values", "words")
+    __slots__ = ("block", "free", "ready", "sources", "values", "words")
 
-    def __init__(self, block: Block, ready: Ready) -> None:
+    def __init__(self, block: Block, ready: Ready, sources: Sequence[memoryview] = ()) -> None:
         self.block, self.ready, self.values, self.words = block, ready, block.values, block.words()
+        self.sources = sources
         self.free: list[Launch] | None = None
 
     def __call__(self) -> int:
@@ -237,11 +252,9 @@ class Launches(dict[tuple[Any, ...], Ready]):
                 return launch
         return None
 
-    def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe | None) -> None:
-        """Find this launch, and launches like it where there is a recipe, from now on."""
+    def remember(self, values: tuple[Any, ...], ready: Ready, recipe: Recipe) -> None:
+        """Find this launch, and launches like it, from now on."""
         self[values] = ready
-        if recipe is None:
-            return
         aligned = self._alignments(values)
         found = [r for r in self._recipes.get(aligned, ()) if r.can_overlap != recipe.can_overlap]
         self._recipes[aligned] = (*found, recipe)
@@ -291,9 +304,7 @@ class Prepared:
         self._once.clear()
         self._count = 0
 
-    def remember(
-        self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe | None
-    ) -> None:
+    def remember(self, values: tuple[Any, ...], facts: Any, ready: Ready, recipe: Recipe) -> None:
         """Find this launch, and launches like it, from now on."""
         self.count()
         with contextlib.suppress(TypeError):  # a constant that cannot be a key, such as a list

@@ -1,0 +1,362 @@
+"""Packed operands: a launch copies tensors whose rows begin anywhere to aligned rows first, where
+that is predicted to be faster.
+
+Before, such a product was brought by the threads of each tile (`passes/realign.py`): 4095x4095x4095
+took 729 us on an H200, and takes 234 with the copies (41)."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from test_realign import rows
+from test_runtime_cuda import install, launches
+from test_sum_parts import Memory
+
+import tilec
+import tilec.language as T
+from tilec.jit import choose, packing
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.export import c_header
+from tilec.runtime import devices
+from tilec.runtime.image import Image, ImageError
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+M, N, K, L = T.dynamic("M, N, K, L")
+
+
+def product(dtype: str = "float16", kind: str = "NN", accumulate: str = "float32") -> Any:
+    """C = A B with tiles and schedule left to tilec; A and B as `kind` says."""
+    ta, tb = kind[0] == "T", kind[1] == "T"
+    a_shape, b_shape = ((K, M) if ta else (M, K)), ((N, K) if tb else (K, N))
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), accumulate),
+        BM: T.constexpr = T.auto, BN: T.constexpr = T.auto, BK: T.constexpr = T.auto,
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
+            A_s = T.alloc_shared((BK, BM) if ta else (BM, BK), dtype)
+            B_s = T.alloc_shared((BN, BK) if tb else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), accumulate)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK)):
+                if ta:
+                    T.copy(A[k * BK, by * BM], A_s)
+                else:
+                    T.copy(A[by * BM, k * BK], A_s)
+                if tb:
+                    T.copy(B[bx * BN, k * BK], B_s)
+                else:
+                    T.copy(B[k * BK, bx * BN], B_s)
+                T.gemm(A_s, B_s, acc, transpose_A=ta, transpose_B=tb)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return matmul
+
+
+@tilec.kernel
+def batched(
+    A: T.Tensor((L, M, K), "float16"),
+    B: T.Tensor((N, K), "float16"),
+    R: T.Tensor((L, M, N), "float16"),
+    C: T.Tensor((L, M, N), "float16"),
+):
+    """C = A Bᵀ + R."""
+    with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 64), L, threads=128) as (bx, by, bz):
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 32), "float16")
+        acc = T.alloc_fragment((64, 32), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32)):
+            T.copy(A[bz, by * 64, k * 32], A_s)
+            T.copy(B[bx * 32, k * 32], B_s)
+            T.gemm(A_s, B_s, acc, transpose_B=True)
+        for i, j in T.Parallel(64, 32):
+            C[bz, by * 64 + i, bx * 32 + j] = acc[i, j] + R[bz, by * 64 + i, bx * 32 + j]
+
+
+@tilec.kernel
+def consuming(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+              C: T.Tensor((M, N), "float32")):  # fmt: skip
+    """C = A B, and A becomes zero: it is no operand that a launch may copy."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32)):
+            T.copy(A[by * 64, k * 32], A_s)
+            T.copy(B[k * 32, bx * 64], B_s)
+            T.gemm(A_s, B_s, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+        T.clear(A_s)
+        T.copy(A_s, A[by * 64, 0])
+
+
+@tilec.kernel
+def strided(A: T.StridedTensor((M, K), (L, 1), "float16"), B: T.Tensor((K, N), "float16"),
+            C: T.Tensor((M, N), "float32")):  # fmt: skip
+    """C = A B: the strides of A have a name, which the kernel could read."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, 32)):
+            T.copy(A[by * 64, k * 32], A_s)
+            T.copy(B[k * 32, bx * 64], B_s)
+            T.gemm(A_s, B_s, acc)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+def spec(*shape: int, dtype: str = "float16", pitch: int = 0) -> Any:
+    return tilec.spec(shape, dtype, (pitch, 1) if pitch else None)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies cost nothing: whatever can be packed is."""
+    monkeypatch.setattr(choose.packing, "copying", lambda sizes, speeds: 0.0)
+    monkeypatch.setattr(choose.packing, "GAIN", 1e6)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["NN", "NT"])
+def test_a_product_with_much_to_do_packs(kind: str) -> None:
+    a, b = spec(2047, 1023), spec(4095, 1023) if kind == "NT" else spec(1023, 4095)
+    made = product(kind=kind).compile(a, b, spec(2047, 4095, dtype="float32"), target="cuda:sm_90a")
+    assert made.image.packed == ("A", "B")
+    assert {p.arg for p in made.image.params if p.role == "tensor_map"} >= {"A", "B"}
+    assert made.asm.count("ld.global") == 0, "TMA brings all operands"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "packed"),
+    [
+        ((4095, 4096), (4096, 4096), ()),  # all rows are aligned
+        ((4095, 4095), (4095, 4096), ("A",)),
+        ((63, 63), (63, 63), ()),  # two launches more cost more than the product
+        ((17, 4095), (4095, 4095), ()),  # B is read once
+        ((14001, 4095), (4095, 14001), ("A", "B")),  # 115 MB each,
+        ((33001, 4095), (4095, 33001), ()),  # 270 MB each: too much to keep
+    ],
+)
+def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]) -> None:
+    kernel = product()
+    c = spec(a[0], b[1], dtype="float32")
+    facts = kernel._facts((spec(*a), spec(*b), c), "cuda:sm_90a", {})
+    assert facts.packed == packed
+
+
+def test_what_cannot_be_packed(free: None) -> None:
+    def packed(kernel: Any, *args: Any) -> tuple[str, ...]:
+        found: tuple[str, ...] = kernel._facts(args, "cuda:sm_90a", {}).packed
+        return found
+
+    a, b, c = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
+    assert packed(product(), a, b, c) == ("A", "B")
+    assert packed(consuming, a, b, c) == ("B",), "A is written"
+    assert packed(strided, a, b, c) == ("B",), "the kernel may read the stride"
+    turned = tilec.spec((257, 127), "float16", (1, 257))
+    assert packed(product(), turned, b, c) == ("B",), "its rows are no neighbours"
+    assert packed(
+        product("float32"), spec(257, 127, dtype="float32"), spec(127, 257, dtype="float32"), c
+    ) == ("A", "B")
+    three = [
+        tilec.spec(s, "float16") for s in ((3, 257, 127), (65, 127), (3, 257, 65), (3, 257, 65))
+    ]
+    assert packed(batched, *three) == ("A", "B"), "R is read once, and by no product"
+
+
+def test_a_forced_plan_packs_nothing(free: None) -> None:
+    args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
+    kernel = product()
+    made = kernel.compile(*args, target="cuda:sm_90a")
+    assert made.image.packed == ("A", "B") and made.plan is not None
+    sizes = dict(zip(("BM", "BN", "BK"), (64, 64, 32)))
+    assert (
+        kernel.compile_with_plan(made.plan, *args, target="cuda:sm_90a", **sizes).image.packed == ()
+    )
+
+
+def test_the_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.delenv("TILEC_DISABLE_CACHE", raising=False)
+    monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(choose.packing, "copying", lambda sizes, speeds: 0.0)
+    monkeypatch.setattr(choose.packing, "GAIN", 1e6)
+    args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
+    kernel = product()
+    first = kernel.compile(*args, target="cuda:sm_90a")
+    kernel.clear()
+    monkeypatch.setattr(choose.Choices, "rank", None)  # whoever asks for it fails
+    again = kernel.compile(*args, target="cuda:sm_90a")
+    assert again.image.packed == first.image.packed == ("A", "B")
+    assert again.image.binary == first.image.binary
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
+def test_values(free: None, kind: str, target: str) -> None:
+    m, n, k = 66, 35, 67
+    rng = np.random.default_rng(7)
+    a = rows(rng, (k, m) if kind[0] == "T" else (m, k), "float16", 1, 3)
+    b = rows(rng, (n, k) if kind[1] == "T" else (k, n), "float16", 2, 1)
+    c = np.full((m, n), np.nan, np.float32)
+    kernel = product(kind=kind)
+    assert kernel._facts((a, b, c), target, {}).packed == ("A", "B")
+    report = tilec.simulate(kernel, a, b, c, target=target)
+    assert not report.findings
+    want = (a.T if kind[0] == "T" else a).astype(float) @ (b.T if kind[1] == "T" else b).astype(
+        float
+    )
+    np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize(("dtype", "accumulate"), [("int8", "int32"), ("float32", "float32")])
+def test_other_elements(free: None, dtype: str, accumulate: str) -> None:
+    rng = np.random.default_rng(8)
+    a, b = rows(rng, (66, 67), dtype, 0, 1), rows(rng, (33, 67), dtype, 2, 0)
+    c = np.zeros((66, 33), accumulate)
+    kernel = product(dtype, "NT", accumulate)
+    assert kernel._facts((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert not tilec.simulate(kernel, a, b, c).findings
+    np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T)
+
+
+def test_a_batch(free: None) -> None:
+    rng = np.random.default_rng(9)
+    memory = rng.integers(0, 4, 2 * 5000).astype(np.float16)
+    a = np.lib.stride_tricks.as_strided(memory[1:], (2, 65, 67), (2 * 4999, 2 * 69, 2))
+    b, r = rows(rng, (33, 67), "float16", 0, 1), rng.integers(0, 9, (2, 65, 33)).astype(np.float16)
+    c = np.zeros((2, 65, 33), np.float16)
+    assert batched._facts((a, b, r, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert not tilec.simulate(batched, a, b, r, c).findings
+    np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T + r)
+
+
+def test_what_shares_memory_with_the_result_is_not_copied(free: None) -> None:
+    memory = np.ones((70, 67), np.float16)
+    a, c = memory[:66], memory[4:, :33]
+    b = np.ones((67, 33), np.float16)
+    planned = product(accumulate="float16").plan_launch("cuda:sm_90a", None, (a, b, c), {})
+    assert planned.facts.may_alias and planned.variant.image.packed == ()
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("shape", [(2, 9, 259), (1, 8, 256), (1, 17, 5)])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
+def test_the_copying_kernel(dtype: str, shape: tuple[int, int, int], target: str) -> None:
+    rng = np.random.default_rng(3)
+    memory = rng.integers(0, 200, 2 + shape[0] * shape[1] * (shape[2] + 1)).astype(dtype)
+    size = memory.itemsize
+    steps = (shape[1] * (shape[2] + 1) * size, (shape[2] + 1) * size, size)
+    a = np.lib.stride_tricks.as_strided(memory[1:], shape, steps)
+    out = np.zeros((*shape[:2], shape[2] + 16 - shape[2] % 16), dtype)
+    assert not tilec.simulate(
+        packing.packer.packer(dtype), a, out[..., : shape[2]], target=target
+    ).findings
+    np.testing.assert_array_equal(out[..., : shape[2]], a)
+    assert not out[..., shape[2] :].any()
+
+
+# --- launches -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, free: None) -> Any:
+    api = Memory()
+    install(monkeypatch, api)
+    monkeypatch.setattr(devices, "_drivers", {})
+    devices.device_target.cache_clear()
+    yield api
+    devices.device_target.cache_clear()
+
+
+@pytest.mark.torch
+def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class OnGpu(torch.Tensor):
+        """A torch tensor of the first GPU, as far as a launch looks at it."""
+
+        device = torch.device("cuda", 0)
+
+        def get_device(self) -> int:
+            return 0
+
+    def array(*shape: int, dtype: Any = torch.float16) -> Any:
+        memory = torch.empty(shape[0] * shape[1] + 16, dtype=dtype)
+        at = -memory.data_ptr() % 16 // memory.itemsize
+        return memory[at : at + shape[0] * shape[1]].view(shape).as_subclass(OnGpu)
+
+    seen: list[list[int]] = []
+
+    def look(params: int) -> None:
+        pointers = (ctypes.c_uint64 * 2).from_address(params)
+        seen.append([ctypes.c_uint64.from_address(p).value for p in pointers])
+
+    kernel = product()
+    args = array(257, 127), array(127, 257), array(257, 257, dtype=torch.float32)
+    a, b, _ = (t.data_ptr() for t in args)
+    gpu.at_launch = look
+    kernel(*args, stream=0x77)
+    (variant,) = kernel._variants.values()
+    first = launches(gpu)
+    assert [launch[3] for launch in first] == [0x77] * 3
+    assert first[2][1] == (variant.resources.threads, 1, 1)
+    (room,) = [c[1] for c in gpu.calls if c[0] == "cuMemAlloc"]
+    at, size = gpu.last, 257 * 256
+    assert room >= size + 127 * 528
+    assert seen[0] == [a, at] and seen[1] == [b, at + size], "each copy: from, to"
+    encoded = [c for c in gpu.calls if c[0] == "cuTensorMapEncodeTiled"]
+    assert [c[5] for c in encoded] == [[256], [528]], "bytes from row to row"
+    moves = [c[2] for c in gpu.calls if c[0] == "cuTensorMapReplaceAddress"]
+    assert moves == [at, at + size]
+    kernel(*args, stream=0x77)
+    with monkeypatch.context() as m:
+        m.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
+        kernel(*args, stream=0x77)
+    assert [launch[:4] for launch in launches(gpu)[3:]] == [launch[:4] for launch in first] * 2
+    kernel(*args, stream=0x88)
+    assert gpu.names().count("cuMemAlloc") == 2, "another stream has its own copies"
+    gpu.captured = 5
+    kernel(*args, stream=0x77)
+    assert gpu.names().count("cuMemAlloc") == 3, "and a graph"
+    gpu.captured = 0
+    seen.clear()
+    moved = array(257, 127)
+    with monkeypatch.context() as m:
+        m.setattr(tilec.Kernel, "_launch", None)
+        kernel(moved, *args[1:], stream=0x77)
+    assert seen[:2] == [[moved.data_ptr(), at], [b, at + size]]
+    assert len(kernel._variants) == 1
+    gpu.failing["cuMemAlloc"] = 2
+    kernel(*args, stream=0x99)
+    assert [v.image.packed for v in kernel._variants.values()] == [("A", "B"), ()]
+    assert [launch[3] for launch in launches(gpu)[-2:]] == [0x77, 0x99], "no room: no copies"
+    gpu.failing = {"launch": 700}
+    with pytest.raises(tilec.TilecError, match="launching matmul"):
+        kernel(moved, *args[1:], stream=0x77)
+
+
+def test_files(free: None, tmp_path: Any) -> None:
+    args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
+    made = product().compile(*args, target="cuda:sm_90a")
+    made.save(tmp_path / "k.tilec")
+    assert tilec.load(tmp_path / "k.tilec").image.packed == ("A", "B")
+    header = c_header(made.image, "matmul", "k.cubin")
+    assert "A and B: a copy whose rows begin at multiples of 16 bytes" in header
+    for name in ("Z", "C"):
+        wrong = dataclasses.replace(made.image, packed=(name,))
+        with pytest.raises(ImageError, match=f"it packs {name}"):
+            Image.from_bytes(CompiledKernel(wrong, made.stages)._whole(), "it")
