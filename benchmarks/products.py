@@ -270,8 +270,9 @@ def _tuned(
 def schedule_of(compiled: Any) -> dict[str, Any]:
     """What tilec chose: the plan, the grid (it shows the tile), what it takes of the machine."""
     used = compiled.resources
+    plan = compiled.plan.describe() if compiled.plan else ""
     return {
-        "plan": compiled.plan.describe() if compiled.plan else "",
+        "plan": " ".join([plan, *(f"{name} packed" for name in compiled.image.packed)]),
         "grid": compiled.image.grid,
         "registers": used.registers,
         "spilled": used.spilled_bytes,
@@ -288,5 +289,5 @@ def code_hash(compiled: Any) -> str:
     code = _LOCATIONS.sub("", compiled.asm).split("\t.section")[0]
     image = compiled.image
     launch = (image.grid, image.persistent, image.cluster, image.split, image.resources.threads)
-    text = f"{code}\n{launch}"
+    text = f"{code}\n{(*launch, image.packed) if image.packed else launch}"
     return f"{compiled.target} {hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -23,6 +23,14 @@ from tilec.ir.ops import (
     Wgmma,
     WgmmaWait,
 )
+from tilec.jit import choose
+
+
+@pytest.fixture(autouse=True)
+def nothing_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large products bring such tiles from copies (test_packing.py)."""
+    monkeypatch.setattr(choose, "packable", lambda facts, call: ())
+
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")

@@ -318,16 +318,14 @@ def _packed(t: Tensor) -> Tensor:
     """The copy that a launch makes of a packed operand."""
     at = packed(t, 0)
     memory = np.zeros(t.shape[0] * at.strides[0] + 16, f"V{t.itemsize}")
-    skip = -memory.ctypes.data % 16 // t.itemsize
-    steps = [s * t.itemsize for s in t.strides]
+    first = -memory.ctypes.data % 16 // t.itemsize
+    copy = memory[first : first + t.shape[0] * at.strides[0]].reshape(*t.shape[:-1], -1)
     low, high = t.span()
-    source = np.frombuffer((ctypes.c_uint8 * (high - low)).from_address(low), memory.dtype)
-    source = np.lib.stride_tricks.as_strided(
-        source[(t.pointer - low) // t.itemsize :], t.shape, steps
-    )
-    whole = memory[skip : skip + t.shape[0] * at.strides[0]].reshape(*t.shape[:-1], at.strides[-2])
-    whole[..., : t.shape[-1]] = source
-    return replace(at, pointer=whole.ctypes.data, owner=memory)
+    held = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
+    steps = [s * t.itemsize for s in t.strides]
+    source = held[t.pointer - low :].view(memory.dtype)
+    copy[..., : t.shape[-1]] = np.lib.stride_tricks.as_strided(source, t.shape, steps)
+    return replace(at, pointer=copy.ctypes.data, owner=memory)
 
 
 def _workspace(name: str, size: int, counters: bool, number: int) -> GlobalTensor:
