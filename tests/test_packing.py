@@ -300,10 +300,15 @@ def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPa
         return memory[at : at + shape[0] * shape[1]].view(shape).as_subclass(OnGpu)
 
     seen: list[list[int]] = []
+    maps: dict[str, int] = {}
 
     def look(params: int) -> None:
         pointers = (ctypes.c_uint64 * 2).from_address(params)
         seen.append([ctypes.c_uint64.from_address(p).value for p in pointers])
+        for i, p in enumerate(next(iter(kernel._variants.values())).image.params):
+            if len(seen) % 3 == 0 and p.role == "tensor_map":
+                value = ctypes.c_uint64.from_address(params + 8 * i).value
+                maps[p.arg] = ctypes.c_uint64.from_address(value).value
 
     kernel = product()
     args = array(257, 127), array(127, 257), array(257, 257, dtype=torch.float32)
@@ -320,8 +325,7 @@ def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPa
     assert seen[0] == [a, at] and seen[1] == [b, at + size], "each copy: from, to"
     encoded = [c for c in gpu.calls if c[0] == "cuTensorMapEncodeTiled"]
     assert [c[5] for c in encoded] == [[256], [528]], "bytes from row to row"
-    moves = [c[2] for c in gpu.calls if c[0] == "cuTensorMapReplaceAddress"]
-    assert moves == [at, at + size]
+    assert maps == {"A": at, "B": at + size}
     kernel(*args, stream=0x77)
     with monkeypatch.context() as m:
         m.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
@@ -337,8 +341,14 @@ def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPa
     moved = array(257, 127)
     with monkeypatch.context() as m:
         m.setattr(tilec.Kernel, "_launch", None)
+        maps.clear()
         kernel(moved, *args[1:], stream=0x77)
-    assert seen[:2] == [[moved.data_ptr(), at], [b, at + size]]
+        assert seen[:2] == [[moved.data_ptr(), at], [b, at + size]]
+        assert maps == {"A": at, "B": at + size}
+        gpu.captured = 6
+        kernel(array(257, 127), *args[1:], stream=0x77)
+        assert maps["A"] == gpu.last != at and seen[4] == [b, gpu.last + size]
+        gpu.captured = 0
     assert len(kernel._variants) == 1
     gpu.failing["cuMemAlloc"] = 2
     kernel(*args, stream=0x99)
