@@ -17,6 +17,7 @@ from tilec.codegen.cpu_elementary import Elementary
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.ranges import Ranges
 from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.llvm_printer import print_function
 from tilec.ir.types import BOOL, DType
 
 llvm.initialize_native_target()
@@ -70,7 +71,7 @@ def run(build: Build, arrays: Sequence[np.ndarray], dtypes: Sequence[DType], out
     f.start("end")
     f.ret()
     metadata = '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}'
-    text = "\n".join([*f.declarations.values(), f.text(), metadata])
+    text = "\n".join([*f.declarations.values(), print_function(f), metadata])
     module = llvm.parse_assembly(text)
     module.verify()
     machine = llvm.Target.from_default_triple().create_target_machine(

@@ -26,7 +26,7 @@ HELPERS = {"tilec.annotations.dtype_of", "tilec.annotations.only_inside"}
 
 def language() -> dict[str, Any]:
     """The public words: what `tilec.language` has that is its own, and no tool it is made with."""
-    own = ("tilec.language", "tilec.annotations", "tilec.choices")
+    own = ("tilec.language", "tilec.annotations", "tilec.choices", "tilec.elementwise")
     found = {}
     for name, value in vars(T).items():
         module = getattr(value, "__module__", "")

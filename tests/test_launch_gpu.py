@@ -7,11 +7,12 @@ import pytest
 
 import tilec
 import tilec.language as T
+from tilec.runtime.tensors import read_tensor
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-M, N = T.dynamic("M, N")
+M, N, K = T.dynamic("M, N, K")
 
 
 @tilec.kernel
@@ -30,6 +31,39 @@ def doubled(A: T.Tensor((M, N), "float16"), C: T.Tensor((M, N), "float16")):
     with T.Kernel(M, threads=128) as bx:
         for j in T.serial(N):
             C[bx, j] = A[bx, j] + A[bx, j]
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float16"),
+    BM: T.constexpr = T.auto,
+    BN: T.constexpr = T.auto,
+    BK: T.constexpr = T.auto,
+):
+    with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
+        A_s = T.alloc_shared((BM, BK), "float16")
+        B_s = T.alloc_shared((BK, BN), "float16")
+        acc = T.alloc_fragment((BM, BN), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, BK)):
+            T.copy(A[by * BM, k * BK], A_s)
+            T.copy(B[k * BK, bx * BN], B_s)
+            T.gemm(A_s, B_s, acc)
+        T.copy(acc, C[by * BM, bx * BN])
+
+
+def map_movers(kernel: Any) -> list[Any]:
+    """What moves each tensor map of the kernel's variants."""
+    loaded = [variant.loaded(0) for variant in kernel._variants.values()]
+    x = torch.zeros(4096, 8192, device="cuda", dtype=torch.float16)
+    return [
+        code.map_mover(code.tensor_map(number, read_tensor(x, "x")))
+        for code in loaded
+        for number, p in enumerate(code.image.params)
+        if p.role == "tensor_map"
+    ]
 
 
 def operands(*shape: int) -> tuple[Any, Any, Any]:
@@ -88,6 +122,73 @@ def test_graph_capture() -> None:
         want = a + b
         graph.replay()
         assert torch.equal(c, want) and torch.equal(a, want + b)
+
+
+PRODUCTS = [(128, 128, 128), (64, 64, 8192)]  # with tensor maps; with sums in a workspace
+
+
+def factors(m: int, n: int, k: int) -> tuple[Any, Any, Any]:
+    a, b = (torch.randn(s, device="cuda", dtype=torch.float16) for s in ((m, k), (k, n)))
+    return a, b, torch.full((m, n), float("nan"), device="cuda", dtype=torch.float16)
+
+
+def right(a: Any, b: Any, c: Any) -> bool:
+    exact = a.float() @ b.float()
+    return bool(
+        (c.float() - exact).abs().max() <= 1e-3 * a.shape[1] ** 0.5 + exact.abs().max() / 500
+    )
+
+
+@pytest.mark.parametrize("shape", PRODUCTS)
+def test_new_addresses(shape: tuple[int, int, int]) -> None:
+    """Each launch has its own, while earlier ones are still waiting."""
+    pool = [factors(*shape) for _ in range(60)]
+    product(*pool[0])
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)
+    for _ in range(2):
+        for one in pool:
+            product(*one)
+    assert all(right(*one) for one in pool)
+    leads = [move is None for move in map_movers(product)]
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert leads and all(leads), "this driver keeps a map's address in front"
+
+
+@pytest.mark.parametrize("shape", PRODUCTS)
+def test_new_addresses_in_a_graph(shape: tuple[int, int, int]) -> None:
+    pool = [factors(*shape) for _ in range(30)]
+    for one in pool[:2]:
+        product(*one)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for one in pool:
+            product(*one)
+    beside = [factors(*shape) for _ in range(30)]
+    for _, _, c in pool:
+        c.fill_(float("nan"))
+    for one in beside:
+        product(*one)
+    graph.replay()
+    assert all(right(*one) for one in pool + beside)
+
+
+def test_new_addresses_in_threads() -> None:
+    pools = [[factors(128, 128, 128) for _ in range(200)] for _ in range(4)]
+    for one in pools[0][:2]:
+        product(*one)
+    torch.cuda.synchronize()
+
+    def work(pool: list[Any]) -> None:
+        for one in pool:
+            product(*one)
+
+    threads = [threading.Thread(target=work, args=(pool,)) for pool in pools]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(right(*one) for pool in pools for one in pool)
 
 
 def test_a_thread_that_never_touched_the_gpu() -> None:

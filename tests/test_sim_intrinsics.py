@@ -17,7 +17,7 @@ from test_examples import EXAMPLES
 from test_user_programs import arrays_of, tile_func
 from user_programs import CASES
 
-from tilec.codegen import emit_records
+from tilec.codegen import emit_records, gpu
 from tilec.ir.instr import MATRIX_ROWS, MmaRow, WgmmaRow, cluster, memory, sync
 from tilec.ir.llvm import Function
 from tilec.passes import run
@@ -71,11 +71,11 @@ def test_every_record_of_the_examples_has_a_meaning(
 ) -> None:
     found: list[Function] = []
 
-    def text(self: Function, debug: Any = None) -> str:
-        found.append(self)
+    def print_function(f: Function, debug: Any = None) -> str:
+        found.append(f)
         raise Emitted
 
-    monkeypatch.setattr(Function, "text", text)
+    monkeypatch.setattr(gpu, "print_function", print_function)
     for kernel, specs, meta in importlib.import_module(example).SPECS:
         for target in TARGETS:
             with pytest.raises(Emitted):

@@ -120,6 +120,25 @@ MEANWHILE: dict[str, str] = {
     "set_max_nreg": "leave it out: T.annotate_schedule(specialise=True) moves registers itself",
 }  # fmt: skip
 
+# Words of the language that are not built yet.
+PLANNED = frozenset(
+    """
+    ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer WarpSpecialize address_of
+    all_of alloc_barrier alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem
+    annotate_l2_hit_ratio annotate_min_blocks_per_sm any_of asm assume async_copy atomic_add
+    atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
+    barrier_arrive barrier_wait c2d_im2col call_extern clamp cluster_sync comm_reducer cummax
+    cumsum device_assert dp4a fence_proxy_async finalize_reducer gemm_blockscaled gemm_sp
+    get_block_bindings get_thread_bindings get_lane_idx get_warp_group_idx get_warp_idx grid
+    im2col make_tensor make_tensor_from_addr mbarrier_arrive mbarrier_expect_tx
+    mbarrier_wait_parity named_barrier_arrive ptr reduce reduce_absmax reduce_abssum
+    reduce_bitand reduce_bitor reduce_bitxor reduce_max reduce_min reduce_sum reinterpret
+    reshape rng_init rng_rand rng_rand_float set_max_nreg shfl_down shfl_sync shfl_up shfl_xor
+    sync_grid sync_threads sync_warp tcgen05_gemm tma_copy transpose tvm_thread_allreduce view
+    warp_reduce_max warp_reduce_min warp_reduce_sum wgmma_gemm ws
+    """.split()
+)
+
 LATER = "help(tilec.language) lists the words that work today"
 
 # Keywords of other systems, by word: the keyword to use, or what to write instead.

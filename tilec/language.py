@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tilec import elementwise as _python
 from tilec import foreign as _foreign
 from tilec.annotations import (
     Buffer as Buffer,
@@ -72,6 +73,9 @@ from tilec.choices import (
 from tilec.choices import (
     auto as auto,
 )
+from tilec.elementwise import Elementwise as Elementwise
+from tilec.elementwise import binary as _binary
+from tilec.elementwise import unary as _unary
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, LayoutError, did_you_mean
@@ -279,62 +283,6 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     only_inside("fma")
 
 
-def _ceildiv(a: Any, b: Any) -> Any:
-    return -(-a // b) if isinstance(a, _Int) else (a + (b - 1)) // b
-
-
-def _truncdiv(a: Any, b: Any) -> Any:
-    quotient = (a if a > 0 else -a) // (b if b > 0 else -b)
-    return quotient if (a < 0) == (b < 0) else -quotient
-
-
-def _shift_left(a: Any, b: Any) -> Any:
-    if isinstance(b, _Int) and b > 1 << 16:
-        raise OverflowError("the result has thousands of digits")
-    return a << b
-
-
-def _pow(a: Any, b: Any) -> Any:
-    if isinstance(a, _Int) and isinstance(b, _Int) and a.bit_length() * b > 1 << 16:
-        raise OverflowError("the power has thousands of digits")
-    return a**b
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Elementwise:
-    """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on
-    plain numbers."""
-
-    name: str
-    kind: str
-    python: Callable[..., Any]
-    doc: str
-    arity: _Int = 1
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        try:
-            if named or len(args) != self.arity:
-                given = len(args) + len(named)
-                raise TypeError(f"{self.arity} without a name, and {given} were given")
-            return self.python(*args)
-        except CompileError:  # of a size
-            raise
-        except Exception as e:  # the arguments' own methods, whatever they are, compute it
-            raise CompileError(
-                f"T.{self.name} outside of a kernel takes Python numbers: {e}",
-                _caller_loc(),
-                "call it in a kernel for each element, or use NumPy's or torch's function here",
-            ) from None
-
-
-def _unary(name: str, python: Callable[..., Any], doc: str) -> Elementwise:
-    return Elementwise(name, name, python, doc)
-
-
-def _binary(name: str, kind: str, python: Callable[..., Any], doc: str) -> Elementwise:
-    return Elementwise(name, kind, python, doc, 2)
-
-
 exp = _unary("exp", math.exp, "e to the power x")
 exp2 = _unary("exp2", lambda x: 2.0**x, "2 to the power x")
 exp10 = _unary("exp10", lambda x: 10.0**x, "10 to the power x")
@@ -363,23 +311,23 @@ bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned 
 
 max = _binary("max", "max", max, "the larger of two")
 min = _binary("min", "min", min, "the smaller of two")
-pow = _binary("pow", "pow", _pow, "x to the power y")
+pow = _binary("pow", "pow", _python.pow, "x to the power y")
 atan2 = _binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)")
-ceildiv = _binary("ceildiv", "ceildiv", _ceildiv, "quotient of two ints rounded up")
+ceildiv = _binary("ceildiv", "ceildiv", _python.ceildiv, "quotient of two ints rounded up")
 cdiv = ceildiv
 floordiv = _binary("floordiv", "floordiv", lambda a, b: a // b, "quotient rounded down")
 floormod = _binary("floormod", "mod", lambda a, b: a % b, "remainder of the division rounded down")
-truncdiv = _binary("truncdiv", "truncdiv", _truncdiv, "quotient rounded to zero")
+truncdiv = _binary("truncdiv", "truncdiv", _python.truncdiv, "quotient rounded to zero")
 truncmod = _binary(
     "truncmod",
     "truncmod",
-    lambda a, b: a - b * _truncdiv(a, b),
+    lambda a, b: a - b * _python.truncdiv(a, b),
     "remainder of the division rounded to zero",
 )
 bitwise_and = _binary("bitwise_and", "and", lambda a, b: a & b, "a & b")
 bitwise_or = _binary("bitwise_or", "or", lambda a, b: a | b, "a | b")
 bitwise_xor = _binary("bitwise_xor", "xor", lambda a, b: a ^ b, "a ^ b")
-shift_left = _binary("shift_left", "shl", _shift_left, "a << b")
+shift_left = _binary("shift_left", "shl", _python.shift_left, "a << b")
 shift_right = _binary(
     "shift_right", "shr", lambda a, b: a >> b, "a >> b, arithmetic for signed ints"
 )
@@ -537,31 +485,12 @@ class NotYet:
         )
 
 
-PLANNED = frozenset(
-    """
-    ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer WarpSpecialize address_of
-    all_of alloc_barrier alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem
-    annotate_l2_hit_ratio annotate_min_blocks_per_sm any_of asm assume async_copy atomic_add
-    atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
-    barrier_arrive barrier_wait c2d_im2col call_extern clamp cluster_sync comm_reducer cummax
-    cumsum device_assert dp4a fence_proxy_async finalize_reducer gemm_blockscaled gemm_sp
-    get_block_bindings get_thread_bindings get_lane_idx get_warp_group_idx get_warp_idx grid
-    im2col make_tensor make_tensor_from_addr mbarrier_arrive mbarrier_expect_tx
-    mbarrier_wait_parity named_barrier_arrive ptr reduce reduce_absmax reduce_abssum
-    reduce_bitand reduce_bitor reduce_bitxor reduce_max reduce_min reduce_sum reinterpret
-    reshape rng_init rng_rand rng_rand_float set_max_nreg shfl_down shfl_sync shfl_up shfl_xor
-    sync_grid sync_threads sync_warp tcgen05_gemm tma_copy transpose tvm_thread_allreduce view
-    warp_reduce_max warp_reduce_min warp_reduce_sum wgmma_gemm ws
-    """.split()
-)
-
-
 def __getattr__(name: str) -> Any:
-    if name in PLANNED:
+    if name in _foreign.PLANNED:
         return NotYet(name)
     if name.startswith("__"):  # Python itself asks for these, often
         raise AttributeError(name)
     known = [n for n in globals() if not n.startswith("_")]
     instead = _foreign.advice(name)
-    near = f"; {instead}" if instead else did_you_mean(name, [*known, *PLANNED])
+    near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
     raise AttributeError(f"tilec.language has no word {name!r}{near}", name=name)

@@ -33,6 +33,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Param, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Inst, Val, int_val
+from tilec.ir.llvm_printer import print_function
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, For, If, Parallel, Print, While
 from tilec.ir.types import BufferType
@@ -212,7 +213,7 @@ def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
     attributes = (
         f'attributes #0 = {{ "min-legal-vector-width"="{width}" "prefer-vector-width"="{width}" }}'
     )
-    parts = [*strings, *(f.text() for f in functions), *declared.values(), attributes]
+    parts = [*strings, *map(print_function, functions), *declared.values(), attributes]
     return "\n\n".join([*parts, "\n".join([*_LOOP_METADATA, *metadata])]) + "\n"
 
 

@@ -21,7 +21,8 @@ from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.llvm import UNROLLED, DebugInfo, Function, Phi, Val, int_val
+from tilec.ir.llvm import UNROLLED, Function, Phi, Val, int_val
+from tilec.ir.llvm_printer import DebugInfo, print_function
 from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType, VectorType
 from tilec.target import Target
 
@@ -133,7 +134,7 @@ class Emitter(Buffers):
         flags = self.flags()
         if debug:
             flags.append('!{i32 2, !"Debug Info Version", i32 3}')
-        body = self.f.text(debug)
+        body = print_function(self.f, debug)
         lines = [
             *self.header(),
             f"{SHARED.ref} = external addrspace(3) global [0 x i8], align 1024",

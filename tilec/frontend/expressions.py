@@ -221,7 +221,7 @@ class Expressions(Operators):
         if not hasattr(module, name):
             known = [n for n in dir(module) if not n.startswith("_")]
             if module is T:
-                known += T.PLANNED
+                known += foreign.PLANNED
             hint = foreign.advice(name)
             near = "" if hint else did_you_mean(name, known)
             if not hint and not near:

@@ -10,8 +10,9 @@ import re
 
 from tilec.codegen import Assembled, Emitter
 from tilec.ir.errors import InternalError
-from tilec.ir.llvm import DebugInfo, Function, Inst
+from tilec.ir.llvm import Function, Inst
 from tilec.ir.llvm_parser import parse_function
+from tilec.ir.llvm_printer import DebugInfo
 from tilec.ir.loc import Loc
 
 _ASM = re.compile(r'asm (?:sideeffect )?"([^"]*)", "([^"]*)"')
