@@ -183,3 +183,95 @@ def test_short_rows_that_begin_anywhere_bound_the_stores() -> None:
 
     assert least(1395, 16) > 50e-6 and least(1395, 128) < 30e-6
     assert least(1400, 16) < 40e-6
+
+
+# On an H200: columns of a row in memory, of what rows 128 bytes apart take (2048x2048x4096, tiles
+# of 64x64 and 64x128 whose loads from the L2 cache bound them).
+@pytest.mark.parametrize(
+    ("pad", "least", "most"), [(64, 1.0, 1.0), (32, 1.3, 1.43), (16, 1.37, 1.58), (8, 1.96, 2.4)]
+)
+def test_what_rows_that_begin_elsewhere_take(pad: int, least: float, most: float) -> None:
+    """Rows of a tile that straddle two lines take longer, and the longest where every other one
+    begins inside of a sector."""
+
+    def loaded(pitch: int) -> float:
+        runs = ranked(2048, 2048, 4096, pitch, BM=64, BN=64, BK=64)
+        alone = (r.estimate for r in runs if r.plan and r.plan.cluster == (1, 1, 1))
+        return max(e.l2_bytes for e in alone if e)
+
+    assert least <= loaded(4096 + pad) / loaded(4096) <= most
+
+
+def test_long_sums_of_misaligned_rows() -> None:
+    """Rows of 40000 bytes begin at lines and at half lines, which matter little. On an H200 tiles
+    of 128x128, two of them for each sum, take 63 us, of 256x160, four for each, 79 us; cuBLAS 64.
+    """
+    first = ranked(1000, 1000, 20000)[0]
+    assert first.plan is not None and first.estimate is not None
+    assert first.estimate.limit == "matrix unit" and first.plan.parts == 2, str(first)
+    assert (first.constants["BM"], first.constants["BN"]) == (128, 128)
+
+
+def test_a_warpgroup_alone_waits_for_its_neighbours() -> None:
+    """64x128 with 128 threads, 2048x2048x4096 on an H200: 59.9 us in clusters of two, 49.4 without.
+    With 128x256 and 256 threads (4096x4096x4096) 192 and 189."""
+
+    def slower(m: int, bm: int, bn: int, threads: int) -> float:
+        runs = ranked(m, m, 4096, BM=bm, BN=bn, BK=64)
+        of = {
+            r.plan.cluster: r.estimate.seconds
+            for r in runs
+            if r.plan and r.estimate and r.plan.threads == threads and r.plan.staged_store
+            if r.plan.persistent and r.plan.teams == 1
+        }
+        return of[1, 2, 1] / of[1, 1, 1]
+
+    assert slower(2048, 64, 128, 128) > 1.1 > 1.03 > slower(4096, 128, 256, 256)
+
+
+def test_more_threads_where_each_access_is_narrow() -> None:
+    """Rows of an even number of fp16 come four bytes at a time. On an H200 with tiles of 152x256
+    256 threads take 295 us (88 bytes spilled), 512 threads 173; cuBLAS 264. With 2046x4094x1022 and
+    128x256 71.3 and 67.3."""
+    for shape in ((7777, 1234, 2346), (2046, 4094, 1022)):
+        first = ranked(*shape)[0]
+        assert first.plan is not None and first.plan.threads == 512, str(first)
+
+
+def test_sums_of_a_cluster_or_of_all() -> None:
+    """Blocks of a cluster that share a sum run slower than as many that share it through global
+    memory: on an H200 1000x1000x20000 in tiles of 128x128 takes 85.6 us as clusters of two, 63 to
+    71 without; 384x1056x7976 23.0 as clusters of four of 128x128, 17.3 as three parts of 192x64."""
+    runs = ranked(1000, 1000, 20000, BM=128, BN=128, BK=64)
+    of = {(r.plan.split, r.plan.parts): r.estimate.seconds for r in runs if r.plan and r.estimate}
+    assert 1.05 * of[1, 2] < of[2, 1]
+
+
+def test_the_search_goes_on_from_a_tile_as_fast() -> None:
+    """From 224x128 no step leads to a faster tile, but 128x224 is as fast, and one step from
+    128x192: 3096 us on an H200, where 224x128 takes 3157."""
+
+    @tilec.kernel
+    def tf32(
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((N, K), "float32"),
+        C: T.Tensor((M, N), "float32"),
+        BM: T.constexpr = T.auto,
+        BN: T.constexpr = T.auto,
+        BK: T.constexpr = T.auto,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM)) as (bx, by):
+            a = T.alloc_shared((BM, BK), "float32")
+            b = T.alloc_shared((BN, BK), "float32")
+            acc = T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK)):
+                T.copy(A[by * BM, k * BK], a)
+                T.copy(B[bx * BN, k * BK], b)
+                T.gemm(a, b, acc, transpose_B=True, allow_tf32=True)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    specs = [tilec.spec((8192, 8192), "float32")] * 3
+    first = tf32.recommend(*specs, target=SM90, topk=1)[0]
+    assert [*first.constants.values()] == [128, 192, 32] and first.plan is not None
+    assert first.plan.teams == 2

@@ -40,6 +40,7 @@ else:  # loaded by the first choice that is not in the cache
 FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
+_LINE = 128  # bytes of a cache line
 _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
 
@@ -265,13 +266,17 @@ def open_constants(call: Call) -> dict[str, Auto]:
 
 
 def _where(call: Call, open_: Mapping[str, Auto], grid: Any) -> str:
-    """Everything but the facts that a choice depends on. A grid that is a function stands for
+    """Everything but the facts that a choice depends on; of strides what says where in a cache line
+    rows begin, so that slices of many arrays share a choice. A grid that is a function stands for
     itself by what it gives for the first values of the open arguments."""
     extents = None
     if grid is not None:
         first = {name: a.values[0] for name, a in open_.items()}
         extents = spread_grid(grid, {**call.constants, **first})
-    shapes = {name: t.shape for name, t in call.tensors.items()}
+    shapes = {
+        name: (t.shape, [math.gcd(_LINE, n * t.itemsize) for n in t.strides])
+        for name, t in call.tensors.items()
+    }
     scalars = {n: v for n, v in call.scalars.items() if isinstance(v, int)}
     return json.dumps([shapes, scalars, extents])
 
@@ -282,6 +287,8 @@ def _value(call: Call, role: str, arg: str, dim: int) -> int | None:
     match role:
         case "size" if arg in call.tensors:
             return call.tensors[arg].shape[dim]
+        case "stride" if arg in call.tensors:
+            return call.tensors[arg].strides[dim]
         case "scalar" if isinstance(call.scalars.get(arg), int):
             return int(call.scalars[arg]) or None
     return None

@@ -26,12 +26,14 @@ NEAR = 1.1  # times the best: about as fast
 FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 LARGEST = 256  # of a tile's sides
 FINE_TRIED = 6  # tiles with a side between the listed values
-BETWEEN = (96, 160)  # tried for every argument
+BETWEEN = (96, 160)  # tried for every argument,
+REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
 TILES = 4  # that are tried, if the assembler finds fault with the best ones
 
 Grid = Callable[[Mapping[str, int]], Sequence[int] | None]
+Tile = tuple[int, ...]  # a value for each of the open arguments
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Chooser:
     ) -> None:
         self._trace, self._open, self._target = trace, dict(open), target
         self._fine = fine or {}
-        self._candidates: dict[tuple[int, ...], Candidate | CompileError] = {}
+        self._candidates: dict[Tile, Candidate | CompileError] = {}
 
     def choose(self, values: Values, grid: Grid, most: int = 0) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
@@ -92,9 +94,9 @@ class Chooser:
         None where nothing is known that tells the plans apart. Raises CompileError if no
         combination of the arguments compiles.
         """
-        found: dict[tuple[int, ...], list[Ranked]] = {}
+        found: dict[Tile, list[Ranked]] = {}
 
-        def best(at: tuple[int, ...]) -> float:
+        def best(at: Tile) -> float:
             if at not in found:
                 found[at] = self._ranked(at, values, grid)
             first = found[at][0].estimate if found[at] else None
@@ -104,7 +106,9 @@ class Chooser:
             for at in itertools.product(*self._open.values()):
                 best(at)
         else:
-            self._refine(self._descend(best), found, best)
+            lists = [sorted(v) for v in self._open.values()]
+            middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+            self._refine(self._descend(middle, lists, best), found, best)
         ranked = [r for at in found for r in found[at]]
         ranked.sort(key=lambda r: r.estimate.seconds if r.estimate else math.inf)
         if not ranked:
@@ -122,47 +126,50 @@ class Chooser:
         kept = sorted([*mine, *kept], key=lambda r: r.estimate.seconds if r.estimate else math.inf)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
 
-    def _descend(self, best: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
-        """From a middle tile to better neighbours: another value for one argument; one argument up
-        and another down a step; two arguments' values exchanged."""
-        lists = [sorted(v) for v in self._open.values()]
-        at = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+    def _descend(
+        self,
+        at: Tile,
+        lists: Sequence[Sequence[int]],
+        best: Callable[[Tile], float],
+        reach: int | None = None,
+    ) -> Tile:
+        """From a tile to faster neighbours: another of its `lists`' values for one argument, at
+        most `reach` values away; one argument up and another down; two arguments' values exchanged.
+        Where none is faster, on from one that is as fast."""
+        left: set[Tile] = set()
         for _ in range(_ROUNDS):
-            before = at
+            left.add(at)
             for i, values in enumerate(lists):
-                at = min(((*at[:i], v, *at[i + 1 :]) for v in values), key=best)
-            at = min((at, *_pair_moves(at, lists)), key=best)
-            if at == before:
-                return at
+                if reach is not None:
+                    k = bisect.bisect_left(values, at[i])
+                    values = values[max(k - reach, 0) : k + reach + 1]
+                at = min((at, *((*at[:i], v, *at[i + 1 :]) for v in values)), key=best)
+            moves = _pair_moves(at, lists)
+            at = min((at, *moves), key=best)
+            if at in left:
+                alike = (t for t in moves if t not in left and math.isclose(best(t), best(at)))
+                at = next(alike, at)
+            if at in left:
+                break
         return at
 
     def _refine(
-        self,
-        at: tuple[int, ...],
-        found: Mapping[tuple[int, ...], list[Ranked]],
-        best: Callable[[tuple[int, ...]], float],
+        self, at: Tile, found: Mapping[Tile, list[Ranked]], best: Callable[[Tile], float]
     ) -> None:
         """Values between the listed ones where there are few tiles: those sides of a tile that take
-        the least time by its sizes alone; then a few for every argument, alone and with
-        another argument a step away."""
+        the least time by its sizes alone; then a few for every argument, near by."""
         first = found[at][0].estimate if found[at] else None
         if not first or first.waves > FEW_WAVES or not self._fine:
             return
-        lists = [sorted(v) for v in self._open.values()]
         extents = self._extents(at, found, first.sides)
         at = min((at, *self._fine_tiles(at, extents, first.tiles)), key=best)
-        for i, name in enumerate(self._open):
-            for v in (*BETWEEN, *lists[i]) if self._fine.get(name) else ():
-                near = (*at[:i], v, *at[i + 1 :])
-                best(near)
-                for j in range(len(at)) if v in BETWEEN else ():
-                    k = bisect.bisect(lists[j], at[j])
-                    for w in lists[j][max(k - 2, 0) : k + 1] if j != i else ():
-                        best((*near[:j], w, *near[j + 1 :]))
+        lists = [
+            sorted({*values, *(BETWEEN if self._fine.get(name) else ())})
+            for name, values in self._open.items()
+        ]
+        self._descend(at, lists, best, REACH)
 
-    def _fine_tiles(
-        self, at: tuple[int, ...], extents: Mapping[int, int], tiles: int
-    ) -> list[tuple[int, ...]]:
+    def _fine_tiles(self, at: Tile, extents: Mapping[int, int], tiles: int) -> list[Tile]:
         """Tiles that take less time than `at`, of which a launch has so many, by their sizes alone:
         how often they fill the machine, times the larger of their area and what they load."""
         if not extents:
@@ -180,7 +187,7 @@ class Chooser:
 
         own = [at[i] for i in extents]
         names = list(self._open)
-        found: list[tuple[int, ...]] = []
+        found: list[Tile] = []
         for i in extents:
             if unit := self._fine.get(names[i], 0):
                 fine = range(2 * unit, LARGEST + 1, unit)
@@ -195,8 +202,8 @@ class Chooser:
 
     def _extents(
         self,
-        at: tuple[int, ...],
-        found: Mapping[tuple[int, ...], list[Ranked]],
+        at: Tile,
+        found: Mapping[Tile, list[Ranked]],
         sides: Collection[int],
     ) -> dict[int, int]:
         """The extent that each of the open arguments divides which are sides of a tile: of `sides`
@@ -215,13 +222,13 @@ class Chooser:
                     break
         return extents
 
-    def _ranked(self, at: tuple[int, ...], values: Values, grid: Grid) -> list[Ranked]:
+    def _ranked(self, at: Tile, values: Values, grid: Grid) -> list[Ranked]:
         candidate = self._candidate(at)
         if isinstance(candidate, CompileError):
             return []
         return candidate.ranked(values, grid(candidate.constants)) or []
 
-    def _candidate(self, at: tuple[int, ...]) -> Candidate | CompileError:
+    def _candidate(self, at: Tile) -> Candidate | CompileError:
         found = self._candidates.get(at)
         if found is None:
             constants = dict(zip(self._open, at))
@@ -232,11 +239,11 @@ class Chooser:
             self._candidates[at] = found
         return found
 
-    def _seen(self, found: Mapping[tuple[int, ...], object]) -> list[Candidate]:
+    def _seen(self, found: Mapping[Tile, object]) -> list[Candidate]:
         made = (self._candidates[at] for at in found)
         return [c for c in made if isinstance(c, Candidate)]
 
-    def _nothing(self, found: Mapping[tuple[int, ...], object]) -> Choice | None:
+    def _nothing(self, found: Mapping[Tile, object]) -> Choice | None:
         """No combination can be ranked: its errors, if there is nothing else to say."""
         for at in found:
             candidate = self._candidates[at]
@@ -256,12 +263,14 @@ def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked
     return [r for e, r in same if e.seconds <= NEAR * best and (not e.lacking or e is same[0][0])]
 
 
-def _pair_moves(at: tuple[int, ...], lists: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def _pair_moves(at: Tile, lists: Sequence[Sequence[int]]) -> list[Tile]:
+    """One argument up and another down, by a step or one of them by two; values exchanged."""
     moves = []
     for i, j in itertools.permutations(range(len(at)), 2):
-        up, down = lists[i].index(at[i]) + 1, lists[j].index(at[j]) - 1
-        if up < len(lists[i]) and down >= 0:
-            moves.append({i: lists[i][up], j: lists[j][down]})
+        up = [v for v in lists[i] if v > at[i]]
+        down = [v for v in reversed(lists[j]) if v < at[j]]
+        steps = [*itertools.product(up[:1], down[:2]), *itertools.product(up[1:2], down[:1])]
+        moves += [{i: x, j: y} for x, y in steps]
         if i < j and at[j] in lists[i] and at[i] in lists[j]:
             moves.append({i: at[j], j: at[i]})
     return [tuple(m.get(k, v) for k, v in enumerate(at)) for m in moves]

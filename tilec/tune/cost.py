@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixRow
+from tilec.ir.plan import TEAM_THREADS
 from tilec.ir.schedule import Plan
 from tilec.passes.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
@@ -39,8 +40,9 @@ ITERATION = {"wgmma": (60, 16), "mma": (80, 30), "mfma": (100, 40)}
 MISSES = 0.5  # of what a multiprocessor gets from the L2 cache, where that has to ask the bus
 STAGE_START = 256  # bytes that the memory bus could have brought while a stage is asked for
 NARROW_ACCESS = 2.4  # clocks of a warp's access of less than 16 bytes for each thread
-# Clocks of an iteration of such accesses, of each warp in it, and of each register of a thread that
-# waits for one, if no other block hides them.
+NARROW_EACH = 8  # more of each of a thread's, which follow one another
+# Where they go through registers, clocks of an iteration, of each warp in it, and of each register
+# of a thread that waits for one, if no other block hides them.
 NARROW_TURN, NARROW_WARP, NARROW_WAIT = 380, 16, 3.5
 SQUEEZED = 0.8  # of the registers that a thread takes do, where that makes room for another block
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
@@ -49,7 +51,9 @@ OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
 # Of the latency, until a slot is full again: what is on its way is close behind. Neighbours of a
 # cluster wait until all of them have read a slot.
 REFILL, REFILL_CLUSTER = 1.0, 1.4
-WAIT = 16  # clocks of an iteration that the matrix unit stands still
+# Clocks of an iteration that the matrix unit stands still; in a cluster, if the block has no second
+# warpgroup that goes on while neighbours free a slot.
+WAIT, WAIT_CLUSTER = 16, 70
 SPILLED = 0.008  # how much longer a loop takes for each register that a thread lacks
 STORE_LATENCY = 0.6e-6  # seconds from the last product to the end of the block
 STAGED_LATENCY = 0.15e-6  # seconds more through shared memory
@@ -68,6 +72,7 @@ PARTED = 1.02  # how much longer the whole takes: parts are worth it where they 
 CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
 LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
+TOGETHER = 1.15  # how much longer the loops of blocks take that share a sum as a cluster
 BESIDE = 1.005  # stores of one team take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
@@ -142,6 +147,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
+    busy *= TOGETHER if plan.split > 1 else 1.0
     if plan.teams > 1:
         busy *= 1.0 if plan.staged_store else BESIDE
         total = start + waves * max(busy, stores / 2) + stores / n.results
@@ -220,10 +226,12 @@ def _loop(
     steps = sum(
         times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, made.rows)
     )
-    compute = max(matrix / efficiency + WAIT * n.iterations, steps)
+    alone = plan.cluster != (1, 1, 1) and threads * plan.teams <= TEAM_THREADS
+    wait = WAIT_CLUSTER if alone else WAIT
+    compute = max(matrix / efficiency + wait * n.iterations, steps)
     compute += made.held_bytes / HELD * n.iterations
     if made.narrow:
-        turn = 0.0
+        turn = NARROW_EACH * made.narrow / threads
         if made.waiting:
             turn = NARROW_TURN + NARROW_WARP * threads / target.warp_size
             turn = (turn + NARROW_WAIT * made.waiting) / min(resident, waves)

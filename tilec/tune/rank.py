@@ -25,7 +25,13 @@ from tilec.ir.plan import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
-from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch, budget
+from tilec.passes.registers import (
+    MOST_LACKING,
+    OTHER_REGISTERS,
+    at_launch,
+    budget,
+    widest_wgmma,
+)
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.share_sums import share_sums
 from tilec.target import Target
@@ -113,13 +119,14 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, int], tuple[tuple[MatrixRow | None, ...], int, bool]] = {}
+        rows_of: dict[tuple[int, int, int], tuple[tuple[MatrixRow | None, ...], int, bool]] = {}
         space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
         for plan in plans(func, self.target, wanted):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
-            key = threads, plan.teams
+            widest = widest_wgmma(threads * plan.teams, plan.specialise, self.target)
+            key = threads, plan.teams, widest
             try:
                 if key not in rows_of:
                     rows_of[key] = self._rows(func, plan, threads)
@@ -260,8 +267,7 @@ class Candidate:
         results of wgmma do not divide into 16 bytes of a row for each lane of a row's four."""
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products), 0, False
-        # A block without producer warps may have wider rows; that is for the passes to find.
-        attrs = {"threads": threads, "specialise": self.target.has("tma"), "teams": plan.teams}
+        attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
         mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
         rows: list[MatrixRow | None] = []

@@ -35,7 +35,10 @@ from tilec.ir.types import BufferType
 
 UNKNOWN_TRIPS = 8
 LINE = 128  # bytes of a cache line
-STRADDLING = 1.5  # how much longer the second line of a row takes than another row's
+SECTOR = 32  # bytes of it that come at once
+# How much longer a row of a tile takes that lies in two lines, and rows of which every other begins
+# inside of a sector.
+SPLIT_ROW, INSIDE = 0.75, 0.65
 LONG_ROW = 256.0  # bytes; longer rows are no better
 ROW_START = 8  # bytes that the memory bus loses at the start of each row of a tile
 # Bytes a clock that a multiprocessor writes in pieces of eight rows, for each byte that a thread
@@ -136,11 +139,11 @@ class Work:
     elements: int = 0
 
     def at(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
-        """The numbers where the size and scalar parameters have these `values` and the launch gives
-        `grid`, if the kernel does not; None if the grid cannot be known."""
+        """The numbers where sizes, strides and scalar parameters have these `values` and the launch
+        gives `grid`, if the kernel does not; None if the grid cannot be known."""
         base: Env = {}
         for p in self.func.params:
-            if p.role in ("size", "scalar"):
+            if p.role in ("size", "stride", "scalar"):
                 value = values(p.role, p.arg, p.dim)
                 if value is not None:
                     base[p.value] = value
@@ -367,18 +370,16 @@ def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
 
 def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     """Bytes of the cache lines that a tile's rows touch, for each byte of the tile. Rows come one
-    request for each line; where the tensor's rows do not begin at lines, most of them straddle
-    two."""
+    request for each line, two for those that straddle lines because the tensor's rows begin
+    elsewhere; the most where they begin inside of sectors."""
     buffer = t.tensor.buffer
     if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
         return 1.0
     row = math.gcd(LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
     between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
-    packed = buffer.shape[-1]  # a stride known at run time: as if the rows were packed
-    known = packed if isinstance(packed, int) else sizes.get(packed)
-    pitch = between if isinstance(between, int) else known
-    aligned = pitch is None or int(pitch) * t.bits // 8 % LINE == 0
-    touched = 1.0 if aligned else STRADDLING * (1 + (row - LINE / 8) / LINE)
+    pitch = between if isinstance(between, int) else sizes.get(between)
+    step = LINE if pitch is None else math.gcd(LINE, int(pitch) * t.bits // 8)  # of their places
+    touched = 1 + SPLIT_ROW * max(0, row - step) / LINE + INSIDE * (step < SECTOR)
     return max(1.0, touched * LINE / row)
 
 
