@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilec  # noqa: E402
-from benchmarks import figures, kernels, operators, peers, products, report  # noqa: E402
+from benchmarks import bench_launch, figures, kernels, operators, peers, products, report  # noqa: E402
 from benchmarks.__main__ import main, run, select  # noqa: E402
 from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
@@ -388,6 +388,20 @@ def test_the_other_results_have_figures_too(name, tmp_path) -> None:
     root = ElementTree.fromstring(figures.draw(name, tmp_path).read_text())
     boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
     assert len(boxes) == 1 + len(json.loads(stored)["rows"])
+
+
+def test_launches_with_tensors_that_no_call_had_before(monkeypatch) -> None:
+    monkeypatch.setattr(bench_launch, "CALLS", 30)
+    monkeypatch.setattr(bench_launch, "ROUNDS", 2)
+    monkeypatch.setattr(bench_launch, "EXTENT", 64)
+    found = bench_launch.candidates("cpu")
+    names = [name for name in found if name.endswith(bench_launch.NEW)]
+    assert [name.split(",")[0] for name in names] == ["sum", "matmul"]
+    kept = bench_launch.add.prepared
+    assert [*map(len, kept.values())] == [1]
+    samples = bench_launch.timed(found, on_gpu=False)
+    assert all(len(taken) == 2 and min(taken) > 0 for taken in samples.values())
+    assert [*map(len, kept.values())] == [1], "they come once each"
 
 
 # --- operators ------------------------------------------------------------------------------------
