@@ -49,7 +49,8 @@ class Case:
     `reference(tensors, rows)` gives those rows of the result in float64. `work` counts floating or
     integer operations, `bytes` what a perfect cache would move. `tolerance` is the relative
     Frobenius error above which a result counts as wrong. Cases of low `priority` come first;
-    those with `quick` belong to `--quick`. `facts` go into the row as they are.
+    those with `quick` belong to `--quick`. `facts` go into the row as they are. At least
+    `sets` copies of the tensors take turns.
     """
 
     operator: str
@@ -65,6 +66,7 @@ class Case:
     quick: bool = True
     baseline: str = "cuBLAS"
     seed: int = field(default=0)
+    sets: int = 1
 
     @property
     def key(self) -> str:

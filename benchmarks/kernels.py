@@ -281,3 +281,64 @@ def scheduled(dtype: str, tb: bool, schedule: tuple[tuple[str, Any], ...], threa
             T.copy(acc, C[by * BM, bx * BN])
 
     return scheduled_matmul
+
+
+@functools.cache
+def added(dtype: str) -> Any:
+    """C = A + B, element by element."""
+
+    @tilec.kernel
+    def sums(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype), C: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 32), threads=256) as (bx, by):
+            for i, j in T.Parallel(32, 128):
+                y, x = by * 32 + i, bx * 128 + j
+                C[y, x] = A[y, x] + B[y, x]
+
+    return sums
+
+
+@functools.cache
+def gated(dtype: str) -> Any:
+    """C = silu(A) B, element by element."""
+
+    @tilec.kernel
+    def gates(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype), C: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 32), threads=256) as (bx, by):
+            for i, j in T.Parallel(32, 128):
+                y, x = by * 32 + i, bx * 128 + j
+                a = T.cast(A[y, x], "float32")
+                C[y, x] = a / (1.0 + T.exp(-a)) * T.cast(B[y, x], "float32")
+
+    return gates
+
+
+@functools.cache
+def summed(dtype: str) -> Any:
+    """S = the sums of A's rows: of every 1024th element first, of every 16th of these, then of
+    those."""
+
+    @tilec.kernel
+    def row_sums(A: T.Tensor((M, N), dtype), S: T.Tensor((M,), "float32")):
+        with T.Kernel(T.ceildiv(M, 2), threads=256) as by:
+            part = T.alloc_fragment((2, 1024), "float32")
+            T.clear(part)
+            for k in T.serial(T.ceildiv(N, 1024)):
+                for i, j in T.Parallel(2, 1024):
+                    part[i, j] += A[by * 2 + i, k * 1024 + j]
+            parts = T.alloc_shared((2, 1024), "float32")
+            T.copy(part, parts)
+            few = T.alloc_fragment((2, 16), "float32")
+            T.clear(few)
+            for i, j in T.Parallel(2, 16):
+                for q in T.serial(64):
+                    few[i, j] += parts[i, q * 16 + j]
+            last = T.alloc_shared((2, 16), "float32")
+            T.copy(few, last)
+            total = T.alloc_fragment((2,), "float32")
+            T.clear(total)
+            for i in T.Parallel(2):
+                for j in T.serial(16):
+                    total[i] += last[i, j]
+            T.copy(total, S[by * 2])
+
+    return row_sums

@@ -53,7 +53,13 @@ def _line(
     line = [row["case"]]
     for mode in modes:
         speed = mine.get(f"{mode}_tera")
-        line.append(f"{speed:.0f}" if speed else "failed" if "failed" in mine else "")
+        line.append(
+            f"{speed:.{0 if speed >= 100 else 2}f}"
+            if speed
+            else "failed"
+            if "failed" in mine
+            else ""
+        )
     for peer, mode in columns:
         theirs = row["candidates"].get(peer)
         found = (theirs or {}).get(f"{mode}_ratio")

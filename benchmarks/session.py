@@ -191,8 +191,9 @@ class Session:
                 found[name]["calls"] = repeat
 
     def copies(self, case: Case, tensors: Tensors) -> list[Tensors]:
-        """`tensors` and as many copies of them as it takes to be twice the cache."""
-        count = min(_SETS, max(1, -(-2 * self.cache // int(case.bytes))))
+        """`tensors` and as many copies of them as it takes to be twice the cache, or as the case
+        asks for."""
+        count = min(_SETS, max(case.sets, -(-2 * self.cache // int(case.bytes))))
         others = [{k: same(v) for k, v in tensors.items()} for _ in range(count - 1)]
         return [tensors, *others]
 

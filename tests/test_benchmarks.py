@@ -20,7 +20,7 @@ from benchmarks.__main__ import main, run, select  # noqa: E402
 from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes  # noqa: E402
-from benchmarks.operators import batched, fused, grouped  # noqa: E402
+from benchmarks.operators import batched, fused, grouped, memory  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -478,6 +478,10 @@ def tiny_cases() -> dict[str, Case]:
         "grouped": grouped.case(5, 150, 40, 33, 0),
         "many groups": grouped.case(20, 90, 17, 33, 0),
         **{e.name: fused.case(e, 33, 40, 24, 0) for e in fused.EPILOGUES},
+        **{
+            f.name: memory.case(f, (13, 300), "float16")
+            for f in (memory.ADD, memory.GATE, memory.SUM)
+        },
         "int8": products.product_case("test", products.Product(33, 40, 64, "NT", "int8")),
         "fp8": products.product_case("test", products.Product(33, 48, 64, "NT", "float8_e4m3")),
     }

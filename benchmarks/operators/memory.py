@@ -1,0 +1,113 @@
+"""What memory bounds, in TB/s: sums of matrices whose rows are odd, silu(a) * b, sums of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import tilec
+from benchmarks import kernels
+from benchmarks.case import Candidate, Case, Config, Tensors
+from benchmarks.peers import CUBLAS, version
+from benchmarks.products import random, tilec_candidate
+
+TORCH = "torch"
+ODD, EVEN = (8191, 8193), (8192, 8192)
+_SHORT = {"float16": "fp16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """`peer(t)` writes "out" in `launches` kernels; `exact` gives rows of the result from those of
+    the `operands`. The result has the operands' shape and dtype, or, `by_row`, a float32 number for
+    each row."""
+
+    name: str
+    kernel: Callable[[str], Any]
+    operands: tuple[str, ...]
+    peer: Callable[[Tensors], object]
+    exact: Callable[..., torch.Tensor]
+    launches: int = 1
+    by_row: bool = False
+
+
+ADD = Form(
+    "a + b",
+    kernels.added,
+    ("a", "b"),
+    lambda t: torch.add(t["a"], t["b"], out=t["out"]),
+    lambda a, b: a + b,
+)
+GATE = Form(
+    "silu(a) * b",
+    kernels.gated,
+    ("a", "b"),
+    lambda t: torch.mul(F.silu(t["a"]), t["b"], out=t["out"]),
+    lambda a, b: F.silu(a) * b,
+    launches=2,
+)
+SUM = Form(
+    "row sums",
+    kernels.summed,
+    ("a",),
+    lambda t: torch.sum(t["a"], 1, dtype=torch.float32, out=t["out"]),
+    lambda a: a.sum(1),
+    by_row=True,
+)
+
+
+def cases() -> list[Case]:
+    return [
+        case(ADD, ODD, "float16"),
+        case(ADD, ODD, "float32"),
+        case(GATE, EVEN, "float16"),
+        case(SUM, EVEN, "float16"),
+        case(SUM, EVEN, "float32"),
+    ]
+
+
+def case(f: Form, shape: tuple[int, int], dtype: str) -> Case:
+    kind = getattr(torch, dtype)
+    out_shape, out_dtype = (shape[:1], "float32") if f.by_row else (shape, dtype)
+    out_kind = getattr(torch, out_dtype)
+
+    def make(device: str) -> Tensors:
+        generator = torch.Generator(device).manual_seed(shape[1])
+        made = {name: random(shape, kind, device, generator) for name in f.operands}
+        return {**made, "out": torch.empty(out_shape, dtype=out_kind, device=device)}
+
+    def bind(t: Tensors, config: Config) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            f.peer(t)
+            return t["out"]
+
+        return call
+
+    def candidates() -> list[Candidate]:
+        ours = tilec_candidate(
+            f.kernel(dtype),
+            [*[tilec.spec(shape, dtype)] * len(f.operands), tilec.spec(out_shape, out_dtype)],
+            lambda t: tuple(t[name] for name in (*f.operands, "out")),
+        )
+        return [ours, Candidate(TORCH, lambda _: version(CUBLAS), bind, launches=f.launches)]
+
+    moved = len(f.operands) * prod(shape) * kind.itemsize + prod(out_shape) * out_kind.itemsize
+    return Case(
+        operator="memory",
+        name=f"{_SHORT[dtype]} {f.name} {shape[0]}x{shape[1]}",
+        facts={"shape": [*shape], "dtype": dtype},
+        work=float(moved),
+        bytes=moved,
+        tolerance=1e-3,
+        make=make,
+        reference=lambda t, rows: f.exact(*(t[name][rows].double() for name in f.operands)),
+        candidates=candidates,
+        baseline=TORCH,
+        seed=shape[1],
+        sets=2,
+    )
