@@ -106,7 +106,7 @@ class BasicBlock:
     insts: list[Inst] = field(default_factory=list)
 
 
-UNROLLED = 8
+UNROLLED = 16
 """Rounds of a loop that LLVM is told to unroll."""
 _LOOPS = {"": "", "keep": ", !llvm.loop !0", "unroll": ", !llvm.loop !5"}
 

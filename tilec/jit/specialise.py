@@ -196,7 +196,9 @@ def facts_of(
     """
     fixed = {n: call.sizes.values[n] for n, is_fixed in signature.sizes.items() if is_fixed}
     arguments, tensors = [], []
-    dense = target != "cpu" and any(_begins_anywhere(t) for t in call.tensors.values())
+    # Of rows that the call allocates, a variant knows nothing else.
+    told = bool(signature.returns) or any(map(_begins_anywhere, call.tensors.values()))
+    dense = told and target != "cpu"
     for p in parameters:
         match p.kind:
             case "tensor":

@@ -18,6 +18,7 @@ from tilec.ir.ops import For
 from tilec.ir.plan import Wanted, check_kept, plans, take_wanted, with_plan
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
+from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
 from tilec.passes.check_teams import check_teams
@@ -97,6 +98,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
     (lower_gemm, "SCHEDULED"),
+    (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
     (simplify, "LOWERED"),
 )

@@ -14,6 +14,7 @@ one."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
@@ -38,6 +39,7 @@ from tilec.passes.gemm_layouts import (
     operand_fragment_layout,
     operand_shared_layout,
 )
+from tilec.passes.shared_rows import walk_price
 from tilec.target import Target
 
 
@@ -180,8 +182,8 @@ class _Inference:
         return spread(extents, self.target.warp_size, self.warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
-        """Row-major; swizzled if a matrix instruction's result is copied there; rows set apart by
-        one bank if a loop walks down a column of it."""
+        """Row-major; swizzled if a matrix instruction's result is copied there; rows set apart if a
+        loop walks down a column of it."""
         shape = buffer.buffer.static_shape
         bits = buffer.dtype.bits
         if len(shape) > 1 and any(
@@ -193,8 +195,23 @@ class _Inference:
             last = p.body.args[-1]
             for a in parallel_accesses(p):
                 if a.buffer is buffer and len(shape) > 1 and last not in a.uses_of(len(shape) - 1):
-                    return padded(shape, shape[-1], max(1, 32 // bits))
+                    return self._apart(buffer, min(self.target.warp_size, prod(shape[:-1])))
         return row_major(shape)
+
+    def _apart(self, buffer: Value, lanes: int) -> Layout:
+        """Rows apart, where `lanes` of a warp walk down a column: by one bank, or by 16 bytes
+        where wide accesses of whole rows save more than the walk pays."""
+        held, moved = [], 0
+        for o in self.ops:
+            if isinstance(o, Copy) and buffer in (o.source, o.dest):
+                other = o.source if o.dest is buffer else o.dest
+                layout = self.layouts.get(other)
+                moved += other.buffer.space == "global"
+                if other.buffer.space == "fragment" and layout is not None:
+                    held.append(layout)
+        shape, bits = buffer.buffer.static_shape, buffer.dtype.bits
+        choices = [padded(shape, shape[-1], max(1, n // bits)) for n in (32, 128)]
+        return min(choices, key=lambda c: walk_price(c, bits, lanes, held, moved))
 
     def _is_narrow(self, source: Value, bits: int) -> bool:
         """Whether a fragment's threads hold less than 16 bytes of a row."""

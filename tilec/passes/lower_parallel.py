@@ -55,14 +55,14 @@ from tilec.ir.types import INT32
 from tilec.passes.accesses import changes_memory, fragment_accesses
 from tilec.passes.addressing import (
     Place,
-    clone_expression,
     conjunction,
     coordinates,
     unique_register,
     unique_replica,
 )
+from tilec.passes.held_once import held_once
 from tilec.passes.loop_body import LoopBody
-from tilec.passes.memory_access import MemoryFacts, in_memory
+from tilec.passes.memory_access import MemoryFacts, in_memory, inside_at_corners
 from tilec.passes.rings import only_if
 from tilec.target import Target
 
@@ -126,6 +126,7 @@ class Lowering:
 
     def __init__(self, func: Func) -> None:
         self.known = MemoryFacts(func)
+        self.held_once = held_once(func)
 
     # --- code outside of parallel loops ---
 
@@ -152,7 +153,7 @@ class Lowering:
         place = Place(b)
         place.make(layout)
         replica = unique_replica(b, layout, place)
-        if replica is None or _leaves_registers(p):
+        if replica is None or not _registers_left(p) <= self.held_once:
             self._tested(b, p, layout, place, replica)
         else:
             inner = Builder(p.loc)
@@ -171,12 +172,15 @@ class Lowering:
         flat = all(self._together(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
-        needs = [(o, c) for o in accesses for c in self.known.memory(o, arg, limit).checks]
+        needs = self.known.needs(p)
         if not needs:
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
-        inside = self._tile_inside(b, p, needs) if flat and p.agent != "cp_async" else None
-        if inside is None:
+        conds = None
+        if flat and p.agent != "cp_async":
+            inner = {r: o for o in walk(p.body) for r in o.results}
+            conds = inside_at_corners(self.known, b, p, needs, inner, {})
+        if conds is None:
             self._emit(b, p, place, replica, width if flat else 1, dim, guarded=True)
             return
         fast, slow = Builder(p.loc), Builder(p.loc)
@@ -186,7 +190,7 @@ class Lowering:
         self._emit(slow, p, place, replica, edge, dim, guarded=True, most=MOST_EDGE_OPS)
         fast.emit(Yield)
         slow.emit(Yield)
-        b.emit(If, inside, fast.block(), slow.block())
+        b.emit(If, conjunction(b, conds), fast.block(), slow.block())
 
     def _together(self, o: Op, arg: Value | None) -> bool:
         """Whether elements that are neighbours along `arg` always take the same branch of `o`."""
@@ -196,42 +200,6 @@ class Lowering:
             and (arg is None or not self.known.moves(o.cond, arg))
             and not any(x.regions for region in o.regions for x in region.ops)
         )
-
-    def _tile_inside(
-        self, b: Builder, p: Parallel, needs: list[tuple[Load | Store, tuple[int, bool, bool]]]
-    ) -> Value | None:
-        """Whether all accesses of the loop lie inside their tensors, tested at the tile's
-        corners."""
-        conds: list[Value] = []
-        done: set[tuple[object, ...]] = set()
-        first: Substitution = {a: b.value(Const, 0, INT32) for a in p.body.args}
-        last: Substitution = {
-            a: b.value(Const, e - 1, INT32) for a, e in zip(p.body.args, p.extents)
-        }
-        inner = {r: o for o in walk(p.body) for r in o.results}
-        for o, (d, low, high) in needs:
-            index = o.indices[d]
-            t = (o.source if isinstance(o, Load) else o.dest).buffer
-            for a in p.body.args:
-                linear = self.known.affine(index, a)
-                if linear is None or linear[0] < 0:
-                    return None
-            key = (index, t.shape[d], low, high)
-            if key in done:
-                continue
-            done.add(key)
-            if high:
-                most = clone_expression(b, index, inner, last)
-                if most is None:
-                    return None
-                extent = self.known.tensors.number(b, t.shape[d], most.dtype)
-                conds.append(b.value(Compare, "lt", most, extent))
-            if low:
-                least = clone_expression(b, index, inner, first)
-                if least is None:
-                    return None
-                conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
-        return conjunction(b, conds)
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, and at an edge,
@@ -281,7 +249,7 @@ class Lowering:
             for c, own, covered in zip(coords, p.extents, p.layout.shape)
             if covered > own
         ]
-        if changes_memory(p) and not _leaves_registers(p):
+        if changes_memory(p) and not _registers_left(p):
             first_of_all = unique_register(inner, p.layout, first)
             inside += [] if first_of_all is None else [first_of_all]
         work = Builder(p.loc) if inside else inner
@@ -311,10 +279,13 @@ def _is_long(p: Parallel, most: int) -> bool:
     return count * p.layout.size("reg") > most and not fragment_accesses(p)
 
 
-def _leaves_registers(p: Parallel) -> bool:
-    """Whether the loop writes registers that outlive it, so that all replicas have to run it."""
+def _registers_left(p: Parallel) -> set[Value]:
+    """The registers that outlive the loop and that it writes."""
     own = {o.result for o in walk(p.body) if isinstance(o, Alloc)}
-    return any(
-        isinstance(o, Store) and o.dest not in own and o.dest.buffer.space in ("fragment", "local")
+    return {
+        o.dest
         for o in walk(p.body)
-    )
+        if isinstance(o, Store)
+        and o.dest not in own
+        and o.dest.buffer.space in ("fragment", "local")
+    }

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 from tilec.ir.agents import alignment, gcd2, innermost_contiguous
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Func, Op, Value, inputs, upstream, walk
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, inputs, upstream, walk
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Binary,
     Cast,
+    Compare,
+    Const,
     Load,
+    Parallel,
     Store,
 )
-from tilec.ir.types import BufferType
-from tilec.passes.addressing import Tensors
+from tilec.ir.types import INT32, BufferType
+from tilec.passes.addressing import Tensors, clone_expression
 
 MAX_VECTOR_BYTES = 16
 
@@ -99,6 +102,17 @@ class MemoryFacts:
                     width = min(width, self.run(t.layout))
         return Memory(width, self.checks(o, t) if t.space == "global" else ())
 
+    def needs(self, p: Parallel) -> list[Need]:
+        """The tests that a loop's accesses need, none if it is known to lie inside."""
+        if p.inside:
+            return []
+        return [
+            (o, check)
+            for o in walk(p.body)
+            if isinstance(o, (Load, Store)) and in_memory(o)
+            for check in self.memory(o, None, 1).checks
+        ]
+
     def checks(self, o: Load | Store, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
         """The dimensions whose index is not proved to lie inside, and on which side it may not."""
         found = []
@@ -120,6 +134,52 @@ def _combined(o: Op, parts: Sequence[tuple[int, int] | None]) -> tuple[int, int]
         case Cast(), [part] if o.operand.dtype.is_int and o.dtype.is_int:
             return part
     return None
+
+
+Need = tuple[Load | Store, tuple[int, bool, bool]]
+
+
+def inside_at_corners(
+    known: MemoryFacts,
+    b: Builder,
+    p: Parallel,
+    needs: Sequence[Need],
+    inner: dict[Value, Op],
+    at: Substitution,
+) -> list[Value] | None:
+    """Whether all accesses of a loop lie inside their tensors: conditions, tested at the tile's
+    corners; None if that cannot be told. Values of `inner` are computed anew, with those of `at`
+    in their place."""
+    conds: list[Value] = []
+    done: set[tuple[object, ...]] = set()
+    first: Substitution = {**at, **{a: b.value(Const, 0, INT32) for a in p.body.args}}
+    last: Substitution = {
+        **at,
+        **{a: b.value(Const, e - 1, INT32) for a, e in zip(p.body.args, p.extents)},
+    }
+    for o, (d, low, high) in needs:
+        index = o.indices[d]
+        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        for a in p.body.args:
+            linear = known.affine(index, a)
+            if linear is None or linear[0] < 0:
+                return None
+        key = (index, t.shape[d], low, high)
+        if key in done:
+            continue
+        done.add(key)
+        if high:
+            most = clone_expression(b, index, inner, last)
+            if most is None:
+                return None
+            extent = known.tensors.number(b, t.shape[d], most.dtype)
+            conds.append(b.value(Compare, "lt", most, extent))
+        if low:
+            least = clone_expression(b, index, inner, first)
+            if least is None:
+                return None
+            conds.append(b.value(Compare, "ge", least, b.value(Const, 0, least.dtype)))
+    return conds
 
 
 def in_memory(o: Op) -> bool:

@@ -94,13 +94,14 @@ class Parallel(Op):
     i32 index per extent. Iterations must not read what another iteration writes. `layout`
     (registers, lanes and warps over the extents) says which thread runs which iteration; decided
     by `infer_layouts`. `agent` "cp_async": the body is one load and one store, done past the
-    registers."""
+    registers. `inside`: all that it touches in memory is known to lie inside of its tensors."""
 
     extents: tuple[int, ...]
     body: Block
     coalesced_width: int = 0
     layout: Layout | None = None
     agent: str = ""
+    inside: bool = False
 
     def verify(self) -> None:
         if len(self.body.args) != len(self.extents):

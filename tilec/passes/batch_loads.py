@@ -1,0 +1,159 @@
+"""batch_loads: what several iterations of a loop load is asked for together.
+
+Before: SCHEDULED, copies are loops over elements; a serial loop whose iterations load elements of
+tensors, and change registers only, as in
+
+    for k: for i, j: part[i, j] += A[y + i, k * BN + j]
+
+An iteration waits for its loads, so that a thread has few of them on their way. After: where the
+elements of the next `count` iterations lie inside of their tensors, these iterations stand one
+behind the other without a test between them, and the assembler has all loads before the first
+result is used. Their order is what it was. The rest of the iterations run as they did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.layout import leading_run
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Compare,
+    Const,
+    For,
+    If,
+    Load,
+    Parallel,
+    RegRead,
+    RegWrite,
+    Shuffle,
+    ShuffleXor,
+    Store,
+    Yield,
+)
+from tilec.passes.addressing import conjunction
+from tilec.passes.memory_access import MemoryFacts, in_memory, inside_at_corners
+from tilec.target import Target
+
+MOST_TOGETHER = 8  # iterations
+BYTES_TOGETHER = 128
+"""Of a thread, on their way at once: 32 KB a multiprocessor where it has 256 threads."""
+REGISTERS = 48
+"""That a thread may hold for it, so that 1024 of them, with what addresses take, have room."""
+LOADS_TOGETHER = 16
+MOST_OPS = 2048  # as they stand before they are simplified
+
+
+def batch_loads(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    known = MemoryFacts(func)
+
+    def visit(o: Op) -> None | list[Op]:
+        return _batched(o, known) if isinstance(o, For) and _only_loads(o) else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+_IN_REGISTERS = (Alloc, For, Load, Parallel, RegRead, RegWrite, Shuffle, ShuffleXor, Store, Yield)
+
+
+def _only_loads(o: For) -> bool:
+    """Whether the loop's iterations change nothing but fragments."""
+    if o.kind != "serial" or o.inits:
+        return False
+    for x in walk(o.body):
+        if not x.pure and not isinstance(x, _IN_REGISTERS):
+            return False
+        if isinstance(x, Store) and in_memory(x):
+            return False
+        if isinstance(x, Alloc) and x.type.space not in ("fragment", "local"):
+            return False
+        if isinstance(x, For) and (x.kind != "unroll" or x.inits):
+            return False
+        if isinstance(x, Parallel) and x.agent:
+            return False
+    return all(x.pure or isinstance(x, (Alloc, For, Parallel, Yield)) for x in o.body.ops)
+
+
+def _together(o: For, known: MemoryFacts) -> int:
+    """How many iterations are worth asking for at once."""
+    size = loads = ops = narrow = 0
+    for p in o.body.ops:
+        if isinstance(p, For):
+            ops += sum(1 for _ in walk(p.body)) * (known.facts.constant(p.hi) or MOST_OPS)
+        if not isinstance(p, Parallel) or p.layout is None:
+            continue
+        dim, run = leading_run(p.layout)
+        arg, registers = (p.body.args[dim] if dim >= 0 else None), p.layout.size("reg")
+        ops += sum(1 for _ in walk(p.body)) * registers
+        for x in walk(p.body):
+            if isinstance(x, Load) and x.source.buffer.space == "global":
+                size += registers * x.source.dtype.bits // 8
+                width = known.memory(x, arg, run).width
+                loads += registers // width
+                narrow = max(narrow, width if x.source.dtype.bits < 32 else 0)
+    if not size:
+        return 1
+    # What is narrow is converted, one access at a time.
+    room = min(BYTES_TOGETHER, 4 * max(REGISTERS - _carried(o) - narrow, 0))
+    most = min(MOST_TOGETHER, room // size, LOADS_TOGETHER // loads, MOST_OPS // ops)
+    trips = known.facts.constant(o.hi)
+    if trips is not None:
+        most = min(most, trips)
+    return 1 << max(most, 1).bit_length() - 1
+
+
+def _carried(o: For) -> int:
+    """Registers of a thread that hold what one iteration leaves to the next."""
+    found: set[Value] = set()
+    written: set[Value] = set()
+    for x in walk(o.body):
+        if isinstance(x, Load) and x.source not in written:
+            found.add(x.source)
+        elif isinstance(x, Store):
+            written.add(x.dest)
+        elif isinstance(x, RegWrite):
+            written.add(x.fragment)
+        elif isinstance(x, Alloc):
+            written.add(x.result)
+    layouts = ((v.buffer.layout, v.dtype.bits) for v in found if v.buffer.space == "fragment")
+    return sum(layout.size("reg") * bits // 32 for layout, bits in layouts if layout is not None)
+
+
+def _batched(o: For, known: MemoryFacts) -> list[Op] | None:
+    count = _together(o, known)
+    if count == 1 or known.facts.constant(o.step) != 1:
+        return None
+    b, inner, fast, slow = (Builder(o.loc) for _ in range(4))
+    first = Value(o.body.args[0].type, o.body.args[0].name)
+
+    def const(at: Builder, n: int) -> Value:
+        return at.value(Const, n, first.dtype)
+
+    end = inner.value(Binary, "add", first, const(inner, count))
+    conds = [inner.value(Compare, "le", end, o.hi)]
+    defs = {r: x for x in walk(o.body) for r in x.results}
+    for number in range(count):
+        at: Substitution = {}
+        at[o.body.args[0]] = inner.value(Binary, "add", first, const(inner, number))
+        for p in o.body.ops:
+            if isinstance(p, Parallel):
+                found = inside_at_corners(known, inner, p, known.needs(p), defs, at)
+                if found is None:
+                    return None
+                conds += found
+        for x in o.body.ops:
+            if isinstance(x, Parallel):
+                fast.ops.append(clone(replace(x, inside=True), at))
+            elif not isinstance(x, Yield):
+                fast.ops.append(clone(x, at))
+    fast.emit(Yield)
+    last = slow.value(Binary, "min", end, o.hi)
+    slow.ops.append(replace(o, lo=first, hi=last))
+    slow.emit(Yield)
+    cond = conjunction(inner, conds)
+    inner.emit(If, cond, fast.block(), slow.block())
+    inner.emit(Yield)
+    b.emit(For, "serial", o.lo, o.hi, const(b, count), (), inner.block([first]))
+    return b.ops
