@@ -318,18 +318,18 @@ class Buffers:
         ]
         if o.valid is not None:
             end = f.mul(self.get(o.valid), int_val(8 * size))
-            found = [self._first_bits(w, f.add(end, int_val(-32 * i))) for i, w in enumerate(found)]
+            masks = [self._first_bits(f.add(end, int_val(-32 * i))) for i in range(len(found))]
+            found = [f.binary("and", w, m) for w, m in zip(found, masks)]
         lanes = 128 // o.dtype.bits
         kind = f"<{lanes} x {memory_type(o.dtype)}>"
         self.env[o.result] = f.cast("bitcast", f.pack(found), kind)
 
-    def _first_bits(self, word: Val, count: Val) -> Val:
-        """`word` with all but its first `count` bits zero; all of them from 32 on, none below 1."""
-        f, zero = self.f, int_val(0)
+    def _first_bits(self, count: Val) -> Val:
+        """A word whose first `count` bits are ones; all of them from 32 on, none below 1."""
+        f, zero, ones = self.f, int_val(0), int_val(-1)
         rest = f.binary("and", f.binary("sub", zero, count), int_val(31))
-        kept = f.binary("and", word, f.binary("lshr", int_val(-1), rest))
-        kept = f.select(f.icmp("sgt", count, zero), kept, zero)
-        return f.select(f.icmp("sge", count, int_val(32)), word, kept)
+        some = f.select(f.icmp("sgt", count, zero), f.binary("lshr", ones, rest), zero)
+        return f.select(f.icmp("sge", count, int_val(32)), ones, some)
 
     def emit_mem_store(self, o: ops.MemStore) -> None:
         dtype = o.dest.dtype

@@ -3,6 +3,8 @@ their dtypes, their strides and what their addresses are multiples of."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +12,7 @@ from typing import NamedTuple
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.instr.memory import tma_gives
+from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import AnnotateSafeValue, Const, Copy, squeeze
 from tilec.ir.types import BOOL, BufferType, DType
 from tilec.target import Target
@@ -17,18 +20,46 @@ from tilec.target import Target
 TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
 CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
 ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and the elements
+ELEMENT_REGISTERS = 2  # of a thread's elements that are neighbours in a column: one address
 PIECE_ACCESSES = 3  # narrow ones that take as long as 16 bytes in two pieces, shifted
 PIECE_REGISTERS = 9  # that hold two pieces and an address
+ROWS_TOGETHER = 8  # that a warp loads pieces of in that time
 LEAST_ROW = 512  # bits of a row of a tile that leaves by rows
 REGISTER_VERSIONS = 2  # of a tile that waits in registers until the last one has been read
 
 
 class Narrow(NamedTuple):
     """Accesses of an iteration by which threads bring tiles, where they are narrower than 16 bytes
-    (or as many as take that long); registers of all threads for what waits there."""
+    (or as many as take that long); registers of all threads for what waits there. Beside these,
+    `tiles` that come in pieces: shape, and elements of a piece."""
 
     accesses: int
     waiting: int
+    tiles: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+    def by(self, threads: int, warp_size: int) -> tuple[int, int]:
+        """Accesses and registers where so many threads bring the tiles."""
+        accesses, waiting = self.accesses, self.waiting
+        for shape, per in self.tiles:
+            size = math.prod(shape)
+            if piece_layout(shape, per, warp_size, threads // warp_size) is None:
+                accesses += size
+                waiting += ELEMENT_REGISTERS * size
+                continue
+            pieces = size // per
+            rows = warp_size // math.gcd(warp_size, shape[-1] // per)
+            accesses += PIECE_ACCESSES * pieces * max(rows // ROWS_TOGETHER, 1)
+            waiting += PIECE_REGISTERS * pieces
+        return accesses, waiting
+
+
+@functools.cache
+def piece_layout(shape: tuple[int, ...], per: int, warp_size: int, warps: int) -> Layout | None:
+    """How a tile's pieces of `per` elements are spread over threads; None where they do not divide
+    among these, and each would bring several that others bring too."""
+    layout = blocked(shape, warp_size, warps, per)
+    repeated = layout.replicas("lane") * layout.replicas("warp") > 1
+    return None if repeated and layout.size("reg") > per else layout
 
 
 class Agents:
@@ -85,18 +116,17 @@ class Agents:
         below 16 bytes."""
         through_registers = self.through_registers(copies, specialise)
         accesses = waiting = 0
+        tiles: list[tuple[tuple[int, ...], int]] = []
         for o in copies:
             vector, bits = self.vector(o), o.source.dtype.bits
             if vector * bits >= 16 * 8 or self.of(o, specialise) == "tma":
                 continue
             if through_registers and self.in_pieces(o):
-                pieces = o.dest.buffer.size * bits // (16 * 8)
-                accesses += PIECE_ACCESSES * pieces
-                waiting += PIECE_REGISTERS * pieces
+                tiles.append((squeeze(o.dest_extents), 16 * 8 // bits))
             else:
                 accesses += o.dest.buffer.size // vector
                 waiting += ACCESS_REGISTERS * through_registers * (o.dest.buffer.size // vector)
-        return Narrow(accesses, waiting)
+        return Narrow(accesses, waiting, tuple(tiles))
 
     def vector(self, o: Copy) -> int:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""

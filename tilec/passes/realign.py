@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tilec.ir.agents import PIECE_REGISTERS, Agents
+from tilec.ir.agents import PIECE_REGISTERS, Agents, piece_layout
 from tilec.ir.core import Builder, Func, Value, walk
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
@@ -37,7 +37,6 @@ from tilec.ir.ops import (
     Realign,
     RegRead,
     RegWrite,
-    Select,
     Store,
     Unary,
     Version,
@@ -46,7 +45,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
 from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow, unique_replica
-from tilec.passes.distribution import idle
 from tilec.passes.lower_copies import element_indices
 from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
 from tilec.passes.rings import only_if
@@ -77,13 +75,13 @@ class Tile(NamedTuple):
 
 class Pieces(NamedTuple):
     """Tiles that are brought together: the copies for them, whether all pieces of each lie in the
-    memory of its tensor, and whether they do for all tiles, and all tiles inside of their
-    tensors (None: they are brought once, so that shorter code is better)."""
+    memory of its tensor, and whether they do and the tile lies inside of the tensor (None: they
+    are brought once, so that shorter code is better)."""
 
     copies: list[Copy]
     tiles: list[Tile]
     reachable: list[Value]
-    inside: Value | None
+    inside: list[Value | None]
 
 
 class Realigner:
@@ -120,8 +118,8 @@ class Realigner:
             return None
         shape, dtype = squeeze(o.dest_extents), o.source.dtype
         per = _per_piece(o)
-        layout = blocked(shape, self.warp_size, self.warps, per)
-        if idle(layout) > 1 and layout.size("reg") > per:
+        layout = piece_layout(shape, per, self.warp_size, self.warps)
+        if layout is None:
             return None
         words = (*shape[:-1], shape[-1] // per * WORDS)
         waiting = blocked(words, self.warp_size, self.warps, WORDS)
@@ -136,9 +134,9 @@ class Realigner:
     ) -> Pieces:
         """What is to be known of the regions that run-ahead `copies` name."""
         reachable = [self._reachable(b, o) for o in copies]
-        inside = None
+        inside: list[Value | None] = [None for _ in copies]
         if not once:
-            inside = conjunction(b, [*reachable, *(c for o in copies for c in self._inside(b, o))])
+            inside = [conjunction(b, [r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
         return Pieces(copies, [tiles[o.dest] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, words: Mapping[Value, Value]) -> None:
@@ -218,18 +216,27 @@ class Realigner:
         """Load the two pieces of a part, if they lie in memory."""
         per, found = _per_piece(o), []
         first = b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
-        guard = None if inside else self._in_memory(b, o, first)
+        guard = None
+        if not inside:
+            guard = self._in_memory(b, o, part, first)
         for half in range(2):
             at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
             got = b.value(MemLoad, o.source, at, per, PIECE, guard, words=True)
             found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
         return found
 
-    def _in_memory(self, b: Builder, o: Copy, first: Value) -> Value:
-        """Whether the two pieces from `first` on lie in the memory of the tensor."""
-        above = b.value(Compare, "ge", first, b.value(Const, 0, INT64))
+    def _in_memory(self, b: Builder, o: Copy, part: _Part, first: Value) -> Value:
+        """Whether the row of a part exists, and the two pieces from `first` on lie in the memory of
+        the tensor."""
         end = b.value(Binary, "add", first, b.value(Const, 2 * _per_piece(o) - 1, INT64))
-        return b.value(Binary, "and", above, b.value(Compare, "le", end, self._last(b, o)))
+        tests = [
+            b.value(Compare, "ge", first, b.value(Const, 0, INT64)),
+            b.value(Compare, "le", end, self._last(b, o)),
+            *self._row_inside(b, o, part, 1),  # no row behind the last one ends before that
+        ]
+        found = conjunction(b, tests)
+        assert found is not None
+        return found
 
     def _edge(self, b: Builder, o: Copy, tile: Tile, dest: Value) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
@@ -241,8 +248,10 @@ class Realigner:
         part = self._part(body, o, layout, register)
         first = body.value(Binary, "sub", part.offset, body.value(Cast, part.skip, INT64))
         valid = self._valid(body, o, part)
-        lacking = body.value(Unary, "not", self._in_memory(body, o, first))
+        lacking = body.value(Unary, "not", self._in_memory(body, o, part, first))
         some = body.value(Compare, "gt", valid, body.value(Const, 0, INT32))
+        wanted = conjunction(body, [lacking, some, *self._row_inside(body, o, part, 0)])
+        assert wanted is not None
         inner, found = Builder(b.loc), []
         for e in range(per):
             at = inner.value(Binary, "add", part.offset, inner.value(Const, e, INT64))
@@ -254,7 +263,7 @@ class Realigner:
             zero = inner.value(Const, 0, INT32)
             index = tuple(zero if n == 1 else next(place) for n in o.dest_extents)
             inner.emit(Store, dest, index, value)
-        only_if(body, body.value(Binary, "and", lacking, some), inner.ops)
+        only_if(body, wanted, inner.ops)
         body.emit(Yield)
         loop = Builder(b.loc)
         bounds = (loop.value(Const, n, INT32) for n in (0, layout.size("reg"), per))
@@ -265,41 +274,35 @@ class Realigner:
         else:
             only_if(b, mine, loop.ops)
 
-    def _row_inside(self, b: Builder, o: Copy, part: _Part) -> Value | None:
-        """Whether the row of a part exists: one test for each dimension but the last."""
-        rows = zip(part.indices, o.source.buffer.shape[:-1])
+    def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
+        """Whether the row of a part exists: one test for each dimension from `first` on but the
+        last."""
+        rows = [*zip(part.indices, o.source.buffer.shape)][first:-1]
         numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
-        return conjunction(b, [b.value(Compare, "lt", i, n) for i, n in numbers])
+        return [b.value(Compare, "lt", i, n) for i, n in numbers]
 
     def _valid(self, b: Builder, o: Copy, part: _Part) -> Value:
-        """How many elements of a part lie inside of the tensor: i32."""
+        """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
+        all parts in one place of their rows."""
         column = part.indices[-1]
         end = self.tensors.number(b, o.source.buffer.shape[-1], column.dtype)
         left = b.value(Binary, "sub", end, column)
         most, none = (b.value(Const, n, column.dtype) for n in (_per_piece(o), 0))
-        left = b.value(Binary, "max", b.value(Binary, "min", left, most), none)
-        inside = self._row_inside(b, o, part)
-        if inside is not None:
-            left = b.value(Select, inside, left, none)
-        return narrow(b, left)
+        return narrow(b, b.value(Binary, "max", b.value(Binary, "min", left, most), none))
 
     # --- the forms ---
 
     def _forms(
         self, b: Builder, found: Pieces, each: Callable[[Builder, Copy, Tile, bool], None]
     ) -> None:
-        """`each` tile, for tiles inside of their tensors and for others."""
-
-        def all_tiles(b: Builder, inside: bool) -> None:
-            for o, tile in zip(found.copies, found.tiles):
-                each(b, o, tile, inside)
-
-        if found.inside is None:
-            all_tiles(b, False)
-            return
-        with _branches(b, found.inside) as (inside, other):
-            all_tiles(inside, True)
-            all_tiles(other, False)
+        """`each` tile, in a form for tiles inside of their tensors and one for others."""
+        for o, tile, cond in zip(found.copies, found.tiles, found.inside):
+            if cond is None:
+                each(b, o, tile, False)
+                continue
+            with _branches(b, cond) as (inside, other):
+                each(inside, o, tile, True)
+                each(other, o, tile, False)
 
     def _inside(self, b: Builder, o: Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""
@@ -328,10 +331,16 @@ class Realigner:
         return b.value(Binary, "and", inside, b.value(Compare, "ge", first, skip))
 
     def _last(self, b: Builder, o: Copy) -> Value:
-        """The offset of the tensor's last element."""
+        """The offset of the tensor's last element; where its rows overlap, of the last one before
+        another row would begin."""
         t = o.source.buffer
         sizes = [self.tensors.number(b, n, i.dtype) for n, i in zip(t.shape, o.source_offsets)]
-        return self._before(b, t, sizes)
+        last = self._before(b, t, sizes)
+        if t.rank == 1:
+            return last
+        begins = [sizes[0], *(b.value(Const, 0, n.dtype) for n in sizes[1:])]
+        row = self.tensors.offset(b, t, begins)
+        return b.value(Binary, "min", last, b.value(Binary, "sub", row, b.value(Const, 1, INT64)))
 
     def _before(self, b: Builder, t: BufferType, ends: list[Value]) -> Value:
         """The offset of the last element before these ends."""

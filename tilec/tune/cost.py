@@ -44,7 +44,8 @@ NARROW_EACH = 8  # more of each of a thread's, which follow one another
 # Where they go through registers, clocks of an iteration, of each warp in it, and of each register
 # of a thread that waits for one, if no other block hides them.
 NARROW_TURN, NARROW_WARP, NARROW_WAIT = 380, 16, 3.5
-SQUEEZED = 0.8  # of the registers that a thread takes do, where that makes room for another block
+WAITING = 1.33  # registers that a thread takes for one that waits: guards, masks, addresses
+SQUEEZED = 0.75  # of the registers that a thread takes do, where that makes room for another block
 HELD = 27.0  # bytes a clock of an operand that a warpgroup brings to registers by itself
 FILL = 128.0  # bytes a clock that shared memory takes from the cache, whoever asked for them
 OUTSIDE = 25.0  # bytes a clock of a tile beyond its tensor
@@ -114,7 +115,7 @@ class Realised:
     while no other warpgroup of the team has something to do; accesses by which threads bring the
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
     what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
-    bytes of a row at a time."""
+    bytes of a row at a time; by how many warps the work of one is `repeated`."""
 
     rows: tuple[MatrixRow | None, ...]
     registers: int
@@ -126,6 +127,7 @@ class Realised:
     waiting: int = 0
     lacking: int = 0
     scattered: bool = False
+    repeated: int = 1
 
 
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
@@ -155,7 +157,9 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
         total = start + waves * (busy + stores)
     else:
         rounds = math.ceil(blocks / (multiprocessors * resident))
-        between = (rounds - 1) * (start + stores + ends + BLOCK_START) / resident
+        between = (rounds - 1) * (start + stores + ends + BLOCK_START)
+        if not made.waiting:
+            between /= resident  # others hide it
         total = start + stores + waves * busy + between
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
     bus = min(dram, min(blocks, multiprocessors) * s.clock * loop.into_block * MISSES)
@@ -217,7 +221,7 @@ def _loop(
     s = target.speeds
     flops, from_l2 = _flops(n), n.loaded_in(plan.cluster)
     matrix = sum(
-        p.flops * times / _rate(row, threads, target)
+        p.flops * times / _rate(row, threads, target) * made.repeated
         for (p, times), row in zip(n.products, made.rows)
     )
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
@@ -301,10 +305,10 @@ def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: 
     launched = threads * plan.teams
     if plan.specialise:
         launched += producer_warps(launched // target.warp_size) * target.warp_size
-    taken = made.registers + made.waiting + OTHER_REGISTERS
-    registers = min(taken, target.max_registers_per_thread)
+    taken = made.registers + WAITING * made.waiting + OTHER_REGISTERS
     if made.waiting:
-        registers = int(registers * SQUEEZED)
+        taken *= SQUEEZED
+    registers = min(int(taken), target.max_registers_per_thread)
     by_registers = target.registers // max(1, launched * registers)
     by_shared = (target.shared_bytes + 1024) // max(made.shared_bytes + 1024, 1)
     return max(1, min(by_registers, by_shared, 2048 // launched, 16))

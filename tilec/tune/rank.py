@@ -49,6 +49,7 @@ EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
 L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
+AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
 
@@ -119,7 +120,9 @@ class Candidate:
         func, wanted = take_wanted(self.func)[0], self._wanted
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[tuple[int, int, int], tuple[tuple[MatrixRow | None, ...], int, bool]] = {}
+        rows_of: dict[
+            tuple[int, int, int], tuple[tuple[MatrixRow | None, ...], int, bool, int]
+        ] = {}
         space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
@@ -137,14 +140,16 @@ class Candidate:
                 rejected.append(Ranked(self.constants, plan, reason=self._unshared(plan)))
                 continue
             total, ring, stages = space.of(plan, self.target)
-            registers = sum(bits) // threads // 32
-            rows, held, scattered = rows_of[key]
+            rows, held, scattered, repeated = rows_of[key]
+            sums = sum({p.op.c: p.op.c.buffer.size for p in self.work.products}.values())
+            registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
-            taken = sum(bits) // threads // 32 + waiting + OTHER_REGISTERS
+            taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
-                rows, registers, total, ring, stages, held, narrow, waiting, lacking, scattered
-            )
+                rows, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
+                repeated,
+            )  # fmt: skip
             reason = self._brought(plan, space) or self._reason(
                 plan, made, max(bits, default=0) // threads // 32, threads
             )
@@ -159,9 +164,9 @@ class Candidate:
         """Narrow accesses of an iteration by which threads bring tiles; the registers of a thread
         for what waits there until shared memory is free."""
         loops = max(len(space.rings), 1)
-        narrow = [r.narrow[plan.specialise] for r in space.rings]
-        waits = max((n.waiting for n in narrow), default=0)
-        return sum(n.accesses for n in narrow) // loops, waits // threads
+        narrow = [r.narrow[plan.specialise].by(threads, self.target.warp_size) for r in space.rings]
+        waits = max((waiting for _, waiting in narrow), default=0)
+        return sum(accesses for accesses, _ in narrow) // loops, waits // threads
 
     def _brought(self, plan: Plan, space: Footprint) -> str:
         """Why TMA cannot move the tiles as the plan has it; "" if it can."""
@@ -225,7 +230,7 @@ class Candidate:
             return None
         found = []
         for plan, runs, made, threads in self._static[0]:
-            plan = self._panelled(plan, numbers)
+            plan = self._panelled(plan, made, numbers)
             best = estimate(numbers, runs, made, threads, self.target)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -247,42 +252,47 @@ class Candidate:
         most = min(2 * room, numbers.iterations / plan.split)
         return [p for p in PARTS if p <= most][-TRIED_PARTS:]
 
-    def _panelled(self, plan: Plan, numbers: Numbers) -> Plan:
-        """`plan` with panels so narrow that what their blocks share stays in the L2 cache."""
+    def _panelled(self, plan: Plan, made: Realised, numbers: Numbers) -> Plan:
+        """`plan` with panels so narrow that what their blocks share stays in the L2 cache; without
+        any where most blocks of threads that bring tiles run at once, and start the sooner."""
         mine = (
             sum(a for along, a in numbers.loads.items() if along == {1}) if plan.persistent else 0
         )
         panel = plan.panel
         while panel > 2 and panel * mine > L2_PANEL * self.target.speeds.l2_bytes:
             panel //= 2
+        if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
+            panel = 1
         if panel == plan.panel or "panel" in self._wanted.fields:
             return plan
         return replace(plan, panel=panel)
 
     def _rows(
         self, func: Func, plan: Plan, threads: int
-    ) -> tuple[tuple[MatrixRow | None, ...], int, bool]:
+    ) -> tuple[tuple[MatrixRow | None, ...], int, bool, int]:
         """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); the
         bytes of operands that a warpgroup brings to registers for one of each, alone; whether the
-        results of wgmma do not divide into 16 bytes of a row for each lane of a row's four."""
+        results of wgmma do not divide into 16 bytes of a row for each lane of a row's four; how
+        many warps do the same part of a product, at most."""
         if self.target.max_threads == 1:
-            return (None,) * len(self.work.products), 0, False
+            return (None,) * len(self.work.products), 0, False, 1
         attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
         chosen = select_gemm(func.with_attrs(**attrs), self.target)
         mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
         rows: list[MatrixRow | None] = []
-        held, scattered = 0, False
+        held, scattered, repeated = 0, False, 1
         for o in walk(chosen.body):
             if not isinstance(o, Gemm):
                 continue
             row = MATRIX_ROWS.get(o.row)
             rows.append(row if row is not None and row.feature else None)
+            repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
             if row is not None and row.warps > 1:
                 scattered |= o.turned or bool(row.n % QUAD_COLUMNS)
             if row is not None:
                 alone = math.prod(o.warps) == row.warps
                 held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else OVERLAPPED)
-        return tuple(rows), held, scattered
+        return tuple(rows), held, scattered, repeated
 
 
 def _bytes(v: Value) -> int:
