@@ -104,18 +104,21 @@ class Choices:
     def _first_good(
         self, choices: Sequence[Chosen], facts_for: Callable[[Chosen], Facts]
     ) -> Chosen:
-        """The first whose code fits in the registers, or else the one that spills least."""
-        least: tuple[int, Chosen] | None = None
+        """The first whose code fits in the registers, under a plan that it was chosen for, or else
+        such a one that spills least."""
+        least: tuple[tuple[bool, int], Chosen] | None = None
         first: ResourceError | None = None
         for chosen in choices:
             try:
-                spilled = self._compiled(facts_for(chosen)).resources.spilled_bytes or 0
+                made = self._compiled(facts_for(chosen))
             except ResourceError as error:
                 first = first or error
                 continue
-            if least is None or spilled < least[0]:
-                least = spilled, chosen
-            if spilled <= FEW_SPILLED:
+            spilled = made.resources.spilled_bytes or 0
+            faults = _is_other(made.plan, chosen.ranked), spilled
+            if least is None or faults < least[0]:
+                least = faults, chosen
+            if faults <= (False, FEW_SPILLED):
                 break
         if least is None:
             assert first is not None
@@ -254,6 +257,13 @@ def _read_choice(
                 return None
             return constants, plan, tuple(names)
     return None
+
+
+def _is_other(plan: Plan | None, ranked: Sequence[Plan]) -> bool:
+    """Whether a kernel has a plan that nobody predicted, because the `ranked` ones spill."""
+    if plan is None or not ranked:
+        return False
+    return replace(plan, stages=0) not in {replace(p, stages=0) for p in ranked}
 
 
 def _variant(chosen: Chosen) -> Variant:

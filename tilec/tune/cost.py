@@ -65,6 +65,7 @@ CHUNK_COLUMNS = 64  # of 16 bits: what one swizzle covers
 SETUP = 0.3e-6  # seconds: barriers, registers, tensor maps
 TILE_LOOP = 0.1e-6  # seconds: the walk over tiles of a persistent block
 BLOCK_START = 0.4e-6  # seconds for the machine to start another block in the place of one
+WARP_START = 100  # clocks that a warp issues what it does once, where it brings tiles
 SPLIT = 1.8e-6  # seconds: blocks of a cluster wait for each other before they add up
 PARTS = 1.8e-6  # seconds: a part on its way to global memory, and the news of it to the last block
 PARTED = 1.02  # how much longer the whole takes: parts are worth it where they gain more than that
@@ -158,7 +159,9 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     else:
         rounds = math.ceil(blocks / (multiprocessors * resident))
         between = (rounds - 1) * (start + stores + ends + BLOCK_START)
-        if not made.waiting:
+        if made.waiting:
+            between += waves * WARP_START * threads / target.warp_size / s.clock
+        else:
             between /= resident  # others hide it
         total = start + stores + waves * busy + between
     dram = s.dram if _helped(plan, target) else OWN_LOADS * s.dram
