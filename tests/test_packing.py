@@ -321,10 +321,10 @@ def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPa
     assert first[2][1] == (variant.resources.threads, 1, 1)
     (room,) = [c[1] for c in gpu.calls if c[0] == "cuMemAlloc"]
     at, size = gpu.last, 257 * 256
-    assert room >= size + 127 * 528
+    assert room >= size + 127 * 640
     assert seen[0] == [a, at] and seen[1] == [b, at + size], "each copy: from, to"
     encoded = [c for c in gpu.calls if c[0] == "cuTensorMapEncodeTiled"]
-    assert [c[5] for c in encoded] == [[256], [528]], "bytes from row to row"
+    assert [c[5] for c in encoded] == [[256], [640]], "bytes from row to row"
     assert maps == {"A": at, "B": at + size}
     kernel(*args, stream=0x77)
     with monkeypatch.context() as m:

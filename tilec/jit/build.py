@@ -67,6 +67,8 @@ def trace_variant(
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, facts):
         func = func.with_attrs(dense=dense)
+    if facts.packed:
+        func = func.with_attrs(packed=facts.packed)
     return func.with_attrs(may_alias=True) if facts.may_alias else func
 
 

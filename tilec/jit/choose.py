@@ -18,7 +18,7 @@ from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.compiled import CompiledKernel, spread_grid
 from tilec.jit.disk import load_choices, store_choices
-from tilec.jit.packing import MOST_BYTES, copied, packable
+from tilec.jit.packing import MOST_BYTES, copied, packable, packed
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
@@ -157,7 +157,9 @@ class Choices:
         def extents(constants: Mapping[str, int]) -> Grid | None:
             return None if grid is None else spread_grid(grid, {**call.constants, **constants})
 
-        return chooser.choose(functools.partial(_value, call), extents, most)
+        copies = {n: packed(call.tensors[n], 0) for n in base.packed}
+        given = replace(call, tensors={**call.tensors, **copies})
+        return chooser.choose(functools.partial(_value, given), extents, most)
 
     def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
         found = self.rank(base, signature, call, grid)

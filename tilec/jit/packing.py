@@ -1,7 +1,7 @@
 """Launches that pack operands: what can be packed, and the copies before the kernel.
 
-A packed operand is a copy whose rows begin at multiples of 16 bytes, in the workspace of the
-stream (`runtime.workspace`). What is launched on a stream comes one after the other; the launches
+A packed operand is a copy whose rows begin at cache lines, in the workspace of the stream
+(`runtime.workspace`). What is launched on a stream comes one after the other; the launches
 of one call go to it without those of another between them."""
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilec.runtime.workspace import ForOwner
 
 packer = Lazy("tilec.packer")
 
+LINE = 128  # bytes; a row of a tile that straddles two cache lines takes two requests
 MOST_BYTES = 512 << 20  # of the copies of a launch: what they lie in stays allocated
 MOST_ROWS, MOST_BATCH = 8 * 65535, 65535  # that the grid of the kernel which copies can count
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever they mean
@@ -57,8 +58,8 @@ def _begins_anywhere(a: Argument) -> bool:
 
 
 def packed(t: Tensor, pointer: int) -> Tensor:
-    """A copy of `t` at `pointer`: its rows begin at multiples of 16 bytes."""
-    each = FACT_LIMIT // t.itemsize
+    """A copy of `t` at `pointer`, which is a multiple of `LINE`: so are all its rows."""
+    each = LINE // t.itemsize
     *outer, columns = t.shape
     strides = contiguous_strides((*outer, -(-columns // each) * each))
     return replace(t, pointer=pointer, strides=strides, owner=None)
@@ -79,8 +80,7 @@ class Packing:
         self.sources = []
         for name in self._names:
             source = self.tensors[name]
-            # At an address as aligned as that in the workspace.
-            self.tensors[name] = packed(source, FACT_LIMIT)
+            self.tensors[name] = packed(source, LINE)  # `ready` knows where
             copy = _copying(kernel.image.target, source, self.tensors[name])
             self._copies.append(copy)
             (at,) = _parameters(copy[0], "A")

@@ -137,7 +137,7 @@ class Facts:
     chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
     `choice` says from what. `simulated`: for the simulator alone, which can do more. `source`
     stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
-    tensors whose rows the launch copies to multiples of 16 bytes.
+    tensors that the launch copies so that their rows begin at cache lines.
     """
 
     source: str

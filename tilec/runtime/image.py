@@ -131,7 +131,7 @@ class Image:
     `cluster`: blocks of the grid along each dimension that form a cluster; with `exact_cluster` the
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
     in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
-    tensors that the launch copies to rows at multiples of 16 bytes; the code gets the copies.
+    tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Packed operands: which tensors are worth a copy whose rows begin at multiples of 16 bytes, and
-what the copies cost.
+"""Packed operands: which tensors are worth a copy whose rows begin at cache lines, and what the
+copies cost.
 
 A product reads each operand as many times as it has tiles along the other side. Where rows begin
 anywhere, each of these reads costs threads their loads, shifts and stores (`passes.realign`); a
