@@ -104,10 +104,7 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
             arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
     target = find_target(facts.target)
     first = () if facts.plan is None else (facts.plan, *facts.ranked)
-    made = build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
-    if facts.packed:
-        made.image = replace(made.image, packed=facts.packed)
-    return made
+    return build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
 
 
 def _refuse_prints(func: Func, target: str) -> None:
@@ -164,7 +161,7 @@ def build(
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
     if tried:
-        keep("plan", lambda: _plan_text(tried, choice()))
+        keep("plan", lambda: _plan_text(tried, func.attrs.get("packed", ()), choice()))
     made = attempts.kept or attempts.make(plan, final)
     llvm_text, assembled = made.llvm_text, made.assembled
     keep("llvm", lambda: llvm_text)
@@ -204,11 +201,14 @@ def _first_good(
     return passes.run_plan(func, target, least.plan, keep_pass)
 
 
-def _plan_text(tried: Sequence[tuple[Plan, ResourceError | None]], choice: str) -> str:
-    """The plan that was kept, those that were tried before it and why they were not, and what they
-    were chosen from."""
+def _plan_text(
+    tried: Sequence[tuple[Plan, ResourceError | None]], packed: Sequence[str], choice: str
+) -> str:
+    """The plan that was kept, those that were tried before it and why they were not, what the
+    launch packs, and what they were chosen from."""
     *others, (kept, _) = tried
     lines = [f"kept: {kept.describe()}"]
+    lines += [f"packed: {', '.join(packed)}"] if packed else []
     lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
     return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")
 
@@ -249,6 +249,7 @@ def _compiled(
         exact_cluster=bool(func.attrs.get("cluster_dims")),
         split=split_of(final),
         parts=parts_of(final),
+        packed=func.attrs.get("packed", ()),
         plan={} if plan is None else asdict(plan),
     )
     return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
