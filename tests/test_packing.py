@@ -121,8 +121,7 @@ def spec(*shape: int, dtype: str = "float16", pitch: int = 0) -> Any:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies cost nothing: whatever can be packed is."""
-    monkeypatch.setattr(choose.packing, "copying", lambda sizes, speeds: 0.0)
-    monkeypatch.setattr(choose.packing, "GAIN", 1e6)
+    monkeypatch.setattr(choose.packing, "pays", lambda *given: True)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
 
 
@@ -162,6 +161,9 @@ def test_a_product_with_much_to_do_packs(kind: str) -> None:
         ((4095, 4095), (4095, 4096), ("A",)),
         ((63, 63), (63, 63), ()),  # two launches more cost more than the product
         ((17, 4095), (4095, 4095), ()),  # B is read once
+        ((9, 6737), (6737, 3637), ()),
+        ((4095, 4095), (4095, 65), ()),
+        ((64, 5001), (5001, 5001), ()),
         ((14001, 4095), (4095, 14001), ("A", "B")),  # 115 MB each,
         ((33001, 4095), (4095, 33001), ()),  # 270 MB each: too much to keep
     ],
@@ -180,6 +182,9 @@ def test_what_cannot_be_packed(free: None) -> None:
 
     a, b, c = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     assert packed(product(), a, b, c) == ("A", "B")
+    facts = product()._facts((a, b, c), "cuda:sm_90a", {})
+    assert [t.dense for t in facts.arguments] == [16] * 3
+    assert [t.dense for t in facts.traced] == [0, 0, 16], "there are gaps between packed rows"
     assert packed(consuming, a, b, c) == ("B",), "A is written"
     assert packed(strided, a, b, c) == ("B",), "the kernel may read the stride"
     turned = tilec.spec((257, 127), "float16", (1, 257))
@@ -207,8 +212,7 @@ def test_a_forced_plan_packs_nothing(free: None) -> None:
 def test_the_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delenv("TILEC_DISABLE_CACHE", raising=False)
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(choose.packing, "copying", lambda sizes, speeds: 0.0)
-    monkeypatch.setattr(choose.packing, "GAIN", 1e6)
+    monkeypatch.setattr(choose.packing, "pays", lambda *given: True)
     args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     kernel = product()
     first = kernel.compile(*args, target="cuda:sm_90a")

@@ -81,7 +81,7 @@ def _ragged(func: Func, facts: Facts) -> tuple[str, ...]:
 def _dense(func: Func, facts: Facts) -> tuple[tuple[str, int], ...]:
     """The tensors whose rows have no gaps, with the alignment of their addresses, where that tells
     more than the rows do; with them those that the call allocates."""
-    found = {a.name: a.dense for a in facts.arguments if a.dense}
+    found = {a.name: a.dense for a in facts.traced if a.dense}
     made = {name: 16 for name, _, _ in func.attrs["outputs"]} if found else {}
     return tuple(sorted({**made, **found}.items()))
 

@@ -18,7 +18,7 @@ from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.compiled import CompiledKernel, spread_grid
 from tilec.jit.disk import load_choices, store_choices
-from tilec.jit.packing import MOST_BYTES, copied, packable, packed
+from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
@@ -157,7 +157,7 @@ class Choices:
         def extents(constants: Mapping[str, int]) -> Grid | None:
             return None if grid is None else spread_grid(grid, {**call.constants, **constants})
 
-        copies = {n: packed(call.tensors[n], 0) for n in base.packed}
+        copies = {n: packed_copy(call.tensors[n], 0) for n in base.packed}
         given = replace(call, tensors={**call.tensors, **copies})
         return chooser.choose(functools.partial(_value, given), extents, most)
 
@@ -226,21 +226,18 @@ class Choices:
         self, found: Choice, base: Facts, signature: Signature, call: Call, grid: Any
     ) -> tuple[tuple[str, ...], Choice]:
         """The tensors that had better be packed, and the choice with them; else `found`."""
-        names = packable(base, call)
-        if names:
+        names, plain = packable(base, call), found.best
+        if names and plain is not None:
             func = build.trace_variant(signature, base, found.constants)
             free = packing.operands(func) - build.written_tensors(func)
             free -= {p.name for p in signature.parameters if p.strides is not None}
             names = tuple(n for n in names if n in free)
-        sizes = copied(names, call)
-        if 0 < sum(sizes) <= MOST_BYTES and found.seconds < math.inf:
-            copies = packing.copying(sizes, find_target(base.target).speeds)
-            most = packing.GAIN * found.seconds - copies
-            other = (
-                self.rank(replace(base, packed=names), signature, call, grid) if most > 0 else None
-            )
-            if other is not None and other.seconds < most:
-                return names, other
+            sizes = copied(names, call)
+            if 0 < sum(sizes) <= MOST_BYTES:
+                other = self.rank(replace(base, packed=names), signature, call, grid)
+                speeds = find_target(base.target).speeds
+                if other and other.best and packing.pays(sizes, plain, other.best, speeds):
+                    return names, other
         return (), found
 
 

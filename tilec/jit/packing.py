@@ -45,7 +45,7 @@ def packable(facts: Facts, call: Call) -> tuple[str, ...]:
 
 def copied(names: Sequence[str], call: Call) -> list[int]:
     """The bytes of each of these tensors, packed."""
-    tensors = (packed(call.tensors[n], 0) for n in names)
+    tensors = (packed_copy(call.tensors[n], 0) for n in names)
     return [t.shape[0] * t.strides[0] * t.itemsize for t in tensors]
 
 
@@ -57,7 +57,7 @@ def _begins_anywhere(a: Argument) -> bool:
     return size in _WORDS and (a.align < FACT_LIMIT or any(s % FACT_LIMIT for s in known))
 
 
-def packed(t: Tensor, pointer: int) -> Tensor:
+def packed_copy(t: Tensor, pointer: int) -> Tensor:
     """A copy of `t` at `pointer`, which is a multiple of `LINE`: so are all its rows."""
     each = LINE // t.itemsize
     *outer, columns = t.shape
@@ -80,7 +80,7 @@ class Packing:
         self.sources = []
         for name in self._names:
             source = self.tensors[name]
-            self.tensors[name] = packed(source, LINE)  # `ready` knows where
+            self.tensors[name] = packed_copy(source, LINE)  # `ready` knows where
             copy = _copying(kernel.image.target, source, self.tensors[name])
             self._copies.append(copy)
             (at,) = _parameters(copy[0], "A")

@@ -19,7 +19,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, TargetError, did_you_mean, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.occupancy import occupancy
-from tilec.jit.packing import packed
+from tilec.jit.packing import packed_copy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
 from tilec.passes.registers import at_launch
@@ -316,7 +316,7 @@ def launch_of(planned: Planned, records: Records, resident: int | None = None) -
 
 def _packed(t: Tensor) -> Tensor:
     """The copy that a launch makes of a packed operand."""
-    at = packed(t, 0)
+    at = packed_copy(t, 0)
     memory = np.zeros(t.shape[0] * at.strides[0] + 16, f"V{t.itemsize}")
     first = -memory.ctypes.data % 16 // t.itemsize
     copy = memory[first : first + t.shape[0] * at.strides[0]].reshape(*t.shape[:-1], -1)

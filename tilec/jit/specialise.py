@@ -230,9 +230,10 @@ def facts_of(
 
 
 def packed_fact(a: Argument) -> Argument:
-    """A tensor whose rows begin at multiples of 16 bytes in the place of `a`."""
+    """A tensor whose rows begin at multiples of 16 bytes, with gaps between them, in the place of
+    `a`."""
     outer = tuple(f"{a.name}_stride{d}" for d in range(len(a.shape) - 1))
-    return replace(a, strides=(*outer, 1), align=FACT_LIMIT)
+    return replace(a, strides=(*outer, 1), align=FACT_LIMIT, dense=0)
 
 
 def _begins_anywhere(t: Tensor) -> bool:

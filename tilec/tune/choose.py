@@ -16,6 +16,7 @@ from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
 from tilec.target import Target
+from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
 from tilec.tune.work import Values
 
@@ -60,10 +61,9 @@ class Choice:
         return tuple(found[:TILES])
 
     @property
-    def seconds(self) -> float:
-        """Of the best configuration; infinite where it is not known."""
-        first = self.ranked[0].estimate if self.ranked else None
-        return math.inf if first is None else first.seconds
+    def best(self) -> Estimate | None:
+        """Of the best configuration; None where nothing is known of it."""
+        return self.ranked[0].estimate if self.ranked else None
 
     def text(self) -> str:
         """For people: one line per configuration."""

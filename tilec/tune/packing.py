@@ -2,20 +2,24 @@
 copies cost.
 
 A product reads each operand as many times as it has tiles along the other side. Where rows begin
-anywhere, each of these reads costs threads their loads, shifts and stores (`passes.realign`); a
-copy costs them once, and TMA or cp.async bring the tiles from it."""
+anywhere, each of these reads costs threads their loads, shifts and stores (`passes.realign`), about
+as much time as the memory bus takes for the bytes; a copy costs two times that once, and TMA or
+cp.async bring the tiles from it at twice the rate or more. So what is read three times or less had
+better be read as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Copy, For, Gemm
 from tilec.target import Speeds
+from tilec.tune.cost import Estimate
 
 COPIED = 0.85  # of the memory bus, each byte read and written (H200: 3.2 to 3.5 TB/s)
 LAUNCHES = 2  # of an empty kernel: until its blocks run, and until the last one has written
-GAIN = 0.95  # of the time without copies, at most: the prediction is no better
+GAIN = 0.8  # of the time without copies, at most: the predictions are no better
+READS = 4  # of each byte, on average
 
 
 def operands(func: Func) -> frozenset[str]:
@@ -30,6 +34,13 @@ def operands(func: Func) -> frozenset[str]:
                 tensors[o.source] for o in inside if isinstance(o, Copy) if o.source in tensors
             }
     return frozenset(found)
+
+
+def pays(sizes: Sequence[int], plain: Estimate, packed: Estimate, speeds: Speeds) -> bool:
+    """Whether operands of so many bytes had better be copied first: a launch takes as long as
+    `plain` without copies, and as `packed` behind them."""
+    seconds = copying(sizes, speeds) + packed.seconds
+    return packed.l2_bytes >= READS * sum(sizes) and seconds <= GAIN * plain.seconds
 
 
 def copying(sizes: Iterable[int], speeds: Speeds) -> float:
