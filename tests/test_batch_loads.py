@@ -105,3 +105,19 @@ def test_few_iterations_and_what_changes_memory_are_left_alone():
         tilec.spec((64, 128), "float16"), tilec.spec((64, 64), "float32"), target="cuda:sm_90a"
     )
     assert batches(compiled) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1, 448, 513, 4096, 8191])
+def test_sums_on_the_gpu(columns: int):
+    import torch
+
+    a = torch.randn((300, columns), device="cuda").half()
+    padded = torch.nn.functional.pad(a.float(), (0, -columns % 64))
+    want = torch.zeros((300, 64), device="cuda")
+    for part in padded.split(64, 1):
+        want += part
+    for form in ("loop", "tile"):
+        s = torch.full((300, 64), float("nan"), device="cuda")
+        parts("float16", form)(a, s)
+        assert torch.equal(s, want)

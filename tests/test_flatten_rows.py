@@ -302,3 +302,23 @@ def test_a_variant_for_rows_without_gaps_refuses_others():
     compiled = kernel.compile(dense, gaps, dense, target="cuda:sm_90a")  # needs nothing of A
     call = kernel.plan_launch("cuda:sm_90a", None, given(131), {}).call
     compiled._check_facts(replace(call, device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 1), (9, 129), (2047, 33), (50, 3), (511, 1023)])
+def test_on_the_gpu(shape: tuple[int, int]):
+    """Nothing behind the last row is touched either."""
+    import torch
+
+    size = shape[0] * shape[1]
+    a, b = (torch.randn(shape, device="cuda").half() for _ in range(2))
+    whole = torch.full((size + 64,), 7.0, device="cuda", dtype=torch.float16)
+    for kernel in (
+        loop("float16"),
+        tile("float16"),
+        guarded("both"),
+        loop("float16", tile=(1, 512)),
+    ):
+        whole.fill_(7.0)
+        kernel(a, b, whole[:size].view(shape))
+        assert torch.equal(whole[:size].view(shape), a - b) and bool((whole[size:] == 7.0).all())
