@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -300,27 +302,41 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free: None) -> Any:
     install(monkeypatch, api)
     monkeypatch.setattr(devices, "_drivers", {})
     devices.device_target.cache_clear()
+    packing.packer.packer.cache_clear()  # it has been loaded by another stand-in
     yield api
     devices.device_target.cache_clear()
 
 
-@pytest.mark.torch
-def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def array(*shape: int, dtype: str = "float16") -> Any:
+    """A torch tensor of the first GPU, as far as a launch looks at it, at 16 bytes."""
     import torch
 
     class OnGpu(torch.Tensor):
-        """A torch tensor of the first GPU, as far as a launch looks at it."""
-
         device = torch.device("cuda", 0)
 
         def get_device(self) -> int:
             return 0
 
-    def array(*shape: int, dtype: Any = torch.float16) -> Any:
-        memory = torch.empty(shape[0] * shape[1] + 16, dtype=dtype)
-        at = -memory.data_ptr() % 16 // memory.itemsize
-        return memory[at : at + shape[0] * shape[1]].view(shape).as_subclass(OnGpu)
+    memory = torch.empty(shape[0] * shape[1] + 16, dtype=getattr(torch, dtype))
+    at = -memory.data_ptr() % 16 // memory.itemsize
+    return memory[at : at + shape[0] * shape[1]].view(shape).as_subclass(OnGpu)
 
+
+@pytest.mark.torch
+def test_nothing_comes_between_copies_and_kernel(gpu: Memory) -> None:
+    """Threads that launch on one stream share the copies' memory."""
+    kernel = product()
+    args = array(257, 127), array(127, 257), array(257, 257, dtype="float32")
+    kernel(*args, stream=0x77)
+    gpu.at_launch = lambda params: time.sleep(1e-3)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: kernel(*args, stream=0x77), range(16)))
+    shared = [launch[2] for launch in launches(gpu)]
+    assert shared[2] > 0 and shared == [0, 0, shared[2]] * 17
+
+
+@pytest.mark.torch
+def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
     maps: dict[str, int] = {}
 
@@ -333,7 +349,7 @@ def test_copies_come_before_the_kernel(gpu: Memory, monkeypatch: pytest.MonkeyPa
                 maps[p.arg] = ctypes.c_uint64.from_address(value).value
 
     kernel = product()
-    args = array(257, 127), array(127, 257), array(257, 257, dtype=torch.float32)
+    args = array(257, 127), array(127, 257), array(257, 257, dtype="float32")
     a, b, _ = (t.data_ptr() for t in args)
     gpu.at_launch = look
     kernel(*args, stream=0x77)
