@@ -23,7 +23,7 @@ ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and th
 ELEMENT_REGISTERS = 2  # of a thread's elements that are neighbours in a column: one address
 PIECE_ACCESSES = 3  # narrow ones that take as long as 16 bytes in two pieces, shifted
 PIECE_REGISTERS = 9  # that hold two pieces and an address
-ROWS_TOGETHER = 8  # that a warp loads pieces of in that time
+ROWS_TOGETHER = 16  # that a warp loads pieces of in that time
 LEAST_ROW = 512  # bits of a row of a tile that leaves by rows
 REGISTER_VERSIONS = 2  # of a tile that waits in registers until the last one has been read
 
