@@ -222,7 +222,7 @@ class Launches(dict[tuple[Any, ...], Ready]):
     """Launches made ready for calls with equal facts, by their values.
 
     Asked for values that are not there it makes the launch, by the recipe for addresses of these
-    alignments; None where there is none. What is likely to come again it keeps.
+    alignments; None where there is none. It keeps some of those that come again.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -277,8 +277,8 @@ class Prepared:
         self.plans: dict[Any, tuple[Callable[[], Any], ...]] = {}
         self.chosen: dict[Any, dict[str, int]] = {}
         self._count = 0
-        self._again = 0  # launches with them
-        self._once: set[int] = set()  # hashes of values that came once
+        self._once: set[int] = set()  # hashes of values that were not kept
+        self._again = 0  # launches with values that were among them
 
     def worth_keeping(self, values: tuple[Any, ...]) -> bool:
         """Whether to keep this launch: one in four of those whose values have come before. Keeping
