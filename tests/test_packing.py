@@ -200,6 +200,16 @@ def test_what_cannot_be_packed(free: None) -> None:
     assert packed(batched, *three) == ("A", "B"), "R is read once, and by no product"
 
 
+def test_the_cpu_packs_nothing(free: None) -> None:
+    rng = np.random.default_rng(4)
+    a, b = rows(rng, (66, 67), "float16", 0, 1), rows(rng, (67, 33), "float16", 2, 1)
+    c = np.zeros((66, 33), np.float32)
+    kernel = product()
+    assert kernel._facts((a, b, c), "cpu", {}).packed == ()
+    kernel(a, b, c)
+    np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float))
+
+
 def test_a_forced_plan_packs_nothing(free: None) -> None:
     args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     kernel = product()

@@ -32,9 +32,9 @@ _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever the
 
 def packable(facts: Facts, call: Call) -> tuple[str, ...]:
     """The tensors that can be packed: the elements of a row are neighbours, the rows begin
-    anywhere."""
+    anywhere. None on the CPU, which has no TMA to gain."""
     found = []
-    for a in facts.arguments:
+    for a in facts.arguments if facts.target != "cpu" else ():
         if a.kind == "tensor" and not a.output and _begins_anywhere(a):
             t = call.tensors[a.name]
             *batch, rows, _ = t.shape
