@@ -489,8 +489,9 @@ def test_a_product_with_tensor_maps(gpu: FakeCuda) -> None:
     assert len(encoded) == len(maps)
     assert {c[3] for c in encoded} <= {0x7F0000000000, 0x7F0000200000, 0x7F0000400000}
     ((grid, block, shared, stream, _, _),) = launches(gpu)
-    blocks, split = 5 * 8, variant.image.split
-    assert grid == ((min(blocks, 264), 1, 1) if variant.image.persistent else (5 * split, 8, 1))
+    wide, high = (-(-n // c) * c for n, c in zip((5, 8), variant.image.cluster))
+    tiles, split = min(wide * high, 264), variant.image.split
+    assert grid == ((tiles, 1, 1) if variant.image.persistent else (wide * split, high, 1))
     assert block == (variant.resources.threads, 1, 1)
     assert shared == variant.resources.shared_bytes > 0
     assert stream == 0x77

@@ -124,11 +124,16 @@ def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str,
     if target.kind == "cuda":
         return work()
     *most, least = ("all", "no loop vectoriser", "scalar") if target.kind == "cpu" else ("all",)
-    what = f"LLVM cannot make code for {target}"
+
+    def apart(passes: str) -> tuple[bytes, dict[str, float]]:
+        what = f"LLVM cannot make code for {target}"
+        made, seconds = pickle.loads(run_isolated(lambda: pickle.dumps(work(passes)), what))
+        return made, seconds
+
     for passes in most:
         with contextlib.suppress(Ended):
-            return pickle.loads(run_isolated(lambda: pickle.dumps(work(passes)), what))  # noqa: B023
-    return pickle.loads(run_isolated(lambda: pickle.dumps(work(least)), what))
+            return apart(passes)
+    return apart(least)
 
 
 def with_min_blocks(made: Assembled, blocks: int) -> Assembled:
