@@ -27,6 +27,7 @@ from tilec.sim.undefined import (
     Undefined,
     absorbed,
     filled,
+    first_read,
     is_undefined,
     lost_in,
     lost_where,
@@ -266,7 +267,7 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
     lost = [v for v in values if isinstance(v, Lost)]
     defined = [v for v in values if type(v) is not Undefined]
     if not defined:
-        return first
+        return first_read(lost)
     kind = defined[0].dtype.type
     if not lost and all(np.ndim(v) == 0 for v in values):
         if all(v.tobytes() == first.tobytes() for v in values):
@@ -280,8 +281,9 @@ def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
         each = [np.broadcast_to(part(v), (n,)) for v, n in zip(values, sizes)]
         return np.concatenate(each)[order]
 
-    sure = of_lanes(lambda v: sure_in(v, lost[0]))
-    return partly(made, of_lanes(lost_in), sure, lost[0].origin)
+    origin = first_read(lost)
+    sure = of_lanes(lambda v: sure_in(v, origin))
+    return partly(made, of_lanes(lost_in), sure, origin.origin)
 
 
 def _defined(x: Any, type: str) -> Any:

@@ -6,7 +6,7 @@ Where they reach memory, a branch or a hardware row, that is a finding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def filled(x: Any, zero: Any) -> Any:
 
 def chosen(cond: Any, a: Any, b: Any) -> Any:
     """`a` in the lanes in which `cond` (an array) holds, else `b`; either may be undefined."""
-    first = a if isinstance(a, Lost) else b
+    first = first_read([x for x in (a, b) if isinstance(x, Lost)])
     if type(a) is Undefined and type(b) is Undefined:
         return first
     kind = (b if type(a) is Undefined else a).dtype.type(0)
@@ -205,6 +205,11 @@ def sure_in(x: Any, first: Lost) -> Any:
     if not isinstance(x, Lost) or (x.slot, x.part) != (first.slot, first.part):
         return False
     return x.sure if isinstance(x, Partly) else True
+
+
+def first_read(lost: Sequence[Lost]) -> Lost:
+    """Of several undefined values one that says where it was read."""
+    return next((x for x in lost if x.loc is not UNKNOWN), lost[0])
 
 
 def read_at(x: Any, loc: Loc) -> Any:
