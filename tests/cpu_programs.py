@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilec.ir import types as t
-from tilec.ir.core import Block, Builder, Func, Op, Param, Value
+from tilec.ir.core import Block, Builder, Func, Op, Param, Region, Value
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
@@ -127,21 +127,21 @@ class Program:
     def copy(
         self, a: Value, at: Sequence[Any], shape: Sequence[int], b: Value, to: Any, of: Any = None
     ) -> None:
-        of = tuple(shape if of is None else of)
-        self.b.emit(Copy, a, self.values(at), tuple(shape), b, self.values(to), of)
+        source = Region(a, self.values(at), tuple(shape))
+        dest = Region(b, self.values(to), tuple(shape if of is None else of))
+        self.b.emit(Copy, source, dest)
 
     def fill(
         self, buffer: Value, x: Any, at: Sequence[Any] = (), shape: Sequence[int] = ()
     ) -> None:
         shape = tuple(shape or buffer.buffer.static_shape)
         made = x if isinstance(x, Value) else self.const(x, buffer.dtype)
-        self.b.emit(Fill, buffer, self.values(at or [0] * len(shape)), shape, made)
+        self.b.emit(Fill, Region(buffer, self.values(at or [0] * len(shape)), shape), made)
 
     def gemm(self, a: Value, b: Value, c: Value, **words: Any) -> None:
         zeros = self.values((0, 0))
-        self.b.emit(
-            Gemm, a, zeros, a.buffer.static_shape, b, zeros, b.buffer.static_shape, c, **words
-        )
+        left, right = (Region(v, zeros, v.buffer.static_shape) for v in (a, b))
+        self.b.emit(Gemm, left, right, c, **words)
 
     def emit(self, cls: type[Op], *args: Any, **words: Any) -> Op:
         return self.b.emit(cls, *args, **words)

@@ -10,7 +10,7 @@ import numpy as np
 from interp_machine import InterpError, Machine, Memory, Results, executes, lane_of
 
 from tilec.ir import types as t
-from tilec.ir.core import Op, Value
+from tilec.ir.core import Op, Region, Value
 from tilec.ir.ops import schedule, tile
 
 
@@ -70,42 +70,36 @@ def _store(m: Machine, o: tile.Store) -> None:
     memory.data[where] = np.broadcast_to(value, shape)[inside]
 
 
-def read_region(
-    m: Machine, where: Value, offsets: Sequence[Value], extents: Sequence[int]
-) -> np.ndarray:
-    """The elements of a region, shaped as `extents`, with the safe value out of a global
+def read_region(m: Machine, r: Region) -> np.ndarray:
+    """The elements of a region, shaped as its extents, with the safe value out of a global
     tensor's bounds.
     """
-    memory = m.memory(where)
-    index, inside = _region(m, where, memory, offsets, extents)
+    memory = m.memory(r.buffer)
+    index, inside = _places(m, r, memory)
     if memory.type.space != "global":
         return memory.data[index]
     if memory.data.size == 0:
-        return np.full(extents, memory.safe)
+        return np.full(r.extents, memory.safe)
     return np.where(inside, memory.data[index], memory.safe)
 
 
-def write_region(
-    m: Machine, where: Value, offsets: Sequence[Value], extents: Sequence[int], values: np.ndarray
-) -> None:
-    """Write `values` (shaped as `extents`) onto a region; out of a global tensor's bounds
+def write_region(m: Machine, r: Region, values: np.ndarray) -> None:
+    """Write `values` (shaped as its extents) onto a region; out of a global tensor's bounds
     nothing happens.
     """
-    memory = m.memory(where)
-    index, inside = _region(m, where, memory, offsets, extents)
-    full = tuple(np.broadcast_to(i, extents)[inside] for i in index)
-    memory.data[full] = np.broadcast_to(values, extents)[inside]
+    memory = m.memory(r.buffer)
+    index, inside = _places(m, r, memory)
+    full = tuple(np.broadcast_to(i, r.extents)[inside] for i in index)
+    memory.data[full] = np.broadcast_to(values, r.extents)[inside]
 
 
-def _region(
-    m: Machine, where: Value, memory: Memory, offsets: Sequence[Value], extents: Sequence[int]
-) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def _places(m: Machine, r: Region, memory: Memory) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     if memory.per_lane:
-        raise InterpError(f"a tile op on {where}, which each lane has its own copy of")
-    starts = [m.scalar(v) for v in offsets]
-    inside = np.ones(tuple(extents), bool)
+        raise InterpError(f"a tile op on {r.buffer}, which each lane has its own copy of")
+    starts = [m.scalar(v) for v in r.offsets]
+    inside = np.ones(r.extents, bool)
     index = []
-    for d, (start, extent) in enumerate(zip(starts, extents, strict=True)):
+    for d, (start, extent) in enumerate(zip(starts, r.extents, strict=True)):
         shape = [1] * len(starts)
         shape[d] = extent
         i = (start + np.arange(extent)).reshape(shape)
@@ -113,7 +107,7 @@ def _region(
         inside = inside & ok
         index.append(np.where(ok, i, 0))
     if memory.type.space != "global" and not inside.all():
-        raise InterpError(f"region {starts} + {list(extents)} out of bounds of {where}")
+        raise InterpError(f"region {starts} + {list(r.extents)} out of bounds of {r.buffer}")
     return tuple(index), inside
 
 
@@ -128,23 +122,23 @@ def _each_lane(m: Machine, buffers: Sequence[Value]) -> Iterator[Machine]:
 
 @executes(tile.Copy)
 def _copy(m: Machine, o: tile.Copy) -> None:
-    for one in _each_lane(m, (o.source, o.dest)):
-        got = read_region(one, o.source, o.source_offsets, o.source_extents)
-        values = num.cast(got, o.source.dtype, o.dest.dtype).reshape(o.dest_extents)
-        write_region(one, o.dest, o.dest_offsets, o.dest_extents, values)
+    for one in _each_lane(m, (o.source.buffer, o.dest.buffer)):
+        got = read_region(one, o.source)
+        values = num.cast(got, o.source.dtype, o.dest.dtype).reshape(o.dest.extents)
+        write_region(one, o.dest, values)
 
 
 @executes(tile.Fill)
 def _fill(m: Machine, o: tile.Fill) -> None:
-    for one in _each_lane(m, (o.dest,)):
-        write_region(one, o.dest, o.offsets, o.extents, one.get(o.value))
+    for one in _each_lane(m, (o.dest.buffer,)):
+        write_region(one, o.dest, one.get(o.value))
 
 
 @executes(tile.Gemm)
 def _gemm(m: Machine, o: tile.Gemm) -> None:
     rows, cols, depth = o.shape
-    a = read_region(m, o.a, o.a_offsets, o.a_extents).reshape(o.a_extents[-2:])
-    b = read_region(m, o.b, o.b_offsets, o.b_extents).reshape(o.b_extents[-2:])
+    a = read_region(m, o.a).reshape(o.a.extents[-2:])
+    b = read_region(m, o.b).reshape(o.b.extents[-2:])
     a, b = a.T if o.transpose_a else a, b.T if o.transpose_b else b
     assert a.shape == (rows, depth) and b.shape == (depth, cols)
     c = m.memory(o.c)

@@ -14,7 +14,7 @@ import tilec
 import tilec.language as T
 from tilec import passes
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
-from tilec.ir.core import OPS, Func, Op, Value, inputs, upstream, walk
+from tilec.ir.core import OPS, Func, Op, Region, Value, inputs, upstream, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Binary, If
 from tilec.ir.parser import parse_func
@@ -86,7 +86,8 @@ def test_operands_of_every_op_are_those_of_its_fields() -> None:
         for n, name in enumerate(cls.operand_fields):
             kind = str(cls.__dataclass_fields__[name].type)
             v = Value(None, f"{n}")  # type: ignore[arg-type]
-            object.__setattr__(o, name, (v, v) if kind.startswith("tuple") else v)
+            made = Region(v, (v, v)) if kind == "Region" else v
+            object.__setattr__(o, name, (v, v) if kind.startswith("tuple") else made)
         assert o.operands == generic(o), cls.opname
 
 

@@ -119,7 +119,7 @@ def test_only_whole_overwritten_buffers_run_ahead():
         "copy %A[%row, %at], (8, 8), %As[%zero, %zero], (8, 8)",
     )
     done = plan_pipeline(parse_func(partial), SM80)
-    ahead = {o.source.name: o.ahead for o in walk(done.body) if isinstance(o, Copy)}
+    ahead = {o.source.buffer.name: o.ahead for o in walk(done.body) if isinstance(o, Copy)}
     assert ahead == {"A": False, "B": True}, (
         "a tile that is only partly overwritten has one version"
     )

@@ -20,7 +20,7 @@ from thread_interp import run_threads
 
 import tilec.language as T
 from tilec.codegen import assemble, emit
-from tilec.ir.core import Builder, Func, Op, Param, Value, walk
+from tilec.ir.core import Builder, Func, Op, Param, Region, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.layout import (
     CHUNK_ROWS,
@@ -360,7 +360,8 @@ def conversion_func(a: Layout, b: Layout, dtype: DType, warps: int, size: int) -
     ]
     road = [x, *tiles, y]
     for source, dest in zip(road, road[1:]):
-        body.emit(Copy, source, zeros, shape, dest, zeros, shape, disable_tma=True)
+        sides = (Region(v, zeros, shape) for v in (source, dest))
+        body.emit(Copy, *sides, disable_tma=True)
     params = (Param(x, "tensor", "X"), Param(y, "tensor", "Y"))
     attrs = {"threads": warps * size, "launch_threads": warps * size}
     return Func("convert", params, grid.block(), body.block(), attrs, HERE)

@@ -378,7 +378,7 @@ def folded(X: T.Tensor((16, 64), "float32"), Y: T.Tensor((16, 64), "float32")):
 def test_what_is_known_is_decided() -> None:
     func = of(folded, X=(16, 64), Y=(16, 64))
     assert not ops(func, If) and not ops(func, For) and not ops(func, While)
-    assert {o.source_extents for o in ops(func, Copy)} == {(16, 8)}
+    assert {o.source.extents for o in ops(func, Copy)} == {(16, 8)}
     assert func.attrs["threads"] == 64
     assert len(ops(func, Const)) == len({(o.value, o.dtype.name) for o in ops(func, Const)})
 
@@ -425,10 +425,10 @@ def test_regions() -> None:
     array = np.ones((2, 9, 8, 16), np.float16)
     func = traced(regions, {"Q": array, "O": array})
     first, second, third = ops(func, Copy)
-    assert (first.source_extents, first.dest_extents) == ((1, 4, 1, 16), (4, 16))
-    assert (second.dest_extents, second.coalesced_width) == ((1, 4, 16), 8) and second.disable_tma
-    assert third.dest_extents == (1, 4, 1, 16)
-    assert [f.extents for f in ops(func, Fill)] == [(3, 4, 16), (2, 14)]
+    assert (first.source.extents, first.dest.extents) == ((1, 4, 1, 16), (4, 16))
+    assert (second.dest.extents, second.coalesced_width) == ((1, 4, 16), 8) and second.disable_tma
+    assert third.dest.extents == (1, 4, 1, 16)
+    assert [f.dest.extents for f in ops(func, Fill)] == [(3, 4, 16), (2, 14)]
 
 
 # --- loops ----------------------------------------------------------------------------------------

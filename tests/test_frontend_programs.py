@@ -58,7 +58,7 @@ def test_seed(name: str, sizes: tuple[int, int, int], rng: np.random.Generator) 
     (loop,) = [o for o in ops(func, For) if o.kind == "pipelined"]
     assert loop.num_stages == 3 and func.attrs["threads"] == 128
     (gemm,) = ops(func, Gemm)
-    assert gemm.shape == (32, 16, 16) and gemm.a.name == "A_shared"
+    assert gemm.shape == (32, 16, 16) and gemm.a.buffer.name == "A_shared"
     close(run(main.function, {"A": a, "B": b, "C": c})["C"], product(a, b))
 
 

@@ -16,7 +16,7 @@ from interp import run_tile
 from programs import PROGRAMS, expected
 
 from tilec.ir import types as t
-from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Value, clone_block
+from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Region, Value, clone_block
 from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
 from tilec.ir.ops import Binary, Const, For, If, Print, While, Yield
 from tilec.ir.parser import ParseError, parse_func, parse_type
@@ -48,6 +48,9 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [values["int"], *buffers, values["vector"], values["float"]]
         case "tuple[Value, ...]":
             return [(values["int"], values["int"]), (values["vector"],), (values["fragment"],)]
+        case "Region":
+            at = (values["int"], values["int"])
+            return [*(Region(v, at, (2, 3)) for v in buffers), Region(buffers[0])]
         case "Block":
             made = Builder()
             index = Value(INT, "i")
@@ -146,6 +149,9 @@ def test_every_op_reads_back(name: str) -> None:
         assert type(new) is type(old)
         for field in OPS[name].operand_fields:
             want, got = getattr(old, field), getattr(new, field)
+            if isinstance(want, Region):
+                assert got.extents == want.extents and got.buffer is there[want.buffer]
+                want, got = want.offsets, got.offsets
             if isinstance(want, tuple):
                 assert got == tuple(there[v] for v in want)
             else:

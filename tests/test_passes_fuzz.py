@@ -7,7 +7,7 @@ import pytest
 from interp import run_tile
 
 from tilec.ir import types as t
-from tilec.ir.core import Block, Builder, Func, Param, Value
+from tilec.ir.core import Block, Builder, Func, Param, Region, Value
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -71,7 +71,8 @@ class Writer:
             self.variable()
         self.tile = self.build.value(Alloc, t.BufferType((4, 4), t.INT32, "shared"), name="S")
         zero = self.const(0)
-        self.build.emit(Fill, self.tile, (zero, zero), (4, 4), self.one_of(self.ints[:2]))
+        whole = Region(self.tile, (zero, zero), (4, 4))
+        self.build.emit(Fill, whole, self.one_of(self.ints[:2]))
         self.statements(8, 3)
         for n, v in enumerate(self.vars[:3]):
             self.store(self.const(n), self.build.value(Load, v, (self.const(0),)))

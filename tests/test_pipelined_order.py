@@ -108,7 +108,7 @@ def test_the_order_of_the_code(rng: np.random.Generator) -> None:
         found = []
         for o in loop.body.ops:
             if isinstance(o, (Copy, Gemm)):
-                found.append(o.dest.name if isinstance(o, Copy) else "gemm")
+                found.append(o.dest.buffer.name if isinstance(o, Copy) else "gemm")
             elif o.regions:
                 found.append("bias")
         return found

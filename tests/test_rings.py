@@ -67,10 +67,10 @@ def test_lanes_fence_what_they_read_before_one_frees_it(program: RingProgram, st
             match o:
                 case Load() if o.source in versions:
                     read += 1
-                case Copy() if o.source in versions:
+                case Copy() if o.source.buffer in versions:
                     read += 1
                 case Gemm() if not o.row.startswith("wgmma"):
-                    read += o.a in versions or o.b in versions
+                    read += o.a.buffer in versions or o.b.buffer in versions
                 case ProxyFence():
                     read, fences = 0, fences + 1
                 case WarpSync() | MbarrierArrive():

@@ -334,10 +334,10 @@ def emit_safe_value(e: Emitter, o: AnnotateSafeValue) -> None:
 
 
 def emit_gemm(e: Emitter, o: Gemm) -> None:
-    a, b, c = (e.memories[v] for v in (o.a, o.b, o.c))
+    a, b, c = (e.memories[v] for v in (o.a.buffer, o.b.buffer, o.c))
     starts = []
-    for memory, offsets in ((a, o.a_offsets), (b, o.b_offsets)):
-        place = e.access.place(memory, e.indices(offsets), 1, (True,) * len(offsets))
+    for memory, at in ((a, o.a.offsets), (b, o.b.offsets)):
+        place = e.access.place(memory, e.indices(at), 1, (True,) * len(at))
         starts.append(e.fn.gep(memory_type(memory.dtype), memory.pointer, place.base))
     strides = [int(s.literal or 0) for m in (a, b, c) for s in m.strides[-2:]]
     e.kernels.call(e.fn, o, (*starts, c.pointer), strides)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Block, Builder, Op, Value, rewrite
+from tilec.ir.core import Block, Builder, Op, Region, Value, rewrite
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Fill, Gemm, Load, Parallel, Store
 from tilec.ir.types import (
@@ -35,10 +35,9 @@ def _expand(o: Op) -> Sequence[Op] | None:
         case Copy():
             _copy(b, o)
         case Fill():
-            shape, index = _loop(o.extents)
+            shape, index = _loop(o.dest.extents)
             inner = Builder(o.loc)
-            where = _region(inner, o.offsets, o.extents, index)
-            inner.emit(Store, o.dest, where, o.value)
+            inner.emit(Store, o.dest.buffer, _element(inner, o.dest, index), o.value)
             b.emit(Parallel, shape, inner.block(index))
         case Gemm():
             _gemm(b, o)
@@ -53,16 +52,14 @@ def _loop(extents: Sequence[int]) -> tuple[tuple[int, ...], tuple[Value, ...]]:
     return shape, tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
 
 
-def _region(
-    b: Builder, offsets: Sequence[Value], extents: Sequence[int], index: Sequence[Value]
-) -> tuple[Value, ...]:
+def _element(b: Builder, r: Region, index: Sequence[Value]) -> tuple[Value, ...]:
     """Indices of one element of a region: the offsets plus, where the extent is not 1, the next
     loop index.
     """
     left = iter(index)
     return tuple(
         offset if extent == 1 else _add(b, offset, next(left))
-        for offset, extent in zip(offsets, extents)
+        for offset, extent in zip(r.offsets, r.extents)
     )
 
 
@@ -77,12 +74,11 @@ def _cast(b: Builder, v: Value, dtype: DType) -> Value:
 
 
 def _copy(b: Builder, o: Copy) -> None:
-    shape, index = _loop(o.source_extents)
+    shape, index = _loop(o.source.extents)
     inner = Builder(o.loc)
-    source = _region(inner, o.source_offsets, o.source_extents, index)
-    value = _cast(inner, inner.value(Load, o.source, source), o.dest.dtype)
-    dest = _region(inner, o.dest_offsets, o.dest_extents, index)
-    inner.emit(Store, o.dest, dest, value)
+    source = _element(inner, o.source, index)
+    value = _cast(inner, inner.value(Load, o.source.buffer, source), o.dest.dtype)
+    inner.emit(Store, o.dest.buffer, _element(inner, o.dest, index), value)
     b.emit(Parallel, shape, inner.block(index))
 
 
@@ -95,8 +91,9 @@ def compute_dtype(o: Gemm) -> DType:
     """
     a, b, c = o.a.dtype, o.b.dtype, o.c.dtype
     if c.is_int and (a.is_float or b.is_float):
+        both = f"{o.a.buffer.type} and {o.b.buffer.type}"
         raise CompileError(
-            f"gemm of {o.a.type} and {o.b.type} into the integer accumulator {o.c.type}",
+            f"gemm of {both} into the integer accumulator {o.c.type}",
             o.loc,
             "make the accumulator float32",
         )
@@ -110,40 +107,26 @@ def _gemm(b: Builder, o: Gemm) -> None:
     dtype = compute_dtype(o)
     tf32 = o.allow_tf32 and o.a.dtype == FLOAT32 and dtype == FLOAT32
     zero = b.value(Const, 0, INT32)
-    a, a_offsets, a_extents, transposed = o.a, o.a_offsets, o.a_extents, o.transpose_a
-    if tf32 or a.dtype != dtype or a.buffer.space == "global":
-        a = _packed(b, a, a_offsets, a_extents, transposed, (m, k), dtype, tf32)
-        a_offsets, a_extents, transposed = (zero, zero), (m, k), False
-    right, b_offsets, b_extents = o.b, o.b_offsets, o.b_extents
-    if tf32 or right.dtype != dtype or right.buffer.space == "global" or o.transpose_b:
-        right = _packed(b, right, b_offsets, b_extents, o.transpose_b, (k, n), dtype, tf32)
-        b_offsets, b_extents = (zero, zero), (k, n)
+    a, right, transposed = o.a, o.b, o.transpose_a
+    if tf32 or a.dtype != dtype or a.buffer.buffer.space == "global":
+        packed = _packed(b, a, transposed, (m, k), dtype, tf32)
+        a, transposed = Region(packed, (zero, zero), (m, k)), False
+    if tf32 or right.dtype != dtype or right.buffer.buffer.space == "global" or o.transpose_b:
+        packed = _packed(b, right, o.transpose_b, (k, n), dtype, tf32)
+        right = Region(packed, (zero, zero), (k, n))
     c = o.c
     if c.dtype != dtype:
         c = b.value(Alloc, BufferType((m, n), dtype, "fragment"))
         if not o.clear:
             _convert(b, o.c, c)
-    b.emit(
-        Gemm,
-        a,
-        a_offsets,
-        a_extents,
-        right,
-        b_offsets,
-        b_extents,
-        c,
-        transpose_a=transposed,
-        clear=o.clear,
-    )
+    b.emit(Gemm, a, right, c, transpose_a=transposed, clear=o.clear)
     if c is not o.c:
         _convert(b, c, o.c)
 
 
 def _packed(
     b: Builder,
-    source: Value,
-    offsets: Sequence[Value],
-    extents: Sequence[int],
+    source: Region,
     transposed: bool,
     shape: tuple[int, int],
     dtype: DType,
@@ -156,12 +139,9 @@ def _packed(
     inner = Builder(b.loc)
     index = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(2))
     row, column = index[::-1] if transposed else index
-    where = (
-        *offsets[:-2],
-        _add(inner, offsets[-2], row),
-        _add(inner, offsets[-1], column),
-    )
-    value = inner.value(Load, source, where)
+    *outer, i, j = source.offsets
+    where = (*outer, _add(inner, i, row), _add(inner, j, column))
+    value = inner.value(Load, source.buffer, where)
     if tf32:
         value = _cast(inner, value, TFLOAT32)
     inner.emit(Store, made, index, _cast(inner, value, dtype))

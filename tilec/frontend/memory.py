@@ -18,6 +18,7 @@ from tilec.frontend.values import (
     describe,
     is_number,
 )
+from tilec.ir import core
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.ops import Binary, Load, Store, squeeze
@@ -406,9 +407,9 @@ class Memory(Arithmetic):
             return describe(t.buffer)
         return f"a {extents} tile of {describe(t.buffer)}"
 
-    def offset_values(self, t: Tile) -> tuple[Value, ...]:
-        """A tile's offsets as an op takes them."""
-        return tuple(self.index_value(o) for o in t.offsets)
+    def box(self, t: Tile) -> core.Region:
+        """A tile as an op takes it."""
+        return core.Region(t.buffer.value, tuple(map(self.index_value, t.offsets)), t.extents)
 
 
 def _count(n: int, one: str, more: str) -> str:

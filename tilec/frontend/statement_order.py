@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Op, Value, walk
-from tilec.ir.ops import Alloc, Copy, Fill, For, Gemm, If, Load, Parallel, Store, While, Yield
-from tilec.ir.types import BufferType
+from tilec.ir.ops import Copy, Fill, Gemm, Store, Yield
 
 _FREE = -1
-_SIMPLE = (Load, Store, Copy, Fill, Gemm, For, If, While, Parallel)
 
 
 class BadOrder(Exception):
@@ -98,16 +96,16 @@ def _needs(body: Block) -> dict[Op, set[Op]]:
     must."""
     made: dict[Value, Op] = {}
     needs: dict[Op, set[Op]] = {}
-    earlier: list[tuple[Op, set[Value], set[Value]]] = []
+    earlier: list[tuple[Op, set[Value | None], set[Value | None]]] = []
     for o in body.ops:
         inside = [x for region in o.regions for x in walk(region)]
         operands = {v for x in (o, *inside) for v in x.operands}
         needs[o] = {made[v] for v in operands if v in made}
-        reads, writes = _touched([o, *inside])
+        reads, writes = _touched(o)
         for x, x_reads, x_writes in earlier:
             if writes & (x_reads | x_writes) or reads & x_writes:
                 needs[o].add(x)
-        if not o.pure and not isinstance(o, Alloc):
+        if reads or writes:
             earlier.append((o, reads, writes))
         needs[o] |= {y for x in needs[o] for y in needs[x]}
         for r in o.results:
@@ -115,24 +113,12 @@ def _needs(body: Block) -> dict[Op, set[Op]]:
     return needs
 
 
-def _touched(ops: list[Op]) -> tuple[set[Value], set[Value]]:
-    """Buffers that the ops read and write; what is not known to be read only counts as written."""
-    reads: set[Value] = set()
-    writes: set[Value] = set()
-    for o in ops:
-        buffers = {v for v in o.operands if isinstance(v.type, BufferType)}
-        match o:
-            case Store() | Copy() | Fill():
-                written = {o.dest}
-            case Gemm():
-                written = {o.c}
-            case _:
-                written = set() if o.pure or isinstance(o, _SIMPLE) else buffers
-        writes |= written
-        reads |= buffers - written
-        if isinstance(o, Gemm):
-            reads.add(o.c)
-    return reads, writes
+def _touched(o: Op) -> tuple[set[Value | None], set[Value | None]]:
+    """Buffers that an op reads and writes; None, written, where it keeps its place among others for
+    another reason."""
+    effects = [e for e in o.effects() if e.kind != "allocate"]
+    reads = {e.buffer for e in effects if e.reads}
+    return reads, {e.buffer for e in effects if e.kind != "read"}
 
 
 def _example(name: str, count: int) -> list[int]:
@@ -147,7 +133,9 @@ def _listed(statements: list[Op]) -> str:
 def _name(o: Op) -> str:
     """A statement in two words."""
     match o:
-        case Copy() | Fill() | Store():
+        case Copy() | Fill():
+            return f"{o.opname} {o.dest.buffer.name}"
+        case Store():
             return f"{o.opname} {o.dest.name}"
         case Gemm():
             return f"gemm {o.c.name}"

@@ -124,12 +124,8 @@ def copy(t: Expressions, c: Call) -> None:
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     t.emit(
         Copy,
-        source.buffer.value,
-        t.offset_values(source),
-        source.extents,
-        dest.buffer.value,
-        t.offset_values(dest),
-        dest.extents,
+        t.box(source),
+        t.box(dest),
         coalesced_width=width,
         disable_tma=bool_argument(t, c, "disable_tma"),
         eviction_policy=policy,
@@ -156,7 +152,7 @@ def _destination(t: Expressions, c: Call) -> Tile:
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:
     number = t.convert(t.number(value, "the value"), tile.buffer.type.dtype)
-    t.emit(Fill, tile.buffer.value, t.offset_values(tile), tile.extents, number.value)
+    t.emit(Fill, t.box(tile), number.value)
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -208,12 +204,8 @@ def gemm(t: Expressions, c: Call) -> None:
         )
     t.emit(
         Gemm,
-        a.buffer.value,
-        t.offset_values(a),
-        a.extents,
-        b.buffer.value,
-        t.offset_values(b),
-        b.extents,
+        t.box(a),
+        t.box(b),
         acc.value,
         transpose_a=transpose_a,
         transpose_b=transpose_b,

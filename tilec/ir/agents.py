@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Value, walk
+from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import AnnotateSafeValue, Const, Copy, squeeze
@@ -76,7 +77,7 @@ class Agents:
         if specialise and tma_may_load(o, o.dest.dtype, self.target, self.safe):
             return "tma"
         width = self.vector(o) * o.source.dtype.bits // 8
-        same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source)
+        same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source.buffer)
         if self.target.has("cp_async") and same and width in CP_ASYNC:
             return "cp_async"
         return "threads"
@@ -90,7 +91,7 @@ class Agents:
         """Whether threads may bring a tile whose rows begin anywhere by 16 bytes at a time from
         multiples of 16 bytes (`passes/realign.py`): rows that nothing writes while the kernel runs,
         wide enough, and no element before the tensor's first."""
-        t, last = o.source.buffer, squeeze(o.dest_extents)[-1:]
+        t, last = o.source.buffer.buffer, o.dest.shape[-1:]
         return (
             t.dtype.bits in (8, 16)
             and t.dtype == o.dest.dtype != BOOL
@@ -100,16 +101,16 @@ class Agents:
             and last[0] % (16 * 8 // t.dtype.bits) == 0
             and not o.coalesced_width
             and self.vector(o) * t.dtype.bits < 16 * 8
-            and self.safe.zero(o.source)
-            and o.source not in self.written
+            and self.safe.zero(o.source.buffer)
+            and o.source.buffer not in self.written
             and not self.func.attrs.get("may_alias")
-            and all(_not_negative(self.facts.range(v)[0]) for v in o.source_offsets)
+            and all(_not_negative(self.facts.range(v)[0]) for v in o.source.offsets)
         )
 
     @cached_property
-    def written(self) -> set[Value | None]:
-        """The buffers that the kernel writes."""
-        return {getattr(o, "dest", None) for o in walk(self.func.body)}
+    def written(self) -> set[Value]:
+        """The tensors that the kernel writes."""
+        return written_tensors(self.func.body)
 
     def narrow(self, copies: Collection[Copy], specialise: bool) -> Narrow:
         """What threads take to bring the tiles of `copies` where alignment keeps their accesses
@@ -122,24 +123,24 @@ class Agents:
             if vector * bits >= 16 * 8 or self.of(o, specialise) == "tma":
                 continue
             if through_registers and self.in_pieces(o):
-                tiles.append((squeeze(o.dest_extents), 16 * 8 // bits))
+                tiles.append((o.dest.shape, 16 * 8 // bits))
             else:
-                accesses += o.dest.buffer.size // vector
-                waiting += ACCESS_REGISTERS * through_registers * (o.dest.buffer.size // vector)
+                each = o.dest.buffer.buffer.size // vector
+                accesses += each
+                waiting += ACCESS_REGISTERS * through_registers * each
         return Narrow(accesses, waiting, tuple(tiles))
 
     def vector(self, o: Copy) -> int:
         """Elements per access: what the global side's alignment allows, at most 16 bytes."""
         # A fragment's elements are converted in registers; what counts is their size in memory.
-        sides = [v for v in (o.source, o.dest) if v.buffer.space != "fragment"]
-        widest = 16 * 8 // max(v.dtype.bits for v in sides or (o.source, o.dest))
-        for buffer, offsets, extents in (
-            (o.source, o.source_offsets, o.source_extents),
-            (o.dest, o.dest_offsets, o.dest_extents),
-        ):
-            if buffer.buffer.space == "global":
-                widest = min(widest, contiguous(buffer.buffer, offsets, extents, self.facts))
-        last = squeeze(o.dest_extents) or (1,)
+        both = o.source, o.dest
+        sides = [r for r in both if r.buffer.buffer.space != "fragment"]
+        widest = 16 * 8 // max(r.dtype.bits for r in sides or both)
+        for r in both:
+            t = r.buffer.buffer
+            if t.space == "global":
+                widest = min(widest, contiguous(t, r.offsets, r.extents, self.facts))
+        last = o.dest.shape or (1,)
         while last[-1] % widest:
             widest //= 2
         if o.coalesced_width:
@@ -171,12 +172,12 @@ def _not_negative(low: int | None) -> bool:
 def tma_may_load(o: Copy, dtype: DType, target: Target, safe: SafeValues) -> bool:
     """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
     tile's layout is one that boxes can write."""
-    t = o.source.buffer
+    t = o.source.buffer.buffer
     return (
         target.has("tma")
         and not o.disable_tma
         and tma_gives(t.dtype, dtype)
-        and safe.zero(o.source)
+        and safe.zero(o.source.buffer)
         and tensor_map_fits(t)
         and same_order(o)
     )
@@ -255,8 +256,6 @@ def tensor_map_fits(t: BufferType) -> bool:
 def same_order(o: Copy) -> bool:
     """The tile's dimensions are the tensor's non-trivial ones, and the last is the contiguous
     one."""
-    extents = o.source_extents if o.source.buffer.space == "global" else o.dest_extents
+    extents = (o.source if o.source.buffer.buffer.space == "global" else o.dest).extents
     wide = [i for i, e in enumerate(extents) if e != 1]
-    return squeeze(o.source_extents) == squeeze(o.dest_extents) and (
-        not wide or wide[-1] == len(extents) - 1
-    )
+    return o.source.shape == o.dest.shape and (not wide or wide[-1] == len(extents) - 1)

@@ -1,9 +1,9 @@
 """The IR itself: values, ops, blocks and functions, and the four ways to walk and change them.
 
 An op is a frozen dataclass made by the `op` decorator. Its fields *are* its definition: a field
-typed `Value`, `Value | None` or `tuple[Value, ...]` is an operand, a field typed `Block` is a
-region, every other field is an attribute. Printing, parsing, cloning and walking are generic over
-these fields.
+typed `Value`, `Value | None`, `tuple[Value, ...]` or `Region` (a box of a buffer) is an operand, a
+field typed `Block` is a region, every other field is an attribute. Printing, parsing, cloning and
+walking are generic over these fields.
 
 Values have identity (two values are equal only if they are the same object) and carry their type;
 blocks and ops are immutable, so a pass shares what it does not change and rebuilds the rest."""
@@ -14,11 +14,14 @@ import dataclasses
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.types import BufferType, DType, Type
+
+if TYPE_CHECKING:
+    from tilec.ir.effects import Effects
 
 
 class Value:
@@ -48,6 +51,30 @@ class Value:
 
     def __repr__(self) -> str:
         return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Region:
+    """A box of a buffer: one offset (a scalar) per dimension, and one compile-time extent each;
+    without them, somewhere in the buffer."""
+
+    buffer: Value
+    offsets: tuple[Value, ...] = ()
+    extents: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents without ones."""
+        return tuple(e for e in self.extents if e != 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
+        return self.extents == self.buffer.buffer.shape
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,6 +110,11 @@ class Op:
     def verify(self) -> None:
         """Raise InternalError where operands and attributes contradict one another."""
 
+    def effects(self) -> Effects:
+        """What it does besides giving its results (`tilec.ir.effects`). Every class that is neither
+        pure nor made of regions states it."""
+        return tuple(e for region in self.regions for o in region.ops for e in o.effects())
+
     @property
     def operands(self) -> tuple[Value, ...]:
         """The values it uses, in the order of its fields. (`op` gives most classes a faster form
@@ -92,6 +124,9 @@ class Op:
             got = getattr(self, name)
             if isinstance(got, Value):
                 found.append(got)
+            elif isinstance(got, Region):
+                found.append(got.buffer)
+                found.extend(got.offsets)
             elif got is not None:
                 found.extend(got)
         return tuple(found)
@@ -108,9 +143,10 @@ _T = TypeVar("_T", bound=type[Op])
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
+def op(name: str, *, pure: bool = False, effects: Effects | None = None) -> Callable[[_T], _T]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
-    repeated."""
+    repeated. `effects`: those of every op of the class, where they do not depend on its fields.
+    Raises InternalError for a class that does not say what it does."""
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
@@ -120,13 +156,17 @@ def op(name: str, *, pure: bool = False) -> Callable[[_T], _T]:
             if f.name in ("results", "loc"):
                 continue
             kind = str(f.type)
-            if kind in ("Value", "Value | None", "tuple[Value, ...]"):
+            if kind in ("Value", "Value | None", "tuple[Value, ...]", "Region"):
                 operands.append(f.name)
                 plain = plain and kind == "Value"
             elif kind == "Block":
                 regions.append(f.name)
             else:
                 attributes.append(f.name)
+        if effects is not None:
+            setattr(cls, "effects", lambda o: effects)  # noqa: B010
+        elif not pure and not regions and cls.effects is Op.effects:
+            raise InternalError(f"{name} is not pure and does not state its effects")
         cls.opname, cls.pure = name, pure
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)
@@ -283,6 +323,11 @@ def _map_operand(got: Any, subst: Substitution) -> Any:
         return subst.get(got, got)
     if got is None:
         return None
+    if isinstance(got, Region):
+        if got.buffer in subst or any(v in subst for v in got.offsets):
+            offsets = tuple(subst.get(v, v) for v in got.offsets)
+            return replace(got, buffer=subst.get(got.buffer, got.buffer), offsets=offsets)
+        return got
     if any(v in subst for v in got):
         return tuple(subst.get(v, v) for v in got)
     return got

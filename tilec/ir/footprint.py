@@ -140,10 +140,12 @@ def footprint(func: Func, target: Target) -> Footprint:
         copies = [
             o
             for o in loop.body.ops
-            if isinstance(o, Copy) and o.source.buffer.space == "global" and o.dest in sizes
+            if isinstance(o, Copy)
+            and o.source.buffer.buffer.space == "global"
+            and o.dest.buffer in sizes
         ]
-        boxes = {o.dest for o in copies if agents.of(o, True) == "tma"}
-        others = {o.dest for o in copies} - boxes
+        boxes = {o.dest.buffer for o in copies if agents.of(o, True) == "tma"}
+        others = {o.dest.buffer for o in copies} - boxes
         registers = [agents.through_registers(copies, s) for s in (False, True)]
         narrow = [agents.narrow(copies, s) for s in (False, True)]
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
@@ -173,8 +175,8 @@ def _by_rows(func: Func) -> tuple[int, bool]:
     def visit(block: Block, inside: bool) -> None:
         nonlocal most, again
         for o in block.ops:
-            if isinstance(o, Copy) and o.source.buffer.space == "fragment":
-                tensor, extents = o.dest, o.source_extents
+            if isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment":
+                tensor, extents = o.dest.buffer, o.source.extents
             elif isinstance(o, Parallel):
                 stores = (x for x in o.body.ops if isinstance(x, Store))
                 store = next((x for x in stores if x.dest.buffer.space == "global"), None)

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from typing import Any, NoReturn
 
-from tilec.ir.core import OPS, Block, Func, Op, Param, Value
+from tilec.ir.core import OPS, Block, Func, Op, Param, Region, Value
 from tilec.ir.errors import TilecError, did_you_mean
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
@@ -280,6 +280,8 @@ class _Parser:
             return None if self.accept("none") else self.use()
         if f.role == "values":
             return self.uses() if self.accept("[") else ()
+        if f.role == "region":
+            return self.box()
         if f.role == "types":
             return self.type_tuple() if self.accept("(") else self.type()
         if f.role == "word" and self.kind == "word":
@@ -292,6 +294,13 @@ class _Parser:
             found.append(self.use())
             self.accept(",")
         return tuple(found)
+
+    def box(self) -> Region:
+        """`%A[%i, %j], (64, 32)`."""
+        buffer = self.use()
+        offsets = self.uses() if self.accept("[") else ()
+        self.accept(",")
+        return Region(buffer, offsets, self.attribute())
 
     def type_tuple(self) -> tuple[Type, ...]:
         found = []

@@ -69,7 +69,12 @@ class OpForm:
     names_types: bool
 
 
-_OPERAND_ROLES = {"Value": "value", "Value | None": "value", "tuple[Value, ...]": "values"}
+_OPERAND_ROLES = {
+    "Region": "region",
+    "Value": "value",
+    "Value | None": "value",
+    "tuple[Value, ...]": "values",
+}
 _TYPE_ROLES = {"Type": "types", "BufferType": "types", "tuple[Type, ...]": "types"}
 
 
@@ -250,6 +255,10 @@ class _Printer:
                     parts.append("none" if got is None else names.get(got) or self.name(got))
                 elif got is not None:
                     parts.append(f"{f.name}={self.name(got)}")
+            elif f.role == "region":
+                at = ", ".join([names.get(v) or self.name(v) for v in got.offsets])
+                buffer = names.get(got.buffer) or self.name(got.buffer)
+                parts += [f"{buffer}[{at}]" if at else buffer, print_attribute(got.extents)]
             elif f.role == "values":
                 if got or not f.omit_empty:
                     text = f"[{', '.join([names.get(v) or self.name(v) for v in got])}]"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tilec.ir.analysis import Level, Uniformity, uniformity_of
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
@@ -248,22 +248,20 @@ def _check_alloc(o: Op) -> None:
 
 def _check_indices(o: Op) -> None:
     for name in o.operand_fields:
-        if name == "indices" or name.endswith("offsets"):
-            for v in getattr(o, name):
-                if not _is_integer(v):
-                    raise _breach(o, f"index {v} is not an integer")
+        got = getattr(o, name)
+        indices = got.offsets if isinstance(got, Region) else got if name == "indices" else ()
+        for v in indices:
+            if not _is_integer(v):
+                raise _breach(o, f"index {v} is not an integer")
 
 
 def _check_gemm(o: Op) -> None:
     assert isinstance(o, Gemm)
-    for buffer, offsets, extents in (
-        (o.a, o.a_offsets, o.a_extents),
-        (o.b, o.b_offsets, o.b_extents),
-    ):
-        rank = buffer.buffer.rank
-        if rank < 2 or len(offsets) != rank or len(extents) != rank:
+    for r in (o.a, o.b):
+        rank = r.buffer.buffer.rank
+        if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
             raise _breach(
-                o, f"a region of {len(offsets)} offsets and extents {extents} of {buffer}"
+                o, f"a region of {len(r.offsets)} offsets and extents {r.extents} of {r.buffer}"
             )
     _check_indices(o)
 

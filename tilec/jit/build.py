@@ -17,9 +17,10 @@ from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
+from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, InternalError, ResourceError
 from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, Copy, Fill, Print, Store
+from tilec.ir.ops import Alloc, Print
 from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
@@ -35,7 +36,6 @@ from tilec.target import Target, find_target
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
-_WRITES = (Copy, Fill, Store)
 
 
 class OnlySimulated(CompileError):
@@ -75,7 +75,7 @@ def trace_variant(
 def _ragged(func: Func, facts: Facts) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
     rows = {a.name for a in facts.arguments if a.kind == "tensor" and a.row < 16}
-    return tuple(sorted(rows & written_tensors(func))) if rows else ()
+    return tuple(sorted(rows & stored(func))) if rows else ()
 
 
 def _dense(func: Func, facts: Facts) -> tuple[tuple[str, int], ...]:
@@ -224,7 +224,7 @@ def _compiled(
     wide: bool,
     plan: Plan | None,
 ) -> CompiledKernel:
-    written, dense = written_tensors(func), dict(final.attrs.get("dense", ()))
+    written, dense = stored(func), dict(final.attrs.get("dense", ()))
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
         binary, kind = assembled.asm.encode(), "ptx"
@@ -255,12 +255,10 @@ def _compiled(
     return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
 
 
-def written_tensors(func: Func) -> set[str]:
+def stored(func: Func) -> set[str]:
     """Names of the tensor arguments that a kernel in TILE form stores to."""
     tensors = {p.value: p.arg for p in func.params if p.role == "tensor"}
-    return {
-        tensors[o.dest] for o in walk(func.body) if isinstance(o, _WRITES) and o.dest in tensors
-    }
+    return {tensors[v] for v in written_tensors(func.body) if v in tensors}
 
 
 def _abi_param(p: Param) -> AbiParam:

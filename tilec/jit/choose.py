@@ -229,7 +229,7 @@ class Choices:
         names, plain = packable(base, call), found.best
         if names and plain is not None:
             func = build.trace_variant(signature, base, found.constants)
-            free = packing.operands(func) - build.written_tensors(func)
+            free = packing.operands(func) - build.stored(func)
             free -= {p.name for p in signature.parameters if p.strides is not None}
             names = tuple(n for n in names if n in free)
             sizes = copied(names, call)

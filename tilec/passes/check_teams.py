@@ -8,22 +8,19 @@ which order its iterations write global memory. Raises ResourceError with the re
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Func, Op, Value, walk
+from collections.abc import Iterable
+
+from tilec.ir.core import Block, Func, Value, walk
+from tilec.ir.effects import buffers_read, buffers_written, is_seen, written_tensors
 from tilec.ir.ops import (
     Alloc,
     Const,
-    Copy,
-    Fill,
     For,
-    Gemm,
     If,
-    Load,
     Parallel,
-    Store,
     While,
 )
 from tilec.passes.accesses import parallel_accesses
-from tilec.passes.slicing import acts, written_tensors
 from tilec.passes.teams import loop_over_blocks, refusal
 from tilec.target import Target
 
@@ -36,7 +33,7 @@ def check_teams(func: Func, target: Target) -> Func:
     for o in func.body.ops:
         if o is not loop:
             for x in (o, *(y for r in o.regions for y in walk(r))):
-                if acts(x):
+                if is_seen(x):
                     raise refusal(func, "this acts outside of its loop over blocks", x.loc)
     found = _Exposed(func, loop).first
     if found is not None:
@@ -56,22 +53,14 @@ def _check_order(func: Func, loop: For) -> None:
         used = set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
         if varies & used:
             varies.update(o.results, *(r.args for r in o.regions))
-        if isinstance(o, (Load, Copy)) and o.source in written:
-            raise refusal(func, f"this reads {o.source.name}, which its blocks write", o.loc)
-        if not isinstance(o, (Copy, Fill, Store)) or o.dest not in written:
-            continue
-        where = _places(o)
-        if not varies.intersection(where):
-            raise refusal(func, "this writes the same place for every block", o.loc)
-
-
-def _places(o: Copy | Fill | Store) -> tuple[Value, ...]:
-    match o:
-        case Copy():
-            return o.dest_offsets
-        case Fill():
-            return o.offsets
-    return o.indices
+        for e in () if o.regions else o.effects():
+            if e.region is None or e.region.buffer not in written:
+                continue
+            if e.reads:
+                name = e.region.buffer.name
+                raise refusal(func, f"this reads {name}, which its blocks write", o.loc)
+            if e.writes and not varies.intersection(e.region.offsets):
+                raise refusal(func, "this writes the same place for every block", o.loc)
 
 
 class _Exposed:
@@ -81,12 +70,12 @@ class _Exposed:
     def __init__(self, func: Func, loop: For) -> None:
         outside = (x for o in func.body.ops if o is not loop for x in walk(Block((), (o,))))
         lasting = {o.result for o in outside if isinstance(o, Alloc)}
-        self.candidates = {v for o in walk(loop.body) for v in _written(o)} & lasting
+        self.candidates = lasting.intersection(buffers_written(loop.effects()))
         self.numbers = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
         self.first: Value | None = None
         self._scan(loop.body, set())
 
-    def _read(self, values: tuple[Value, ...], whole: set[Value]) -> None:
+    def _read(self, values: Iterable[Value], whole: set[Value]) -> None:
         for v in values:
             if self.first is None and v in self.candidates and v not in whole:
                 self.first = v
@@ -110,31 +99,11 @@ class _Exposed:
                 case Parallel():
                     self._scan(o.body, set(whole))
                     whole |= _covered(o)
-                case Gemm():
-                    self._read((o.a, o.b) if o.clear else (o.a, o.b, o.c), whole)
-                    whole.add(o.c)
                 case _:
-                    wrote = _written(o)
-                    self._read(tuple(v for v in o.operands if v not in wrote), whole)
-                    whole.update(v for v in wrote if _is_whole(o, v))
+                    effects = o.effects()
+                    self._read(buffers_read(effects), whole)
+                    whole.update(buffers_written(effects, whole=True))
         return whole
-
-
-def _written(o: Op) -> tuple[Value, ...]:
-    """The on-chip buffer that an op writes."""
-    if isinstance(o, (Copy, Fill, Store)):
-        return (o.dest,) if o.dest.buffer.space != "global" else ()
-    return (o.c,) if isinstance(o, Gemm) else ()
-
-
-def _is_whole(o: Op, v: Value) -> bool:
-    """Whether an op that writes some of `v` writes all of it."""
-    match o:
-        case Copy():
-            return o.dest_extents == v.buffer.static_shape
-        case Fill():
-            return o.extents == v.buffer.static_shape
-    return v.buffer.size == 1
 
 
 def _covered(loop: Parallel) -> set[Value]:

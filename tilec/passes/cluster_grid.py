@@ -19,13 +19,9 @@ from tilec.ir.ops import (
     BlockIndex,
     Compare,
     Const,
-    Copy,
-    Fill,
     GridSize,
     If,
     Parallel,
-    Print,
-    Store,
     While,
     Yield,
     yielded,
@@ -182,9 +178,7 @@ def _guarded(o: Op, inside: Value) -> Op:
 
 def _is_seen(o: Op) -> bool:
     """Whether `o` acts outside of its block, and does nothing else."""
-    if isinstance(o, Parallel):
-        stores = [x for x in walk(o.body) if isinstance(x, Store)]
-        return bool(stores) and all(_is_seen(x) for x in stores)
-    if isinstance(o, (Copy, Fill, Store)):
-        return o.dest.buffer.space == "global"
-    return isinstance(o, Print)
+    if o.region_fields and not isinstance(o, Parallel):
+        return False
+    acts = [e for e in o.effects() if e.writes or e.kind == "output"]
+    return bool(acts) and all(e.is_seen for e in acts)

@@ -54,13 +54,10 @@ class Coalescing:
         return [r for found in rows.values() for r in found]
 
     def _copy(self, o: Copy) -> None:
-        for tile, tensor, offsets, extents in (
-            (o.dest, o.source, o.source_offsets, o.source_extents),
-            (o.source, o.dest, o.dest_offsets, o.dest_extents),
-        ):
-            t = tensor.buffer
-            if t.space == "global" and tile.buffer.space == "fragment" and extents[-1] > 1:
-                width = contiguous(t, offsets, extents, self.known.facts)
+        for tile, r in ((o.dest.buffer, o.source), (o.source.buffer, o.dest)):
+            t = r.buffer.buffer
+            if t.space == "global" and tile.buffer.space == "fragment" and r.extents[-1] > 1:
+                width = contiguous(t, r.offsets, r.extents, self.known.facts)
                 self.copied.setdefault(tile, []).append(Row(t.dtype.bits, width))
 
 

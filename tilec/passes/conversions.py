@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
 from tilec.ir.types import INT32, BufferType
@@ -45,19 +45,19 @@ def convert_operands(func: Func, target: Target) -> Block:
             case Store(dest=v) if v.buffer.space == "fragment" and o not in inside:
                 wants.in_shared(v, True, True)
             case Copy():
-                if _is_part(o.source, o.source_extents):
-                    wants.in_shared(o.source, True, False)
-                if _is_part(o.dest, o.dest_extents):
-                    wants.in_shared(o.dest, True, True)
-            case Fill() if _is_part(o.dest, o.extents):
-                wants.in_shared(o.dest, True, True)
+                if _is_part(o.source):
+                    wants.in_shared(o.source.buffer, True, False)
+                if _is_part(o.dest):
+                    wants.in_shared(o.dest.buffer, True, True)
+            case Fill() if _is_part(o.dest):
+                wants.in_shared(o.dest.buffer, True, True)
             case Gemm():
                 wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)
-                for which, v, extents in (("a", o.a, o.a_extents), ("b", o.b, o.b_extents)):
-                    t = v.buffer
+                for which, side in (("a", o.a), ("b", o.b)):
+                    v, t = side.buffer, side.buffer.buffer
                     if t.space != "fragment":
                         continue
-                    if o.row.startswith("simt") or extents != t.static_shape:
+                    if o.row.startswith("simt") or not side.is_whole:
                         layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
                         wants.place(v, replace(t, space="shared", layout=layout), True, False)
                     else:
@@ -118,13 +118,13 @@ def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
     return {a.buffer for a in fragment_accesses(p) if a.write}
 
 
-def _is_part(v: Value, extents: tuple[int, ...]) -> bool:
-    t = v.buffer
-    return t.space == "fragment" and squeeze(extents) != squeeze(t.static_shape)
+def _is_part(side: Region) -> bool:
+    t = side.buffer.buffer
+    return t.space == "fragment" and side.shape != squeeze(t.static_shape)
 
 
 def copy_whole(b: Builder, source: Value, dest: Value) -> None:
     """A copy of one whole buffer onto another of the same shape."""
     shape = source.buffer.static_shape
     zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-    b.emit(Copy, source, zeros, shape, dest, zeros, shape)
+    b.emit(Copy, Region(source, zeros, shape), Region(dest, zeros, shape))

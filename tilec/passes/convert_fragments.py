@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Builder, Func, Op, Region, rewrite
 from tilec.ir.layout import conversion, padded
 from tilec.ir.ops import Alloc, Const, Copy
 from tilec.ir.types import INT32
@@ -23,7 +23,7 @@ def convert_fragments(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Copy) or o.agent == "registers":
             return None
-        s, d = o.source.buffer, o.dest.buffer
+        s, d = o.source.buffer.buffer, o.dest.buffer.buffer
         if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:
             return None
         assert s.layout is not None and d.layout is not None
@@ -37,30 +37,11 @@ def convert_fragments(func: Func, target: Target) -> Func:
         shape = d.static_shape
         skip = 128 // d.dtype.bits
         t = replace(d, space="shared", layout=padded(shape, shape[-1], skip))
-        scratch = b.value(Alloc, t, name=f"{o.dest.name}_scratch")
+        scratch = b.value(Alloc, t, name=f"{o.dest.buffer.name}_scratch")
         zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-        b.emit(
-            Copy,
-            o.source,
-            o.source_offsets,
-            o.source_extents,
-            scratch,
-            zeros,
-            shape,
-            agent="threads",
-            vector=1,
-        )
-        b.emit(
-            Copy,
-            scratch,
-            zeros,
-            shape,
-            o.dest,
-            o.dest_offsets,
-            o.dest_extents,
-            agent="threads",
-            vector=1,
-        )
+        between = Region(scratch, zeros, shape)
+        b.emit(Copy, o.source, between, agent="threads", vector=1)
+        b.emit(Copy, between, o.dest, agent="threads", vector=1)
         return b.ops
 
     return func.with_body(rewrite(func.body, visit))

@@ -8,23 +8,10 @@ from operator import is_
 from typing import Any
 
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.effects import buffers_read
 from tilec.ir.errors import InternalError
-from tilec.ir.ops import (
-    Alloc,
-    AnnotateLayout,
-    Copy,
-    Fill,
-    For,
-    If,
-    Parallel,
-    Store,
-    While,
-    Yield,
-)
+from tilec.ir.ops import Alloc, For, If, Parallel, While, Yield
 from tilec.target import Target
-
-_READS = frozenset({"load", "reg_read", "mem_load", "alloc"})  # no effect, so may go if unused
-_WRITES = (Store, Fill, Copy, AnnotateLayout)  # ops whose one effect is on `dest`
 
 
 def dce(func: Func, target: Target) -> Func:
@@ -47,11 +34,15 @@ def _write_only(body: Block) -> set[Value]:
     """On-chip buffers that are written, but not read."""
     found = {o.results[0] for o in walk(body) if isinstance(o, Alloc)}
     for o in walk(body):
-        if isinstance(o, _WRITES):
-            found.difference_update(v for v in o.operands if v is not o.dest)
-        else:
-            found.difference_update(o.operands)
+        if found.isdisjoint(o.operands):
+            continue
+        effects = () if o.region_fields else o.effects()
+        only = {e.buffer for e in effects if e.kind in _SINKS}.difference(buffers_read(effects))
+        found.difference_update(v for v in o.operands if v not in only)
     return found
+
+
+_SINKS = ("write", "describe")  # effects that are for those who read the buffer later
 
 
 class _Sweep:
@@ -77,13 +68,18 @@ class _Sweep:
 
     def idle(self, o: Op) -> bool:
         """Whether `o` does nothing but give its results."""
-        if o.pure or o.opname in _READS:
+        if o.pure:
             return True
-        if isinstance(o, _WRITES):
-            return o.dest in self.dead
-        if isinstance(o, For | If | Parallel):
-            return all(isinstance(x, Yield) or self.idle(x) for r in o.regions for x in r.ops)
-        return False
+        if isinstance(o, Yield):
+            return False
+        if o.region_fields:
+            ends = isinstance(o, For | If | Parallel)
+            inner = (x for r in o.regions for x in r.ops if not isinstance(x, Yield))
+            return ends and all(map(self.idle, inner))
+        return all(
+            e.kind in ("read", "allocate") or (e.kind in _SINKS and e.buffer in self.dead)
+            for e in o.effects()
+        )
 
     def control(self, o: Op) -> Op:
         """`o` with its regions swept. What it yields is live only if its results are, and what it

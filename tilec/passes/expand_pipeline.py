@@ -33,12 +33,11 @@ from tilec.ir.ops import (
     ProxyFence,
     Version,
     WgmmaWait,
-    squeeze,
 )
 from tilec.ir.types import BufferType
 from tilec.passes.distribution import idle
 from tilec.passes.expand_scopes import free_running, held_in_flight
-from tilec.passes.realign import Pieces, Realigner, Tile
+from tilec.passes.realign import Pieces, Realigner, Tile, whole
 from tilec.passes.rings import Position, const, only_if
 from tilec.passes.slicing import Slice
 from tilec.target import Target
@@ -71,25 +70,22 @@ class _Expander:
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
         tiles = self.realigner.tiles(copies)
-        plain = [self.staging(o) for o in copies if o.dest not in tiles]
+        plain = [self.staging(o) for o in copies if o.dest.buffer not in tiles]
         if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
             return self._in_place(loop, copies)
         return self._through_registers(loop, copies, tiles)
 
     def staging(self, o: Copy) -> Layout:
         """Where a tile waits in registers."""
-        shape = squeeze(o.dest.buffer.static_shape) or (1,)
         warps = self.threads // self.target.warp_size
-        return blocked(shape, self.target.warp_size, warps, max(1, o.vector))
+        return blocked(o.dest.shape or (1,), self.target.warp_size, warps, max(1, o.vector))
 
     def _in_place(self, loop: For, copies: list[Copy]) -> list[Op]:
         """Tiles that do not divide among the threads would fill their registers: nothing runs
         ahead."""
         b = Builder(loop.loc)
         zero = const(b, 0)
-        subst: Substitution = {
-            o.dest: b.value(Version, o.dest, zero, name=o.dest.name) for o in copies
-        }
+        subst = _versions(b, copies, zero)
 
         def here(o: Op) -> Op | None:
             if isinstance(o, Copy) and o.ahead:
@@ -110,9 +106,10 @@ class _Expander:
         versions: dict[Value, Value] = {}
         for o in part.copy(loop.body, subst):
             if isinstance(o, Copy):
-                if o.dest not in versions:
-                    versions[o.dest] = b.value(Version, o.dest, slot, name=o.dest.name)
-                o = replace(o, dest=versions[o.dest], ahead=False)
+                v = o.dest.buffer
+                if v not in versions:
+                    versions[v] = b.value(Version, v, slot, name=v.name)
+                o = replace(o, dest=replace(o.dest, buffer=versions[v]), ahead=False)
                 done.append(o)
             b.ops.append(o)
         return done
@@ -127,9 +124,7 @@ class _Expander:
     ) -> None:
         """What is left of the loop's body, on version `slot`, without its Yield; products onto
         the fragments `in_flight` may be under way behind it."""
-        subst: Substitution = {}
-        for o in copies:
-            subst[o.dest] = b.value(Version, o.dest, slot, name=o.dest.name)
+        subst = _versions(b, copies, slot)
         rest = Block((), tuple(o for o in loop.body.ops[:-1] if o not in copies))
 
         def start(o: Op) -> Op | None:
@@ -141,9 +136,9 @@ class _Expander:
 
     def _synchronise(self, b: Builder, copies: list[Copy], loop: For) -> None:
         """All threads' writes to the ring are done and visible to whoever reads it."""
-        filled = {o.dest for o in copies}
+        filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            isinstance(o, Gemm) and o.row.startswith("wgmma") and {o.a, o.b} & filled
+            isinstance(o, Gemm) and o.row.startswith("wgmma") and {o.a.buffer, o.b.buffer} & filled
             for o in walk(loop.body)
         )
         if by_engine:
@@ -151,7 +146,7 @@ class _Expander:
         b.emit(Barrier, *self.barrier)
 
     def _asynchronous(self, loop: For, copies: list[Copy]) -> list[Op]:
-        stages = copies[0].dest.buffer.versions
+        stages = copies[0].dest.buffer.buffer.versions
         b = Builder(loop.loc)
         at = Position(b, stages, 0, f"pipe{self.rings}")
         self.rings += 1
@@ -192,7 +187,7 @@ class _Expander:
         waiting.store(first, waiting.zero, found)
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
         self._synchronise(b, copies, loop)
-        versions = copies[0].dest.buffer.versions
+        versions = copies[0].dest.buffer.buffer.versions
         body = Builder(loop.loc)
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
@@ -202,8 +197,8 @@ class _Expander:
         waiting.load(ahead, following, found)
         only_if(body, more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and versions > 1 else []
-        slots = {v for o in in_flight for v in (o.a, o.b) if v.buffer.space == "shared"}
-        if not slots <= {o.dest for o in copies}:
+        read = {r.buffer for o in in_flight for r in (o.a, o.b)}
+        if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
             in_flight = []  # TMA may fill the slot of the other operand behind the product
         self._body(body, loop, copies, slot, {o.c for o in in_flight})
         if versions == 1:
@@ -235,8 +230,8 @@ class _Waiting:
         expander: _Expander,
     ) -> None:
         self.loop, self.tiles, self.realigner = loop, tiles, expander.realigner
-        self.aligned = [o for o in copies if o.dest not in tiles]
-        self.realigned = [o for o in copies if o.dest in tiles]
+        self.aligned = [o for o in copies if o.dest.buffer not in tiles]
+        self.realigned = [o for o in copies if o.dest.buffer in tiles]
         self.words = {
             dest: b.value(Alloc, tile.words, name=f"{dest.name}_next")
             for dest, tile in tiles.items()
@@ -249,11 +244,9 @@ class _Waiting:
             same = o.source.dtype.bits == o.dest.dtype.bits
             dtype = (o.source if same else o.dest).dtype
             t = BufferType(layout.shape, dtype, "fragment", layout=layout)
-            self.staged[o.dest] = b.value(Alloc, t, name=f"{o.dest.name}_next")
+            v = o.dest.buffer
+            self.staged[v] = b.value(Alloc, t, name=f"{v.name}_next")
         self.zero = const(b, 0)
-
-    def _zeros(self, shape: tuple[int, ...]) -> tuple[Value, ...]:
-        return tuple(self.zero for _ in shape)
 
     def _copied(self, copies: list[Copy], index: Value) -> list[Op]:
         """The copies, and what they need, for the iteration `index`."""
@@ -274,12 +267,8 @@ class _Waiting:
             self.realigner.load(into, found, self.words)
         for o in self._copied(self.aligned, index) if self.aligned else ():
             if isinstance(o, Copy):
-                fragment = self.staged[o.dest]
-                shape = fragment.buffer.static_shape
-                o = replace(
-                    o, dest=fragment, dest_offsets=self._zeros(shape), dest_extents=shape,
-                    ahead=False, agent="threads",
-                )  # fmt: skip
+                fragment = whole(self.staged[o.dest.buffer], self.zero)
+                o = replace(o, dest=fragment, ahead=False, agent="threads")
             into.ops.append(o)
 
     def store(self, into: Builder, slot: Value, found: Pieces | None) -> None:
@@ -288,6 +277,11 @@ class _Waiting:
             self.realigner.store(into, found, self.words, slot)
         for root, fragment in self.staged.items():
             version = into.value(Version, root, slot, name=root.name)
-            shape, full = fragment.buffer.static_shape, root.buffer.static_shape
-            sides = (fragment, self._zeros(shape), shape, version, self._zeros(full), full)
+            sides = (whole(v, self.zero) for v in (fragment, version))
             into.emit(Copy, *sides, agent="threads", vector=1)
+
+
+def _versions(b: Builder, copies: list[Copy], slot: Value) -> Substitution:
+    """Version `slot` of each buffer that the copies fill."""
+    filled = [o.dest.buffer for o in copies]
+    return {v: b.value(Version, v, slot, name=v.name) for v in filled}

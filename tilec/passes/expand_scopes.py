@@ -135,7 +135,7 @@ def _readers(loop: For, buffers: set[Value]) -> list[int]:
     """Positions in the loop's body of the ops that read any of the buffers."""
     found = []
     for i, o in enumerate(loop.body.ops):
-        if isinstance(o, Copy) and o.agent == "tma" and o.dest in buffers:
+        if isinstance(o, Copy) and o.agent == "tma" and o.dest.buffer in buffers:
             continue
         touched = set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
         if touched & buffers:
@@ -152,8 +152,9 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> list[Ring]:
         groups: dict[tuple[int, int], list[Value]] = {}
         for o in loop.body.ops:
             if isinstance(o, Copy) and o.agent == "tma":
-                at = _readers(loop, {o.dest})
-                groups.setdefault((at[0], at[-1]) if at else (-1, -1), []).append(o.dest)
+                v = o.dest.buffer
+                at = _readers(loop, {v})
+                groups.setdefault((at[0], at[-1]) if at else (-1, -1), []).append(v)
         for buffers in groups.values():
             readers = [loop.body.ops[i] for i in _readers(loop, set(buffers))]
             by_group = all(isinstance(o, Gemm) and o.row.startswith("wgmma") for o in readers)
@@ -188,7 +189,7 @@ def _producer(
     def visit(o: Op) -> None | list[Op]:
         if not (isinstance(o, Copy) and o.agent == "tma"):
             return None
-        ring = ring_of[o.dest]
+        ring = ring_of[o.dest.buffer]
         at = positions[ring]
         b = Builder(o.loc)
         if ring not in started:
@@ -248,7 +249,8 @@ def _consumers(
 def _consumer_loop(
     loop: For, positions: dict[Ring, Position], ring_of: dict[Value, Ring]
 ) -> list[Op]:
-    here = {ring_of[o.dest] for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"}
+    tiles = [o for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"]
+    here = {ring_of[o.dest.buffer] for o in tiles}
     rings = [r for r in positions if r in here]
     products = []
     if all(r.release_every == 4 for r in rings):
@@ -260,7 +262,7 @@ def _consumer_loop(
     spans = {r: _readers(loop, set(r.buffers)) for r in rings}
     for i, o in enumerate(loop.body.ops):
         b.loc = o.loc
-        if isinstance(o, Copy) and o.agent == "tma":
+        if o in tiles:
             continue
         if isinstance(o, Yield):
             break
@@ -310,7 +312,7 @@ def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
     inputs = _fragment_inputs(products)
     if accumulators & set(inputs):
         return []
-    besides = {v for o in products for v in (o.a, o.b)}.difference(ringed)
+    besides = {r.buffer for o in products for r in (o.a, o.b)}.difference(ringed)
     for o in walk(loop.body):
         if o not in products and (accumulators | besides) & set(o.operands):
             return []
@@ -324,7 +326,8 @@ def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
 
 def _fragment_inputs(products: list[Gemm]) -> tuple[Value, ...]:
     """The fragments that products read while they are in flight."""
-    return tuple(dict.fromkeys(o.a for o in products if o.a.buffer.space == "fragment"))
+    inputs = dict.fromkeys(o.a.buffer for o in products)
+    return tuple(v for v in inputs if v.buffer.space == "fragment")
 
 
 def _finish_free_running(

@@ -30,6 +30,7 @@ from tilec.ir.core import (
     Func,
     Op,
     Param,
+    Region,
     Substitution,
     Value,
     defining_ops,
@@ -144,10 +145,10 @@ class _Elements:
             case Parallel(layout=None):
                 self._loop(o)
             case Copy():
-                self._box(o.source, o.source_offsets, o.source_extents)
-                self._box(o.dest, o.dest_offsets, o.dest_extents)
+                self._box(o.source)
+                self._box(o.dest)
             case Fill():
-                self._box(o.dest, o.offsets, o.extents)
+                self._box(o.dest)
                 self._is_data(o.value)
             case Load():
                 self._is_data(*o.indices)
@@ -226,9 +227,9 @@ class _Elements:
             raise _Differs
         self._place(v, indices, starts, extents)
 
-    def _box(self, v: Value, offsets: Sequence[Value], extents: Sequence[int]) -> None:
+    def _box(self, r: Region) -> None:
         """A region that is copied or filled."""
-        self._place(v, offsets, [self._sum(o) for o in offsets], extents)
+        self._place(r.buffer, r.offsets, [self._sum(o) for o in r.offsets], r.extents)
 
     def _place(
         self,
@@ -398,25 +399,17 @@ class _Flat:
             case Parallel():
                 b.ops.append(self._loop(o))
             case Copy():
-                source, dest = self._at(b, o.source), self._at(b, o.dest)
-                whole = (self.count,)
-                b.ops.append(
-                    replace(
-                        o,
-                        source_offsets=(source,),
-                        source_extents=whole,
-                        dest_offsets=(dest,),
-                        dest_extents=whole,
-                    )
-                )
+                source, dest = self._box(b, o.source), self._box(b, o.dest)
+                b.ops.append(replace(o, source=source, dest=dest))
             case Fill():
-                at = self._at(b, o.dest)
-                b.ops.append(replace(o, offsets=(at,), extents=(self.count,)))
+                b.ops.append(replace(o, dest=self._box(b, o.dest)))
             case _ if self.found.places.isdisjoint(o.results):
                 b.ops.append(o)
 
-    def _at(self, b: Builder, v: Value) -> Value:
-        return self.start if v.buffer.space == "global" else b.value(Const, 0, INT32)
+    def _box(self, b: Builder, r: Region) -> Region:
+        is_tensor = r.buffer.buffer.space == "global"
+        at = self.start if is_tensor else b.value(Const, 0, INT32)
+        return replace(r, offsets=(at,), extents=(self.count,))
 
     def _loop(self, p: Parallel) -> Parallel:
         """The loop over the tile's elements, one after the other."""

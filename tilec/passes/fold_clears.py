@@ -35,7 +35,7 @@ def fold_clears(func: Func, target: Target) -> Func:
             for v in _touched(o) & cleared.keys():
                 del cleared[v]
             if isinstance(o, Fill) and _zeroes(o, constants):
-                cleared[o.dest] = o
+                cleared[o.dest.buffer] = o
 
     find(func.body)
     if not folded:
@@ -69,12 +69,11 @@ def _touched(o: Op) -> set[Value]:
 
 def _zeroes(o: Fill, constants: Mapping[Value, object]) -> bool:
     """Whether the fill sets a whole fragment to zero."""
-    buffer = o.dest.buffer
     return (
-        buffer.space == "fragment"
-        and o.extents == buffer.static_shape
+        o.dest.buffer.buffer.space == "fragment"
+        and o.dest.is_whole
         and constants.get(o.value) == 0
-        and all(constants.get(v) == 0 for v in o.offsets)
+        and all(constants.get(v) == 0 for v in o.dest.offsets)
     )
 
 
@@ -85,6 +84,6 @@ def _only_product(loop: For, c: Value) -> Gemm | None:
     if len(users) != 1 or users[0] not in loop.body.ops:
         return None
     o = users[0]
-    if not isinstance(o, Gemm) or o.c is not c or c in (o.a, o.b) or o.clear:
+    if not isinstance(o, Gemm) or o.c is not c or c in (o.a.buffer, o.b.buffer) or o.clear:
         return None
     return o if o.row.startswith("wgmma") else None

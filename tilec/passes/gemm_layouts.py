@@ -43,7 +43,7 @@ def accumulator_type(o: Gemm, total_warps: int, warp_size: int) -> BufferType:
 
 def operand_type(o: Gemm, which: str, total_warps: int) -> BufferType:
     """The fragment in which the row of a gemm takes an A or B from registers."""
-    row, t = find_row(o.row), (o.a if which == "a" else o.b).buffer
+    row, t = find_row(o.row), (o.a if which == "a" else o.b).buffer.buffer
     first = (which == "a") != o.turned
     dtype = row.a_dtype if first else row.b_dtype
     return replace(t, dtype=dtype, layout=operand_fragment_layout(o, which, total_warps))

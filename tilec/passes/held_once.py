@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tilec.ir.core import Func, Op, Value, walk
-from tilec.ir.ops import Alloc, Load, Parallel, Store
+from collections.abc import Iterable
+
+from tilec.ir.core import Func, Value, walk
+from tilec.ir.effects import buffers_read, buffers_written
+from tilec.ir.ops import Alloc, Parallel
 
 
 def held_once(func: Func) -> set[Value]:
@@ -13,8 +16,8 @@ def held_once(func: Func) -> set[Value]:
 
     A sum of rows of shared memory is taken by a warp, then, where all would read the same."""
     loops = [o for o in walk(func.body) if isinstance(o, Parallel)]
-    read = {p: _touched(p, Load) for p in loops}
-    written = {p: _touched(p, Store) for p in loops}
+    read = {p: _registers(buffers_read(p.effects())) for p in loops}
+    written = {p: _registers(buffers_written(p.effects())) for p in loops}
     inside = {o for p in loops for o in walk(p.body)}
     once = {
         o.result
@@ -29,11 +32,5 @@ def held_once(func: Func) -> set[Value]:
     return once
 
 
-def _touched(p: Parallel, kind: type[Op]) -> set[Value]:
-    """The registers that the loop's loads, or its stores, are of."""
-    found = {
-        getattr(o, "source" if kind is Load else "dest")
-        for o in walk(p.body)
-        if isinstance(o, kind)
-    }
-    return {v for v in found if v.buffer.space in ("fragment", "local")}
+def _registers(buffers: Iterable[Value]) -> set[Value]:
+    return {v for v in buffers if v.buffer.space in ("fragment", "local")}

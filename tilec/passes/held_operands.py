@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Op
+from tilec.ir.core import Builder, Op, Region
 from tilec.ir.instr import MatrixRow
 from tilec.ir.ops import Alloc, Const, Copy, Gemm
 from tilec.ir.types import INT32, BufferType, DType
@@ -31,8 +31,8 @@ def through_registers(
     if not depths:
         return None
     for which, mn_major in (("a", o.transpose_a), ("b", not o.transpose_b)):
-        v = o.a if which == "a" else o.b
-        if not mn_major or v.buffer.space != "shared":
+        x = o.a if which == "a" else o.b
+        if not mn_major or x.buffer.buffer.space != "shared":
             continue
         dtype = rows[0].a_dtype if which == "a" else rows[0].b_dtype
         found = choose(_held(Builder(o.loc), o, which, dtype).turn())
@@ -55,14 +55,11 @@ def through_registers(
 
 def _held(b: Builder, o: Gemm, which: str, dtype: DType) -> Gemm:
     """The product with its operand `which` in a fragment of `dtype`; what fills the fragment."""
-    source, offsets, extents = (
-        (o.a, o.a_offsets, o.a_extents) if which == "a" else (o.b, o.b_offsets, o.b_extents)
+    source = o.a if which == "a" else o.b
+    shape = source.extents[-2:]
+    fragment = b.value(
+        Alloc, BufferType(shape, dtype, "fragment"), name=f"{source.buffer.name}_held"
     )
-    shape = extents[-2:]
-    t = BufferType(shape, dtype, "fragment")
-    held = b.value(Alloc, t, name=f"{source.name}_held")
-    zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-    b.emit(Copy, source, offsets, extents, held, zeros, shape)
-    if which == "a":
-        return replace(o, a=held, a_offsets=zeros, a_extents=shape)
-    return replace(o, b=held, b_offsets=zeros, b_extents=shape, turned=True)
+    held = Region(fragment, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+    b.emit(Copy, source, held)
+    return replace(o, a=held) if which == "a" else replace(o, b=held, turned=True)

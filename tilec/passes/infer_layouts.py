@@ -95,21 +95,25 @@ class _Inference:
                 f"strict: C of {o.row}",
             )
         for o in gemms:
-            for which, operand, extents in (("a", o.a, o.a_extents), ("b", o.b, o.b_extents)):
-                t = operand.buffer
-                whole = extents == t.static_shape
+            for which, operand in (("a", o.a), ("b", o.b)):
+                t = operand.buffer.buffer
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
-                    self.set(operand, layout, f"strict: {which.upper()} of {o.row}")
-                elif t.space == "fragment" and whole and not o.row.startswith("simt"):
+                    self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.row}")
+                elif t.space == "fragment" and operand.is_whole and not o.row.startswith("simt"):
                     layout = operand_fragment_layout(o, which, self.warps)
-                    self.set(operand, layout, f"strict: {which.upper()} of {o.row} in registers")
-        feeds = {v: o for o in gemms for v in (o.a, o.b) if v.buffer.space == "fragment"}
+                    reason = f"strict: {which.upper()} of {o.row} in registers"
+                    self.set(operand.buffer, layout, reason)
+        feeds = {
+            x.buffer: o for o in gemms for x in (o.a, o.b) if x.buffer.buffer.space == "fragment"
+        }
         for o in self.ops:
-            if isinstance(o, Copy) and o.source.buffer.space == "shared" and o.dest in feeds:
-                t, row = o.source.buffer, feeds[o.dest].row
-                layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
-                self.set(o.source, layout, f"strict: registers of {row} are read from it")
+            if isinstance(o, Copy) and o.dest.buffer in feeds:
+                t, row = o.source.buffer.buffer, feeds[o.dest.buffer].row
+                if t.space == "shared":
+                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
+                    reason = f"strict: registers of {row} are read from it"
+                    self.set(o.source.buffer, layout, reason)
         for o in self.ops:
             if isinstance(o, AnnotateLayout) and isinstance(o.layout, LayoutRequest):
                 t = o.dest.buffer
@@ -125,7 +129,8 @@ class _Inference:
                 self._through_loop(p)
             for o in self.ops:
                 if isinstance(o, Copy) and _both_fragments(o):
-                    for x, y in ((o.source, o.dest), (o.dest, o.source)):
+                    source, dest = o.source.buffer, o.dest.buffer
+                    for x, y in ((source, dest), (dest, source)):
                         if x in self.layouts and x.buffer.shape == y.buffer.shape:
                             self.set(y, self.layouts[x], f"common: copy with {x.name}")
             changed = len(self.layouts) + len(self.loops) != before
@@ -187,7 +192,9 @@ class _Inference:
         shape = buffer.buffer.static_shape
         bits = buffer.dtype.bits
         if len(shape) > 1 and any(
-            isinstance(o, Copy) and o.dest is buffer and self._is_narrow(o.source, bits)
+            isinstance(o, Copy)
+            and o.dest.buffer is buffer
+            and self._is_narrow(o.source.buffer, bits)
             for o in self.ops
         ):
             return operand_shared_layout(shape, bits, "mma")
@@ -203,8 +210,8 @@ class _Inference:
         where wide accesses of whole rows save more than the walk pays."""
         held, moved = [], 0
         for o in self.ops:
-            if isinstance(o, Copy) and buffer in (o.source, o.dest):
-                other = o.source if o.dest is buffer else o.dest
+            if isinstance(o, Copy) and buffer in (o.source.buffer, o.dest.buffer):
+                other = (o.source if o.dest.buffer is buffer else o.dest).buffer
                 layout = self.layouts.get(other)
                 moved += other.buffer.space == "global"
                 if other.buffer.space == "fragment" and layout is not None:
@@ -256,7 +263,7 @@ def _set_loops(func: Func, loops: dict[Parallel, Layout]) -> Block:
 
 
 def _both_fragments(o: Copy) -> bool:
-    return o.source.buffer.space == "fragment" and o.dest.buffer.space == "fragment"
+    return all(x.buffer.buffer.space == "fragment" for x in (o.source, o.dest))
 
 
 def _narrowest(p: Parallel) -> int:
@@ -277,14 +284,10 @@ def _demote(func: Func) -> Func:
             if buffer.buffer.space == "fragment":
                 bad.add(buffer)
         if isinstance(o, (Copy, Fill)):
-            sides = [(o.dest, o.extents if isinstance(o, Fill) else o.dest_extents)]
-            if isinstance(o, Copy):
-                sides.append((o.source, o.source_extents))
-            bad |= {
-                b
-                for b, e in sides
-                if b.buffer.space == "fragment" and squeeze(e) != squeeze(b.buffer.static_shape)
-            }
+            for x in (o.dest,) if isinstance(o, Fill) else (o.dest, o.source):
+                t = x.buffer.buffer
+                if t.space == "fragment" and x.shape != squeeze(t.static_shape):
+                    bad.add(x.buffer)
     bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
     if not bad:
         return func

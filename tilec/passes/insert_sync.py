@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.effects import buffers_read, effects_in, written_tensors
 from tilec.ir.instr import find_row
 from tilec.ir.loc import Loc
 from tilec.ir.memory import version_bytes
@@ -30,27 +31,24 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     Const,
-    Copy,
-    Fill,
     For,
     Gemm,
     If,
-    Load,
     MbarrierArrive,
-    Print,
     ProxyFence,
     Scope,
-    Store,
     TmaLoad,
     Version,
     WarpSync,
     While,
 )
+from tilec.ir.verify import allowed
 from tilec.passes.accesses import together
 from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
+_PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
 Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
 
 
@@ -127,12 +125,7 @@ class _Placer:
             for o in walk(func.body)
             if isinstance(o, Const) and isinstance(o.value, int)
         }
-        written = {
-            o.dest
-            for o in walk(func.body)
-            if isinstance(o, (Store, Copy, Fill)) and _is_global(o.dest)
-        }
-        read = {o.source for o in walk(func.body) if isinstance(o, (Load, Copy))}
+        read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":
                 size = version_bytes(o.type) * o.type.versions
@@ -148,7 +141,7 @@ class _Placer:
                     self.fixed[o.result] = ("shared", start, start + size)
             if isinstance(o, TmaLoad):
                 self.refilled.add(self.root.get(o.dest, o.dest))
-        for v in written & read:
+        for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
 
     def span(self, v: Value) -> set[Span]:
@@ -159,37 +152,23 @@ class _Placer:
 
     def effects(self, o: Op) -> _Effects:
         e = _Effects()
-        match o:
-            case Load():
-                e.reads = self.span(o.source)
-            case Store():
-                e.writes = self.span(o.dest)
-                e.stored = self.stored(o)
-            case Fill():
-                e.writes = self.span(o.dest)
-                e.stored = self.stored(o)
-            case Copy():
-                e.stored = self.stored(o)
-                e.reads, e.writes = self.span(o.source), self.span(o.dest)
-                if o.staging is not None:
-                    e.private = self.span(o.staging)
-                elif o.agent == "tma_store":
-                    e.engine_reads = e.reads
-            case Gemm():
-                e.reads = self.span(o.a) | self.span(o.b)
-                if o.row.startswith("wgmma"):
-                    e.engine_reads = e.reads
-                if self.waited_by_all(o):
-                    e.waited = e.reads
-            case Print() if o.buffer is not None:
-                e.reads = self.span(o.buffer)
-            case _:
-                for region in o.regions:
-                    for inner in walk(region):
-                        got = self.effects(inner) if not inner.regions else _Effects()
-                        e.reads |= got.reads
-                        e.writes |= got.writes
-                        e.stored |= got.stored
+        for x, done in effects_in(Block((), (o,))):
+            if done.region is None or not allowed(type(x), "TILE"):
+                continue  # ops of single threads are in order by who made them
+            v = done.region.buffer
+            span = self.span(v)
+            if done.private:
+                e.private |= span
+                continue
+            if done.reads:
+                e.reads |= span
+                if done.engine in _PROXY:
+                    e.engine_reads |= span
+            if done.writes:
+                e.writes |= span
+                e.stored |= self.stored(v, x.loc)
+        if self.waited_by_all(o):
+            e.waited = e.reads
         return e
 
     def waited_by_all(self, o: Op) -> bool:
@@ -201,30 +180,22 @@ class _Placer:
 
     def touched(self, o: Op) -> set[Value]:
         """The rings that TMA fills in whose slots threads read or write in `o`."""
-        match o:
-            case Version() | TmaLoad() | Copy(agent="tma_store"):
-                return set()
-            case Gemm() if o.row.startswith("wgmma"):
-                return set()
-        inner = (self.touched(x) for region in o.regions for x in region.ops)
-        return ({self.root.get(v, v) for v in o.operands} & self.refilled).union(*inner)
+        used = {e.region.buffer for e in o.effects() if e.region and e.engine == "threads"}
+        return {self.root.get(v, v) for v in used} & self.refilled
 
     def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
         """The rings of which every slot is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
-        for o in walk(loop.body):
-            if not isinstance(o, Version) and not self.waited_by_all(o):
-                used = {self.root.get(v, v) for v in o.operands}
-                if isinstance(o, Copy):
-                    used.discard(self.root.get(o.dest, o.dest))
-                read_otherwise |= used
+        for o, e in effects_in(loop.body):
+            if e.region and (e.reads or e.engine == "tma") and not self.waited_by_all(o):
+                read_otherwise.add(self.root.get(e.region.buffer, e.region.buffer))
         return rings - read_otherwise
 
-    def stored(self, o: Store | Fill | Copy) -> set[Stored]:
+    def stored(self, v: Value, loc: Loc) -> set[Stored]:
         """Two statements that write one tensor may write an element each by another thread. Copies
         of one statement (`split_guards`) are of those that run one or the other."""
-        known = not _is_global(o.dest) or o.dest in self.spans
-        return set() if known else {(o.dest, o.loc)}
+        known = v.buffer.space != "global" or v in self.spans
+        return set() if known else {(v, loc)}
 
     def block(self, block: Block, state: _State) -> Block:
         ops: list[Op] = []
@@ -314,7 +285,3 @@ class _Placer:
         state.stored |= e.stored
         state.touched |= self.touched(o)
         state.unfenced |= {s for s in e.writes if s[0] == "shared"}
-
-
-def _is_global(v: Value) -> bool:
-    return v.buffer.space == "global"

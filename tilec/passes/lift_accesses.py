@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Load, Parallel, Store
@@ -53,11 +53,10 @@ def lift_accesses(func: Func, target: Target) -> Func:
 
 
 @dataclass(frozen=True)
-class _Region:
+class _Lifted:
     """A box of a tensor; `order`: the loop's indices along its dimensions that are not 1."""
 
-    offsets: tuple[Value, ...]
-    extents: tuple[int, ...]
+    region: Region
     order: tuple[Value, ...]
 
 
@@ -71,7 +70,7 @@ class _Lift(LoopRegions):
         self.own = {a.op: a for a in fragment_accesses(o)}
         self.lifted = {x: r for x in o.body.ops for r in [self.lifted_region(x)] if r is not None}
 
-    def lifted_region(self, o: Op) -> _Region | None:
+    def lifted_region(self, o: Op) -> _Lifted | None:
         """What a copy can bring or take in the place of `o`."""
         v = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
         if v is None or v.buffer.space != "global":
@@ -82,7 +81,7 @@ class _Lift(LoopRegions):
             return None
         if isinstance(o, Store) and len(found[2]) != sum(e > 1 for e in self.o.extents):
             return None
-        return _Region(found[0], found[1], tuple(found[2]))
+        return _Lifted(Region(v, found[0], found[1]), tuple(found[2]))
 
     def ops(self) -> list[Op] | None:
         dim, count = self.slices()
@@ -215,27 +214,23 @@ class _Slice:
         """What a load finds, brought by a copy."""
         key = (o.source, *o.indices)
         if key not in self.tiles:
-            region = self.lift.lifted[o]
-            tile = self.fragment(o.source, o.source.dtype, region)
-            offsets, extents = self.box(region)
-            zeros, shape = self.whole(tile)
-            self.before.emit(Copy, o.source, offsets, extents, tile, zeros, shape)
-            self.tiles[key] = tile
+            lifted = self.lift.lifted[o]
+            self.tiles[key] = tile = self.fragment(lifted, o.source.dtype)
+            self.before.emit(Copy, self.box(lifted), self.whole(tile))
         return self.tiles[key]
 
     def result(self, o: Store) -> Value:
         """Where a store puts its elements, taken away by a copy."""
-        region = self.lift.lifted[o]
-        tile = self.fragment(o.dest, self.lift.result_dtype(o), region)
-        offsets, extents = self.box(region)
-        zeros, shape = self.whole(tile)
-        self.after.emit(Copy, tile, zeros, shape, o.dest, offsets, extents)
+        lifted = self.lift.lifted[o]
+        tile = self.fragment(lifted, self.lift.result_dtype(o))
+        dest = self.box(lifted)
+        self.after.emit(Copy, self.whole(tile), dest)
         return tile
 
-    def fragment(self, tensor: Value, dtype: DType, region: _Region) -> Value:
-        layout = self.lift.projected(self.layout, region.order)
+    def fragment(self, lifted: _Lifted, dtype: DType) -> Value:
+        layout = self.lift.projected(self.layout, lifted.order)
         t = BufferType(layout.shape, dtype, "fragment", layout=layout)
-        return self.before.value(Alloc, t, name=f"{tensor.name}_tile")
+        return self.before.value(Alloc, t, name=f"{lifted.region.buffer.name}_tile")
 
     def part(self, v: Value, written: bool, dims: tuple[int, ...]) -> Value:
         """The slice's part of a fragment of the loop."""
@@ -255,29 +250,30 @@ class _Slice:
 
     def rename(self, b: Builder, v: Value, part: Value, along: int, out: bool) -> None:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
-        zeros, shape = self.whole(part)
+        own = self.whole(part)
         at = tuple(
             self.before.value(Const, self.start if d == along else 0, INT32)
-            for d in range(len(shape))
+            for d in range(len(own.extents))
         )
-        sides = (v, at, shape, part, zeros, shape) if out else (part, zeros, shape, v, at, shape)
+        held = replace(own, buffer=v, offsets=at)
+        sides = (held, own) if out else (own, held)
         b.emit(Copy, *sides, agent="registers", vector=1)
 
-    def box(self, region: _Region) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+    def box(self, lifted: _Lifted) -> Region:
         """The slice's part of a region."""
-        offsets, extents = list(region.offsets), list(region.extents)
+        offsets, extents = list(lifted.region.offsets), list(lifted.region.extents)
         along = self.lift.o.body.args[self.dim]
         wide = [d for d, e in enumerate(extents) if e != 1]
-        if self.count > 1 and along in region.order:
-            d = wide[region.order.index(along)]
+        if self.count > 1 and along in lifted.order:
+            d = wide[lifted.order.index(along)]
             step = self.before.value(Const, self.start, offsets[d].dtype)
             offsets[d] = self.before.value(Binary, "add", offsets[d], step)
             extents[d] //= self.count
-        return tuple(offsets), tuple(extents)
+        return Region(lifted.region.buffer, tuple(offsets), tuple(extents))
 
-    def whole(self, tile: Value) -> tuple[tuple[Value, ...], tuple[int, ...]]:
+    def whole(self, tile: Value) -> Region:
         shape = tile.buffer.static_shape
-        return tuple(self.before.value(Const, 0, INT32) for _ in shape), shape
+        return Region(tile, tuple(self.before.value(Const, 0, INT32) for _ in shape), shape)
 
 
 def sliced(layout: Layout, dim: int, count: int) -> Layout | None:

@@ -9,7 +9,7 @@ warp (`lower_stores`)."""
 
 from __future__ import annotations
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
@@ -67,12 +67,12 @@ def lower_copies(func: Func, target: Target) -> Func:
 
 
 def _loop_layout(
-    sides: list[Value], extents: tuple[int, ...], vector: int, warps: int, target: Target
+    sides: list[Region], extents: tuple[int, ...], vector: int, warps: int, target: Target
 ) -> Layout:
     """The layout of a fragment taking part, without its dimensions of extent 1; coalesced without
     one."""
-    for v in sides:
-        t = v.buffer
+    for side in sides:
+        t = side.buffer.buffer
         if t.space == "fragment":
             if t.layout is None:
                 raise InternalError(f"{t} has no layout")
@@ -80,7 +80,7 @@ def _loop_layout(
     vector = max(1, vector)
     while vector > 1 and extents[-1] % vector:
         vector //= 2
-    dest = sides[0].buffer
+    dest = sides[0].buffer.buffer
     narrow = dest.space == "global" and vector * dest.dtype.bits < WIDEST_BITS
     spread = along_rows if narrow else covering
     return spread(extents, target.warp_size, warps, vector)
@@ -130,25 +130,28 @@ def element_indices(
     return tuple(b.value(Const, 0, INT32) if a is None else a for a in _own(extents, args))
 
 
+def _elements(b: Builder, side: Region, args: tuple[Value, ...]) -> tuple[Value, ...]:
+    return element_indices(b, side.buffer, side.offsets, side.extents, args)
+
+
 def _copy(o: Copy, warps: int, target: Target) -> list[Op]:
-    extents = squeeze(o.dest_extents) or (1,)
+    extents = o.dest.shape or (1,)
     layout = _loop_layout([o.dest, o.source], extents, o.vector, warps, target)
     b, args, loop = _loop(o, extents, layout, "cp_async" if o.agent == "cp_async" else "")
-    source = element_indices(b, o.source, o.source_offsets, o.source_extents, args)
-    dest = element_indices(b, o.dest, o.dest_offsets, o.dest_extents, args)
-    value = b.value(Load, o.source, source)
+    source, dest = _elements(b, o.source, args), _elements(b, o.dest, args)
+    value = b.value(Load, o.source.buffer, source)
     if value.dtype != o.dest.dtype:
         value = b.value(Cast, value, o.dest.dtype)
-    b.emit(Store, o.dest, dest, value)
+    b.emit(Store, o.dest.buffer, dest, value)
     return [_close(loop, args, b)]
 
 
 def _fill(o: Fill, warps: int, target: Target) -> list[Op]:
-    extents = squeeze(o.extents) or (1,)
+    extents = o.dest.shape or (1,)
     vector = 128 // o.dest.dtype.bits
     layout = _loop_layout([o.dest], extents, vector, warps, target)
     b, args, loop = _loop(o, extents, layout)
-    b.emit(Store, o.dest, element_indices(b, o.dest, o.offsets, o.extents, args), o.value)
+    b.emit(Store, o.dest.buffer, _elements(b, o.dest, args), o.value)
     return [_close(loop, args, b)]
 
 

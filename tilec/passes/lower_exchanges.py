@@ -27,7 +27,7 @@ from tilec.passes.lower_gemm import close, unrolled
 def exchange_registers(o: Copy) -> list[Op]:
     """The ops of a copy between fragments with the agent "shuffle". Elements travel in the narrower
     of the two dtypes."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     narrow = s if s.dtype.bits <= d.dtype.bits else d
     plan = exchange(s.layout, d.layout, narrow.dtype.bits)
@@ -48,7 +48,7 @@ def exchange_registers(o: Copy) -> list[Op]:
         parts = []
         for e in range(plan.pack):
             at = inner.value(Lookup, tuple(group[m][e] for group in plan.sources), g)
-            parts.append(inner.value(RegRead, o.source, at))
+            parts.append(inner.value(RegRead, o.source.buffer, at))
         value = parts[0] if plan.pack == 1 else inner.value(Pack, tuple(parts))
         if value.dtype != narrow.dtype:
             value = inner.value(Cast, value, narrow.dtype)
@@ -72,7 +72,7 @@ def exchange_registers(o: Copy) -> list[Op]:
         for e in range(plan.pack):
             at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
             one = value if plan.pack == 1 else inner.value(Extract, value, e)
-            inner.emit(RegWrite, o.dest, at, one)
+            inner.emit(RegWrite, o.dest.buffer, at, one)
     close(b, "unroll", g, count, inner)
     return b.ops
 
@@ -80,11 +80,11 @@ def exchange_registers(o: Copy) -> list[Op]:
 def rename_registers(o: Copy, constants: dict[Value, int]) -> list[Op]:
     """The ops of a copy between a fragment and its part at an offset that is a number: each thread
     has the elements already."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     tables = [
         layout.table("reg", "lane", "warp") - [constants[v] for v in offsets]
-        for layout, offsets in ((s.layout, o.source_offsets), (d.layout, o.dest_offsets))
+        for layout, offsets in ((s.layout, o.source.offsets), (d.layout, o.dest.offsets))
     ]
     where = {tuple(map(int, at)): r for r, at in enumerate(tables[0][:, 0, 0])}
     pairs = [
@@ -99,7 +99,8 @@ def rename_registers(o: Copy, constants: dict[Value, int]) -> list[Op]:
     b = Builder(o.loc)
     g, inner = unrolled(b, len(pairs), "register")
     source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
-    inner.emit(RegWrite, o.dest, dest, inner.value(RegRead, o.source, source))
+    value = inner.value(RegRead, o.source.buffer, source)
+    inner.emit(RegWrite, o.dest.buffer, dest, value)
     close(b, "unroll", g, len(pairs), inner)
     return b.ops
 

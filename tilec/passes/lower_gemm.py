@@ -102,7 +102,7 @@ def _clear(b: Builder, c: Value) -> None:
 def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     row = find_row(o.row)
     if (o.a.dtype, o.b.dtype) != (row.a_dtype, row.b_dtype):
-        raise InternalError(f"{row.name} of {o.a.type} and {o.b.type}", o.loc)
+        raise InternalError(f"{row.name} of {o.a.buffer.type} and {o.b.buffer.type}", o.loc)
     packs[o.c] = row.packs[2]
     m, n, k = o.shape
     groups_m, groups_n = o.warps[0] // 4, o.warps[1]
@@ -112,11 +112,11 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     group = numbers.op("floordiv", Place(b).warp, numbers.const(4))
     at_m = numbers.op("mod", group, numbers.const(groups_m)) if groups_n > 1 else group
     at_n = numbers.op("floordiv", group, numbers.const(groups_m))
-    in_registers = o.a.buffer.space == "fragment"
+    in_registers = o.a.buffer.buffer.space == "fragment"
     a_offset, a_fields, a_transposed = numbers.const(0), 0, False
     a_steps: tuple[int, ...] = ()
     if in_registers:
-        packs[o.a] = row.packs[0]
+        packs[o.a.buffer] = row.packs[0]
     else:
         a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
         a_offset, a_fields = a.offset(numbers, at_m, groups_m), a.fields
@@ -127,9 +127,9 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         Wgmma,
         o.row,
         o.c,
-        o.a,
+        o.a.buffer,
         a_offset,
-        o.b,
+        o.b.buffer,
         bb.offset(numbers, at_n, groups_n),
         m_blocks,
         a_fields,
@@ -141,7 +141,7 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         b.value(Const, False, BOOL) if o.clear else o.accumulate,
     )
     if not o.asynchronous:
-        b.emit(WgmmaWait, 0, (o.c, o.a) if in_registers else (o.c,))
+        b.emit(WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
 
 
 class _WgmmaOperand:
@@ -192,7 +192,7 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     packs[o.c] = c_pack
     step, inner = unrolled(b, k // row.k, "k")
     parts = {}
-    for which, v, pack in (("a", o.a, a_pack), ("b", o.b, b_pack)):
+    for which, v, pack in (("a", o.a.buffer, a_pack), ("b", o.b.buffer, b_pack)):
         if v.buffer.space == "fragment":
             packs[v] = pack
             parts[which] = (v, k // row.k)
@@ -421,7 +421,7 @@ def _simt(b: Builder, o: Gemm, facts: Facts) -> None:
     step = Builder(o.loc)
     table = layout.table("reg")
     parts = {}
-    for which, dim, v in (("a", 0, o.a), ("b", 1, o.b)):
+    for which, dim, v in (("a", 0, o.a.buffer), ("b", 1, o.b.buffer)):
         if v.buffer.space != "shared":
             raise InternalError(f"a SIMT gemm of {v.type}", o.loc)
         firsts: dict[int, int] = {}

@@ -15,11 +15,13 @@ from tilec.target import Target
 
 def is_matrix_store(o: Copy, target: Target) -> bool:
     """Whether a copy of a whole fragment onto a whole shared tile can be made so."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     return (
         target.has("stmatrix")
         and (s.space, d.space) == ("fragment", "shared")
-        and o.source_extents == o.dest_extents == s.static_shape == d.static_shape
+        and o.source.is_whole
+        and o.dest.is_whole
+        and o.source.extents == o.dest.extents
         and s.layout is not None
         and d.layout is not None
         and s.layout.replicas("reg") * s.layout.replicas("warp") == 1
@@ -29,7 +31,7 @@ def is_matrix_store(o: Copy, target: Target) -> bool:
 
 def store_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy; elements are converted two at a time."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     access = matrix_access(s.layout, d.layout, d.dtype.bits)
     assert access is not None
@@ -48,12 +50,12 @@ def store_matrices(o: Copy) -> list[Op]:
         for e in range(2):
             step = inner.value(Const, 2 * m + e, INT32)
             at = inner.value(Binary, "add", first, step)
-            pair.append(inner.value(RegRead, o.source, at))
+            pair.append(inner.value(RegRead, o.source.buffer, at))
         value = inner.value(Pack, tuple(pair))
         if value.dtype != d.dtype:
             value = inner.value(Cast, value, d.dtype)
         values.append(value)
-    inner.emit(Stmatrix, o.dest, offset, tuple(values), access.transposed)
+    inner.emit(Stmatrix, o.dest.buffer, offset, tuple(values), access.transposed)
     close(b, "unroll", g, count, inner)
     return b.ops
 
@@ -65,7 +67,7 @@ def matrix_inputs(func: Func) -> set[Value]:
     for o in walk(func.body):
         if isinstance(o, Gemm) and not o.row.startswith("simt"):
             seen, row = o.turn(), find_row(o.row)
-            for v, pack in ((seen.a, row.packs[0]), (seen.b, row.packs[1])):
+            for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
                 if v.buffer.space == "fragment" and pack == 2:
                     found.add(v)
     return found
@@ -73,13 +75,15 @@ def matrix_inputs(func: Func) -> set[Value]:
 
 def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
     """Whether a copy of a whole shared tile onto one of the `inputs` can be made so."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     return (
         target.has("ldmatrix")
-        and o.dest in inputs
+        and o.dest.buffer in inputs
         and s.space == "shared"
         and s.dtype == d.dtype
-        and o.source_extents == o.dest_extents == s.static_shape == d.static_shape
+        and o.source.is_whole
+        and o.dest.is_whole
+        and o.source.extents == o.dest.extents
         and s.layout is not None
         and d.layout is not None
         and d.layout.replicas("reg") == 1
@@ -89,7 +93,7 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
 
 def load_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy."""
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     access = matrix_access(d.layout, s.layout, d.dtype.bits)
     assert access is not None
@@ -101,6 +105,7 @@ def load_matrices(o: Copy) -> list[Op]:
     row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
     offset = shared_offset(inner, s.layout, coordinates(inner, access.rows, place, row))
     first = inner.value(Binary, "mul", g, inner.value(Const, access.count, INT32))
-    inner.emit(Ldmatrix, o.dest, first, o.source, offset, access.count, access.transposed)
+    sides = o.dest.buffer, first, o.source.buffer, offset
+    inner.emit(Ldmatrix, *sides, access.count, access.transposed)
     close(b, "unroll", g, count, inner)
     return b.ops

@@ -82,25 +82,26 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
     """One thread starts the boxes of a shared tile and waits until TMA has read them, so that the
     next barrier gives the tile free."""
     b, send = Builder(o.loc), Builder(o.loc)
-    s = o.source.buffer
+    s = o.source.buffer.buffer
     assert s.layout is not None
     found = tma_box(s.layout, s.dtype.bits)
     assert found is not None
     box, swizzle = found
     tile_dims = [d for d, e in enumerate(s.static_shape) if e != 1]
-    dest_dims = [d for d, e in enumerate(o.dest_extents) if e != 1]
+    dest_dims = [d for d, e in enumerate(o.dest.extents) if e != 1]
     tile_of = dict(zip(dest_dims, tile_dims))
-    dims = list(reversed(range(o.dest.buffer.rank)))
+    dims = list(reversed(range(o.dest.buffer.buffer.rank)))
     full = tuple(box[tile_of[d]] if d in tile_of else 1 for d in dims)
-    descriptor = maps.get(o.dest, full, swizzle, o.dest.dtype)
+    descriptor = maps.get(o.dest.buffer, full, swizzle, o.dest.dtype)
     offsets = s.layout.offsets()
     n = Numbers(send)
     for corner in itertools.product(*(range(0, e, x) for e, x in zip(s.static_shape, box))):
         at = []
         for d in dims:
             shift = n.const(corner[tile_of[d]] if d in tile_of else 0)
-            at.append(n.op("add", narrow(send, o.dest_offsets[d]), shift))
-        send.emit(TmaStore, descriptor, tuple(at), o.source, n.const(int(offsets[corner])))
+            at.append(n.op("add", narrow(send, o.dest.offsets[d]), shift))
+        offset = n.const(int(offsets[corner]))
+        send.emit(TmaStore, descriptor, tuple(at), o.source.buffer, offset)
     send.emit(TmaStoreCommit)
     send.emit(TmaStoreWait, 0, True)
     only_if(b, elected(b), send.ops)
@@ -109,16 +110,16 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
 
 def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     b = Builder(o.loc)
-    layout = o.source.buffer.layout
+    layout = o.source.buffer.buffer.layout
     assert layout is not None and o.staging is not None
     _, found = staged_form(layout, o.dest.dtype.bits, target)
     assert found is not None
     staging = o.staging.buffer.layout
     assert staging is not None
     bits = o.dest.dtype.bits
-    rank = o.dest.buffer.rank
+    rank = o.dest.buffer.buffer.rank
     box = (found.columns, CHUNK_ROWS, *(1 for _ in range(rank - 2)))
-    descriptor = maps.get(o.dest, box, found.columns * bits // 8, o.dest.dtype)
+    descriptor = maps.get(o.dest.buffer, box, found.columns * bits // 8, o.dest.dtype)
     place = Place(b)
     lane, warp = place.lane, place.warp
     x = Numbers(b)
@@ -150,9 +151,9 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
     at = []
     for d in (1, 0):
         step = inner.value(Lookup, tuple(corner[d] for corner in found.origins), c)
-        start = y.op("add", narrow(inner, o.dest_offsets[d - 2]), origin[d])
+        start = y.op("add", narrow(inner, o.dest.offsets[d - 2]), origin[d])
         at.append(y.op("add", start, step))
-    at += [narrow(inner, v) for v in reversed(o.dest_offsets[:-2])]
+    at += [narrow(inner, v) for v in reversed(o.dest.offsets[:-2])]
     # Without a branch: nothing that is computed for later chunks moves past it.
     inner.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset, first_lane)
     inner.emit(TmaStoreCommit)
@@ -169,7 +170,7 @@ def _values(
         parts = []
         for e in range(start, start + run):
             at = b.value(Lookup, tuple(one[e] for one in registers), chunk)
-            parts.append(b.value(RegRead, o.source, at))
+            parts.append(b.value(RegRead, o.source.buffer, at))
         value = b.value(Pack, tuple(parts)) if run > 1 else parts[0]
         if value.dtype != o.dest.dtype:
             value = b.value(Cast, value, o.dest.dtype)

@@ -143,10 +143,10 @@ class Multicast:
             variation = Variation(func)
             for o in walk(func.body):
                 if isinstance(o, Copy) and o.agent == "tma":
-                    differs = variation.of(o.source_offsets) | variation.around[o]
+                    differs = variation.of(o.source.offsets) | variation.around[o]
                     found = self._share(o, variation.all - differs)
                     if found is not None:
-                        self.shares[o.dest] = found
+                        self.shares[o.dest.buffer] = found
 
     @cached_property
     def strides(self) -> tuple[int, int, int]:
@@ -155,7 +155,7 @@ class Multicast:
 
     def _share(self, o: Copy, dims: Places) -> Share | None:
         """The sharing by as many blocks as the tile can be cut for."""
-        layout = o.dest.buffer.layout
+        layout = o.dest.buffer.buffer.layout
         assert layout is not None
         some = [
             chosen

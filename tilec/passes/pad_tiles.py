@@ -17,11 +17,12 @@ fragment has it, so that loops over several fragments still fit all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.effects import buffers_written, written_tensors
 from tilec.ir.footprint import DEFAULT_THREADS
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
@@ -39,14 +40,12 @@ from tilec.ir.ops import (
     Print,
     Store,
     Yield,
-    squeeze,
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.accesses import fragment_accesses
 from tilec.passes.addressing import conjunction
 from tilec.passes.distribution import fewest_registers
 from tilec.passes.lower_copies import element_indices
-from tilec.passes.slicing import written_tensors
 from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
@@ -86,12 +85,12 @@ def _pads(func: Func, target: Target) -> dict[int, int]:
         m, n, k = o.shape
         if m in pads or n in pads:
             pads[m], pads[n] = _share(pads.get(m, m), pads.get(n, n), m == n, warps)
-    if any(
-        o.shape[2] in pads and v.buffer.space == "fragment" for o in gemms for v in (o.a, o.b)
-    ) or any(v.buffer.space == "global" or 1 in o.shape[:2] for o in gemms for v in (o.a, o.b)):
-        return {}
+    for o in gemms:
+        spaces = [x.buffer.buffer.space for x in (o.a, o.b)]
+        if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
+            return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
-    operands = {v for o in gemms for v in (o.a, o.b)}
+    operands = {x.buffer for o in gemms for x in (o.a, o.b)}
     for x in walk(func.body):
         if isinstance(x, Print) and x.buffer in padded:
             return {}
@@ -138,21 +137,23 @@ class _Padding:
         for o in walk(func.body):
             if isinstance(o, Gemm):
                 self.products.add(o.c)
-                self._operand(o, o.a, o.a_extents, -1 if o.transpose_a else -2)
-                self._operand(o, o.b, o.b_extents, -2 if o.transpose_b else -1)
+                self._operand(o.a, -1 if o.transpose_a else -2)
+                self._operand(o.b, -2 if o.transpose_b else -1)
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
         shared = [v for v in self.shapes if v.buffer.space == "shared"]
         self.wide = {o: done for o in self._copies() if (done := self._widened(o))}
-        writers = [
-            (o.dest, o in self.wide)
+        self.cleared = {
+            v
             for o in walk(func.body)
-            if isinstance(o, (Copy, Fill, Store)) and o.dest in shared
-        ]
-        self.cleared = {dest for dest, whole in writers if not whole}
+            if isinstance(o, (Copy, Fill, Store)) and o not in self.wide
+            for v in buffers_written(o.effects())
+            if v in shared
+        }
 
-    def _operand(self, o: Gemm, v: Value, extents: Sequence[int], dim: int) -> None:
+    def _operand(self, x: Region, dim: int) -> None:
         """Make room in a shared operand for the rows or columns that the product has more."""
-        more = self.pads.get(extents[dim], extents[dim]) - extents[dim]
+        v, extent = x.buffer, x.extents[dim]
+        more = self.pads.get(extent, extent) - extent
         if v.buffer.space == "shared" and more:
             shape = list(v.buffer.static_shape)
             shape[dim] += more
@@ -162,24 +163,28 @@ class _Padding:
     def _copies(self) -> Iterator[Copy]:
         return (o for o in walk(self.func.body) if isinstance(o, Copy))
 
-    def _whole(self, v: Value, offsets: Iterable[Value], extents: tuple[int, ...]) -> bool:
-        return extents == v.buffer.static_shape and all(x in self.zeros for x in offsets)
+    def _is_whole(self, x: Region) -> bool:
+        """Of a buffer that gets larger."""
+        return x.buffer in self.shapes and x.is_whole and all(v in self.zeros for v in x.offsets)
+
+    def _grown(self, x: Region) -> Region:
+        return replace(x, extents=self.shapes[x.buffer])
 
     def _widened(self, o: Copy) -> Copy | None:
         """A copy of a whole tile into shared memory that brings what is behind it, too."""
         if (
-            o.dest not in self.shapes
-            or o.dest.buffer.space != "shared"
-            or o.source.buffer.space != "global"
-            or o.source in self.written
-            or not self._whole(o.dest, o.dest_offsets, o.dest_extents)
+            not self._is_whole(o.dest)
+            or o.dest.buffer.buffer.space != "shared"
+            or o.source.buffer.buffer.space != "global"
+            or o.source.buffer in self.written
         ):
             return None
-        wide = iter(w for w, e in zip(self.shapes[o.dest], o.dest_extents) if e != 1)
-        if any(w != e for w, e in zip(self.shapes[o.dest], o.dest_extents) if e == 1):
+        dest = self._grown(o.dest)
+        wide = iter(w for w, e in zip(dest.extents, o.dest.extents) if e != 1)
+        if any(w != e for w, e in zip(dest.extents, o.dest.extents) if e == 1):
             return None
-        source = tuple(e if e == 1 else next(wide) for e in o.source_extents)
-        return replace(o, source_extents=source, dest_extents=self.shapes[o.dest])
+        source = tuple(e if e == 1 else next(wide) for e in o.source.extents)
+        return replace(o, source=replace(o.source, extents=source), dest=dest)
 
     def run(self) -> Func:
         """The ops for the larger extents, then the buffers that have them."""
@@ -204,8 +209,8 @@ class _Padding:
                 return self._gemm(o)
             case Parallel():
                 return self._loop(o)
-            case Fill() if self._is_whole(o.dest, o.offsets, o.extents):
-                return replace(o, extents=self.shapes[o.dest])
+            case Fill() if self._is_whole(o.dest):
+                return replace(o, dest=self._grown(o.dest))
             case Copy() if o in self.wide:
                 return self.wide[o]
             case Copy():
@@ -217,15 +222,15 @@ class _Padding:
         shape = self.shapes[v]
         zero = b.value(Const, 0, INT32)
         nothing = b.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype)
-        b.emit(Fill, v, (zero,) * len(shape), shape, nothing)
+        b.emit(Fill, Region(v, (zero,) * len(shape), shape), nothing)
         return b.ops
 
     def _gemm(self, o: Gemm) -> Op:
         m, n, k = o.shape
         m, n = self.pads.get(m, m), self.pads.get(n, n)
-        a = (k, m) if o.transpose_a else (m, k)
-        b = (n, k) if o.transpose_b else (k, n)
-        return replace(o, a_extents=(*o.a_extents[:-2], *a), b_extents=(*o.b_extents[:-2], *b))
+        a = (*o.a.extents[:-2], *((k, m) if o.transpose_a else (m, k)))
+        b = (*o.b.extents[:-2], *((n, k) if o.transpose_b else (k, n)))
+        return replace(o, a=replace(o.a, extents=a), b=replace(o.b, extents=b))
 
     def _loop(self, o: Parallel) -> Op | None:
         dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}
@@ -235,32 +240,25 @@ class _Padding:
     def _copy(self, o: Copy) -> Op | None:
         """A copy of a whole fragment: of all that it has now to another one, else an element loop
         over what it had."""
-        sides = (
-            (o.source, o.source_offsets, o.source_extents),
-            (o.dest, o.dest_offsets, o.dest_extents),
-        )
-        whole = [v for v, at, extents in sides if self._is_whole(v, at, extents)]
-        if not any(v.buffer.space == "fragment" for v in whole):
+        sides = (o.source, o.dest)
+        whole = [x for x in sides if self._is_whole(x) and x.buffer.buffer.space == "fragment"]
+        if not whole:
             return None
-        if len(whole) == 2 and all(v.buffer.space == "fragment" for v in whole):
-            source, dest = (self.shapes[v] for v in whole)
-            if squeeze(source) == squeeze(dest):
-                return replace(o, source_extents=source, dest_extents=dest)
-        extents = squeeze(o.dest_extents) or (1,)
+        if len(whole) == 2:
+            source, dest = map(self._grown, sides)
+            if source.shape == dest.shape:
+                return replace(o, source=source, dest=dest)
+        extents = o.dest.shape or (1,)
         args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
         b = Builder(o.loc)
-        at = [element_indices(b, *side, args) for side in sides]
-        value = b.value(Load, o.source, at[0])
+        at = [element_indices(b, x.buffer, x.offsets, x.extents, args) for x in sides]
+        value = b.value(Load, o.source.buffer, at[0])
         if value.dtype != o.dest.dtype:
             value = b.value(Cast, value, o.dest.dtype)
-        b.emit(Store, o.dest, at[1], value)
+        b.emit(Store, o.dest.buffer, at[1], value)
         loop = Parallel(extents, b.block(args), o.coalesced_width, loc=o.loc)
         padded = self._guarded(loop, tuple(self.pads.get(e, e) for e in extents))
         return padded
-
-    def _is_whole(self, v: Value, offsets: Iterable[Value], extents: tuple[int, ...]) -> bool:
-        """Of a buffer that gets larger."""
-        return v in self.shapes and self._whole(v, offsets, extents)
 
     def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
         """The loop over `extents`, which acts in its own."""

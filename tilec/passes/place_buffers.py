@@ -7,7 +7,17 @@ from dataclasses import replace
 from operator import is_
 from typing import Any
 
-from tilec.ir.core import Block, Func, Op, Substitution, Value, defining_ops, substitute, walk
+from tilec.ir.core import (
+    Block,
+    Func,
+    Op,
+    Region,
+    Substitution,
+    Value,
+    defining_ops,
+    substitute,
+    walk,
+)
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
 from tilec.passes.dce import sweep
@@ -52,7 +62,7 @@ def _promotable(func: Func) -> set[Value]:
 
     for o in walk(func.body):
         match o:
-            case Load(indices=at) | Store(indices=at) | Fill(offsets=at) if zeros(at):
+            case Load(indices=at) | Store(indices=at) | Fill(dest=Region(offsets=at)) if zeros(at):
                 pass
             case _:
                 found.difference_update(o.operands)
@@ -68,11 +78,20 @@ def _drop_trapped(block: Block, found: set[Value], reach: set[Value]) -> None:
     for o in block.ops:
         if isinstance(o, Alloc):
             here.add(o.result)
-        if isinstance(o, Store | Fill) and o.dest not in here:
-            found.discard(o.dest)
+        stored = _stored(o)
+        if stored and stored not in here:
+            found.discard(stored)
         for name in o.region_fields:
             open_ = isinstance(o, _STRUCTURED) and name != "cond"
             _drop_trapped(getattr(o, name), found, here if open_ else set())
+
+
+def _stored(o: Op) -> Value | None:
+    """The buffer that a store or fill writes."""
+    match o:
+        case Store(dest=buffer) | Fill(dest=Region(buffer=buffer)):
+            return buffer
+    return None
 
 
 # --- lifting ------------------------------------------------------------------------------------
@@ -95,8 +114,9 @@ class _Lifting:
         """The promoted buffers written in `block` (in order); remembers them for each op inside."""
         found: dict[Value, None] = {}
         for o in block.ops:
-            if isinstance(o, Store | Fill) and o.dest in self.promoted:
-                found[o.dest] = None
+            stored = _stored(o)
+            if stored in self.promoted:
+                found[stored] = None
             if o.region_fields:
                 inner: dict[Value, None] = {}
                 for region in o.regions:
@@ -124,10 +144,8 @@ class _Lifting:
                     self.undefined.add(buffer)
                     value = self.anything(buffer, o)
                 self.subst[o.result] = value
-            case Store(dest=buffer, value=value) | Fill(dest=buffer, value=value) if (
-                buffer in self.promoted
-            ):
-                self.now[buffer] = value
+            case Store(value=value) | Fill(value=value) if (to := _stored(o)) in self.promoted:
+                self.now[to] = value
             case For() | While() | If():
                 # a buffer that is not in `now` yet was allocated inside, and dies there
                 self.structured(o, [b for b in self.writes[old] if b in self.now])

@@ -15,8 +15,9 @@ from dataclasses import replace
 from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.effects import buffers_written, written_tensors
 from tilec.ir.ops import Alloc, Const, Copy, For
-from tilec.passes.slicing import NotClonable, Slice, written_tensors
+from tilec.passes.slicing import NotClonable, Slice
 from tilec.target import Target
 
 
@@ -29,7 +30,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     written = written_tensors(func.body)
     allocs = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
     zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
-    ahead: set[Op] = set()
+    ahead: set[Copy] = set()
     versions: dict[Value, int] = {}
     agents = Agents(func, target)
     boxes = bool(func.attrs.get("specialise"))
@@ -40,21 +41,21 @@ def plan_pipeline(func: Func, target: Target) -> Func:
         copies = [
             o
             for o in _candidates(loop)
-            if o.dest in allocs
-            and _whole(o, zeros)
-            and o.source not in written
-            and all(u in inside for u in uses[o.dest])
-            and not any(u is not o and getattr(u, "dest", None) is o.dest for u in uses[o.dest])
-            and _comes_first(loop.body, o, uses[o.dest])
+            if (v := o.dest.buffer) in allocs
+            and o.dest.is_whole
+            and zeros.issuperset(o.dest.offsets)
+            and o.source.buffer not in written
+            and all(u in inside for u in uses[v])
+            and not any(u is not o and v in buffers_written(u.effects()) for u in uses[v])
+            and _comes_first(loop.body, o, uses[v])
             and can_run_ahead(loop, o)
         ]
         ahead.update(copies)
         fewer = agents.through_registers(copies, boxes)
         for o in copies:
             waits = fewer and agents.of(o, boxes) != "tma"
-            versions[o.dest] = min(loop.num_stages, REGISTER_VERSIONS) if waits else loop.num_stages
-            if func.attrs.get("single_buffer"):
-                versions[o.dest] = 1
+            count = min(loop.num_stages, REGISTER_VERSIONS) if waits else loop.num_stages
+            versions[o.dest.buffer] = 1 if func.attrs.get("single_buffer") else count
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op | list[Op]:
@@ -70,7 +71,7 @@ def plan_pipeline(func: Func, target: Target) -> Func:
                 if inside:
                     body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
                     return [*inside, replace(o, body=body)]
-            case Copy() if any(o.dest is subst.get(a.dest) for a in ahead if isinstance(a, Copy)):
+            case Copy() if any(o.dest.buffer is subst.get(a.dest.buffer) for a in ahead):
                 return replace(o, ahead=True)
         return None
 
@@ -89,17 +90,13 @@ def _candidates(loop: For) -> list[Copy]:
         o
         for o in statements
         if isinstance(o, Copy)
-        and o.source.buffer.space == "global"
-        and o.dest.buffer.space == "shared"
+        and o.source.buffer.buffer.space == "global"
+        and o.dest.buffer.buffer.space == "shared"
     ]
     if loop.stage and len(loop.stage) == len(statements):
         last = max(loop.stage)
         copies = [o for o in copies if loop.stage[statements.index(o)] < last]
     return copies
-
-
-def _whole(o: Copy, zeros: set[Value]) -> bool:
-    return o.dest_extents == o.dest.buffer.static_shape and all(v in zeros for v in o.dest_offsets)
 
 
 def _comes_first(body: Block, copy: Op, uses: list[Op]) -> bool:

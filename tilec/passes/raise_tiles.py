@@ -4,8 +4,8 @@ to move.
 
 from __future__ import annotations
 
-from tilec.ir.core import Func, Op, Value, rewrite
-from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Store, Yield, squeeze
+from tilec.ir.core import Func, Op, Region, Value, rewrite
+from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
 from tilec.passes.regions import LoopRegions
 from tilec.target import Target
@@ -39,22 +39,17 @@ class _Loop(LoopRegions):
         store = effects[0]
         if _space(store.dest) not in ("global", "shared", "fragment"):
             return None
-        dest = self.region(store.dest, store.indices)
-        if dest is None:
+        found = self.region(store.dest, store.indices)
+        if found is None:
             return None
-        offsets, extents, order = dest
+        offsets, extents, order = found
         if len(order) != sum(e > 1 for e in self.o.extents):
             return None  # an index that selects no element: iterations write the same place
-        made = self.copy(store, offsets, extents, order) or self.fill(store, offsets, extents)
+        dest = Region(store.dest, offsets, extents)
+        made = self.copy(store, dest, order) or self.fill(store, dest)
         return None if made is None else [*self.hoisted, made]
 
-    def copy(
-        self,
-        store: Store,
-        offsets: tuple[Value, ...],
-        extents: tuple[int, ...],
-        order: list[Value],
-    ) -> Op | None:
+    def copy(self, store: Store, dest: Region, order: list[Value]) -> Op | None:
         value = self.made.get(store.value)
         if isinstance(value, Cast):
             value = self.made.get(value.operand)
@@ -62,31 +57,21 @@ class _Loop(LoopRegions):
             return None
         if _space(value.source) not in ("global", "shared", "fragment"):
             return None
-        source = self.region(value.source, value.indices)
-        if source is None or source[2] != order:
+        found = self.region(value.source, value.indices)
+        if found is None or found[2] != order:
             return None
-        source_offsets, source_extents, _ = source
-        assert squeeze(source_extents) == squeeze(extents)
-        return Copy(
-            value.source,
-            source_offsets,
-            source_extents,
-            store.dest,
-            offsets,
-            extents,
-            coalesced_width=self.o.coalesced_width,
-            loc=store.loc,
-        )
+        source = Region(value.source, *found[:2])
+        assert source.shape == dest.shape
+        return Copy(source, dest, coalesced_width=self.o.coalesced_width, loc=store.loc)
 
-    def fill(self, store: Store, offsets: tuple[Value, ...], extents: tuple[int, ...]) -> Op | None:
-        t = store.dest.buffer
-        whole = extents == t.shape and all(self.is_zero(v) for v in offsets)
-        if t.space != "global" and not whole:
+    def fill(self, store: Store, dest: Region) -> Op | None:
+        whole = dest.is_whole and all(self.is_zero(v) for v in dest.offsets)
+        if _space(store.dest) != "global" and not whole:
             return None
         value = self.invariant(store.value)
         if value is None:
             return None
-        return Fill(store.dest, offsets, extents, value, loc=store.loc)
+        return Fill(dest, value, loc=store.loc)
 
 
 def _space(buffer: Value) -> str:

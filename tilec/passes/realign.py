@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from tilec.ir.agents import PIECE_REGISTERS, Agents, piece_layout
-from tilec.ir.core import Builder, Func, Value, walk
+from tilec.ir.core import Builder, Func, Region, Value, walk
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
@@ -41,7 +41,6 @@ from tilec.ir.ops import (
     Unary,
     Version,
     Yield,
-    squeeze,
 )
 from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
 from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow, unique_replica
@@ -103,7 +102,7 @@ class Realigner:
     def tiles(self, copies: Iterable[Copy]) -> dict[Value, Tile]:
         """How the tiles of run-ahead copies come, by buffer, of those that come so. As many parts
         are ahead as registers hold, if not all of them can be."""
-        found = {o.dest: tile for o in copies if (tile := self._tile(o)) is not None}
+        found = {o.dest.buffer: tile for o in copies if (tile := self._tile(o)) is not None}
         parts = sum(tile.ahead for tile in found.values())
         if PIECE_REGISTERS * parts <= self.room + MOST_LACKING:
             return found
@@ -116,7 +115,7 @@ class Realigner:
     def _tile(self, o: Copy) -> Tile | None:
         if not self.agents.in_pieces(o):
             return None
-        shape, dtype = squeeze(o.dest_extents), o.source.dtype
+        shape, dtype = o.dest.shape, o.source.dtype
         per = _per_piece(o)
         layout = piece_layout(shape, per, self.warp_size, self.warps)
         if layout is None:
@@ -137,7 +136,7 @@ class Realigner:
         inside: list[Value | None] = [None for _ in copies]
         if not once:
             inside = [conjunction(b, [r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
-        return Pieces(copies, [tiles[o.dest] for o in copies], reachable, inside)
+        return Pieces(copies, [tiles[o.dest.buffer] for o in copies], reachable, inside)
 
     def load(self, b: Builder, found: Pieces, words: Mapping[Value, Value]) -> None:
         """Load the pieces into the `words` of each tile."""
@@ -146,27 +145,27 @@ class Realigner:
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 if number < tile.ahead:
                     for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
-                        b.emit(RegWrite, words[o.dest], b.value(Const, n, INT32), value)
+                        b.emit(RegWrite, words[o.dest.buffer], b.value(Const, n, INT32), value)
 
         self._forms(b, found, each)
 
     def store(self, b: Builder, found: Pieces, words: Mapping[Value, Value], slot: Value) -> None:
         """What `load` has brought, to version `slot` of each tile in shared memory."""
         zero = b.value(Const, 0, INT32)
-        dest = {o.dest: b.value(Version, o.dest, slot, name=o.dest.name) for o in found.copies}
+        tiles = {o.dest.buffer: tile for o, tile in zip(found.copies, found.tiles)}
+        dest = {v: b.value(Version, v, slot, name=v.name) for v in tiles}
         elements = {
-            o.dest: b.value(Alloc, tile.elements, name=f"{o.dest.name}_elements")
-            for o, tile in zip(found.copies, found.tiles)
+            v: b.value(Alloc, tile.elements, name=f"{v.name}_elements") for v, tile in tiles.items()
         }
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
-            per, held = _per_piece(o), elements[o.dest]
+            per, held, to = _per_piece(o), elements[o.dest.buffer], dest[o.dest.buffer]
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 valid = None if inside else self._valid(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
                     index = [b.value(Const, n, INT32) for n in numbers]
-                    read = [b.value(RegRead, words[o.dest], n) for n in index]
+                    read = [b.value(RegRead, words[o.dest.buffer], n) for n in index]
                 else:
                     read = self._words(b, o, part, inside)
                 packed = b.value(Pack, tuple(read))
@@ -174,17 +173,12 @@ class Realigner:
                 for e in range(per):
                     n = b.value(Const, per * number + e, INT32)
                     b.emit(RegWrite, held, n, b.value(Extract, got, e))
-            shape, full = tile.elements.static_shape, o.dest.buffer.static_shape
-            at = (zero,) * len(full)
-            b.emit(
-                Copy, held, (zero,) * len(shape), shape, dest[o.dest], at, full,
-                agent="threads", vector=1,
-            )  # fmt: skip
+            b.emit(Copy, whole(held, zero), whole(to, zero), agent="threads", vector=1)
 
         self._forms(b, found, each)
         for o, tile, reachable in zip(found.copies, found.tiles, found.reachable):
             edge = Builder(b.loc)
-            self._edge(edge, o, tile, dest[o.dest])
+            self._edge(edge, o, tile, dest[o.dest.buffer])
             only_if(b, b.value(Unary, "not", reachable), edge.ops)
 
     # --- the parts of a thread ---
@@ -193,24 +187,25 @@ class Realigner:
         """A thread's parts of the region. They are that many rows apart that their addresses are
         multiples of 16 bytes apart, or each has its own `skip`."""
         assert layout is not None
-        per, t = _per_piece(o), o.source.buffer
+        per, v = _per_piece(o), o.source.buffer
         first = self._part(b, o, layout, b.value(Const, 0, INT32))
         zeros = tuple(b.value(Const, 0, i.dtype) for i in first.indices)
         for away in layout.table("reg")[::per].tolist():
             coords = tuple(b.value(Const, c, INT32) for c in away)
-            moved = element_indices(b, o.source, zeros, o.source_extents, coords)
-            offset = b.value(Binary, "add", first.offset, self.tensors.offset(b, t, moved))
+            moved = element_indices(b, v, zeros, o.source.extents, coords)
+            offset = b.value(Binary, "add", first.offset, self.tensors.offset(b, v.buffer, moved))
             own = any(c % per for c in away)
-            skip = b.value(Misaligned, o.source, offset) if own else first.skip
+            skip = b.value(Misaligned, v, offset) if own else first.skip
             indices = tuple(b.value(Binary, "add", i, m) for i, m in zip(first.indices, moved))
             yield _Part(first.place, indices, offset, skip)
 
     def _part(self, b: Builder, o: Copy, layout: Layout, register: Value) -> _Part:
         """The part that begins in `register` of a thread."""
         place = tuple(coordinates(b, layout, Place(b), register))
-        indices = element_indices(b, o.source, o.source_offsets, o.source_extents, place)
-        offset = self.tensors.offset(b, o.source.buffer, indices)
-        return _Part(place, indices, offset, b.value(Misaligned, o.source, offset))
+        v = o.source.buffer
+        indices = element_indices(b, v, o.source.offsets, o.source.extents, place)
+        offset = self.tensors.offset(b, v.buffer, indices)
+        return _Part(place, indices, offset, b.value(Misaligned, v, offset))
 
     def _words(self, b: Builder, o: Copy, part: _Part, inside: bool) -> list[Value]:
         """Load the two pieces of a part, if they lie in memory."""
@@ -221,7 +216,7 @@ class Realigner:
             guard = self._in_memory(b, o, part, first)
         for half in range(2):
             at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
-            got = b.value(MemLoad, o.source, at, per, PIECE, guard, words=True)
+            got = b.value(MemLoad, o.source.buffer, at, per, PIECE, guard, words=True)
             found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
         return found
 
@@ -252,16 +247,16 @@ class Realigner:
         some = body.value(Compare, "gt", valid, body.value(Const, 0, INT32))
         wanted = conjunction(body, [lacking, some, *self._row_inside(body, o, part, 0)])
         assert wanted is not None
-        inner, found = Builder(b.loc), []
+        inner, found, v = Builder(b.loc), [], o.source.buffer
         for e in range(per):
             at = inner.value(Binary, "add", part.offset, inner.value(Const, e, INT64))
             there = inner.value(Compare, "gt", valid, inner.value(Const, e, INT32))
-            found.append(inner.value(MemLoad, o.source, at, 1, o.source.dtype.bits // 8, there))
+            found.append(inner.value(MemLoad, v, at, 1, v.dtype.bits // 8, there))
         for e, value in enumerate(found):
             column = inner.value(Binary, "add", part.place[-1], inner.value(Const, e, INT32))
             place = iter((*part.place[:-1], column))
             zero = inner.value(Const, 0, INT32)
-            index = tuple(zero if n == 1 else next(place) for n in o.dest_extents)
+            index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
             inner.emit(Store, dest, index, value)
         only_if(body, wanted, inner.ops)
         body.emit(Yield)
@@ -277,7 +272,7 @@ class Realigner:
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
         last."""
-        rows = [*zip(part.indices, o.source.buffer.shape)][first:-1]
+        rows = [*zip(part.indices, o.source.buffer.buffer.shape)][first:-1]
         numbers = [(i, self.tensors.number(b, n, i.dtype)) for i, n in rows]
         return [b.value(Compare, "lt", i, n) for i, n in numbers]
 
@@ -285,7 +280,7 @@ class Realigner:
         """How many elements of a part lie inside of the tensor, if its row does: i32. The same for
         all parts in one place of their rows."""
         column = part.indices[-1]
-        end = self.tensors.number(b, o.source.buffer.shape[-1], column.dtype)
+        end = self.tensors.number(b, o.source.buffer.buffer.shape[-1], column.dtype)
         left = b.value(Binary, "sub", end, column)
         most, none = (b.value(Const, n, column.dtype) for n in (_per_piece(o), 0))
         return narrow(b, b.value(Binary, "max", b.value(Binary, "min", left, most), none))
@@ -307,17 +302,19 @@ class Realigner:
     def _inside(self, b: Builder, o: Copy) -> list[Value]:
         """Tests that the region lies inside of its tensor."""
         tests = []
-        for at, extent, n in zip(o.source_offsets, o.source_extents, o.source.buffer.shape):
+        r = o.source
+        for at, extent, n in zip(r.offsets, r.extents, r.buffer.buffer.shape):
             end = b.value(Binary, "add", at, b.value(Const, extent, at.dtype))
             tests.append(b.value(Compare, "le", end, self.tensors.number(b, n, at.dtype)))
         return tests
 
     def _reachable(self, b: Builder, o: Copy) -> Value:
         """Whether every piece that a row of the region needs lies in the tensor's memory."""
-        t, per = o.source.buffer, b.value(Const, _per_piece(o), INT64)
-        sizes = [self.tensors.number(b, n, i.dtype) for n, i in zip(t.shape, o.source_offsets)]
+        r, t = o.source, o.source.buffer.buffer
+        per = b.value(Const, _per_piece(o), INT64)
+        sizes = self._sizes(b, r)
         ends = []
-        for d, (at, extent) in enumerate(zip(o.source_offsets, o.source_extents)):
+        for d, (at, extent) in enumerate(zip(r.offsets, r.extents)):
             end = b.value(Binary, "add", at, b.value(Const, extent, at.dtype))
             if d < t.rank - 1:
                 end = b.value(Binary, "min", end, sizes[d])
@@ -326,15 +323,15 @@ class Realigner:
         inside = b.value(Compare, "le", end, self._last(b, o))
         if t.align >= PIECE:
             return inside
-        first = self.tensors.offset(b, t, o.source_offsets)
-        skip = b.value(Cast, b.value(Misaligned, o.source, first), INT64)
+        first = self.tensors.offset(b, t, r.offsets)
+        skip = b.value(Cast, b.value(Misaligned, r.buffer, first), INT64)
         return b.value(Binary, "and", inside, b.value(Compare, "ge", first, skip))
 
     def _last(self, b: Builder, o: Copy) -> Value:
         """The offset of the tensor's last element; where its rows overlap, of the last one before
         another row would begin."""
-        t = o.source.buffer
-        sizes = [self.tensors.number(b, n, i.dtype) for n, i in zip(t.shape, o.source_offsets)]
+        t = o.source.buffer.buffer
+        sizes = self._sizes(b, o.source)
         last = self._before(b, t, sizes)
         if t.rank == 1:
             return last
@@ -342,10 +339,21 @@ class Realigner:
         row = self.tensors.offset(b, t, begins)
         return b.value(Binary, "min", last, b.value(Binary, "sub", row, b.value(Const, 1, INT64)))
 
+    def _sizes(self, b: Builder, r: Region) -> list[Value]:
+        """The extents of a region's tensor, in the dtypes of its offsets."""
+        pairs = zip(r.buffer.buffer.shape, r.offsets)
+        return [self.tensors.number(b, n, i.dtype) for n, i in pairs]
+
     def _before(self, b: Builder, t: BufferType, ends: list[Value]) -> Value:
         """The offset of the last element before these ends."""
         ones = [b.value(Const, 1, v.dtype) for v in ends]
         return self.tensors.offset(b, t, [b.value(Binary, "sub", v, n) for v, n in zip(ends, ones)])
+
+
+def whole(v: Value, zero: Value) -> Region:
+    """All of an on-chip buffer."""
+    shape = v.buffer.static_shape
+    return Region(v, (zero,) * len(shape), shape)
 
 
 def _per_piece(o: Copy) -> int:

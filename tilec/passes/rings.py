@@ -204,15 +204,16 @@ def tma_boxes(
 ) -> None:
     """The box copies that bring one tile into version `slot` of its buffer; of a tile that several
     blocks share, this block's part into the buffers of all of them."""
-    t = o.dest.buffer
+    tile, source = o.dest.buffer, o.source
+    t = tile.buffer
     assert t.layout is not None
     found = tma_box(t.layout, t.dtype.bits)
     assert found is not None
     box, swizzle = found
-    version = b.value(Version, o.dest, slot)
+    version = b.value(Version, tile, slot)
     shape = t.static_shape
     offsets = t.layout.offsets()
-    share = multicast.shares.get(o.dest)
+    share = multicast.shares.get(tile)
     along, blocks = -1, None
     first = start = const(b, 0)
     if share is not None:
@@ -222,16 +223,15 @@ def tma_boxes(
         first = b.value(Binary, "mul", part, const(b, share.extent))
         start = b.value(Binary, "mul", part, const(b, share.step))
     tile_dims = [d for d, e in enumerate(shape) if e != 1]
-    source_dims = [d for d, e in enumerate(o.source_extents) if e != 1]
+    source_dims = [d for d, e in enumerate(source.extents) if e != 1]
     tile_of = dict(zip(source_dims, tile_dims))
-    full_box = tuple(
-        box[tile_of[d]] if d in tile_of else 1 for d in reversed(range(o.source.buffer.rank))
-    )
-    descriptor = maps.get(o.source, full_box, swizzle, o.dest.dtype)
+    rank = source.buffer.buffer.rank
+    full_box = tuple(box[tile_of[d]] if d in tile_of else 1 for d in reversed(range(rank)))
+    descriptor = maps.get(source.buffer, full_box, swizzle, t.dtype)
     for origin in itertools.product(*(range(0, e, x) for e, x in zip(shape, box))):
         coords = []
-        for d in reversed(range(o.source.buffer.rank)):
-            base = o.source_offsets[d]
+        for d in reversed(range(rank)):
+            base = source.offsets[d]
             shift = origin[tile_of[d]] if d in tile_of else 0
             if base.dtype != INT32:
                 base = b.value(Cast, base, INT32)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.agents import SafeValues, tma_may_load
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.instr import find_row
 from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32
@@ -71,9 +71,9 @@ def roundable(func: Func) -> frozenset[Value]:
 def _read(o: Op) -> tuple[Value, ...]:
     match o:
         case Gemm():
-            return o.a, o.b
+            return o.a.buffer, o.b.buffer
         case Copy():
-            return (o.source,)
+            return (o.source.buffer,)
     return ()
 
 
@@ -82,8 +82,9 @@ def _allows(o: Op, v: Value, found: set[Value]) -> bool:
     match o:
         case Gemm():
             return o.c is not v and takes_tf32(o)
-        case Copy() if o.source is v:
-            return o.dest is not v and (o.dest in found or o.dest.dtype == TFLOAT32)
+        case Copy() if o.source.buffer is v:
+            dest = o.dest.buffer
+            return dest is not v and (dest in found or dest.dtype == TFLOAT32)
         case Copy() | Store() | Fill() | AnnotateLayout():
             return True
     return False
@@ -100,15 +101,15 @@ def _chosen(func: Func, target: Target) -> set[Value]:
     for o in reversed(list(walk(func.body))):
         match o:
             case Gemm() if find_row(o.row).a_dtype == TFLOAT32:
-                used |= {o.a, o.b}
+                used |= {o.a.buffer, o.b.buffer}
                 in_place |= _read_in_place(o)
             case Copy():
-                if o.dest in used:
-                    used.add(o.source)
+                if o.dest.buffer in used:
+                    used.add(o.source.buffer)
                 if not (o.ahead and by_tma and tma_may_load(o, TFLOAT32, target, safe)):
-                    by_threads.add(o.dest)
-            case Store() | Fill():
-                by_threads.add(o.dest)
+                    by_threads.add(o.dest.buffer)
+            case Store(dest=v) | Fill(dest=Region(buffer=v)):
+                by_threads.add(v)
     return {
         v
         for v in candidates & used
@@ -119,5 +120,5 @@ def _chosen(func: Func, target: Target) -> set[Value]:
 def _read_in_place(o: Gemm) -> set[Value]:
     """The operands that the product's instruction reads in shared memory."""
     seen, row = o.turn(), find_row(o.row)
-    sides = ((seen.a, row.a_places), (seen.b, row.b_places))
+    sides = ((seen.a.buffer, row.a_places), (seen.b.buffer, row.b_places))
     return {v for v, places in sides if v.buffer.space == "shared" and "shared" in places}

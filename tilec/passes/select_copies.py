@@ -54,7 +54,7 @@ class _Chooser:
     def choose(self, o: Copy) -> Op:
         vector = self.agents.vector(o)
         if o.ahead:
-            s = o.dest.buffer
+            s = o.dest.buffer.buffer
             boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
             agent = self.agents.of(o, bool(self.func.attrs.get("specialise")) and boxes)
             if agent != "threads":
@@ -64,14 +64,14 @@ class _Chooser:
         return replace(o, agent="threads", vector=vector)
 
     def _tma_store(self, o: Copy) -> bool:
-        f, t = o.source.buffer, o.dest.buffer
+        f, t = o.source.buffer.buffer, o.dest.buffer.buffer
         if (
             not self.target.has("tma")
             or o.disable_tma
             or t.space != "global"
             or t.dtype == BOOL
             or not tensor_map_fits(t)
-            or o.dest in self.ragged
+            or o.dest.buffer in self.ragged
             or o not in self.unseen
         ):
             return False
@@ -82,16 +82,16 @@ class _Chooser:
             and len(f.shape) == 2
             and _is_narrow(f, t)
             and staged_form(f.layout, t.dtype.bits, self.target)[1] is not None
-            and o.dest_extents[-2:] == f.static_shape
+            and o.dest.extents[-2:] == f.static_shape
         )
 
     def _box_store(self, o: Copy) -> bool:
         """Whether TMA can take a shared tile as it lies. All threads meet there, so it must stand
         where the whole block goes."""
-        s, t = o.source.buffer, o.dest.buffer
+        s, t = o.source.buffer.buffer, o.dest.buffer.buffer
         return (
             s.dtype == t.dtype
-            and o.source_extents == s.static_shape
+            and o.source.is_whole
             and s.layout is not None
             and box_fits(s.layout, s.dtype.bits)
             and same_order(o)
@@ -114,9 +114,9 @@ def _never_seen_again(func: Func) -> set[Op]:
         for o in block.ops:
             if isinstance(o, Copy) and all(
                 u is o or _apart(u, o, defs) or (u in others and _same_elements(u, o, defs))
-                for u in users[o.dest]
+                for u in users[o.dest.buffer]
             ):
-                moves = [i and any(depends(v, i, defs) for v in o.dest_offsets) for i in loops]
+                moves = [i and any(depends(v, i, defs) for v in o.dest.offsets) for i in loops]
                 if all(moves):
                     found.add(o)
             inner = loops
@@ -138,13 +138,14 @@ def _never_seen_again(func: Func) -> set[Op]:
 def _apart(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
     """Whether `o` is a copy onto other elements than `copy`: along some dimension the two begin at
     numbers from the same place that are far enough apart."""
-    if not isinstance(o, Copy) or o.dest is not copy.dest or o.source is copy.dest:
+    if not isinstance(o, Copy):
         return False
-    for x, y, first, second in zip(
-        o.dest_offsets, copy.dest_offsets, o.dest_extents, copy.dest_extents
-    ):
-        (base, a), (other, b) = _from_base(x, defs), _from_base(y, defs)
-        if base is other and (b - a >= first if a < b else a - b >= second):
+    one, other = o.dest, copy.dest
+    if one.buffer is not other.buffer or o.source.buffer is other.buffer:
+        return False
+    for x, y, first, second in zip(one.offsets, other.offsets, one.extents, other.extents):
+        (base, a), (start, b) = _from_base(x, defs), _from_base(y, defs)
+        if base is start and (b - a >= first if a < b else a - b >= second):
             return True
     return False
 
@@ -165,7 +166,7 @@ def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
     offset, and at most a loop index more."""
     if not isinstance(o, Store):
         return False
-    for index, offset in zip(o.indices, copy.dest_offsets):
+    for index, offset in zip(o.indices, copy.dest.offsets):
         made = defs.get(index)
         parts = (made.lhs, made.rhs) if isinstance(made, Binary) and made.kind == "add" else ()
         if index is not offset and offset not in parts:

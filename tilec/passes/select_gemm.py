@@ -177,7 +177,7 @@ def _warpgroups(
     memory per flop."""
     m, n, k = o.shape
     by_n = {row.n: row for row in rows if row.warps > 1 and k % row.k == 0}
-    if not by_n or o.b.buffer.space != "shared":
+    if not by_n or o.b.buffer.buffer.space != "shared":
         return None
     first = next(iter(by_n.values()))
     if warps % first.warps or not _as_stored(o, first, rounded):
@@ -195,7 +195,7 @@ def _warpgroups(
         and n // gn in by_n
         and 2 * by_n[n // gn].registers[2] <= widest
         and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
-        and (o.a.buffer.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
+        and (o.a.buffer.buffer.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
         and wgmma_reads(sides[1], layouts[1], n // gn)
     ]
     if not found:
@@ -211,17 +211,17 @@ def _as_stored(o: Gemm, row: MatrixRow, rounded: Collection[Value]) -> bool:
     """Whether A and B are where the row reads them and in its own dtypes, or will be: a shared tile
     that may be `rounded` where it lies (`round_operands`), a fragment that is rounded in
     registers."""
-    for x, extents, places, dtype in (
-        (o.a, o.a_extents, row.a_places, row.a_dtype),
-        (o.b, o.b_extents, row.b_places, row.b_dtype),
+    for x, places, dtype in (
+        (o.a, row.a_places, row.a_dtype),
+        (o.b, row.b_places, row.b_dtype),
     ):
-        t = x.buffer
+        t = x.buffer.buffer
         rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
         if t.space not in places or not (t.dtype == dtype or rounds):
             return False
-        if rounds and t.space == "shared" and x not in rounded:
+        if rounds and t.space == "shared" and x.buffer not in rounded:
             return False
-        if t.space == "fragment" and extents != t.static_shape:
+        if t.space == "fragment" and not x.is_whole:
             return False
     return True
 
@@ -230,6 +230,6 @@ def _registers(o: Gemm, row: MatrixRow, share: int) -> int:
     """Registers that a thread holds while the product of `share` rows runs."""
     blocks = share // row.m
     held = blocks * row.registers[2]
-    if o.a.buffer.space == "fragment":
+    if o.a.buffer.buffer.space == "fragment":
         held += blocks * (o.shape[2] // row.k) * row.registers[0]
     return held

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
@@ -44,7 +45,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32
 from tilec.passes.rings import only_if
-from tilec.passes.slicing import acts, written_tensors
 from tilec.target import Target
 
 
@@ -144,7 +144,7 @@ class _Sharer:
             if why:
                 return f"line {o.loc.line} {why}"
         for o in self.func.body.ops[: self.func.body.ops.index(loop)]:
-            if any(acts(x) for x in _inside(o)):
+            if is_seen(o):
                 return f"line {o.loc.line} writes global memory before the sum"
         return ""
 
@@ -156,11 +156,7 @@ class _Sharer:
         before = self.func.body.ops[: self.func.body.ops.index(loop)]
         users = [o for o in before if _touches(o, v)]
         last = users[-1] if users else None
-        return (
-            isinstance(last, Fill)
-            and last.extents == v.buffer.static_shape
-            and last.value in self.zeros
-        )
+        return isinstance(last, Fill) and last.dest.is_whole and last.value in self.zeros
 
     def does_more(self, o: Op, sums: list[Value], loop: For) -> str:
         """What `o`, in the loop, does besides adding products; "" for nothing."""
@@ -168,15 +164,16 @@ class _Sharer:
             case Gemm():
                 if o.clear:
                     return f"overwrites {o.c.name}"
-                if {o.a, o.b} & set(sums):
+                if {o.a.buffer, o.b.buffer} & set(sums):
                     return f"reads {', '.join(v.name for v in sums)} inside the loop"
             case Copy():
-                if o.dest.buffer.space == "global":
+                to = o.dest.buffer
+                if to.buffer.space == "global":
                     return "writes global memory inside the loop"
-                if o.source in sums or o.dest in sums:
+                if o.source.buffer in sums or to in sums:
                     return "touches the sum inside the loop"
                 if not self.own_to_iteration(o, loop):
-                    return f"leaves {o.dest.name} to later iterations, or to what follows the loop"
+                    return f"leaves {to.name} to later iterations, or to what follows the loop"
             case Load():
                 if o.source.buffer.space != "global" or o.source in self.written:
                     return f"reads {o.source.name}, which the kernel changes"
@@ -192,10 +189,10 @@ class _Sharer:
     def own_to_iteration(self, o: Copy, loop: For) -> bool:
         """Whether the copy fills a buffer that only this loop uses, whole and before any other
         use."""
-        inside = [x for x in loop.body.ops if _touches(x, o.dest)]
-        outside = [x for x in self.func.body.ops if x is not loop and _touches(x, o.dest)]
-        whole = o.dest_extents == o.dest.buffer.static_shape
-        return not outside and whole and bool(inside) and inside[0] is o
+        v = o.dest.buffer
+        inside = [x for x in loop.body.ops if _touches(x, v)]
+        outside = [x for x in self.func.body.ops if x is not loop and _touches(x, v)]
+        return not outside and o.dest.is_whole and bool(inside) and inside[0] is o
 
     # --- what it becomes ---
 

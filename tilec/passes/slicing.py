@@ -7,19 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
-from tilec.ir.ops import (
-    Copy,
-    Fill,
-    For,
-    If,
-    Load,
-    Parallel,
-    Print,
-    Store,
-    While,
-    Yield,
-    yielded,
-)
+from tilec.ir.effects import is_clonable, written_tensors
+from tilec.ir.ops import For, If, Parallel, While, Yield, yielded
 from tilec.ir.types import BufferType
 
 
@@ -29,31 +18,6 @@ class NotClonable(Exception):
     def __init__(self, op: Op | None) -> None:
         super().__init__(op)
         self.op = op
-
-
-def written_tensors(block: Block) -> set[Value]:
-    """Global tensors that a program writes."""
-    found = set()
-    for o in walk(block):
-        dest = getattr(o, "dest", None)
-        if isinstance(dest, Value) and dest.buffer.space == "global":
-            found.add(dest)
-    return found
-
-
-def acts(o: Op) -> bool:
-    """Whether an op does something that is seen outside of the kernel's block."""
-    if isinstance(o, (Copy, Fill, Store)):
-        return o.dest.buffer.space == "global"
-    return isinstance(o, Print)
-
-
-def is_clonable(o: Op, written: set[Value]) -> bool:
-    """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no
-    effect."""
-    if o.pure:
-        return True
-    return isinstance(o, Load) and o.source.buffer.space == "global" and o.source not in written
 
 
 class Slice:

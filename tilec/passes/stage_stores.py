@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir.agents import leaves_by_rows, ragged_tensors
-from tilec.ir.core import Block, Builder, Func, Op, Value, walk
+from tilec.ir.core import Block, Builder, Func, Op, Region, Value, walk
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
@@ -51,7 +51,7 @@ class _Stager:
         known = dict(known)
         ops: list[Op] = []
         for o in block.ops:
-            fragment = isinstance(o, Copy) and o.source.buffer.space == "fragment"
+            fragment = isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment"
             if isinstance(o, Copy) and fragment and o.agent == "tma_store":
                 ops += self.by_tma(o, known)
             elif isinstance(o, Copy) and fragment and self.scatters(o) and self.room(o, again):
@@ -71,23 +71,23 @@ class _Stager:
         read its chunk."""
         b = Builder(o.loc)
         dtype = o.dest.dtype
-        layout, found = staged_form(o.source.buffer.layout, dtype.bits, self.target)
+        layout, found = staged_form(o.source.buffer.buffer.layout, dtype.bits, self.target)
         assert found is not None
         o = _in_layout(b, o, layout)
         shape = (self.warps * CHUNK_ROWS, found.columns)
         swizzle = swizzled(shape, dtype.bits, found.columns * dtype.bits // 8)
         t = BufferType(shape, dtype, "shared", layout=swizzle)
         if t not in known:
-            known[t] = b.value(Alloc, t, name=f"{o.dest.name}_staging")
+            known[t] = b.value(Alloc, t, name=f"{o.dest.buffer.name}_staging")
         return [*b.ops, replace(o, staging=known[t])]
 
     def scatters(self, o: Copy) -> bool:
         """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
         anywhere in a sector."""
-        f = o.source.buffer
-        if o.agent != "threads" or f.layout is None or o.source_extents != f.static_shape:
+        f, dest = o.source.buffer.buffer, o.dest.buffer
+        if o.agent != "threads" or f.layout is None or not o.source.is_whole:
             return False
-        if f.rank < 2 or not leaves_by_rows(o.dest, f.static_shape[-1], o.vector, self.ragged):
+        if f.rank < 2 or not leaves_by_rows(dest, f.static_shape[-1], o.vector, self.ragged):
             return False
         rows = along_rows(f.static_shape, self.target.warp_size, self.warps, o.vector)
         return rows_at_once(f.layout) >= FEWER_ROWS * rows_at_once(rows)
@@ -101,33 +101,33 @@ class _Stager:
 
     def by_rows(self, o: Copy) -> list[Op]:
         b = Builder(o.loc)
-        t, shape = _rows(o), o.source_extents
-        assert o.source.buffer.layout is not None
-        o = _in_layout(b, o, _in_words(o.source.buffer.layout, t.dtype.bits))
-        rows = b.value(Alloc, t, name=f"{o.dest.name}_rows")
+        t, shape = _rows(o), o.source.extents
+        assert o.source.buffer.buffer.layout is not None
+        o = _in_layout(b, o, _in_words(o.source.buffer.buffer.layout, t.dtype.bits))
+        rows = b.value(Alloc, t, name=f"{o.dest.buffer.name}_rows")
         zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-        sides = (o.source, o.source_offsets, shape, rows, zeros, shape)
-        b.emit(Copy, *sides, agent="threads", vector=1)
-        return [*b.ops, replace(o, source=rows, source_offsets=zeros)]
+        tile = Region(rows, zeros, shape)
+        b.emit(Copy, o.source, tile, agent="threads", vector=1)
+        return [*b.ops, replace(o, source=tile)]
 
 
 def _rows(o: Copy) -> BufferType:
     """The shared tile that a fragment goes through."""
-    shape, dtype = o.source_extents, o.dest.dtype
+    shape, dtype = o.source.extents, o.dest.dtype
     layout = padded(shape, shape[-1], PAD_BYTES * 8 // dtype.bits)
     return BufferType(shape, dtype, "shared", layout=layout)
 
 
 def _in_layout(b: Builder, o: Copy, layout: Layout | None) -> Copy:
     """The copy from a fragment of the destination's dtype in `layout`."""
-    f = o.source.buffer
+    f = o.source.buffer.buffer
     if layout == f.layout:
         return o
     t = BufferType(f.shape, o.dest.dtype, "fragment", layout=layout)
-    words = b.value(Alloc, t, name=f"{o.source.name}_words")
-    copy_whole(b, o.source, words)
+    words = b.value(Alloc, t, name=f"{o.source.buffer.name}_words")
+    copy_whole(b, o.source.buffer, words)
     zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
-    return replace(o, source=words, source_offsets=zeros)
+    return replace(o, source=replace(o.source, buffer=words, offsets=zeros))
 
 
 def _in_words(layout: Layout, bits: int) -> Layout:

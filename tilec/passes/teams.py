@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.effects import is_clonable
 from tilec.ir.errors import ResourceError
 from tilec.ir.loc import Loc
 from tilec.ir.ops import (
@@ -38,7 +39,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import INT32
 from tilec.passes.addressing import Numbers, narrow
 from tilec.passes.rings import Position, Ring, const, only_if
-from tilec.passes.slicing import NotClonable, Slice, is_clonable
+from tilec.passes.slicing import NotClonable, Slice
 
 FIRST_TURN = 1  # named barriers below it: 0 the block's, 1 … `teams` each team's own
 
@@ -217,7 +218,7 @@ class Teams:
                 return None
             b = Builder(o.loc)
             trips = _trips(b, o.lo, o.hi, o.step)
-            for r in dict.fromkeys(ring_of[x.dest] for x in _loads(o)):
+            for r in dict.fromkeys(ring_of[x.dest.buffer] for x in _loads(o)):
                 positions[r].skip(b, trips)
             return b.ops
 

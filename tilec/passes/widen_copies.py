@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.core import Builder, Func, Op, Region, rewrite
 from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Const, Copy
 from tilec.ir.types import INT32, BufferType
@@ -29,29 +29,29 @@ def widen_copies(func: Func, target: Target) -> Func:
 
 
 def _widen(o: Copy) -> list[Op] | None:
-    s, d = o.source.buffer, o.dest.buffer
+    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     if (s.space, d.space) == ("fragment", "global"):
-        fragment, memory, extents = s, d, o.source_extents
+        side, memory = o.source, d
     elif (s.space, d.space) == ("global", "fragment"):
-        fragment, memory, extents = d, s, o.dest_extents
+        side, memory = o.dest, s
     else:
         return None
-    if fragment.layout is None or extents != fragment.static_shape or memory.dtype.bits < 8:
+    fragment = side.buffer.buffer
+    if fragment.layout is None or not side.is_whole or memory.dtype.bits < 8:
         return None
     layout = wider(fragment.layout, o.vector, min(s.dtype.bits, d.dtype.bits))
     if layout is None:
         return None
     b = Builder(o.loc)
     t = BufferType(fragment.shape, memory.dtype, "fragment", layout=layout)
-    zeros = tuple(b.value(Const, 0, INT32) for _ in extents)
-    name = f"{(o.source if fragment is s else o.dest).name}_wide"
-    wide = b.value(Alloc, t, name=name)
-    if fragment is s:
-        copy_whole(b, o.source, wide)
-        b.ops.append(replace(o, source=wide, source_offsets=zeros))
+    zeros = tuple(b.value(Const, 0, INT32) for _ in side.extents)
+    wide = b.value(Alloc, t, name=f"{side.buffer.name}_wide")
+    if side is o.source:
+        copy_whole(b, side.buffer, wide)
+        b.ops.append(replace(o, source=Region(wide, zeros, side.extents)))
     else:
-        b.ops.append(replace(o, dest=wide, dest_offsets=zeros))
-        copy_whole(b, wide, o.dest)
+        b.ops.append(replace(o, dest=Region(wide, zeros, side.extents)))
+        copy_whole(b, wide, side.buffer)
     return b.ops
 
 

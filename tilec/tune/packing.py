@@ -30,9 +30,8 @@ def operands(func: Func) -> frozenset[str]:
     for loop in loops:
         inside = [*walk(loop.body)]
         if any(isinstance(o, Gemm) for o in inside):
-            found |= {
-                tensors[o.source] for o in inside if isinstance(o, Copy) if o.source in tensors
-            }
+            sources = {o.source.buffer for o in inside if isinstance(o, Copy)}
+            found |= {tensors[v] for v in sources if v in tensors}
     return frozenset(found)
 
 

@@ -185,7 +185,7 @@ class Candidate:
     def _leaves(self) -> bool:
         """Whether TMA can take some tile to global memory."""
         ragged = ragged_tensors(self.func)
-        stored = (o.dest for o in walk(self.func.body) if isinstance(o, Copy))
+        stored = (o.dest.buffer for o in walk(self.func.body) if isinstance(o, Copy))
         return any(
             v.buffer.space == "global" and tensor_map_fits(v.buffer) and v not in ragged
             for v in stored
@@ -291,7 +291,8 @@ class Candidate:
                 scattered |= o.turned or bool(row.n % QUAD_COLUMNS)
             if row is not None:
                 alone = math.prod(o.warps) == row.warps
-                held += sum(_bytes(v) for v in {o.a, o.b} - mine) // (1 if alone else OVERLAPPED)
+                size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - mine))
+                held += size // (1 if alone else OVERLAPPED)
         return tuple(rows), held, scattered, repeated
 
 

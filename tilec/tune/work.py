@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.ir.agents import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.fold import fold
 from tilec.ir.ops import (
     Alloc,
@@ -295,14 +295,10 @@ class _Reader:
                 case Gemm():
                     work.products.append(Product(o, loops))
                 case Copy():
-                    for buffer, offsets, extents, is_store in (
-                        (o.source, o.source_offsets, o.source_extents, False),
-                        (o.dest, o.dest_offsets, o.dest_extents, True),
-                    ):
-                        if buffer.buffer.space == "global":
-                            self._transfer(buffer, offsets, extents, loops, is_store)
-                case Fill() if o.dest.buffer.space == "global":
-                    self._transfer(o.dest, o.offsets, o.extents, loops, True)
+                    self._transfer(o.source, loops, False)
+                    self._transfer(o.dest, loops, True)
+                case Fill():
+                    self._transfer(o.dest, loops, True)
                 case Parallel():
                     self._elements(o.body, loops, o.extents)
                 case Load() | Store():
@@ -316,16 +312,12 @@ class _Reader:
     def _of(self, values: Sequence[Value]) -> frozenset[int]:
         return frozenset().union(*(self.along.get(v, frozenset()) for v in values))
 
-    def _transfer(
-        self,
-        tensor: Value,
-        offsets: Sequence[Value],
-        extents: tuple[int, ...],
-        loops: tuple[int, ...],
-        is_store: bool,
-    ) -> None:
-        made = Transfer(tensor, extents, loops, is_store, extents[-1], self._of(offsets))
-        self.work.transfers.append(made)
+    def _transfer(self, r: Region, loops: tuple[int, ...], is_store: bool) -> None:
+        """A region that is copied or filled."""
+        if r.buffer.buffer.space == "global":
+            along = self._of(r.offsets)
+            made = Transfer(r.buffer, r.extents, loops, is_store, r.extents[-1], along)
+            self.work.transfers.append(made)
 
     def _elements(self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
         """Ops that happen for each element of `extents`, along which the block's arguments run."""

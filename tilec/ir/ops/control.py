@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined", "persistent")
 
 
-@op("yield")
+@op("yield", effects=())
 class Yield(Op):
     """Ends a region and hands over its values."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.core import Block, Op, Value, op
+from tilec.ir.effects import ORDER, Effect, Effects, read, update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, Type
 
@@ -39,7 +40,7 @@ class Team(Op):
         return (ScalarType(INT32),)
 
 
-@op("turn_wait")
+@op("turn_wait", effects=ORDER)
 class TurnWait(Op):
     """Wait until it is this team's turn: the team before it (the last one's, for the first team)
     has passed it on. The scope begins with the first team's turn.
@@ -52,7 +53,7 @@ class TurnWait(Op):
     id: int
 
 
-@op("turn_pass")
+@op("turn_pass", effects=ORDER)
 class TurnPass(Op):
     """Give the turn to the next team. See `turn_wait`."""
 
@@ -71,7 +72,7 @@ class Version(Op):
         return (replace(self.root.buffer, versions=1),)
 
 
-@op("barrier")
+@op("barrier", effects=ORDER)
 class Barrier(Op):
     """Wait until `threads` threads of the block are here (0: all of them), their shared-memory
     accesses done. `id` (0 to 15) tells barriers apart that are in use at once."""
@@ -80,12 +81,12 @@ class Barrier(Op):
     threads: int = 0
 
 
-@op("warp_sync")
+@op("warp_sync", effects=ORDER)
 class WarpSync(Op):
     """Wait for all lanes of this warp, their shared-memory accesses done."""
 
 
-@op("proxy_fence")
+@op("proxy_fence", effects=ORDER)
 class ProxyFence(Op):
     """Put what this thread has behind it before what asynchronous engines (wgmma, TMA) do after it:
     they see its writes to shared memory, and do not overtake its reads."""
@@ -102,8 +103,11 @@ class MbarrierInit(Op):
     def verify(self) -> None:
         _check_barrier(self, self.barrier)
 
+    def effects(self) -> Effects:
+        return (update(self.barrier),)
 
-@op("mbarrier_init_fence")
+
+@op("mbarrier_init_fence", effects=ORDER)
 class MbarrierInitFence(Op):
     """Make initialised mbarriers known to the asynchronous proxy."""
 
@@ -115,6 +119,9 @@ class MbarrierExpect(Op):
     barrier: Value
     slot: Value
     bytes: int
+
+    def effects(self) -> Effects:
+        return (update(self.barrier), *ORDER)
 
 
 @op("mbarrier_arrive")
@@ -137,6 +144,9 @@ class MbarrierArrive(Op):
         if self.publish and self.block is None:
             raise InternalError("an arrival that publishes names its block", self.loc)
 
+    def effects(self) -> Effects:
+        return (update(self.barrier), *ORDER)
+
 
 @op("mbarrier_wait")
 class MbarrierWait(Op):
@@ -147,6 +157,9 @@ class MbarrierWait(Op):
     slot: Value
     parity: Value
     acquire: bool = False
+
+    def effects(self) -> Effects:
+        return (read(self.barrier), *ORDER)
 
 
 @op("cluster_index", pure=True)
@@ -164,7 +177,7 @@ class ClusterIndex(Op):
             raise InternalError(f"a grid has no dimension {self.dim}", self.loc)
 
 
-@op("cluster_barrier")
+@op("cluster_barrier", effects=ORDER)
 class ClusterBarrier(Op):
     """Wait for all threads of all blocks of the cluster, their shared-memory accesses done."""
 
@@ -179,6 +192,9 @@ class ClusterSum(Op):
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
+
+    def effects(self) -> Effects:
+        return (*(update(v) for v in self.fragments), *ORDER)
 
 
 @op("sum_parts")
@@ -199,26 +215,29 @@ class SumParts(Op):
     def verify(self) -> None:
         _check_fragments(self, self.fragments)
 
+    def effects(self) -> Effects:
+        return (*(update(v) for v in self.fragments), Effect("output"))
 
-@op("device_fence")
+
+@op("device_fence", effects=ORDER)
 class DeviceFence(Op):
     """Put what this thread has behind it before what it does after it, for all threads of the
     device that learn of the latter."""
 
 
-@op("cp_async_commit")
+@op("cp_async_commit", effects=ORDER)
 class CpAsyncCommit(Op):
     """Close the group of this thread's `cp_async` ops issued so far."""
 
 
-@op("cp_async_wait")
+@op("cp_async_wait", effects=ORDER)
 class CpAsyncWait(Op):
     """Wait until at most `pending` of this thread's newest cp.async groups are unfinished."""
 
     pending: int
 
 
-@op("wgmma_wait")
+@op("wgmma_wait", effects=ORDER)
 class WgmmaWait(Op):
     """Wait until at most `pending` of this warpgroup's newest wgmma groups are unfinished.
     `fragments` are those whose registers may be touched again, or may not be touched before."""
@@ -227,12 +246,12 @@ class WgmmaWait(Op):
     fragments: tuple[Value, ...]
 
 
-@op("tma_store_commit")
+@op("tma_store_commit", effects=ORDER)
 class TmaStoreCommit(Op):
     """Close the group of this thread's TMA stores issued so far."""
 
 
-@op("tma_store_wait")
+@op("tma_store_wait", effects=ORDER)
 class TmaStoreWait(Op):
     """Wait until at most `pending` of this thread's newest TMA store groups are unfinished;
     `read`: until they have only read their shared memory."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Op, Value, op
+from tilec.ir.effects import ORDER, Effect, Effects, read, update, write
 from tilec.ir.errors import InternalError
 from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
 
@@ -53,6 +54,9 @@ class RegRead(Op):
     def infer(self) -> Sequence[Type]:
         return (ScalarType(self.fragment.dtype),)
 
+    def effects(self) -> Effects:
+        return (read(self.fragment),)
+
 
 @op("reg_write")
 class RegWrite(Op):
@@ -61,6 +65,9 @@ class RegWrite(Op):
     fragment: Value
     index: Value
     value: Value
+
+    def effects(self) -> Effects:
+        return (write(self.fragment),)
 
 
 @op("extract", pure=True)
@@ -84,7 +91,7 @@ class Pack(Op):
         return (VectorType(self.values[0].dtype, len(self.values)),)
 
 
-@op("shuffle_xor")
+@op("shuffle_xor", effects=ORDER)
 class ShuffleXor(Op):
     """What lane `lane ^ mask` of this warp holds as `value`, a scalar or a vector. All lanes of the
     warp take part."""
@@ -100,7 +107,7 @@ class ShuffleXor(Op):
             raise InternalError(f"a shuffle with the lane mask {self.mask}", self.loc)
 
 
-@op("shuffle")
+@op("shuffle", effects=ORDER)
 class Shuffle(Op):
     """What lane number `lane` (i32) of this warp holds as `value`, a scalar or a vector. All lanes
     of the warp take part."""
@@ -112,7 +119,7 @@ class Shuffle(Op):
         return (self.value.type,)
 
 
-@op("check_index")
+@op("check_index", effects=ORDER)
 class CheckIndex(Op):
     """Each of `indices` of a shared or local buffer must lie inside of its dimension, which nothing
     before the run could prove. Nothing on a machine: the simulator looks."""
@@ -141,6 +148,9 @@ class MemLoad(Op):
         if self.words:
             return (VectorType(UINT32, self.lanes * dtype.bits // 32),)
         return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+
+    def effects(self) -> Effects:
+        return (read(self.source),)
 
 
 @op("misaligned", pure=True)
@@ -188,6 +198,9 @@ class MemStore(Op):
         if self.value.dtype != self.dest.dtype:
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
+    def effects(self) -> Effects:
+        return (write(self.dest),)
+
 
 @op("cluster_load")
 class ClusterLoad(Op):
@@ -206,6 +219,9 @@ class ClusterLoad(Op):
         bits = self.source.dtype.bits * self.lanes
         if self.source.buffer.space != "shared" or bits not in (32, 64, 128):
             raise InternalError(f"a load of {bits} bits from {self.source.type}", self.loc)
+
+    def effects(self) -> Effects:
+        return (read(self.source),)
 
 
 @op("count_up")
@@ -226,6 +242,9 @@ class CountUp(Op):
         if t.space != "global" or t.dtype != INT32:
             raise InternalError(f"a counter in {t}", self.loc)
 
+    def effects(self) -> Effects:
+        return (update(self.dest),)
+
 
 @op("cp_async")
 class CpAsync(Op):
@@ -239,6 +258,9 @@ class CpAsync(Op):
     source_offset: Value
     bytes: int
     valid: Value | None = None
+
+    def effects(self) -> Effects:
+        return read(self.source, engine="cp_async"), write(self.dest, engine="cp_async")
 
 
 @op("ldmatrix")
@@ -254,6 +276,9 @@ class Ldmatrix(Op):
     count: int
     transposed: bool = False
 
+    def effects(self) -> Effects:
+        return read(self.source), write(self.dest)
+
 
 @op("stmatrix")
 class Stmatrix(Op):
@@ -264,6 +289,9 @@ class Stmatrix(Op):
     offset: Value
     values: tuple[Value, ...]
     transposed: bool = False
+
+    def effects(self) -> Effects:
+        return (write(self.dest),)
 
 
 @op("mma")
@@ -279,6 +307,9 @@ class Mma(Op):
     a_register: Value
     b: Value
     b_register: Value
+
+    def effects(self) -> Effects:
+        return read(self.a), read(self.b), update(self.c)
 
 
 @op("wgmma")
@@ -309,6 +340,10 @@ class Wgmma(Op):
     b_transposed: bool = False
     accumulate: Value | None = None
 
+    def effects(self) -> Effects:
+        operands = read(self.a, engine="wgmma"), read(self.b, engine="wgmma")
+        return (*operands, update(self.c, "wgmma"))
+
 
 @op("tma_load")
 class TmaLoad(Op):
@@ -326,6 +361,9 @@ class TmaLoad(Op):
     slot: Value
     blocks: Value | None = None
 
+    def effects(self) -> Effects:
+        return write(self.dest, engine="tma"), update(self.barrier, "tma")
+
 
 @op("tma_store")
 class TmaStore(Op):
@@ -339,8 +377,11 @@ class TmaStore(Op):
     source_offset: Value
     guard: Value | None = None
 
+    def effects(self) -> Effects:
+        return read(self.source, engine="tma"), Effect("output")
 
-@op("prefetch_map")
+
+@op("prefetch_map", effects=ORDER)
 class PrefetchMap(Op):
     """Bring a TMA descriptor into its cache."""
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Op, Value, op
+from tilec.ir.core import Op, Region, Value, op
+from tilec.ir.effects import Effect, Effects, read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BufferType, ScalarType, Type
 
+ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma"}  # of who moves a copy's data
 _TURNED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
@@ -32,6 +34,9 @@ class Alloc(Op):
     def infer(self) -> Sequence[Type]:
         return (self.type,)
 
+    def effects(self) -> Effects:
+        return (Effect("allocate", Region(self.result)),)
+
 
 @op("load")
 class Load(Op):
@@ -46,6 +51,9 @@ class Load(Op):
 
     def verify(self) -> None:
         _check_rank(self, self.source, self.indices)
+
+    def effects(self) -> Effects:
+        return (read(self.source, self.indices, (1,) * len(self.indices)),)
 
 
 @op("store")
@@ -62,25 +70,23 @@ class Store(Op):
         if self.value.type != ScalarType(self.dest.dtype):
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
+    def effects(self) -> Effects:
+        return (write(self.dest, self.indices, (1,) * len(self.indices)),)
+
 
 @op("copy")
 class Copy(Op):
     """Copy a region onto another, converting to the destination's dtype.
 
-    The two `*_extents` have one entry per dimension of their buffer; dropping the entries that are
-    1 leaves the same shape on both sides. Reads out of a global tensor's bounds give its safe
-    value, writes out of bounds are dropped. `coalesced_width` (elements), `disable_tma` and
-    `eviction_policy` are the user's wishes. Decided by passes: `ahead`, the copy may run before
-    its iteration (`plan_pipeline`); `agent`, who moves the data ("threads", "cp_async", "tma",
-    "tma_store"), and `vector`, elements per access (`select_copies`); `staging`, the shared memory
-    a "tma_store" goes through (`stage_stores`)."""
+    Without extents that are 1 both boxes have the same shape. Reads out of a global tensor's bounds
+    give its safe value, writes out of bounds are dropped. `coalesced_width` (elements),
+    `disable_tma` and `eviction_policy` are the user's wishes. Decided by passes: `ahead`, the copy
+    may run before its iteration (`plan_pipeline`); `agent`, who moves the data ("threads",
+    "cp_async", "tma", "tma_store"), and `vector`, elements per access (`select_copies`); `staging`,
+    the shared memory a "tma_store" goes through (`stage_stores`)."""
 
-    source: Value
-    source_offsets: tuple[Value, ...]
-    source_extents: tuple[int, ...]
-    dest: Value
-    dest_offsets: tuple[Value, ...]
-    dest_extents: tuple[int, ...]
+    source: Region
+    dest: Region
     staging: Value | None = None
     coalesced_width: int = 0
     disable_tma: bool = False
@@ -90,25 +96,35 @@ class Copy(Op):
     vector: int = 0
 
     def verify(self) -> None:
-        _check_rank(self, self.source, self.source_offsets)
-        _check_rank(self, self.dest, self.dest_offsets)
-        if squeeze(self.source_extents) != squeeze(self.dest_extents):
-            raise InternalError(f"copy of {self.source_extents} onto {self.dest_extents}", self.loc)
+        for side in (self.source, self.dest):
+            _check_rank(self, side.buffer, side.offsets)
+        if self.source.shape != self.dest.shape:
+            boxes = f"{self.source.extents} onto {self.dest.extents}"
+            raise InternalError(f"copy of {boxes}", self.loc)
+
+    def effects(self) -> Effects:
+        engine = ENGINES.get(self.agent, "threads")
+        reader = engine if self.staging is None else "threads"
+        source, dest = Effect("read", self.source, reader), Effect("write", self.dest, engine)
+        if self.staging is None:
+            return source, dest
+        return source, dest, Effect("update", Region(self.staging), private=True)
 
 
 @op("fill")
 class Fill(Op):
     """Set every element of an on-chip buffer, or of a region of a global tensor, to `value`."""
 
-    dest: Value
-    offsets: tuple[Value, ...]
-    extents: tuple[int, ...]
+    dest: Region
     value: Value
 
     def verify(self) -> None:
-        _check_rank(self, self.dest, self.offsets)
+        _check_rank(self, self.dest.buffer, self.dest.offsets)
         if self.value.type != ScalarType(self.dest.dtype):
-            raise InternalError(f"fill of {self.dest.type} with {self.value.type}", self.loc)
+            raise InternalError(f"fill of {self.dest.buffer.type} with {self.value.type}", self.loc)
+
+    def effects(self) -> Effects:
+        return (Effect("write", self.dest),)
 
 
 @op("gemm")
@@ -123,12 +139,8 @@ class Gemm(Op):
     computes C^T = B^T @ A^T; see `turn`) and `warps` (how many along M and N of what it computes);
     by `expand_scopes`, `asynchronous` (C is in flight until a `wgmma_wait`)."""
 
-    a: Value
-    a_offsets: tuple[Value, ...]
-    a_extents: tuple[int, ...]
-    b: Value
-    b_offsets: tuple[Value, ...]
-    b_extents: tuple[int, ...]
+    a: Region
+    b: Region
     c: Value
     accumulate: Value | None = None
     transpose_a: bool = False
@@ -150,11 +162,7 @@ class Gemm(Op):
         return replace(
             self,
             a=self.b,
-            a_offsets=self.b_offsets,
-            a_extents=self.b_extents,
             b=self.a,
-            b_offsets=self.a_offsets,
-            b_extents=self.a_extents,
             transpose_a=not self.transpose_b,
             transpose_b=not self.transpose_a,
             policy=_TURNED_POLICY.get(self.policy, self.policy),
@@ -164,8 +172,8 @@ class Gemm(Op):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(M, N, K) of the tile product."""
-        m, k = self.a_extents[-2:]
-        k2, n = self.b_extents[-2:]
+        m, k = self.a.extents[-2:]
+        k2, n = self.b.extents[-2:]
         if self.transpose_a:
             m, k = k, m
         if self.transpose_b:
@@ -174,11 +182,21 @@ class Gemm(Op):
 
     def verify(self) -> None:
         m, n, k = self.shape
-        kb = self.b_extents[-1] if self.transpose_b else self.b_extents[-2]
+        kb = self.b.extents[-1] if self.transpose_b else self.b.extents[-2]
         if kb != k or self.c.buffer.static_shape != (m, n):
             raise InternalError(
-                f"gemm of {self.a.type} and {self.b.type} into {self.c.type}", self.loc
+                f"gemm of {self.a.buffer.type} and {self.b.buffer.type} into {self.c.type}",
+                self.loc,
             )
+
+    def effects(self) -> Effects:
+        engine = "wgmma" if self.row.startswith("wgmma") else "threads"
+        c = Region(self.c, (), self.c.buffer.static_shape)
+        return (
+            Effect("read", self.a, engine),
+            Effect("read", self.b, engine),
+            Effect("write" if self.clear else "update", c, engine),
+        )
 
 
 @op("print")
@@ -202,6 +220,10 @@ class Print(Op):
                 found.append("")
         return found
 
+    def effects(self) -> Effects:
+        shown = () if self.buffer is None else (read(self.buffer),)
+        return (*shown, Effect("output"))
+
 
 @op("annotate_layout")
 class AnnotateLayout(Op):
@@ -211,6 +233,9 @@ class AnnotateLayout(Op):
     dest: Value
     layout: object
 
+    def effects(self) -> Effects:
+        return (Effect("describe", Region(self.dest)),)
+
 
 @op("annotate_safe_value")
 class AnnotateSafeValue(Op):
@@ -218,6 +243,9 @@ class AnnotateSafeValue(Op):
 
     dest: Value
     value: Value
+
+    def effects(self) -> Effects:
+        return (Effect("describe", Region(self.dest)),)
 
 
 @op("use_swizzle")
@@ -228,12 +256,18 @@ class UseSwizzle(Op):
     panel_size: int
     order: str = "row"
 
+    def effects(self) -> Effects:
+        return (Effect("describe"),)
+
 
 @op("annotate_schedule")
 class AnnotateSchedule(Op):
     """What the user fixes of the plan: pairs of a field of `tilec.ir.plan.Plan` and its value."""
 
     choices: tuple[tuple[str, Any], ...]
+
+    def effects(self) -> Effects:
+        return (Effect("describe"),)
 
 
 def squeeze(extents: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,115 @@
+"""What ops do besides giving their results: to memory, to the order of threads, to the world.
+
+Every op class states its effects (`Op.effects`; those of control ops are their bodies'), and passes
+ask these questions of them rather than of the classes: what is read and written, by which engine,
+what is seen outside of the kernel's block, what may be done twice. The model is that of MLIR's
+memory effects, with boxes of buffers as resources."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.ir.core import Block, Op, Region, Value, walk
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Effect:
+    """One thing that an op does.
+
+    `kind`: "read", "write", or "update" a region, the last being both at once (an accumulation);
+    "allocate" a buffer; "describe" it, or the kernel, for the compiler; "order" what threads or
+    engines do before and after; "output", what is seen outside of the kernel by other ways than
+    its tensors. `engine`: who accesses the region: "threads", or "cp_async", "tma", "wgmma", which
+    are not in order with them. `private`: each warp has a part of the region for itself, and keeps
+    its accesses in order."""
+
+    kind: str
+    region: Region | None = None
+    engine: str = "threads"
+    private: bool = False
+
+    @property
+    def buffer(self) -> Value | None:
+        return self.region.buffer if self.region else None
+
+    @property
+    def reads(self) -> bool:
+        return self.kind in ("read", "update")
+
+    @property
+    def writes(self) -> bool:
+        return self.kind in ("write", "update")
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it can be seen from outside of the block of threads."""
+        if self.region is None or not self.writes:
+            return self.kind == "output"
+        return self.region.buffer.buffer.space == "global"
+
+
+Effects = tuple[Effect, ...]
+ORDER: Effects = (Effect("order"),)
+
+
+def read(buffer: Value, *box: tuple[Any, ...], engine: str = "threads") -> Effect:
+    """`buffer` is read: a box (offsets and extents), or somewhere."""
+    return Effect("read", Region(buffer, *box), engine)
+
+
+def write(buffer: Value, *box: tuple[Any, ...], engine: str = "threads") -> Effect:
+    """`buffer` is written: a box (offsets and extents), or somewhere."""
+    return Effect("write", Region(buffer, *box), engine)
+
+
+def update(buffer: Value, engine: str = "threads") -> Effect:
+    """What is in `buffer` is changed."""
+    return Effect("update", Region(buffer), engine)
+
+
+# --- questions ---
+
+
+def effects_in(block: Block) -> Iterator[tuple[Op, Effect]]:
+    """What the ops of `block`, and of the regions inside, do each by itself."""
+    for o in walk(block):
+        if not o.region_fields:
+            for e in o.effects():
+                yield o, e
+
+
+def buffers_read(effects: Iterable[Effect]) -> list[Value]:
+    return [e.region.buffer for e in effects if e.region and e.reads]
+
+
+def buffers_written(effects: Iterable[Effect], whole: bool = False) -> list[Value]:
+    """What is written, or only what is written `whole`."""
+    found = (e.region for e in effects if e.region and e.writes)
+    return [r.buffer for r in found if r.is_whole or not whole]
+
+
+def written_tensors(block: Block) -> set[Value]:
+    """Global tensors that a program writes."""
+    return {v for v in buffers_written(e for _, e in effects_in(block)) if _is_global(v)}
+
+
+def is_seen(o: Op) -> bool:
+    """Whether an op does something that is seen outside of the kernel's block."""
+    return any(e.is_seen for e in o.effects())
+
+
+def is_clonable(o: Op, written: Container[Value]) -> bool:
+    """Whether doing `o` again, elsewhere in the block of threads, gives the same values and no
+    effect. `written`: the tensors that the kernel writes."""
+    if o.pure:
+        return True
+    return not o.region_fields and all(
+        e.kind == "read" and e.region and _is_global(e.region.buffer) and e.buffer not in written
+        for e in o.effects()
+    )
+
+
+def _is_global(v: Value) -> bool:
+    return v.buffer.space == "global"
