@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from tilec.ir.errors import TargetError, shown
 
+CACHE_LINE = 128  # bytes, of the L2 cache of every GPU here
+
 
 @dataclass(frozen=True)
 class Speeds:

@@ -53,6 +53,11 @@ class Value:
         return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
 
 
+def squeeze(extents: Iterable[int]) -> tuple[int, ...]:
+    """`extents` without its ones."""
+    return tuple(e for e in extents if e != 1)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Region:
     """A box of a buffer: one offset (a scalar) per dimension, and one compile-time extent each;
@@ -69,7 +74,7 @@ class Region:
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents without ones."""
-        return tuple(e for e in self.extents if e != 1)
+        return squeeze(self.extents)
 
     @property
     def is_whole(self) -> bool:

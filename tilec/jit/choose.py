@@ -22,7 +22,7 @@ from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
-from tilec.target import find_target
+from tilec.target import CACHE_LINE, find_target
 
 if TYPE_CHECKING:
     from tilec import tune
@@ -40,7 +40,6 @@ else:  # loaded by the first choice that is not in the cache
 FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
-_LINE = 128  # bytes of a cache line
 _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
 
@@ -283,7 +282,7 @@ def _where(call: Call, open_: Mapping[str, Auto], grid: Any) -> str:
         first = {name: a.values[0] for name, a in open_.items()}
         extents = spread_grid(grid, {**call.constants, **first})
     shapes = {
-        name: (t.shape, [math.gcd(_LINE, n * t.itemsize) for n in t.strides])
+        name: (t.shape, [math.gcd(CACHE_LINE, n * t.itemsize) for n in t.strides])
         for name, t in call.tensors.items()
     }
     scalars = {n: v for n, v in call.scalars.items() if isinstance(v, int)}

@@ -21,10 +21,10 @@ from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launc
 from tilec.runtime.image import AbiParam, Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 from tilec.runtime.workspace import ForOwner
+from tilec.target import CACHE_LINE
 
 packer = Lazy("tilec.packer")
 
-LINE = 128  # bytes; a row of a tile that straddles two cache lines takes two requests
 MOST_BYTES = 512 << 20  # of the copies of a launch: what they lie in stays allocated
 MOST_ROWS, MOST_BATCH = 8 * 65535, 65535  # that the grid of the kernel which copies can count
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever they mean
@@ -58,8 +58,9 @@ def _begins_anywhere(a: Argument) -> bool:
 
 
 def packed_copy(t: Tensor, pointer: int) -> Tensor:
-    """A copy of `t` at `pointer`, which is a multiple of `LINE`: so are all its rows."""
-    each = LINE // t.itemsize
+    """A copy of `t` at `pointer`, which is at a cache line: so are all its rows, since a row of a
+    tile that straddles two lines takes two requests."""
+    each = CACHE_LINE // t.itemsize
     *outer, columns = t.shape
     strides = contiguous_strides((*outer, -(-columns // each) * each))
     return replace(t, pointer=pointer, strides=strides, owner=None)
@@ -80,7 +81,7 @@ class Packing:
         self.sources = []
         for name in self._names:
             source = self.tensors[name]
-            self.tensors[name] = packed_copy(source, LINE)  # `ready` knows where
+            self.tensors[name] = packed_copy(source, CACHE_LINE)  # `ready` knows where
             copy = _copying(kernel.image.target, source, self.tensors[name])
             self._copies.append(copy)
             (at,) = _parameters(copy[0], "A")

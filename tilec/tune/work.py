@@ -32,9 +32,9 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import BufferType
+from tilec.target import CACHE_LINE
 
 UNKNOWN_TRIPS = 8
-LINE = 128  # bytes of a cache line
 SECTOR = 32  # bytes of it that come at once
 # How much longer a row of a tile takes that lies in two lines, and rows of which every other begins
 # inside of a sector.
@@ -367,12 +367,13 @@ def _lines(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:
     buffer = t.tensor.buffer
     if len(buffer.shape) != len(t.extents) or len(t.extents) < 2:
         return 1.0
-    row = math.gcd(LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
+    row = math.gcd(CACHE_LINE, max(1, t.extents[-1] * t.bits // 8))  # pieces of a row are alike
     between = buffer.shape[-1] if buffer.strides is None else buffer.strides[-2]
     pitch = between if isinstance(between, int) else sizes.get(between)
-    step = LINE if pitch is None else math.gcd(LINE, int(pitch) * t.bits // 8)  # of their places
-    touched = 1 + SPLIT_ROW * max(0, row - step) / LINE + INSIDE * (step < SECTOR)
-    return max(1.0, touched * LINE / row)
+    # Of their places:
+    step = CACHE_LINE if pitch is None else math.gcd(CACHE_LINE, int(pitch) * t.bits // 8)
+    touched = 1 + SPLIT_ROW * max(0, row - step) / CACHE_LINE + INSIDE * (step < SECTOR)
+    return max(1.0, touched * CACHE_LINE / row)
 
 
 def _clipped(t: Transfer, sizes: Mapping[str, bool | int | float]) -> float:

@@ -1,6 +1,7 @@
 """The ops, one frozen dataclass each, by the contract they first appear in (see
 `tilec.ir.verify`)."""
 
+from tilec.ir.core import squeeze
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, yielded
 from tilec.ir.ops.scalar import (
     Binary,
@@ -78,7 +79,6 @@ from tilec.ir.ops.tile import (
     Print,
     Store,
     UseSwizzle,
-    squeeze,
 )
 
 __all__ = [

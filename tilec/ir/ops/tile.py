@@ -270,11 +270,6 @@ class AnnotateSchedule(Op):
         return (Effect("describe"),)
 
 
-def squeeze(extents: Sequence[int]) -> tuple[int, ...]:
-    """`extents` without its ones."""
-    return tuple(e for e in extents if e != 1)
-
-
 def _check_rank(o: Op, buffer: Value, indices: Sequence[Value]) -> None:
     if buffer.buffer.rank != len(indices):
         raise InternalError(f"{len(indices)} indices into {buffer.type}", o.loc)
