@@ -185,8 +185,7 @@ class _Expander:
         found = waiting.pieces(first, loop.lo, True)
         waiting.load(first, loop.lo, found)
         waiting.store(first, waiting.zero, found)
-        only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
-        self._synchronise(b, copies, loop)
+        self._synchronise(first, copies, loop)
         versions = copies[0].dest.buffer.buffer.versions
         body = Builder(loop.loc)
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
@@ -213,7 +212,8 @@ class _Expander:
         if versions > 1:
             at.advance(body, slot)
         body.ops.append(loop.body.ops[-1])
-        b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
+        first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
+        only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
         return b.ops
 
 
@@ -232,10 +232,7 @@ class _Waiting:
         self.loop, self.tiles, self.realigner = loop, tiles, expander.realigner
         self.aligned = [o for o in copies if o.dest.buffer not in tiles]
         self.realigned = [o for o in copies if o.dest.buffer in tiles]
-        self.words = {
-            dest: b.value(Alloc, tile.words, name=f"{dest.name}_next")
-            for dest, tile in tiles.items()
-        }
+        self.held = expander.realigner.held(b, tiles)
         self.staged = {}
         for o in self.aligned:
             layout = expander.staging(o)
@@ -264,7 +261,7 @@ class _Waiting:
 
     def load(self, into: Builder, index: Value, found: Pieces | None) -> None:
         if found is not None:
-            self.realigner.load(into, found, self.words)
+            self.realigner.load(into, found, self.held)
         for o in self._copied(self.aligned, index) if self.aligned else ():
             if isinstance(o, Copy):
                 fragment = whole(self.staged[o.dest.buffer], self.zero)
@@ -274,7 +271,7 @@ class _Waiting:
     def store(self, into: Builder, slot: Value, found: Pieces | None) -> None:
         """What `load` has brought, to version `slot` of each tile."""
         if found is not None:
-            self.realigner.store(into, found, self.words, slot)
+            self.realigner.store(into, found, self.held, slot)
         for root, fragment in self.staged.items():
             version = into.value(Version, root, slot, name=root.name)
             sides = (whole(v, self.zero) for v in (fragment, version))

@@ -38,7 +38,7 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
 from tilec.passes.accesses import fragment_accesses
 from tilec.passes.addressing import (
     conjunction,
@@ -52,7 +52,8 @@ from tilec.passes.rings import only_if
 class LoopBody:
     """Lowers a loop's body for several elements at once, `width` of which are neighbours each time.
     `envs[e]` maps the body's values to those of element e; an op whose operands are the same in all
-    of them is made once."""
+    of them is made once. Where an element has a value for `inside`, it is stored only if that
+    holds."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class LoopBody:
         self.width = width
         self.guarded = guarded
         self.replica = replica
+        self.inside = Value(ScalarType(BOOL), "inside")
         self.first: Value | None = None
         self.tables: dict[int, tuple[int, ...]] = {}
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
@@ -312,6 +314,8 @@ class LoopBody:
         conds = self._guard(o, group[-1], known)
         if self.replica is not None:
             conds.append(self.replica)
+        if self.inside in group[0]:
+            conds.append(group[0][self.inside])
         guard = conjunction(b, conds)
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)

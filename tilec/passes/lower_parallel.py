@@ -202,15 +202,13 @@ class Lowering:
         )
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
-        """How many groups are taken together: in a loop that is not written out, and at an edge,
-        what comes from shared memory, unguarded, is asked for before it is stored."""
-        assert p.layout is not None
-        plain = p.layout.shape == p.extents and not any(o.regions for o in p.body.ops)
-        sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
+        """How many groups are taken together: in a loop that is not written out, at an edge, and
+        where there are fewer elements than the layout covers, what comes from shared memory,
+        unguarded, is asked for before it is stored."""
+        if _partial(p):
+            return math.gcd(groups, MOST_TOGETHER) if _nearest(p) else 1
         late = most != MOST_OPS or _is_long(p, most)
-        if not (plain and late and sources == {"shared"}) or changes_memory(p):
-            return 1
-        return math.gcd(groups, MOST_TOGETHER)
+        return math.gcd(groups, MOST_TOGETHER) if late and _leaves_shared(p) else 1
 
     def _emit(
         self,
@@ -231,37 +229,47 @@ class Lowering:
         group = Value(b.value(Const, 0, INT32).type, "r")
         inner = Builder(p.loc)
         first = inner.value(Binary, "mul", group, inner.value(Const, width * batch, INT32))
+        nearest = _nearest(p)
+        work = inner if nearest else Builder(p.loc)
+        body = LoopBody(self.known, work, p, width, guarded, replica)
+        body.first = first
         envs: list[Substitution] = []
         for at in range(batch):
             start = first
             if at:
                 start = inner.value(Binary, "add", first, inner.value(Const, at * width, INT32))
             coords = coordinates(inner, p.layout, place, start)
+            inside = [
+                inner.value(Compare, "lt", coords[d], inner.value(Const, p.extents[d], INT32))
+                for d in _partial(p)
+            ]
+            own: Substitution = {}
+            if nearest:
+                there = conjunction(inner, inside)
+                assert there is not None
+                own[body.inside] = there
+                for d in _partial(p):
+                    last = inner.value(Const, p.extents[d] - (width if d == dim else 1), INT32)
+                    coords[d] = inner.value(Binary, "min", coords[d], last)
             for e in range(width):
-                env: Substitution = dict(zip(p.body.args, coords))
+                env = own | dict(zip(p.body.args, coords))
                 if e:
                     env[p.body.args[dim]] = inner.value(
                         Binary, "add", coords[dim], inner.value(Const, e, INT32)
                     )
                 envs.append(env)
-        inside = [
-            inner.value(Compare, "lt", c, inner.value(Const, own, INT32))
-            for c, own, covered in zip(coords, p.extents, p.layout.shape)
-            if covered > own
-        ]
         if changes_memory(p) and not _registers_left(p):
             first_of_all = unique_register(inner, p.layout, first)
             inside += [] if first_of_all is None else [first_of_all]
-        work = Builder(p.loc) if inside else inner
-        body = LoopBody(self.known, work, p, width, guarded, replica)
-        body.first = first
         for o in p.body.ops:
             if batch > 1 and isinstance(o, Store):
                 work.emit(WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
-        cond = conjunction(inner, inside)
+        cond = None if nearest else conjunction(inner, inside)
         if cond is not None:
             only_if(inner, cond, work.ops)
+        elif not nearest:
+            inner.ops += work.ops
         inner.emit(Yield)
         groups, block = registers // (width * batch), inner.block([group])
         selects = any(isinstance(o, (RegRead, RegWrite, Lookup)) for o in walk(block))
@@ -269,6 +277,27 @@ class Lowering:
         kind = "unroll" if selects or short else "serial"
         zero, count, one = (b.value(Const, n, INT32) for n in (0, groups, 1))
         b.emit(For, kind, zero, count, one, (), block)
+
+
+def _partial(p: Parallel) -> list[int]:
+    """The dimensions along which the layout covers more than there is."""
+    assert p.layout is not None
+    return [d for d, (own, all) in enumerate(zip(p.extents, p.layout.shape)) if all > own]
+
+
+def _leaves_shared(p: Parallel) -> bool:
+    """Whether what the loop reads is in shared memory, and it does not write there what it
+    reads."""
+    plain = not any(o.regions for o in p.body.ops) and not changes_memory(p)
+    return plain and {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)} == {
+        "shared"
+    }
+
+
+def _nearest(p: Parallel) -> bool:
+    """Whether threads that have none of the elements load the nearest ones, and store nothing:
+    loads that are under no condition can be asked for together."""
+    return bool(_partial(p)) and _leaves_shared(p) and not fragment_accesses(p)
 
 
 def _is_long(p: Parallel, most: int) -> bool:

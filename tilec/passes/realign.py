@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import NamedTuple
 
 from tilec.ir.agents import PIECE_REGISTERS, Agents, piece_layout
@@ -37,6 +38,7 @@ from tilec.ir.ops import (
     Realign,
     RegRead,
     RegWrite,
+    Select,
     Store,
     Unary,
     Version,
@@ -51,6 +53,7 @@ from tilec.target import Target
 
 PIECE = 16  # bytes of a load
 WORDS = 2 * PIECE // 4  # that wait for each 16 bytes of a thread's part of the tile
+FEW = 120  # registers of a thread, up to which elements may wait beside pieces
 
 
 class _Part(NamedTuple):
@@ -65,11 +68,20 @@ class _Part(NamedTuple):
 
 class Tile(NamedTuple):
     """How the elements of a tile and the words that hold them are spread over the threads; how many
-    of a thread's parts are loaded ahead of time, the others not before they are stored."""
+    of a thread's `parts` are loaded ahead of time, the others not before they are stored."""
 
     elements: BufferType
     words: BufferType
+    parts: int
     ahead: int
+
+
+class Held(NamedTuple):
+    """The registers in which tiles wait, by buffer: `words`, and of tiles of few parts the elements
+    of those parts whose pieces do not lie in memory (`ends`)."""
+
+    words: Mapping[Value, Value]
+    ends: Mapping[Value, Value]
 
 
 class Pieces(NamedTuple):
@@ -97,7 +109,8 @@ class Realigner:
             if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
         )
         launched = int(func.attrs["launch_threads"])
-        self.room = at_launch(launched, target) - OTHER_REGISTERS - held // 32
+        self.fragments = held // 32
+        self.room = at_launch(launched, target) - OTHER_REGISTERS - self.fragments
 
     def tiles(self, copies: Iterable[Copy]) -> dict[Value, Tile]:
         """How the tiles of run-ahead copies come, by buffer, of those that come so. As many parts
@@ -125,8 +138,19 @@ class Realigner:
         return Tile(
             BufferType(shape, dtype, "fragment", layout=layout),
             BufferType(words, UINT32, "fragment", layout=waiting),
-            layout.size("reg") // per,
+            (parts := layout.size("reg") // per),
+            parts,
         )
+
+    def held(self, b: Builder, tiles: Mapping[Value, Tile]) -> Held:
+        """Registers for tiles."""
+        words = {v: b.value(Alloc, t.words, name=f"{v.name}_next") for v, t in tiles.items()}
+        beside = sum(
+            t.parts * (PIECE_REGISTERS + PIECE * 8 // t.elements.dtype.bits) for t in tiles.values()
+        )
+        waiting = tiles.items() if self.fragments + beside <= FEW else ()
+        ends = {v: b.value(Alloc, t.elements, name=f"{v.name}_ends") for v, t in waiting}
+        return Held(words, ends)
 
     def pieces(
         self, b: Builder, copies: list[Copy], tiles: Mapping[Value, Tile], once: bool
@@ -138,18 +162,34 @@ class Realigner:
             inside = [conjunction(b, [r, *self._inside(b, o)]) for o, r in zip(copies, reachable)]
         return Pieces(copies, [tiles[o.dest.buffer] for o in copies], reachable, inside)
 
-    def load(self, b: Builder, found: Pieces, words: Mapping[Value, Value]) -> None:
-        """Load the pieces into the `words` of each tile."""
+    def load(self, b: Builder, found: Pieces, held: Held) -> None:
+        """Load the pieces of each tile."""
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 if number < tile.ahead:
                     for n, value in enumerate(self._words(b, o, part, inside), WORDS * number):
-                        b.emit(RegWrite, words[o.dest.buffer], b.value(Const, n, INT32), value)
+                        index = b.value(Const, n, INT32)
+                        b.emit(RegWrite, held.words[o.dest.buffer], index, value)
 
         self._forms(b, found, each)
+        if not held.ends:
+            return
+        ends = Builder(b.loc)
+        for o, tile in zip(found.copies, found.tiles):
+            v, register = held.ends[o.dest.buffer], count()
+            zero = b.value(Const, 0, v.dtype)
+            for n in range(tile.parts * _per_piece(o)):
+                b.emit(RegWrite, v, b.value(Const, n, INT32), zero)
+            for part in self._parts(ends, o, tile.elements.layout):
+                wanted = conjunction(ends, self._lacking(ends, o, part))
+                assert wanted is not None
+                for value in self._elements(ends, o, part, wanted):
+                    n = ends.value(Const, next(register), INT32)
+                    ends.emit(RegWrite, v, n, value)
+        self._unless_reachable(b, found, ends)
 
-    def store(self, b: Builder, found: Pieces, words: Mapping[Value, Value], slot: Value) -> None:
+    def store(self, b: Builder, found: Pieces, held: Held, slot: Value) -> None:
         """What `load` has brought, to version `slot` of each tile in shared memory."""
         zero = b.value(Const, 0, INT32)
         tiles = {o.dest.buffer: tile for o, tile in zip(found.copies, found.tiles)}
@@ -159,27 +199,31 @@ class Realigner:
         }
 
         def each(b: Builder, o: Copy, tile: Tile, inside: bool) -> None:
-            per, held, to = _per_piece(o), elements[o.dest.buffer], dest[o.dest.buffer]
+            v, per = o.dest.buffer, _per_piece(o)
             for number, part in enumerate(self._parts(b, o, tile.elements.layout)):
                 valid = None if inside else self._valid(b, o, part)
                 if number < tile.ahead:
                     numbers = range(WORDS * number, WORDS * (number + 1))
                     index = [b.value(Const, n, INT32) for n in numbers]
-                    read = [b.value(RegRead, words[o.dest.buffer], n) for n in index]
+                    read = [b.value(RegRead, held.words[v], n) for n in index]
                 else:
                     read = self._words(b, o, part, inside)
                 packed = b.value(Pack, tuple(read))
                 got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
                 for e in range(per):
-                    n = b.value(Const, per * number + e, INT32)
-                    b.emit(RegWrite, held, n, b.value(Extract, got, e))
-            b.emit(Copy, whole(held, zero), whole(to, zero), agent="threads", vector=1)
+                    n, value = b.value(Const, per * number + e, INT32), b.value(Extract, got, e)
+                    if held.ends and not inside:
+                        there = self._in_memory(b, o, part)
+                        end = b.value(RegRead, held.ends[v], n)
+                        value = b.value(Select, there, value, end)
+                    b.emit(RegWrite, elements[v], n, value)
+            b.emit(Copy, whole(elements[v], zero), whole(dest[v], zero), agent="threads", vector=1)
 
         self._forms(b, found, each)
-        for o, tile, reachable in zip(found.copies, found.tiles, found.reachable):
+        if not held.ends:
             edge = Builder(b.loc)
-            self._edge(edge, o, tile, dest[o.dest.buffer])
-            only_if(b, b.value(Unary, "not", reachable), edge.ops)
+            self._edge(edge, found, dest)
+            self._unless_reachable(b, found, edge)
 
     # --- the parts of a thread ---
 
@@ -210,19 +254,22 @@ class Realigner:
     def _words(self, b: Builder, o: Copy, part: _Part, inside: bool) -> list[Value]:
         """Load the two pieces of a part, if they lie in memory."""
         per, found = _per_piece(o), []
-        first = b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
-        guard = None
-        if not inside:
-            guard = self._in_memory(b, o, part, first)
+        first = self._first(b, part)
+        guard = None if inside else self._in_memory(b, o, part)
         for half in range(2):
             at = b.value(Binary, "add", first, b.value(Const, half * per, INT64))
             got = b.value(MemLoad, o.source.buffer, at, per, PIECE, guard, words=True)
             found += [b.value(Extract, got, w) for w in range(WORDS // 2)]
         return found
 
-    def _in_memory(self, b: Builder, o: Copy, part: _Part, first: Value) -> Value:
-        """Whether the row of a part exists, and the two pieces from `first` on lie in the memory of
-        the tensor."""
+    @staticmethod
+    def _first(b: Builder, part: _Part) -> Value:
+        """The offset at which the first piece of a part begins."""
+        return b.value(Binary, "sub", part.offset, b.value(Cast, part.skip, INT64))
+
+    def _in_memory(self, b: Builder, o: Copy, part: _Part) -> Value:
+        """Whether the row of a part exists, and its two pieces lie in the memory of the tensor."""
+        first = self._first(b, part)
         end = b.value(Binary, "add", first, b.value(Const, 2 * _per_piece(o) - 1, INT64))
         tests = [
             b.value(Compare, "ge", first, b.value(Const, 0, INT64)),
@@ -233,41 +280,59 @@ class Realigner:
         assert found is not None
         return found
 
-    def _edge(self, b: Builder, o: Copy, tile: Tile, dest: Value) -> None:
+    def _lacking(self, b: Builder, o: Copy, part: _Part) -> list[Value]:
+        """Tests that the row of a part exists, and its pieces do not both lie in memory."""
+        lacking = b.value(Unary, "not", self._in_memory(b, o, part))
+        return [lacking, *self._row_inside(b, o, part, 0)]
+
+    def _elements(self, b: Builder, o: Copy, part: _Part, wanted: Value) -> list[Value]:
+        """The elements of a part, one by one, that lie inside of the tensor."""
+        v, valid, found = o.source.buffer, self._valid(b, o, part), []
+        for e in range(_per_piece(o)):
+            at = b.value(Binary, "add", part.offset, b.value(Const, e, INT64))
+            inside = b.value(Compare, "gt", valid, b.value(Const, e, INT32))
+            guard = b.value(Binary, "and", wanted, inside)
+            found.append(b.value(MemLoad, v, at, 1, v.dtype.bits // 8, guard))
+        return found
+
+    def _unless_reachable(self, b: Builder, found: Pieces, made: Builder) -> None:
+        """What is `made`, where not all pieces lie in memory."""
+        reachable = conjunction(b, found.reachable)
+        assert reachable is not None
+        only_if(b, b.value(Unary, "not", reachable), made.ops)
+
+    def _edge(self, b: Builder, found: Pieces, dest: Mapping[Value, Value]) -> None:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
-        and elements asked for no sooner than now: few tiles have any."""
-        layout, per = tile.elements.layout, _per_piece(o)
-        assert layout is not None
-        register = Value(ScalarType(INT32), "r")
-        body = Builder(b.loc)
-        part = self._part(body, o, layout, register)
-        first = body.value(Binary, "sub", part.offset, body.value(Cast, part.skip, INT64))
-        valid = self._valid(body, o, part)
-        lacking = body.value(Unary, "not", self._in_memory(body, o, part, first))
-        some = body.value(Compare, "gt", valid, body.value(Const, 0, INT32))
-        wanted = conjunction(body, [lacking, some, *self._row_inside(body, o, part, 0)])
-        assert wanted is not None
-        inner, found, v = Builder(b.loc), [], o.source.buffer
-        for e in range(per):
-            at = inner.value(Binary, "add", part.offset, inner.value(Const, e, INT64))
-            there = inner.value(Compare, "gt", valid, inner.value(Const, e, INT32))
-            found.append(inner.value(MemLoad, v, at, 1, v.dtype.bits // 8, there))
-        for e, value in enumerate(found):
-            column = inner.value(Binary, "add", part.place[-1], inner.value(Const, e, INT32))
-            place = iter((*part.place[:-1], column))
+        and elements asked for no sooner than now: few tiles have any. Those of all tiles are asked
+        for together."""
+        number = Value(ScalarType(INT32), "part")
+        body, loads, stores = Builder(b.loc), Builder(b.loc), Builder(b.loc)
+        some: Value | None = None
+        for o, tile in zip(found.copies, found.tiles):
+            layout, per = tile.elements.layout, _per_piece(o)
+            assert layout is not None
+            register = body.value(Binary, "mul", number, body.value(Const, per, INT32))
+            part = self._part(body, o, layout, register)
+            there = body.value(Compare, "lt", number, body.value(Const, tile.parts, INT32))
+            mine = unique_replica(body, layout, Place(body))
+            own = [] if mine is None else [mine]
+            wanted = conjunction(body, [there, *own, *self._lacking(body, o, part)])
+            assert wanted is not None
+            some = wanted if some is None else body.value(Binary, "or", some, wanted)
+            inner = Builder(b.loc)
             zero = inner.value(Const, 0, INT32)
-            index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
-            inner.emit(Store, dest, index, value)
-        only_if(body, wanted, inner.ops)
+            for e, value in enumerate(self._elements(loads, o, part, wanted)):
+                column = inner.value(Binary, "add", part.place[-1], inner.value(Const, e, INT32))
+                place = iter((*part.place[:-1], column))
+                index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
+                inner.emit(Store, dest[o.dest.buffer], index, value)
+            only_if(stores, wanted, inner.ops)
+        assert some is not None
+        only_if(body, some, loads.ops + stores.ops)
         body.emit(Yield)
-        loop = Builder(b.loc)
-        bounds = (loop.value(Const, n, INT32) for n in (0, layout.size("reg"), per))
-        loop.emit(For, "serial", *bounds, (), body.block([register]))
-        mine = unique_replica(b, layout, Place(b))
-        if mine is None:
-            b.ops += loop.ops
-        else:
-            only_if(b, mine, loop.ops)
+        most = max(tile.parts for tile in found.tiles)
+        bounds = (b.value(Const, n, INT32) for n in (0, most, 1))
+        b.emit(For, "serial", *bounds, (), body.block([number]))
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the

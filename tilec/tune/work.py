@@ -44,6 +44,9 @@ ROW_START = 8  # bytes that the memory bus loses at the start of each row of a t
 # Bytes a clock that a multiprocessor writes in pieces of eight rows, for each byte that a thread
 # stores at once: 25 MB took 59 us on an H200, two bytes at once.
 SCATTERED = 0.95
+# Clocks of one for a row that begins anywhere, and for each access by which 32 threads write a part
+# of it: 543x999x1 in tiles of 32x32 to 128x64.
+ROW_ADDRESS, ROW_ACCESS = 8, 2.5
 _SLOW = 8  # an exponential or a root counts as so many multiply-adds
 _PLAIN_UNARY = ("neg", "abs", "not")
 _SAMPLES = (1 / 6, 3 / 6, 5 / 6)  # blocks, as parts of the grid, that stand for all
@@ -237,13 +240,14 @@ class Work:
 
     def _scattered(self, t: Transfer) -> float:
         """Clocks that a byte takes of what a product has made, where it leaves in pieces of rows
-        that begin anywhere in a sector: too short to leave by rows."""
+        that begin anywhere in a sector, or in parts of a row for a warp."""
         vector = alignment(t.tensor.buffer) * 8 // t.bits
         ragged = ragged_tensors(self.func)
         if not self.products or not begins_anywhere(t.tensor, vector, ragged):
             return 0.0
         if leaves_by_rows(t.tensor, t.row, vector, ragged):
-            return 0.0
+            row = ROW_ADDRESS + ROW_ACCESS * math.ceil(t.row / (32 * vector))
+            return row / (t.row * t.bits / 8)
         return 1 / (SCATTERED * vector * t.bits / 8)
 
     def fragment_bits(self) -> list[int]:
