@@ -529,6 +529,56 @@ def test_save_and_load(kind: Any, tmp_path: Path, rng: np.random.Generator) -> N
         loaded(a, c, c)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_variant_finds_its_launches(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All forms of a call, the second time, and with new arrays and scalars, without a look at
+    what does not change; what breaks the variant's facts is still refused."""
+    rng = np.random.default_rng(0)
+
+    def arrays(n: int = 96) -> list[Any]:
+        memory = rng.random(2 * n + 16).astype("float32")
+        at = -memory.ctypes.data % 64 // 4
+        return [kind(memory[at + i * n :][:n]) for i in range(2)]
+
+    axpy.compile(*specs(96, count=2), BN=32, target="cpu").save(tmp_path / "axpy.tilec")
+    loaded = tilec.load(tmp_path / "axpy.tilec")
+    x, y = arrays()
+
+    def check(run: Any, x: Any, y: Any, a: float) -> None:
+        want = a * np.asarray(x) + np.asarray(y)
+        run()
+        np.testing.assert_allclose(np.asarray(y), want, rtol=1e-6)
+
+    for _ in range(2):
+        check(lambda: loaded[3](x, y, 2.0, 96), x, y, 2.0)
+        check(lambda: loaded[3](x, Y=y, n=96, a=1.5), x, y, 1.5)
+    with monkeypatch.context() as m:
+        m.setattr(type(loaded), "_launch", None)  # whoever asks for it fails
+        check(lambda: loaded[3](x, y, 2.0, 96), x, y, 2.0)
+        check(lambda: loaded[3](x, n=96, a=1.5, Y=y), x, y, 1.5)
+        v, w = arrays()
+        check(lambda: loaded[3](v, w, 0.25, 96), v, w, 0.25)
+    with pytest.raises(tilec.LaunchError, match="missing n"):
+        loaded[3](x, y, 2.0)
+    with pytest.raises(tilec.LaunchError, match="no parameter 'threads'"):
+        loaded[3](x, y, 2.0, 96, threads=32)
+    with pytest.raises(tilec.LaunchError, match="leaves its grid to the launch"):
+        loaded(x, y, 2.0, 96)
+    with pytest.raises(tilec.LaunchError, match="share memory"):
+        loaded[3](x, x, 2.0, 96)
+
+
+def test_a_variant_allocates_outputs() -> None:
+    """The ones that a call gives are its own."""
+    made = outer.compile(*specs(5, count=1), *specs(9, count=1), target="cpu")
+    a, b = (np.arange(n, dtype=np.float32) for n in (5, 9))
+    kept = [made(a + i, b) for i in range(6)]
+    for i, c in enumerate(kept):
+        np.testing.assert_array_equal(c, np.outer(a + i, b))
+
+
 def test_load_needs_no_compiler(tmp_path: Path) -> None:
     axpy.compile(*specs(90, count=2), BN=32, target="cpu").save(tmp_path / "axpy.tilec")
     code = f"""

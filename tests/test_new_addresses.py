@@ -3,6 +3,7 @@ a block of an earlier launch."""
 
 import ctypes
 import gc
+import itertools
 import random
 import sys
 import threading
@@ -201,6 +202,41 @@ def test_scalars_and_grids_in_a_block_of_another_launch(
     ):
         with pytest.raises(tilec.LaunchError, match=message):
             scaled(a, c, *wrong)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(4))][::5])
+def test_each_scalar_has_its_own_value(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands before it. Behind a float, a float was launched with the sign of that one,
+    and other scalars went the long way: all kernels that were launched anew had one float, last."""
+    dtypes = [("float32", "bfloat16", "int32", "float64")[i] for i in order]
+
+    @tilec.kernel
+    def mixed(
+        A: T.Tensor((N,), "float64"),
+        C: T.Tensor((N,), "float64"),
+        a: dtypes[0],
+        b: dtypes[1],
+        c: dtypes[2],
+        d: dtypes[3],
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                C[i] = A[i] + a + 10.0 * b + 100.0 * c + 1000.0 * d
+
+    draw = random.Random(str(order))
+    a, c = np.ones(32), np.zeros(32)
+    for turn in range(12):
+        values = [draw.choice([-3, 0, 1, 2, 5]) for _ in dtypes]
+        given = [
+            v if t == "int32" else draw.choice([float(v), -0.0]) for v, t in zip(values, dtypes)
+        ]
+        with monkeypatch.context() as m:
+            if turn > 1:
+                m.setattr(tilec.Kernel, "_launch", None)  # whoever asks for it fails
+            mixed(a, c, *given)
+        np.testing.assert_array_equal(c, 1 + sum(v * 10**i for i, v in enumerate(given)))
 
 
 def test_what_comes_again_is_kept(blocks: list[int]) -> None:

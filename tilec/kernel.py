@@ -33,13 +33,13 @@ from tilec.jit.compiled import (
     add_outputs,
     require_memory,
     returned,
-    spread_grid,
     stream_handle,
 )
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
+from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid
 from tilec.jit.recipe import Recipe
-from tilec.jit.revision import LaunchPath, Revision, read_revision
+from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Facts, facts_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
@@ -195,11 +195,8 @@ class Kernel:
         """A call that the generated launch path could not serve; `keys` are its values and facts,
         under which it looks for the launch the next time, what was left open, and the outputs that
         it has allocated."""
-        if extra or any(p.name in keywords for p in self.parameters):  # too many, or given twice
-            return self._launch(grid, (*given.values(), *extra), keywords)
-        named = {p.name: given[p.name] for p in self.parameters if given[p.name] is not p.default}
-        chosen = {name: value for name, value in keywords.items() if value is not None}
-        return self._launch(grid, (), {**named, **chosen}, keys)
+        args, named, whole = asked_again(self.parameters, given, extra, keywords)
+        return self._launch(grid, args, named, keys if whole else None)
 
     @for_users
     def _launch(
@@ -273,7 +270,7 @@ class Kernel:
             path = revision.paths.get(kind)
             if path is None:
                 anew = Kernel.launch_anew
-                path = revision.write_path(self.name, kind, variant, arrays, anew)
+                path = revision.write_path(kind, variant, arrays, anew)
                 revision.paths[kind] = path
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)

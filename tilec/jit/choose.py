@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
-from tilec.jit.compiled import CompiledKernel, spread_grid
+from tilec.jit.compiled import CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
+from tilec.jit.launchpath import spread_grid
 from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
 from tilec.jit.specialise import Chosen, Facts, facts_of
 from tilec.lazy import Lazy

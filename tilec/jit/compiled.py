@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import for_users
-from tilec.ir.errors import LaunchError, did_you_mean, shown
+from tilec.ir.errors import LaunchError, shown
+from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
+from tilec.jit.fastpath import can_be_written
+from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid, write_path
 from tilec.jit.packing import Packing
+from tilec.jit.recipe import Recipe
 from tilec.jit.stages import Stages
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
@@ -32,7 +37,7 @@ from tilec.runtime.devices import driver, grid_limits
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
-from tilec.runtime.tensors import allocator, read_tensor, usual_array
+from tilec.runtime.tensors import allocator, common_kind, read_tensor, usual_array
 
 if TYPE_CHECKING:
     from tilec.ir import schedule
@@ -59,6 +64,8 @@ class CompiledKernel:
         self.lowered = lowered
         self._parameters = tuple(_parameter(a) for a in image.arguments if not a.output)
         self._loaded: dict[int, Kernel] = {}
+        self._paths: dict[str, LaunchPath] = {}
+        self._path: LaunchPath | None = None
         self._lock = threading.Lock()
 
     @property
@@ -203,38 +210,84 @@ class CompiledKernel:
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
 
-    @for_users
-    def __call__(self, /, *args: Any, stream: Any = None, **kwargs: Any) -> Any:
-        return self._launch(None, args, kwargs, stream)
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        path = self._path
+        if path is not None:
+            return path.call(self, *args, **kwargs)
+        return self._launch(None, args, kwargs)
 
     __iter__ = None  # indexing gives a launch, not an item
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        @for_users
-        def launch(*args: Any, stream: Any = None, **kwargs: Any) -> Any:
-            return self._launch(spread_grid(grid, {}), args, kwargs, stream)
+        path = self._path
+        if path is not None:
+            return functools.partial(path.on_grid, self, grid)
+        return lambda *args, **kwargs: self._launch(grid, args, kwargs)
 
-        return launch
-
-    def _launch(
-        self, grid: Grid | None, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Any
+    def _launch_anew(
+        self,
+        grid: Any,
+        given: Mapping[str, Any],
+        extra: Sequence[Any],
+        keywords: Mapping[str, Any],
+        keys: tuple[Any, Any, Any, Any],
     ) -> Any:
-        bound = bind_call(self.name, self._parameters, args, kwargs)
+        """A call that the generated launch path could not serve (see `Kernel.launch_anew`)."""
+        args, named, whole = asked_again(self._parameters, given, extra, keywords)
+        return self._launch(grid, args, named, keys if whole else None)
+
+    @for_users
+    def _launch(
+        self,
+        grid: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        keys: tuple[Any, Any, Any, Any] | None = None,
+    ) -> Any:
+        named = {p.name for p in self._parameters}
+        options = [] if "stream" in named else ["stream"]
+        bound = bind_call(self.name, self._parameters, args, kwargs, options)
+        stream = bound.pop("stream", None) if options else None
         call = read_arguments(self.name, self._parameters, bound, self.target)
         require_memory(self.name, self._parameters, call)
         if not call.tensors:
             call.device = self.target.split(":")[0]
         self._check_facts(call)
-        outputs = {n: make() for n, make in self.output_makers(call).items()}
+        values, facts, _, made = keys or (None, None, None, None)
+        makers = self.output_makers(call)
+        outputs = dict(zip(makers, made or [make() for make in makers.values()]))
         add_outputs(call, outputs)
         self.check_writable(call)
         handle = stream_handle(stream, call)
-        blocks = self.grid(call, grid)
+        given = None if grid is None else spread_grid(grid, {})
+        blocks = self.grid(call, given)
         if 0 not in blocks:
             kernel, ready = self.ready(call, blocks, handle)
             self.order_streams(call, handle)
             kernel.launch(ready)
+            kind = common_kind(bound[name] for name in call.tensors if name in bound)
+            path = self._path_for(kind, len(call.tensors))
+            if path is not None and path is not self._path:
+                self._path = path
+            elif path is not None and values is not None:
+                path.prepared.remember_outputs(facts, makers.values())
+                scalars = [p for p in self._parameters if p.kind == "scalar"]
+                recipe = Recipe(self, call, [*call.tensors], scalars, given, handle)
+                path.prepared.remember(values, facts, ready, recipe)
         return returned(self.image, {**bound, **outputs})
+
+    def _path_for(self, kind: str, arrays: int) -> LaunchPath | None:
+        """The launch path for arrays of `kind`, if they are all of one and there can be one."""
+        if not kind or not can_be_written(self._parameters):
+            return None
+        with self._lock:
+            found = self._paths.get(kind)
+            if found is None:
+                anew = CompiledKernel._launch_anew
+                found = self._paths[kind] = write_path(
+                    self._parameters, self.image, kind, arrays, {}, Reads(), anew
+                )
+        return found
 
     def _check_facts(self, call: Call) -> None:
         """Raise LaunchError where the arguments break what this variant was compiled under."""
@@ -333,35 +386,6 @@ def _from_bytes(content: bytes, origin: str) -> CompiledKernel:
 
 def _unpickled(content: bytes) -> CompiledKernel:
     return _from_bytes(content, "the pickled kernel")
-
-
-def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
-    """`grid` of `kernel[grid]` as three ints: an int, a sequence, or a function of the
-    meta-parameters."""
-    if callable(grid):
-        try:
-            grid = grid(meta)
-        except KeyError as e:
-            known = ", ".join(map(str, meta)) or "none"
-            near = did_you_mean(str(e.args[0]), meta) if e.args else ""
-            raise LaunchError(
-                f"the grid function asks for {e}, which is no compile-time parameter{near}",
-                hint=f"it is given these: {known}",
-            ) from e
-        except Exception as e:
-            raise LaunchError(
-                f"the grid function failed: {type(e).__name__}: {e}",
-                hint='write kernel[lambda meta: (T.cdiv(n, meta["BN"]), 1)](…)',
-            ) from e
-    extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    whole = [n for n in map(as_index, extents) if n is not None and abs(n) < 2**63]
-    if not 1 <= len(extents) <= 3 or len(whole) != len(extents):
-        raise LaunchError(
-            f"a grid is one to three ints, got {shown(grid)}",
-            hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
-        )
-    x, y, z = (*whole, 1, 1)[:3]
-    return x, y, z
 
 
 def stream_handle(stream: Any, call: Call) -> int:

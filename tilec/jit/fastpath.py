@@ -153,7 +153,7 @@ def write_launcher(
                 told = (*reads.facts, *(reads.parts if p.dtype in _PARTS else ()))
                 facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
             case "scalar":
-                scalars += [p.name, *_told_apart(p)]
+                scalars += [p.name, *told_apart(p)]
             case "constexpr":  # 2 == 2.0 == True, but they are different constants
                 facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
     addresses = [reads.of(name, reads.address) for name in tensors]
@@ -215,8 +215,9 @@ def _given_by_name(tensors: Sequence[str], others: Sequence[Parameter]) -> list[
     return lines
 
 
-def _told_apart(p: Parameter) -> list[str]:
-    """What a scalar's equality leaves open: 0.0 == -0.0, but they are different bits."""
+def told_apart(p: Parameter) -> list[str]:
+    """What stands behind a scalar in the values of a launch, because equality leaves it open: 0.0
+    == -0.0, but they are different bits."""
     if p.dtype is None or p.dtype.startswith(("float", "bfloat")):
         return [f"sign_({p.name})"]
     return []

@@ -7,17 +7,19 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.ir.errors import LaunchError
-from tilec.jit.compiled import CompiledKernel
-from tilec.jit.fastpath import ALIGNMENTS
+from tilec.jit.fastpath import ALIGNMENTS, told_apart
 from tilec.jit.packing import Packing
 from tilec.runtime.arguments import Call, Parameter, check_scalar
 from tilec.runtime.block import Block
 from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
 from tilec.runtime.expressions import names_in
 from tilec.runtime.tensors import Tensor
+
+if TYPE_CHECKING:
+    from tilec.jit.compiled import CompiledKernel
 
 _LIMIT = 4096  # entries of a table
 _AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the parameter
@@ -29,7 +31,7 @@ class Recipe:
     and alignments.
 
     `names` are the arrays, in the order of their addresses in `values`; `scalars` the scalar
-    parameters, whose values follow. `given` is the launch's grid, None where it is the kernel's
+    parameters, whose values follow, each with what tells it apart. `given` is the launch's grid, None where it is the kernel's
     own.
 
     `take(recipe, values)` is the launch for these values; None if they need another variant, or a
@@ -60,7 +62,10 @@ class Recipe:
         self._extents = [(n, p.dim) for n, p in params if p.role == "grid"]
         numbers = {p.arg: n for n, p in params if p.role == "scalar"}
         # Their numbers are None where the kernel does not use them.
-        self._scalars = [(i, p, numbers.get(p.name)) for i, p in enumerate(scalars, len(names))]
+        self._scalars, at = [], len(names)
+        for p in scalars:
+            self._scalars.append((at, p, numbers.get(p.name)))
+            at += 1 + len(told_apart(p))
         # The scalars that the grid follows from, and grids for them.
         read = names_in(variant.image.grid) if given is None else ()
         self._deciding = [i for i, p, _ in self._scalars if p.name in read]

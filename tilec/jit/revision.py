@@ -9,17 +9,16 @@ what it had.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilec.jit.captured import Reads
-from tilec.jit.compiled import CompiledKernel, spread_grid
-from tilec.jit.fastpath import LAUNCH_KEYWORDS, make_launcher, renew_launcher
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.fastpath import LAUNCH_KEYWORDS, renew_launcher
 from tilec.jit.fingerprint import Describer, describe
-from tilec.jit.recipe import Prepared
+from tilec.jit.launchpath import LaunchPath, write_path
 from tilec.jit.specialise import parameters_of
 from tilec.lazy import Lazy
 from tilec.runtime.arguments import Parameter
@@ -30,15 +29,6 @@ if TYPE_CHECKING:
     from tilec.frontend import Signature
 else:  # loaded by the first kernel that is used
     frontend = Lazy("tilec.frontend")
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchPath:
-    """The generated launch path for one kind of array, and what it finds launches in."""
-
-    prepared: Prepared
-    call: Callable[..., Any]
-    on_grid: Callable[..., Any]
 
 
 class Revision:
@@ -106,27 +96,12 @@ class Revision:
             path.prepared.forget()
 
     def write_path(
-        self, name: str, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
+        self, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
     ) -> LaunchPath:
-        """The launch path for arrays of `kind`, made for the kernel called `name` by its first
-        launch, of `variant` with so many `arrays`; `anew` serves what it cannot."""
-        outputs = [a.name for a in variant.image.arguments if a.output]
-        prepared = Prepared(arrays)
-        names = {
-            "memo_": prepared.memo,
-            "plans_": prepared.plans,
-            "chosen_": prepared.chosen,
-            "anew_": anew,
-            "spread_": spread_grid,
-        }
-        returns, module = variant.image.returned, self._of[0].__globals__
-        call, on_grid = (
-            make_launcher(
-                name, self.parameters, outputs, returns, on_grid, kind, module, self.reads, names
-            )
-            for on_grid in (False, True)
-        )
-        return LaunchPath(prepared, call, on_grid)
+        """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant` with
+        so many `arrays`; `anew` serves what it cannot."""
+        module = self._of[0].__globals__
+        return write_path(self.parameters, variant.image, kind, arrays, module, self.reads, anew)
 
 
 def read_revision(

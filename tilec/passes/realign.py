@@ -179,8 +179,8 @@ class Realigner:
         for o, tile in zip(found.copies, found.tiles):
             v, register = held.ends[o.dest.buffer], count()
             zero = b.value(Const, 0, v.dtype)
-            for n in range(tile.parts * _per_piece(o)):
-                b.emit(RegWrite, v, b.value(Const, n, INT32), zero)
+            for e in range(tile.parts * _per_piece(o)):
+                b.emit(RegWrite, v, b.value(Const, e, INT32), zero)
             for part in self._parts(ends, o, tile.elements.layout):
                 wanted = conjunction(ends, self._lacking(ends, o, part))
                 assert wanted is not None

@@ -1,0 +1,97 @@
+"""The generated launch path of a kernel, or of one variant, for one kind of array."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilec.ir.errors import LaunchError, did_you_mean, shown
+from tilec.jit.captured import Reads
+from tilec.jit.fastpath import make_launcher
+from tilec.jit.recipe import Prepared
+from tilec.runtime.arguments import Parameter, as_index
+from tilec.runtime.driver import Grid
+from tilec.runtime.image import Image
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchPath:
+    """`call` and `on_grid`, which take the grid first, launch what they find in `prepared`."""
+
+    prepared: Prepared
+    call: Callable[..., Any]
+    on_grid: Callable[..., Any]
+
+
+def write_path(
+    parameters: Sequence[Parameter],
+    image: Image,
+    kind: str,
+    arrays: int,
+    module: dict[str, Any],
+    reads: Reads,
+    anew: Callable[..., Any],
+) -> LaunchPath:
+    """The launch path for `arrays` arrays of `kind`, the outputs of `image` among them; it has the
+    globals of `module`, looks whether `reads` are as they were, and `anew` serves what it
+    cannot."""
+    outputs = [a.name for a in image.arguments if a.output]
+    prepared = Prepared(arrays)
+    names = {
+        "memo_": prepared.memo,
+        "plans_": prepared.plans,
+        "chosen_": prepared.chosen,
+        "anew_": anew,
+        "spread_": spread_grid,
+    }
+    call, on_grid = (
+        make_launcher(
+            image.name, parameters, outputs, image.returned, on_grid, kind, module, reads, names
+        )
+        for on_grid in (False, True)
+    )
+    return LaunchPath(prepared, call, on_grid)
+
+
+def asked_again(
+    parameters: Sequence[Parameter],
+    given: Mapping[str, Any],
+    extra: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> tuple[Sequence[Any], dict[str, Any], bool]:
+    """The arguments by position and by name of a call that the path could not serve; whether what
+    is launched for them may be remembered: nothing was given twice, or too much."""
+    if extra or any(p.name in keywords for p in parameters):
+        return (*given.values(), *extra), dict(keywords), False
+    named = {p.name: given[p.name] for p in parameters if given[p.name] is not p.default}
+    return (), {**named, **{n: value for n, value in keywords.items() if value is not None}}, True
+
+
+def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
+    """`grid` of `kernel[grid]` as three ints: an int, a sequence, or a function of the
+    meta-parameters."""
+    if callable(grid):
+        try:
+            grid = grid(meta)
+        except KeyError as e:
+            known = ", ".join(map(str, meta)) or "none"
+            near = did_you_mean(str(e.args[0]), meta) if e.args else ""
+            raise LaunchError(
+                f"the grid function asks for {e}, which is no compile-time parameter{near}",
+                hint=f"it is given these: {known}",
+            ) from e
+        except Exception as e:
+            raise LaunchError(
+                f"the grid function failed: {type(e).__name__}: {e}",
+                hint='write kernel[lambda meta: (T.cdiv(n, meta["BN"]), 1)](…)',
+            ) from e
+    extents = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    whole = [n for n in map(as_index, extents) if n is not None and abs(n) < 2**63]
+    if not 1 <= len(extents) <= 3 or len(whole) != len(extents):
+        raise LaunchError(
+            f"a grid is one to three ints, got {shown(grid)}",
+            hint="write kernel[gx](…) or kernel[gx, gy](…); T.cdiv(n, block) rounds up",
+        )
+    x, y, z = (*whole, 1, 1)[:3]
+    return x, y, z
