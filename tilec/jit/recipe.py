@@ -31,8 +31,8 @@ class Recipe:
     and alignments.
 
     `names` are the arrays, in the order of their addresses in `values`; `scalars` the scalar
-    parameters, whose values follow, each with what tells it apart. `given` is the launch's grid, None where it is the kernel's
-    own.
+    parameters, whose values follow, each with what tells it apart. `given` is the launch's grid,
+    None where it is the kernel's own.
 
     `take(recipe, values)` is the launch for these values; None if they need another variant, or a
     message. It takes the block of a launch that has been made, and writes the addresses into it.

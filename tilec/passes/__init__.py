@@ -23,6 +23,7 @@ from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
 from tilec.passes.check_teams import check_teams
 from tilec.passes.convert_fragments import convert_fragments
+from tilec.passes.demote_fragments import demote_fragments
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.flatten_rows import flatten_rows
@@ -75,6 +76,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (check_teams, "TILE"),
     (share_sums, "TILE"),  # the grid is settled; each block's loop has its own length from here on
+    (demote_fragments, "TILE"),
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction
     (plan_pipeline, "TILE"),  # needs only the graph; expanded after the layouts are known

@@ -23,12 +23,8 @@ from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
     Copy,
-    Fill,
     Gemm,
-    Load,
     Parallel,
-    Store,
-    squeeze,
 )
 from tilec.passes.accesses import fragment_accesses, parallel_accesses
 from tilec.passes.coalescing import Coalescing, neighbours
@@ -46,7 +42,7 @@ from tilec.target import Target
 def infer_layouts(func: Func, target: Target) -> Func:
     """See the module's opening. Raises LayoutError where an annotated layout does not fit its
     buffer."""
-    inference = _Inference(_demote(func), target)
+    inference = _Inference(func, target)
     inference.strict()
     inference.common()
     inference.free()
@@ -270,35 +266,3 @@ def _narrowest(p: Parallel) -> int:
     """Bits of the narrowest element a loop touches in memory: it sets the vector width."""
     widths = [a.buffer.dtype.bits for a in parallel_accesses(p) if a.buffer.buffer.space != "local"]
     return max(8, min(widths, default=32))
-
-
-def _demote(func: Func) -> Func:
-    """Fragments that are indexed in a way registers cannot be (outside of a parallel loop, or not
-    by the loop's own indices) live in shared memory instead, where any thread reaches any
-    element. An accumulator stays in registers; `convert_operands` gives such ops a copy."""
-    bad: set[Value] = set()
-    good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
-    for o in walk(func.body):
-        if isinstance(o, (Load, Store)) and o not in good:
-            buffer = o.source if isinstance(o, Load) else o.dest
-            if buffer.buffer.space == "fragment":
-                bad.add(buffer)
-        if isinstance(o, (Copy, Fill)):
-            for x in (o.dest,) if isinstance(o, Fill) else (o.dest, o.source):
-                t = x.buffer.buffer
-                if t.space == "fragment" and x.shape != squeeze(t.static_shape):
-                    bad.add(x.buffer)
-    bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
-    if not bad:
-        return func
-    subst: Substitution = {}
-
-    def visit(o: Op) -> None | Op:
-        if isinstance(o, Alloc) and o.result in bad:
-            typed = replace(o.type, space="shared")
-            fresh = Value(typed, o.result.name)
-            subst[o.result] = fresh
-            return replace(o, type=typed, results=(fresh,))
-        return None
-
-    return func.with_body(rewrite(func.body, visit, subst))

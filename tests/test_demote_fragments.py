@@ -1,0 +1,70 @@
+"""Operands of products that are indexed as only shared memory can be.
+
+An instruction used to be chosen for A in registers, which was put into shared memory later: wgmma
+cannot read 8-bit elements there that have M contiguous, and the compiler gave up (program 436 of
+seed 112226 of the fuzzer, on an H200)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+SUMS = {"int8": "int32", "float8_e4m3": "float32", "float16": "float32", "float32": "float32"}
+
+
+def product(dtype: str, ta: bool, tb: bool) -> Any:
+    a_shape, b_shape = (32, 64) if ta else (64, 32), (32, 32)
+
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((64, 32), SUMS[dtype]),
+        D: T.Tensor((1,), SUMS[dtype]),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_fragment(a_shape, dtype)
+            b = T.alloc_shared(b_shape, dtype)
+            acc = T.alloc_fragment((64, 32), SUMS[dtype])
+            for i, j in T.Parallel(*a_shape):
+                a[i, j] = A[i, j]
+            T.copy(B, b)
+            T.gemm(a, b, acc, transpose_A=ta, transpose_B=tb, clear_accum=True)
+            T.copy(acc, C)
+            D[0] = T.cast(a[3, 5], SUMS[dtype])  # of one thread, whichever it is
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("dtype", SUMS)
+def test_an_operand_that_threads_index(dtype: str, ta: bool, tb: bool, target: str) -> None:
+    if "float8" in dtype and target == "hip:gfx942":
+        pytest.skip("gfx942 has another float8")
+    rng = np.random.default_rng(0)
+    shape = (32, 64) if ta else (64, 32)
+    a, b = (rng.integers(-3, 4, s).astype("float32") for s in (shape, (32, 32)))
+    if "float8" in dtype:
+        import ml_dtypes
+
+        a, b = (x.astype(ml_dtypes.float8_e4m3fn) for x in (a, b))
+    else:
+        a, b = (x.astype(dtype) for x in (a, b))
+    c, d = np.zeros((64, 32), SUMS[dtype]), np.zeros(1, SUMS[dtype])
+    kernel = product(dtype, ta, tb)
+    report = tilec.simulate(kernel, a, b, c, d, target=target)
+    assert not report.findings, report
+    x, y = a.astype("float64"), b.astype("float64")
+    np.testing.assert_array_equal(c, (x.T if ta else x) @ (y.T if tb else y))
+    assert d[0] == x[3, 5]
+    stages = kernel.compile(a, b, c, d, target=target).stages
+    alloc = re.search(r"%a = alloc (\w+)<", stages["demote_fragments"])
+    assert alloc is not None and alloc[1] == "shared"
