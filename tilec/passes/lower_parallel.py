@@ -153,7 +153,9 @@ class Lowering:
         place = Place(b)
         place.make(layout)
         replica = unique_replica(b, layout, place)
-        if replica is None or not _registers_left(p) <= self.held_once:
+        # What is asked for together (`_batch`) is waited for by whole warps.
+        together = _leaves_shared(p) or not _registers_left(p) <= self.held_once
+        if replica is None or together:
             self._tested(b, p, layout, place, replica)
         else:
             inner = Builder(p.loc)
