@@ -143,7 +143,7 @@ class Realigner:
         )
 
     def held(self, b: Builder, tiles: Mapping[Value, Tile]) -> Held:
-        """Registers for tiles."""
+        """Registers for `tiles`; where there is room, for their ends."""
         words = {v: b.value(Alloc, t.words, name=f"{v.name}_next") for v, t in tiles.items()}
         beside = sum(
             t.parts * (PIECE_REGISTERS + PIECE * 8 // t.elements.dtype.bits) for t in tiles.values()
@@ -210,10 +210,10 @@ class Realigner:
                     read = self._words(b, o, part, inside)
                 packed = b.value(Pack, tuple(read))
                 got = b.value(Realign, packed, part.skip, o.source.dtype, valid)
+                there = self._in_memory(b, o, part) if held.ends and not inside else None
                 for e in range(per):
                     n, value = b.value(Const, per * number + e, INT32), b.value(Extract, got, e)
-                    if held.ends and not inside:
-                        there = self._in_memory(b, o, part)
+                    if there is not None:
                         end = b.value(RegRead, held.ends[v], n)
                         value = b.value(Select, there, value, end)
                     b.emit(RegWrite, elements[v], n, value)
