@@ -23,7 +23,9 @@ CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
 ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and the elements
 ELEMENT_REGISTERS = 2  # of a thread's elements that are neighbours in a column: one address
 PIECE_ACCESSES = 3  # narrow ones that take as long as 16 bytes in two pieces, shifted
-ELEMENT_ACCESSES = 5  # as an element of a tile whose pieces do not divide among the threads
+# Accesses that an element of a tile whose pieces do not divide among the threads takes beside its
+# own, as one waits for the other, in a block of few threads; of how many none.
+ELEMENT_WAITS, ELEMENT_THREADS = 5.34, 512
 PIECE_REGISTERS = 9  # that hold two pieces and an address
 ROWS_TOGETHER = 16  # that a warp loads pieces of in that time
 LEAST_ROW = 512  # bits of a row of a tile that leaves by rows
@@ -45,7 +47,8 @@ class Narrow(NamedTuple):
         for shape, per in self.tiles:
             size = math.prod(shape)
             if piece_layout(shape, per, warp_size, threads // warp_size) is None:
-                accesses += ELEMENT_ACCESSES * size
+                waits = ELEMENT_WAITS * max(0.0, 1 - threads / ELEMENT_THREADS)
+                accesses += int(size * (1 + waits))
                 waiting += ELEMENT_REGISTERS * size
                 continue
             pieces = size // per

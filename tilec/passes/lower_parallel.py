@@ -288,12 +288,13 @@ def _partial(p: Parallel) -> list[int]:
 
 
 def _leaves_shared(p: Parallel) -> bool:
-    """Whether what the loop reads is in shared memory, and it does not write there what it
-    reads."""
-    plain = not any(o.regions for o in p.body.ops) and not changes_memory(p)
-    return plain and {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)} == {
-        "shared"
-    }
+    """Whether all that the loop does is to read what is in shared memory, and to store what it
+    makes of it elsewhere."""
+    sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
+    plain = all(
+        isinstance(o, (Load, Store, Yield)) or (o.pure and not o.regions) for o in p.body.ops
+    )
+    return plain and sources == {"shared"} and not changes_memory(p)
 
 
 def _nearest(p: Parallel) -> bool:
