@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
 from tilec.jit.choose import Choices, open_constants
+from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import (
     CompiledKernel,
     add_outputs,
@@ -257,8 +258,7 @@ class Kernel:
             if what is not None:
                 path.prepared.remember_outputs(what, makers.values())
             if values is not None:
-                scalars = [p for p in parameters if p.kind == "scalar"]
-                recipe = Recipe(variant, call, [*call.tensors], scalars, given, stream)
+                recipe = Recipe(variant, call, parameters, given, stream)
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
@@ -444,6 +444,7 @@ class Kernel:
         except build.OnlySimulated:
             return self.variant(dataclasses.replace(facts, simulated=True))
 
+    @collector_paused()
     def _build(self, facts: Facts) -> CompiledKernel:
         revision = self._current()
         if revision.source != facts.source:

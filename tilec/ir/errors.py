@@ -60,9 +60,11 @@ class ResourceError(CompileError):
     """The kernel needs more shared memory, registers, threads or barriers than the target has.
 
     `stages`: as many versions of a loop's buffers as would fit, 0 where fewer of them do not help.
+    `spilled`: bytes that each thread spills, where that is the reason.
     """
 
     stages = 0
+    spilled = 0
 
 
 class TargetError(TilecError, ValueError):

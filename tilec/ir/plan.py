@@ -12,7 +12,7 @@ from typing import Any
 
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, ResourceError
-from tilec.ir.footprint import DEFAULT_THREADS, footprint, stages_of
+from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint, stages_of
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
@@ -68,16 +68,21 @@ def take_wanted(func: Func) -> tuple[Func, Wanted]:
     return func.with_body(rewrite(func.body, visit)), Wanted(fields, found[0].loc)
 
 
-def plans(func: Func, target: Target, wanted: Wanted | None = None) -> tuple[Plan, ...]:
-    """The plans worth trying for `func` on `target`, the safest first; every one of them has the
-    `wanted` fields, but for the CPU, which has no schedules to choose from. Raises ResourceError if
-    the target can run none such."""
+def plans(
+    func: Func,
+    target: Target,
+    wanted: Wanted | None = None,
+    space: Footprint | None = None,
+) -> tuple[Plan, ...]:
+    """The plans worth trying for `func`, with this footprint, on `target`, the safest first; every
+    one of them has the `wanted` fields, but for the CPU, which has no schedules to choose from.
+    Raises ResourceError if the target can run none such."""
     if wanted is None or target.kind == "cpu":
         wanted = Wanted()
     made: dict[Plan, None] = {}
     first: ResourceError | None = None
-    space = footprint(func, target)
-    for plan in _wished(_schedules(func, target), func, target, wanted):
+    space = space or footprint(func, target)
+    for plan in _wished(_schedules(func, target, space), func, target, wanted):
         error = problem(plan, func, target, wanted)
         if error is None:
             if "stages" not in wanted.fields:
@@ -211,14 +216,14 @@ def _largest_product(func: Func) -> int:
     return max((m * n for m, n, _ in shapes), default=0)
 
 
-def _schedules(func: Func, target: Target) -> list[Plan]:
+def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     choices = thread_choices(func)
     if not target.has("cp_async"):
         kinds = (Plan("plain"), Plan("plain, one buffer", single_buffer=True))
         made = [replace(plan, threads=t) for t in choices for plan in kinds]
-        return made + _sharing(func, target, choices)
+        return made + _sharing(func, target, choices, space)
     if not target.has("tma"):
-        return [_plan(threads=t) for t in choices] + _sharing(func, target, choices)
+        return [_plan(threads=t) for t in choices] + _sharing(func, target, choices, space)
     kinds = (
         _plan(specialise=True, persistent=True, staged_store=True),
         _plan(specialise=True, persistent=True),
@@ -238,20 +243,21 @@ def _schedules(func: Func, target: Target) -> list[Plan]:
         ]
     made += [_plan(threads=t) for t in choices]
     if MOST_THREADS_FROM <= _largest_product(func) and len(choices) > 1:
-        if any(r.others for r in footprint(func, target).rings):
+        if any(r.others for r in space.rings):
             made.append(_plan(threads=512))  # more of them hide how long their loads take
-    return made + _sharing(func, target, choices)
+    return made + _sharing(func, target, choices, space)
 
 
-def _sharing(func: Func, target: Target, choices: tuple[int | None, ...]) -> list[Plan]:
+def _sharing(
+    func: Func, target: Target, choices: tuple[int | None, ...], space: Footprint
+) -> list[Plan]:
     """Plans that only the score asks for: neighbours that load for one another, blocks that share
     a sum (the sizes of a launch say how many `parts` there are)."""
     if not has_pipelined_product(func) or func.attrs.get("cluster_dims") is not None:
         return []
     if not target.has("cluster"):
         return [_plan(parts=PARTS[0], threads=t) for t in choices]
-    rings = footprint(func, target).rings
-    helped = not rings or any(r.boxes for r in rings)
+    helped = not space.rings or any(r.boxes for r in space.rings)
     shares = [(n, 1) for n in SPLITS] + [(1, PARTS[0])]
     made = [
         _plan(specialise=helped, split=n, parts=parts, threads=t)

@@ -25,6 +25,7 @@ from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled
+from tilec.jit.choose import FEW_SPILLED
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.occupancy import occupancy
@@ -104,7 +105,17 @@ def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None
             arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
     target = find_target(facts.target)
     first = () if facts.plan is None else (facts.plan, *facts.ranked)
-    return build(func, target, arguments, signature.returns, facts.wide, plan, first, facts.choice)
+    return build(
+        func,
+        target,
+        arguments,
+        signature.returns,
+        facts.wide,
+        plan,
+        first,
+        facts.choice,
+        facts.only_ranked,
+    )
 
 
 def _refuse_prints(func: Func, target: str) -> None:
@@ -135,11 +146,13 @@ def build(
     plan: Plan | None = None,
     ranked: Sequence[Plan] = (),
     choice: Callable[[], str] = str,
+    only_ranked: bool = False,
 ) -> CompiledKernel:
     """Compile `func` (TILE) for `target`, keeping every stage. `plan`: with no other plan than
-    this. `ranked` plans are tried before the safe ones, best first; `choice` says what they were
-    chosen from. Raises CompileError and its kinds, and InternalError where the parts of the
-    compiler contradict one another."""
+    this. `ranked` plans are tried before the safe ones, best first, or alone (`only_ranked`: a
+    ResourceError if all of them spill); `choice` says what they were chosen from. Raises
+    CompileError and its kinds, and InternalError where the parts of the compiler contradict one
+    another."""
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
@@ -156,7 +169,7 @@ def build(
     tried: list[tuple[Plan, ResourceError | None]] = []
     attempts = Attempts(target, ranked)
     if plan is None:
-        final = _first_good(func, target, keep_pass, ranked, tried, attempts)
+        final = _first_good(func, target, keep_pass, ranked, tried, attempts, only_ranked)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -183,6 +196,7 @@ def _first_good(
     ranked: Sequence[Plan],
     tried: list[tuple[Plan, ResourceError | None]],
     attempts: Attempts,
+    only_ranked: bool,
 ) -> Func:
     """`func` after the passes, under the first plan that the assembler finds no fault with, or
     else the one with the smallest; `attempts.kept` is its code where it has been made."""
@@ -191,10 +205,13 @@ def _first_good(
         tried.append((plan, error))
 
     try:
-        return passes.run(func, target, keep_pass, ranked, on_plan, attempts.check)
-    except (ResourceError, Settled):
+        return passes.run(func, target, keep_pass, ranked, on_plan, attempts.check, only_ranked)
+    except (ResourceError, Settled) as error:
         least = attempts.least
         if least is None or least.plan is None:
+            raise
+        if isinstance(error, ResourceError) and only_ranked and least.faults[0] > FEW_SPILLED:
+            error.spilled = least.faults[0]
             raise
     attempts.kept = least
     tried.append((least.plan, None))

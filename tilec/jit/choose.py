@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
+from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.launchpath import spread_grid
@@ -84,11 +85,6 @@ class Choices:
                 f"], …)](…), or pass {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
             )
         where = _where(call, open_, grid)
-        with self._lock:
-            chosen = self._made.get((base, where))
-            choices = (
-                [chosen] if chosen else self._choose(base, where, signature, call, open_, grid)
-            )
 
         def facts_for(chosen: Chosen) -> Facts:
             call.constants.update(chosen.constants)
@@ -96,8 +92,17 @@ class Choices:
                 call, signature, parameters, source, target, threads, grid_given, chosen
             )
 
+        chosen = self._made.get((base, where))
         if chosen is None:
-            chosen = choices[0] if len(choices) == 1 else self._first_good(choices, facts_for)
+            with collector_paused():
+                with self._lock:  # for which another thread may have had it
+                    chosen = self._made.get((base, where))
+                    choices = (
+                        [chosen]
+                        if chosen
+                        else self._choose(base, where, signature, call, open_, grid)
+                    )
+                chosen = choices[0] if len(choices) == 1 else self._first_good(choices, facts_for)
             self._keep(base, where, chosen)
         return facts_for(chosen)
 
@@ -113,9 +118,12 @@ class Choices:
                 made = self._compiled(facts_for(chosen))
             except ResourceError as error:
                 first = first or error
-                continue
-            spilled = made.resources.spilled_bytes or 0
-            faults = _is_other(made.plan, chosen.ranked), spilled
+                if not error.spilled:
+                    continue
+                faults = False, error.spilled
+            else:
+                other = _is_other(made.plan, chosen.ranked)
+                faults = other, made.resources.spilled_bytes or 0
             if least is None or faults < least[0]:
                 least = faults, chosen
             if faults <= (False, FEW_SPILLED):
@@ -123,7 +131,8 @@ class Choices:
         if least is None:
             assert first is not None
             raise first
-        return least[1]
+        best = least[1]
+        return replace(best, only_ranked=False) if best.only_ranked else best
 
     def _keep(self, base: Facts, where: str, made: Chosen) -> None:
         with self._lock:
@@ -215,11 +224,13 @@ class Choices:
         made = []
         for tile in found.tiles:
             plans = found.plans(tile)
-            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text, packed))
+            more = bool(plans) and tile is not found.tiles[-1]
+            made.append(Chosen(tile, plans[0] if plans else None, plans, found.text, packed, more))
         known = self._known.get(base, set())
         if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
             facts = replace(base, packed=packed)
-            return [self._usual(made[0], known, facts, signature, call, grid)]
+            first = replace(made[0], only_ranked=False)
+            return [self._usual(first, known, facts, signature, call, grid)]
         return made if open_ else made[:1]
 
     def _packed(

@@ -271,8 +271,7 @@ class CompiledKernel:
                 self._path = path
             elif path is not None and values is not None:
                 path.prepared.remember_outputs(facts, makers.values())
-                scalars = [p for p in self._parameters if p.kind == "scalar"]
-                recipe = Recipe(self, call, [*call.tensors], scalars, given, handle)
+                recipe = Recipe(self, call, self._parameters, given, handle)
                 path.prepared.remember(values, facts, ready, recipe)
         return returned(self.image, {**bound, **outputs})
 

@@ -30,9 +30,8 @@ class Recipe:
     """Makes launches of one variant on one device for arrays of the same shapes, strides, dtypes
     and alignments.
 
-    `names` are the arrays, in the order of their addresses in `values`; `scalars` the scalar
-    parameters, whose values follow, each with what tells it apart. `given` is the launch's grid,
-    None where it is the kernel's own.
+    In `values` the addresses of the call's arrays are followed by the scalars among `parameters`,
+    each with what tells it apart. `given` is the launch's grid, None where it is the kernel's own.
 
     `take(recipe, values)` is the launch for these values; None if they need another variant, or a
     message. It takes the block of a launch that has been made, and writes the addresses into it.
@@ -42,12 +41,12 @@ class Recipe:
         self,
         variant: CompiledKernel,
         call: Call,
-        names: Sequence[str],
-        scalars: Sequence[Parameter],
+        parameters: Sequence[Parameter],
         given: Grid | None,
         stream: int,
     ) -> None:
         self._variant, self._stream = variant, stream
+        names = [*call.tensors]
         # Nothing here may keep the arrays' memory alive.
         tensors = {n: _at(t, t.pointer) for n, t in call.tensors.items()}
         self._call = dataclasses.replace(call, tensors=tensors, first=None)
@@ -63,7 +62,9 @@ class Recipe:
         numbers = {p.arg: n for n, p in params if p.role == "scalar"}
         # Their numbers are None where the kernel does not use them.
         self._scalars, at = [], len(names)
-        for p in scalars:
+        for p in parameters:
+            if p.kind != "scalar":
+                continue
             self._scalars.append((at, p, numbers.get(p.name)))
             at += 1 + len(told_apart(p))
         # The scalars that the grid follows from, and grids for them.

@@ -118,13 +118,15 @@ def parameters_of(signature: Signature) -> tuple[Parameter, ...]:
 class Chosen:
     """What was left open and has been chosen: `constants` of the kernel, `plan` (None: nothing
     tells the plans apart, the safe order holds), the plans to try after it, and a function that
-    says what the choice was made from; `packed` names the tensors that the launch packs."""
+    says what the choice was made from; `packed` names the tensors that the launch packs.
+    `only_ranked`: no other plan is worth a try, there are other constants."""
 
     constants: Mapping[str, int]
     plan: Plan | None
     ranked: tuple[Plan, ...] = ()
     text: Callable[[], str] = str
     packed: tuple[str, ...] = ()
+    only_ranked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,8 @@ class Facts:
     chosen for the sizes of the call (None: the safe order holds), before those in `ranked`;
     `choice` says from what. `simulated`: for the simulator alone, which can do more. `source`
     stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
-    tensors that the launch copies so that their rows begin at cache lines.
+    tensors that the launch copies so that their rows begin at cache lines. Under `only_ranked` a
+    variant that would spill is not made.
     """
 
     source: str
@@ -154,6 +157,7 @@ class Facts:
     choice: Callable[[], str] = field(default=str, compare=False)
     simulated: bool = False
     packed: tuple[str, ...] = ()
+    only_ranked: bool = field(default=False, compare=False)
 
     @property
     def traced(self) -> tuple[Argument, ...]:
@@ -226,6 +230,7 @@ def facts_of(
         () if chosen is None else chosen.ranked,
         str if chosen is None else chosen.text,
         packed=() if chosen is None else chosen.packed,
+        only_ranked=chosen is not None and chosen.only_ranked,
     )
 
 

@@ -113,14 +113,15 @@ def run(
     ranked: Sequence[Plan] = (),
     on_plan: OnPlan | None = None,
     accept: Accept | None = None,
+    only_ranked: bool = False,
 ) -> Func:
     """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
     for GPUs.
 
-    `ranked` are plans to try before the safe ones, best first. `on_stage(name, func)` is called
-    after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was tried
-    (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises CompileError and
-    its kinds; the first plan is taken for which `accept` does not raise ResourceError.
+    `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
+    called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
+    tried (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises
+    CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
     """
     func, wanted = take_wanted(func)
     func = _run(NORMALISE, func, target, on_stage)
@@ -128,7 +129,7 @@ def run(
         return _run(HOST, func, target, on_stage) if asks_for_threads(func) else func
     first: ResourceError | None = None
     tried: set[Plan] = set()
-    pending = deque((*ranked, *plans(func, target, wanted)))
+    pending = deque(ranked if only_ranked else (*ranked, *plans(func, target, wanted)))
     while pending:
         plan = pending.popleft()
         if plan in tried:

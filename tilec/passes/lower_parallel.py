@@ -241,25 +241,14 @@ class Lowering:
             if at:
                 start = inner.value(Binary, "add", first, inner.value(Const, at * width, INT32))
             coords = coordinates(inner, p.layout, place, start)
-            inside = [
-                inner.value(Compare, "lt", coords[d], inner.value(Const, p.extents[d], INT32))
-                for d in _partial(p)
-            ]
+            inside = _inside(inner, p, coords)
             own: Substitution = {}
             if nearest:
                 there = conjunction(inner, inside)
                 assert there is not None
                 own[body.inside] = there
-                for d in _partial(p):
-                    last = inner.value(Const, p.extents[d] - (width if d == dim else 1), INT32)
-                    coords[d] = inner.value(Binary, "min", coords[d], last)
-            for e in range(width):
-                env = own | dict(zip(p.body.args, coords))
-                if e:
-                    env[p.body.args[dim]] = inner.value(
-                        Binary, "add", coords[dim], inner.value(Const, e, INT32)
-                    )
-                envs.append(env)
+                _move_inside(inner, p, coords, width, dim)
+            envs += (own | env for env in _neighbours(inner, p, coords, width, dim))
         if changes_memory(p) and not _registers_left(p):
             first_of_all = unique_register(inner, p.layout, first)
             inside += [] if first_of_all is None else [first_of_all]
@@ -285,6 +274,33 @@ def _partial(p: Parallel) -> list[int]:
     """The dimensions along which the layout covers more than there is."""
     assert p.layout is not None
     return [d for d, (own, all) in enumerate(zip(p.extents, p.layout.shape)) if all > own]
+
+
+def _inside(b: Builder, p: Parallel, coords: list[Value]) -> list[Value]:
+    """That the loop has the element at `coords`, by the dimensions of which the layout covers
+    more."""
+    return [
+        b.value(Compare, "lt", coords[d], b.value(Const, p.extents[d], INT32)) for d in _partial(p)
+    ]
+
+
+def _move_inside(b: Builder, p: Parallel, coords: list[Value], width: int, dim: int) -> None:
+    """Bring `coords`, of the first of `width` neighbours along `dim`, to the nearest that are
+    elements of the loop."""
+    for d in _partial(p):
+        last = b.value(Const, p.extents[d] - (width if d == dim else 1), INT32)
+        coords[d] = b.value(Binary, "min", coords[d], last)
+
+
+def _neighbours(
+    b: Builder, p: Parallel, coords: list[Value], width: int, dim: int
+) -> list[Substitution]:
+    """The loop's arguments at each of the `width` elements from `coords` on along `dim`."""
+    envs: list[Substitution] = [dict(zip(p.body.args, coords))]
+    for e in range(1, width):
+        here = b.value(Binary, "add", coords[dim], b.value(Const, e, INT32))
+        envs.append({**envs[0], p.body.args[dim]: here})
+    return envs
 
 
 def _leaves_shared(p: Parallel) -> bool:

@@ -50,15 +50,24 @@ from tilec.target import Target
 
 def share_sums(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    split, parts = split_of(func), parts_of(func)
-    if split * parts == 1:
+    if split_of(func) * parts_of(func) == 1:
         return func
+    return _sharer(func, target).share()
+
+
+def check_shared(func: Func, target: Target) -> None:
+    """Raise ResourceError where blocks cannot share a sum of `func` as its attributes say."""
+    _sharer(func, target).loop()
+
+
+def _sharer(func: Func, target: Target) -> _Sharer:
+    split, parts = split_of(func), parts_of(func)
     sharer = _Sharer(func, split, parts)
     if split > 1 and not target.has("cluster"):
         raise sharer.refuse(f"{target} has no clusters")
     if split > MAX_BLOCKS or (split > 1 and cluster_of(func) != SINGLE):
         raise sharer.refuse(f"a cluster has at most {MAX_BLOCKS} blocks, and is not shared")
-    return sharer.share()
+    return sharer
 
 
 class _Sharer:
@@ -87,8 +96,6 @@ class _Sharer:
         if self.split > 1:
             number = share = b.value(ClusterIndex, 0)
         if self.parts > 1:
-            if any(isinstance(o, For) and o.kind == "pipelined" for x in rest for o in _inside(x)):
-                raise self.refuse("another T.Pipelined follows it")
             share = part = top.value(
                 Binary, "mod", top.value(BlockIndex, 2), top.value(Const, self.parts, INT32)
             )
@@ -124,9 +131,15 @@ class _Sharer:
         first = ""
         for loop in loops:
             why = self.obstacle(loop)
-            if not why:
-                return loop
-            first = first or why
+            if why:
+                first = first or why
+                continue
+            after = self.func.body.ops[self.func.body.ops.index(loop) + 1 :]
+            if self.parts > 1 and any(
+                isinstance(o, For) and o.kind == "pipelined" for x in after for o in _inside(x)
+            ):
+                raise self.refuse("another T.Pipelined follows it")
+            return loop
         raise self.refuse(first or "no T.Pipelined stands at the top of its body")
 
     def obstacle(self, loop: For) -> str:

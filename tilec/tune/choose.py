@@ -24,6 +24,7 @@ MOST_TRACED = 40  # combinations that are all tried
 _MIDDLE = 128  # where the search through more of them starts
 _ROUNDS = 4
 NEAR = 1.1  # times the best: about as fast
+LACKING = 1.02  # so much worse is what may spill, and then is compiled for nothing
 FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 LARGEST = 256  # of a tile's sides
 FINE_TRIED = 6  # tiles with a side between the listed values
@@ -110,7 +111,7 @@ class Chooser:
             middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
             self._refine(self._descend(middle, lists, best), found, best)
         ranked = [r for at in found for r in found[at]]
-        ranked.sort(key=lambda r: r.estimate.seconds if r.estimate else math.inf)
+        ranked.sort(key=_order)
         if not ranked:
             return self._nothing(found)
         rejected = [r for c in self._seen(found) for r in c.rejected]
@@ -123,7 +124,7 @@ class Chooser:
                 others.append(r.constants)
         for constants in others[: TILES - 1]:
             kept += [r for r in _near(ranked, constants) if r not in kept]
-        kept = sorted([*mine, *kept], key=lambda r: r.estimate.seconds if r.estimate else math.inf)
+        kept = sorted([*mine, *kept], key=_order)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
 
     def _descend(
@@ -253,6 +254,13 @@ class Chooser:
         if self._open and candidates:
             return Choice(dict(candidates[0].constants), (), ())
         return None
+
+
+def _order(r: Ranked) -> float:
+    """By which configurations are sorted."""
+    if r.estimate is None:
+        return math.inf
+    return r.estimate.seconds * (LACKING if r.estimate.lacking else 1.0)
 
 
 def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked]:

@@ -33,7 +33,7 @@ from tilec.passes.registers import (
     widest_wgmma,
 )
 from tilec.passes.select_gemm import select_gemm
-from tilec.passes.share_sums import share_sums
+from tilec.passes.share_sums import check_shared
 from tilec.target import Target
 from tilec.tune.cost import (
     Estimate,
@@ -107,7 +107,7 @@ class Candidate:
         if key not in self._obstacles:
             self._obstacles[key] = ""
             try:
-                share_sums(take_wanted(self.func)[0].with_attrs(**few), self.target)
+                check_shared(take_wanted(self.func)[0].with_attrs(**few), self.target)
             except CompileError as error:
                 self._obstacles[key] = error.message
         return self._obstacles[key]
@@ -126,7 +126,7 @@ class Candidate:
         space = footprint(func, self.target)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
-        for plan in plans(func, self.target, wanted):
+        for plan in plans(func, self.target, wanted, space):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
             widest = widest_wgmma(threads * plan.teams, plan.specialise, self.target)
             key = threads, plan.teams, widest
