@@ -333,7 +333,7 @@ def load(bench, agent, at, corner):
 
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
-@pytest.mark.parametrize("corner", [(0, 0), (-3, 5), (11, -2), (60, 7)])
+@pytest.mark.parametrize("corner", [(0, 0), (-8, 5), (16, -2), (56, 7)])
 def test_tma_load_2d(swizzle, corner):
     box = ((swizzle or 64) // 2, 12)
     a = numbers((17, 72), np.float16)
@@ -487,6 +487,24 @@ def meet(bench, *agents):
     waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in agents]
     for wait in waits:
         wait.finish(wait.ready())
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("column", [-9, -8, -1, 0, 1, 4, 7, 8, 11])
+def test_a_tma_box_begins_at_16_bytes_of_a_row(column, store):
+    """As on an H200, with rows of 1, 2 and 4 bytes an element: anything else is an illegal
+    instruction there, and so is a store in front of a row."""
+    a = numbers((16, 32), np.float16)
+    bench = Bench(32, arrays={"A": a})
+    map_of(bench, a, (1, 0), (16, 16), 0, dt.FLOAT16)
+    bench.put(0, numbers((16, 16), np.float16))
+    if store:
+        words = np.int32(column), np.int32(0), np.int32(SHARED_BASE)
+        bench.run(bench.agent([0]), moves.tma_store(2), np.int64(0), *words)
+    else:
+        load(bench, arm(bench, bench.agent(), GATE, 512), SHARED_BASE, (column, 0))
+    kinds = ["misaligned access"] if column % 8 else []
+    assert bench.kinds == (["out of bounds"] if store and column == -8 else kinds)
 
 
 def test_a_tma_box_must_be_aligned():

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Func, Value, walk
+from tilec.ir.core import Func, Region, Value, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
@@ -78,13 +78,25 @@ class Agents:
 
     def of(self, o: Copy, specialise: bool) -> str:
         """ "tma" (where producer warps may: `specialise`), "cp_async" or "threads"."""
-        if specialise and tma_may_load(o, o.dest.dtype, self.target, self.safe):
+        if specialise and self.tma_may_load(o, o.dest.dtype):
             return "tma"
         width = self.vector(o) * o.source.dtype.bits // 8
         same = o.source.dtype == o.dest.dtype and self.safe.zero(o.source.buffer)
         if self.target.has("cp_async") and same and width in CP_ASYNC:
             return "cp_async"
         return "threads"
+
+    def tma_may_load(self, o: Copy, dtype: DType) -> bool:
+        """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
+        tile's layout is one that boxes can write."""
+        return (
+            self.target.has("tma")
+            and not o.disable_tma
+            and tma_gives(o.source.dtype, dtype)
+            and self.safe.zero(o.source.buffer)
+            and box_may_begin(o.source, self.facts)
+            and same_order(o)
+        )
 
     def through_registers(self, copies: Iterable[Copy], specialise: bool) -> bool:
         """Whether the tiles of a loop's run-ahead `copies` that TMA does not bring wait in
@@ -173,20 +185,6 @@ def _not_negative(low: int | None) -> bool:
     return low is not None and low >= 0
 
 
-def tma_may_load(o: Copy, dtype: DType, target: Target, safe: SafeValues) -> bool:
-    """Whether producer warps may bring a run-ahead copy by TMA into elements of `dtype`, if the
-    tile's layout is one that boxes can write."""
-    t = o.source.buffer.buffer
-    return (
-        target.has("tma")
-        and not o.disable_tma
-        and tma_gives(t.dtype, dtype)
-        and safe.zero(o.source.buffer)
-        and tensor_map_fits(t)
-        and same_order(o)
-    )
-
-
 def gcd2(limit: int, divisor: int) -> int:
     """The largest power of two that divides both."""
     g = 1
@@ -254,6 +252,18 @@ def tensor_map_fits(t: BufferType) -> bool:
         and t.strides[-1] == 1
         and t.dtype.bits % 8 == 0
         and alignment(t) == TMA_ALIGN
+    )
+
+
+def box_may_begin(r: Region, facts: Facts, store: bool = False) -> bool:
+    """Whether a tensor map can describe the tensor of a region, and TMA can load from there or
+    `store` there: along a row at a multiple of 16 bytes, and no store in front of the row. Anywhere
+    else it ends in an illegal instruction (NVIDIA H200; Triton's issue 7385)."""
+    column = r.offsets[-1]
+    return (
+        tensor_map_fits(r.buffer.buffer)
+        and facts.divisor(column) * r.dtype.bits // 8 % TMA_ALIGN == 0
+        and (not store or facts.non_negative(column))
     )
 
 

@@ -11,6 +11,7 @@ from tilec.ir.agents import (
     Agents,
     Narrow,
     alignment,
+    box_may_begin,
     leaves_by_rows,
     ragged_tensors,
 )
@@ -77,7 +78,8 @@ class Footprint:
     """Bytes of shared memory of a kernel before layouts are known: `rings`, the buffers of its
     pipelined loops; `rest`, everything else; `sums`, what a block that shares its sums hands over;
     `rows`, the largest tile that leaves by rows, in place of the rings where these are not filled
-    again (`refilled`: by a loop of the user's). `threads` are the user's, or the default."""
+    again (`refilled`: by a loop of the user's). `threads` are the user's, or the default. `leaves`:
+    beside such loops, whether TMA can take some tile to global memory."""
 
     rings: tuple[Ring, ...]
     rest: int
@@ -85,6 +87,7 @@ class Footprint:
     threads: int
     rows: int = 0
     refilled: bool = False
+    leaves: bool = False
 
     def beside(self, plan: Plan, target: Target) -> int:
         """Bytes beside the rings: what stores go through, too."""
@@ -163,6 +166,19 @@ def footprint(func: Func, target: Target) -> Footprint:
         func.attrs.get("threads") or DEFAULT_THREADS,
         rows,
         refilled,
+        agents is not None and _leaves(func, agents),
+    )
+
+
+def _leaves(func: Func, agents: Agents) -> bool:
+    """Whether TMA can take some tile to global memory."""
+    ragged = ragged_tensors(func)
+    stored = (o.dest for o in walk(func.body) if isinstance(o, Copy))
+    return any(
+        r.buffer.buffer.space == "global"
+        and r.buffer not in ragged
+        and box_may_begin(r, agents.facts, store=True)
+        for r in stored
     )
 
 

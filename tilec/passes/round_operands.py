@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.agents import SafeValues, tma_may_load
+from tilec.ir.agents import Agents
 from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.instr import find_row
 from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
@@ -94,7 +94,7 @@ def _chosen(func: Func, target: Target) -> set[Value]:
     candidates = roundable(func)
     if not candidates:
         return set()
-    safe, by_tma = SafeValues(func), bool(func.attrs.get("specialise"))
+    agents, by_tma = Agents(func, target), bool(func.attrs.get("specialise"))
     used: set[Value] = set()  # by a product that computes in TF32
     in_place: set[Value] = set()
     by_threads: set[Value] = set()  # filled by others than TMA
@@ -106,7 +106,7 @@ def _chosen(func: Func, target: Target) -> set[Value]:
             case Copy():
                 if o.dest.buffer in used:
                     used.add(o.source.buffer)
-                if not (o.ahead and by_tma and tma_may_load(o, TFLOAT32, target, safe)):
+                if not (o.ahead and by_tma and agents.tma_may_load(o, TFLOAT32)):
                     by_threads.add(o.dest.buffer)
             case Store(dest=v) | Fill(dest=Region(buffer=v)):
                 by_threads.add(v)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.agents import Agents, ragged_tensors, same_order, tensor_map_fits
+from tilec.ir.agents import Agents, box_may_begin, ragged_tensors, same_order
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.layout import Layout, leading_run, tma_box
 from tilec.ir.ops import (
@@ -70,7 +70,7 @@ class _Chooser:
             or o.disable_tma
             or t.space != "global"
             or t.dtype == BOOL
-            or not tensor_map_fits(t)
+            or not box_may_begin(o.dest, self.agents.facts, store=True)
             or o.dest.buffer in self.ragged
             or o not in self.unseen
         ):

@@ -24,7 +24,7 @@ from tilec.sim.intrinsics import round_tf32
 from tilec.sim.memory import at_block
 from tilec.sim.order import Clock
 from tilec.sim.tensors import TensorMap
-from tilec.sim.tma import ALIGNMENT, PIECE, box_at
+from tilec.sim.tma import ALIGNMENT, PIECE, Box, box_at
 from tilec.sim.warpgroups import WARPS, product
 
 if TYPE_CHECKING:
@@ -143,10 +143,7 @@ class Engines:
     ) -> None:
         block, memory, issuer = self.block, self.block.memory, np.array([lane])
         box = box_at(kind, at)
-        if place % ALIGNMENT:
-            self._report(
-                agent, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
-            )
+        self._check_begin(agent, box, place, False)
         data = np.zeros((box.bytes // box.row_bytes, box.row_bytes), np.uint8)
         ranks: list[int | None] = [None]
         if mask is not None:
@@ -184,6 +181,23 @@ class Engines:
             clock = block.order.completion(column)
             peer.barriers.complete(agent, b, box.bytes, clock, column)
 
+    def _check_begin(self, agent: Agent, box: Box, place: int, store: bool) -> None:
+        """Report a box that a GPU ends at with an illegal instruction."""
+        if place % ALIGNMENT:
+            self._report(
+                agent, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
+            )
+        if box.begin % PIECE:
+            self._report(
+                agent,
+                "misaligned access",
+                f"a box {box.begin} bytes behind the begin of a row, not a multiple of {PIECE}",
+            )
+        elif store and box.begin < 0:
+            self._report(
+                agent, "out of bounds", f"a store {-box.begin} bytes in front of a row by TMA"
+            )
+
     def tma_store(
         self, agent: Agent, map: Any, corner: Sequence[Any], source: Any, where: Any
     ) -> None:
@@ -197,12 +211,7 @@ class Engines:
             lane, issuer = int(agent.lanes[i]), agent.lanes[i : i + 1].copy()
             place, *at = (int(c[i]) for c in columns)
             box = box_at(kind, at)
-            if place % ALIGNMENT:
-                self._report(
-                    agent,
-                    "misaligned access",
-                    f"a box at {place:#x}, not a multiple of {ALIGNMENT}",
-                )
+            self._check_begin(agent, box, place, True)
             column = order.engine(("tma store", lane))
             got = memory.engine_read(agent, box.places(place), PIECE, column, issuer)
             rows = got.reshape(-1, box.row_bytes)[box.numbers, box.inside]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilec.ir.agents import ragged_tensors, tensor_map_fits
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
-from tilec.ir.ops import Alloc, Copy, Gemm
+from tilec.ir.ops import Alloc, Gemm
 from tilec.ir.plan import (
     PARTS,
     Wanted,
@@ -177,19 +176,9 @@ class Candidate:
             return f"TMA can bring no tile of a T.Pipelined: {rows}"
         if (plan.teams > 1 or plan.cluster != (1, 1, 1)) and any(r.others for r in space.rings):
             return f"TMA can bring only some of the tiles of a T.Pipelined: {rows}"
-        if plan.staged_store and "staged_store" not in self._wanted.fields and not self._leaves:
-            return "TMA can take no result to its tensor: its rows are no whole 16 bytes apart"
+        if plan.staged_store and "staged_store" not in self._wanted.fields and not space.leaves:
+            return "TMA can take no result to its tensor: rows, or tiles in them, begin anywhere"
         return ""
-
-    @cached_property
-    def _leaves(self) -> bool:
-        """Whether TMA can take some tile to global memory."""
-        ragged = ragged_tensors(self.func)
-        stored = (o.dest.buffer for o in walk(self.func.body) if isinstance(o, Copy))
-        return any(
-            v.buffer.space == "global" and tensor_map_fits(v.buffer) and v not in ragged
-            for v in stored
-        )
 
     def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
         if self.target.max_threads == 1:

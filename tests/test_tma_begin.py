@@ -1,0 +1,159 @@
+"""TMA begins at a whole number of 16 bytes along a row, and stores nowhere in front of one: an
+illegal instruction on an H200 otherwise (the fuzzer found it: a product in tiles of 11 floats)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+SM90 = "cuda:sm_90a"
+N = T.dynamic("N")
+
+
+@tilec.kernel
+def columns(
+    A: T.Tensor((64, N), "float32"),
+    B: T.Tensor((64, N), "float32"),
+    C: T.Tensor((64, N), "float32"),
+    first: T.int32,
+    W: T.constexpr,
+    step: T.constexpr,
+    begin: T.constexpr = 0,
+):
+    """C is twice A, shifted by `begin` columns (and `first`, if there is a step of it), + B."""
+    with T.Kernel(T.ceildiv(N, W), threads=128) as b:
+        T.annotate_schedule(specialise=True)
+        a = T.alloc_shared((32, W), "float32")
+        c = T.alloc_shared((32, 64), "float32")
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[k * 32, b * W + begin + first * step], a)
+            T.copy(B[k * 32, 0], c)
+            for i, j in T.Parallel(32, W):
+                C[k * 32 + i, b * W + j] = a[i, j] * 2 + c[i, j]
+
+
+# Columns of a tile, step of the dynamic offset, offset; whether TMA may bring it.
+LOADS = [
+    (64, 0, 0, True),
+    (12, 0, 0, True),
+    (12, 0, -4, True),
+    (12, 4, 8, True),
+    (12, 0, 2, False),
+    (11, 0, 0, False),
+    (10, 0, 0, False),
+    (12, 1, 0, False),
+    (12, 2, 0, False),
+]
+
+
+def data(n: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((64, n)).astype(np.float32) for _ in range(2))
+    return a, b, np.zeros_like(a)
+
+
+def wanted(a: np.ndarray, b: np.ndarray, width: int, shift: int) -> np.ndarray:
+    n = a.shape[1]
+    at = np.arange(n) + shift
+    shifted = np.where((at >= 0) & (at < n), a[:, np.clip(at, 0, n - 1)], 0)
+    # A tile at the end reads `a` behind it and is cut off.
+    return shifted * 2 + b[:, np.arange(n) % width]
+
+
+@pytest.mark.parametrize("width, step, begin, boxes", LOADS)
+def test_loads(width: int, step: int, begin: int, boxes: bool) -> None:
+    a, b, c = data()
+    call = {"W": width, "step": step, "begin": begin}
+    made = columns.compile(a, b, c, 3, **call, target=SM90)
+    # The other tile always comes by TMA.
+    assert made.stages["plan"].startswith("kept: specialised")
+    maps = [p.arg for p in made.image.params if p.role == "tensor_map"]
+    assert maps == (["A", "B"] if boxes else ["B"])
+    report = tilec.simulate(columns, a, b, c, 3, **call, target=SM90)
+    assert not report.findings
+    np.testing.assert_allclose(c, wanted(a, b, width, begin + 3 * step), rtol=1e-6)
+
+
+@tilec.kernel
+def out(
+    A: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, N), "float16"),
+    first: T.int32,
+    step: T.constexpr,
+    begin: T.constexpr,
+    fragment: T.constexpr,
+):
+    with T.Kernel(1, threads=128):
+        T.annotate_schedule(store="tma")
+        s = T.alloc_shared((64, 64), "float16")
+        T.copy(A, s)
+        at = T.min(T.max(first, 0), 10) * step + begin
+        if fragment:
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            T.gemm(s, s, acc)
+            T.copy(acc, C[0, at])
+        else:
+            T.copy(s, C[0, at])
+
+
+# Step of the dynamic offset, offset; whether TMA may take the tile.
+STORES = [
+    (0, 0, True),
+    (8, 0, True),
+    (8, 16, True),
+    (0, 4, False),
+    (1, 0, False),
+    (8, -8, False),
+    (8, -32, False),
+]
+
+
+def tile() -> tuple[np.ndarray, np.ndarray]:
+    a = np.random.default_rng(3).integers(-2, 3, (64, 64)).astype(np.float16)
+    return a, np.zeros((64, 120), np.float16)
+
+
+def stored(a: np.ndarray, c: np.ndarray, at: int, fragment: bool) -> np.ndarray:
+    want = np.zeros_like(c)
+    made = a.astype(np.float32) @ a.astype(np.float32) if fragment else a
+    want[:, max(at, 0) : at + 64] = made[:, max(-at, 0) :]
+    return want
+
+
+@pytest.mark.parametrize("fragment", [False, True])
+@pytest.mark.parametrize("step, begin, boxes", STORES)
+def test_stores(step: int, begin: int, boxes: bool, fragment: bool) -> None:
+    a, c = tile()
+    call = {"step": step, "begin": begin, "fragment": fragment}
+    made = out.compile(a, c, 3, **call, target=SM90)
+    assert [p.arg for p in made.image.params if p.role == "tensor_map"] == ["C"] * boxes
+    report = tilec.simulate(out, a, c, 3, **call, target=SM90)
+    assert not report.findings
+    np.testing.assert_array_equal(c, stored(a, c, begin + 3 * step, fragment))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width, step, begin, boxes", LOADS)
+def test_loads_on_the_gpu(width: int, step: int, begin: int, boxes: bool) -> None:
+    torch = pytest.importorskip("torch")
+    a, b, c = data()
+    given = [torch.from_numpy(x).cuda() for x in (a, b, c)]
+    columns(*given, 3, W=width, step=step, begin=begin)
+    np.testing.assert_allclose(
+        given[2].cpu().numpy(), wanted(a, b, width, begin + 3 * step), rtol=1e-6
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fragment", [False, True])
+@pytest.mark.parametrize("step, begin, boxes", STORES)
+def test_stores_on_the_gpu(step: int, begin: int, boxes: bool, fragment: bool) -> None:
+    torch = pytest.importorskip("torch")
+    a, c = tile()
+    given = [torch.from_numpy(x).cuda() for x in (a, c)]
+    out(*given, 3, step=step, begin=begin, fragment=fragment)
+    np.testing.assert_array_equal(given[1].cpu().numpy(), stored(a, c, begin + 3 * step, fragment))
