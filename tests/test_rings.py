@@ -101,7 +101,7 @@ def simulated(
         return change(insert_sync(func, target))
 
     def only(
-        func: Func, target: Target, on_stage: Any, ranked: Any, on_plan: Any, accept: Any
+        func: Func, target: Target, on_stage: Any, _: Any, on_plan: Any, accept: Any, *more: Any
     ) -> Func:
         done = run_plan(func, target, plan, on_stage)
         accept(plan, done)

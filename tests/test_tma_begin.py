@@ -84,6 +84,7 @@ def out(
     first: T.int32,
     step: T.constexpr,
     begin: T.constexpr,
+    row: T.constexpr,
     fragment: T.constexpr,
 ):
     with T.Kernel(1, threads=128):
@@ -95,20 +96,21 @@ def out(
             acc = T.alloc_fragment((64, 64), "float32")
             T.clear(acc)
             T.gemm(s, s, acc)
-            T.copy(acc, C[0, at])
+            T.copy(acc, C[row, at])
         else:
-            T.copy(s, C[0, at])
+            T.copy(s, C[row, at])
 
 
-# Step of the dynamic offset, offset; whether TMA may take the tile.
+# Step of the dynamic column, column, row; whether TMA may take the tile.
 STORES = [
-    (0, 0, True),
-    (8, 0, True),
-    (8, 16, True),
-    (0, 4, False),
-    (1, 0, False),
-    (8, -8, False),
-    (8, -32, False),
+    (0, 0, 0, True),
+    (8, 0, 3, True),
+    (8, 16, 0, True),
+    (0, 4, 0, False),
+    (1, 0, 0, False),
+    (8, -8, 0, False),
+    (8, -32, 0, False),
+    (8, 0, -1, False),
 ]
 
 
@@ -117,23 +119,24 @@ def tile() -> tuple[np.ndarray, np.ndarray]:
     return a, np.zeros((64, 120), np.float16)
 
 
-def stored(a: np.ndarray, c: np.ndarray, at: int, fragment: bool) -> np.ndarray:
+def stored(a: np.ndarray, c: np.ndarray, at: int, row: int, fragment: bool) -> np.ndarray:
     want = np.zeros_like(c)
     made = a.astype(np.float32) @ a.astype(np.float32) if fragment else a
-    want[:, max(at, 0) : at + 64] = made[:, max(-at, 0) :]
+    made = made[max(-row, 0) : 64 - max(row, 0), max(-at, 0) :]
+    want[max(row, 0) : row + 64, max(at, 0) : at + 64] = made
     return want
 
 
 @pytest.mark.parametrize("fragment", [False, True])
-@pytest.mark.parametrize("step, begin, boxes", STORES)
-def test_stores(step: int, begin: int, boxes: bool, fragment: bool) -> None:
+@pytest.mark.parametrize("step, begin, row, boxes", STORES)
+def test_stores(step: int, begin: int, row: int, boxes: bool, fragment: bool) -> None:
     a, c = tile()
-    call = {"step": step, "begin": begin, "fragment": fragment}
+    call = {"step": step, "begin": begin, "row": row, "fragment": fragment}
     made = out.compile(a, c, 3, **call, target=SM90)
     assert [p.arg for p in made.image.params if p.role == "tensor_map"] == ["C"] * boxes
     report = tilec.simulate(out, a, c, 3, **call, target=SM90)
     assert not report.findings
-    np.testing.assert_array_equal(c, stored(a, c, begin + 3 * step, fragment))
+    np.testing.assert_array_equal(c, stored(a, c, begin + 3 * step, row, fragment))
 
 
 @pytest.mark.gpu
@@ -150,10 +153,12 @@ def test_loads_on_the_gpu(width: int, step: int, begin: int, boxes: bool) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fragment", [False, True])
-@pytest.mark.parametrize("step, begin, boxes", STORES)
-def test_stores_on_the_gpu(step: int, begin: int, boxes: bool, fragment: bool) -> None:
+@pytest.mark.parametrize("step, begin, row, boxes", STORES)
+def test_stores_on_the_gpu(step: int, begin: int, row: int, boxes: bool, fragment: bool) -> None:
     torch = pytest.importorskip("torch")
     a, c = tile()
     given = [torch.from_numpy(x).cuda() for x in (a, c)]
-    out(*given, 3, step=step, begin=begin, fragment=fragment)
-    np.testing.assert_array_equal(given[1].cpu().numpy(), stored(a, c, begin + 3 * step, fragment))
+    out(*given, 3, step=step, begin=begin, row=row, fragment=fragment)
+    np.testing.assert_array_equal(
+        given[1].cpu().numpy(), stored(a, c, begin + 3 * step, row, fragment)
+    )

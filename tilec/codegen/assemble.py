@@ -29,6 +29,7 @@ from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
 from tilec.codegen.isolated import Ended, run_isolated
 from tilec.codegen.ptxas import run_ptxas
+from tilec.codegen.ptxas_faults import without_faults
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
 from tilec.target import Target
@@ -90,7 +91,7 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     made.seconds.update(seconds)
     match target.kind:
         case "cuda":
-            made.asm = code.decode()
+            made.asm = without_faults(code.decode())
             _finish_cuda(made, made.asm)
         case "hip":
             _finish_hip(made, code)

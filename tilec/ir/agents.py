@@ -257,13 +257,13 @@ def tensor_map_fits(t: BufferType) -> bool:
 
 def box_may_begin(r: Region, facts: Facts, store: bool = False) -> bool:
     """Whether a tensor map can describe the tensor of a region, and TMA can load from there or
-    `store` there: along a row at a multiple of 16 bytes, and no store in front of the row. Anywhere
-    else it ends in an illegal instruction (NVIDIA H200; Triton's issue 7385)."""
-    column = r.offsets[-1]
+    `store` there: along a row at a multiple of 16 bytes, and no store in front of the tensor, along
+    any dimension. Anywhere else it ends in an illegal instruction (NVIDIA H200; Triton's issue
+    7385)."""
     return (
         tensor_map_fits(r.buffer.buffer)
-        and facts.divisor(column) * r.dtype.bits // 8 % TMA_ALIGN == 0
-        and (not store or facts.non_negative(column))
+        and facts.divisor(r.offsets[-1]) * r.dtype.bits // 8 % TMA_ALIGN == 0
+        and (not store or all(map(facts.non_negative, r.offsets)))
     )
 
 

@@ -153,7 +153,7 @@ class Facts:
 
     def _index(self, o: For) -> None:
         (lo, lo_most), (_, hi), step = self.range(o.lo), self.range(o.hi), self.range(o.step)[0]
-        if step is None or step <= 0:
+        if step is None or step < 0:
             self._set(o.body.args[0], (None, None))
             return
         last = add(hi, -1)

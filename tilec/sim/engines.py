@@ -193,10 +193,8 @@ class Engines:
                 "misaligned access",
                 f"a box {box.begin} bytes behind the begin of a row, not a multiple of {PIECE}",
             )
-        elif store and box.begin < 0:
-            self._report(
-                agent, "out of bounds", f"a store {-box.begin} bytes in front of a row by TMA"
-            )
+        if store and box.before:
+            self._report(agent, "out of bounds", "a store by TMA that begins before the tensor")
 
     def tma_store(
         self, agent: Agent, map: Any, corner: Sequence[Any], source: Any, where: Any

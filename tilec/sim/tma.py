@@ -36,13 +36,14 @@ def _pieces(bytes: int) -> Ints:
 
 @dataclass(frozen=True)
 class Box:
-    """A box. `begin`: of its rows, in bytes from that of the tensor's; `numbers`: the places of
-    those that are inside of the tensor's outer dimensions among all rows of the box; `low` and
-    `high`: which elements of a row are inside; `at`: the address of the first of these in each
-    row."""
+    """A box. `begin`: of its rows, in bytes from that of the tensor's; `before`: whether it begins
+    in front of the tensor along some dimension; `numbers`: the places of the rows that are inside
+    of the tensor's outer dimensions among all rows of the box; `low` and `high`: which elements of
+    a row are inside; `at`: the address of the first of these in each row."""
 
     map: TensorMap
     begin: int
+    before: bool
     numbers: Ints
     low: int
     high: int
@@ -90,4 +91,5 @@ def box_at(map: TensorMap, corner: Sequence[Any]) -> Box:
     if high == low:
         at, numbers = at[:0], numbers[:0]
     base = map.address + (first[0] + low) * map.tensor.itemsize
-    return Box(map, first[0] * map.tensor.itemsize, numbers, low, high, base + at)
+    begin = first[0] * map.tensor.itemsize
+    return Box(map, begin, min(first) < 0, numbers, low, high, base + at)

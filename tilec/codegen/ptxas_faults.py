@@ -1,0 +1,67 @@
+"""PTX that ptxas compiles right, in the place of such that it does not.
+
+Two faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found on an H200:
+
+- Of `y = x + c; z = x or a, by a predicate; w = z + c` in 16-bit floats (sums, products, minima and
+  maxima alike) the two sums become one of pairs, behind the predicated move of `a` to the register
+  of `x`: `y` is `w`. Where such values are selected by a mask, no register is shared.
+- A pair of float8 that is the upper half of a register which ptxas finds to be 0, and LLVM did not
+  (a shuffled 0), is converted from a number of no meaning. From a register of its own it is not.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PAIRED = re.compile(r"^\t(?:add|sub|mul|fma|min|max)\.(?:[\w.]+\.)?b?f16(?:x2)? \t(.*);$", re.M)
+_REGISTER = re.compile(r"%\w+")
+# Registers that are taken for two halves, or made of two.
+_HALVES = re.compile(r"^\tmov\.b32 \t(?:\{[^}]*\}, (%\w+)|(%\w+), \{[^}]*\});$", re.M)
+_CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$", re.M)
+_SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
+_FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
+
+
+def without_faults(ptx: str) -> str:
+    """`ptx`, rewritten where ptxas would make something else of it than it says."""
+    ptx = _FLOAT8.sub(_from_own_register, ptx)
+    paired = {r for line in _PAIRED.findall(ptx) for r in _REGISTER.findall(line)}
+    if not paired:
+        return ptx
+    found = (*_HALVES.findall(ptx), *_CUT.findall(ptx))
+    halved = paired.union(*found)
+
+    def masked(m: re.Match[str]) -> str:
+        bits, to, yes, no, predicate = m.groups()
+        if bits == "32" and halved.isdisjoint((to, yes, no)):
+            return m[0]
+        into, out = ("cvt.u32.u16", "cvt.u16.u32") if bits == "16" else ("mov.b32", "mov.b32")
+        lines = [
+            "{",
+            ".reg .b32 mask, yes, no;",
+            f"selp.b32 mask, -1, 0, {predicate};",
+            *(
+                f"{into if x.startswith('%') else 'mov.b32'} {name}, {x};"
+                for name, x in (("yes", yes), ("no", no))
+            ),
+            "lop3.b32 mask, mask, yes, no, 0xCA;",
+            f"{out} {to}, mask;",
+            "}",
+        ]
+        return "\n".join("\t" + line for line in lines)
+
+    return _SELECT.sub(masked, ptx)
+
+
+def _from_own_register(m: re.Match[str]) -> str:
+    kind, to, pair = m.groups()
+    lines = [
+        "{",
+        ".reg .b32 own;",
+        ".reg .b16 low;",
+        f"cvt.u32.u16 own, {pair};",
+        "mov.b32 {low, _}, own;",
+        f"cvt.rn.f16x2.{kind} {to}, low;",
+        "}",
+    ]
+    return "\n".join("\t" + line for line in lines)
