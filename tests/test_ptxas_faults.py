@@ -20,36 +20,45 @@ N = T.dynamic("N")
 
 @tilec.kernel
 def selected(
-    X: T.Tensor((N,), "float16"),
-    A: T.Tensor((N,), "float16"),
-    Y: T.Tensor((N,), "float16"),
-    W: T.Tensor((N,), "float16"),
+    A: T.Tensor((7,), "float32"), C: T.Tensor((64, 32), "float32"), Y: T.Tensor((32, 7), "float16")
 ):
-    """The second sum is of the first one's operand, or of another's."""
-    with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
-        for i in T.Parallel(128):
-            x = X[b * 128 + i]
-            Y[b * 128 + i] = x + 1.5
-            W[b * 128 + i] = T.if_then_else(i % 3 == 1, A[b * 128 + i], x) + 1.5
+    """A thread has two of Y's rows, which begin with the same number; one may take another."""
+    with T.Kernel(1, threads=128):
+        other = T.alloc_shared((22, 16), "uint32")
+        a = T.alloc_shared((64, 16), "float16")
+        b = T.alloc_shared((16, 32), "float16")
+        acc = T.alloc_fragment((64, 32), "float32")
+        for i, j in T.Parallel(22, 16):
+            other[i, j] = T.cast(A[i % 7], "uint32")
+        for i, j in T.Parallel(64, 16):
+            a[i, j] = T.cast((i + j * 5) % 3, "float16")
+        for i, j in T.Parallel(16, 32):
+            b[i, j] = T.cast((i + j * 2) % 6, "float16")
+        T.gemm(a, b, acc, clear_accum=True)
+        T.copy(acc, C)
+        for i, j in T.Parallel(32, 7):
+            mine = T.cast(acc[48, j + 2], "float16")
+            Y[i, j] = T.max(T.cast(other[j, j], "float16") if 3 <= i < 12 else mine, 0.0)
 
 
-def arrays(n: int = 1000) -> list[np.ndarray]:
-    rng = np.random.default_rng(5)
-    x, a = (rng.integers(-9, 10, n).astype(np.float16) for _ in range(2))
-    return [x, a, np.zeros_like(x), np.zeros_like(x)]
+def arrays() -> list[np.ndarray]:
+    a = np.random.default_rng(5).integers(0, 9, 7).astype(np.float32)
+    return [a, np.zeros((64, 32), np.float32), np.zeros((32, 7), np.float16)]
 
 
-def check_selected(x: np.ndarray, a: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
-    np.testing.assert_array_equal(y, x + np.float16(1.5))
-    other = np.arange(len(x)) % 128 % 3 == 1
-    np.testing.assert_array_equal(w, np.where(other, a, x) + np.float16(1.5))
+def check_selected(a: np.ndarray, c: np.ndarray, y: np.ndarray) -> None:
+    left = (np.arange(64)[:, None] + np.arange(16) * 5) % 3
+    right = (np.arange(16)[:, None] + np.arange(32) * 2) % 6
+    np.testing.assert_array_equal(c, left @ right)
+    row = np.arange(32)[:, None]
+    np.testing.assert_array_equal(y, np.where((row >= 3) & (row < 12), a, c[48, 2:9]))
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 def test_values_are_selected_by_masks(target: str) -> None:
     given = arrays()
     ptx = selected.compile(*given, target=target).stages["ptx"]
-    assert re.search(r"add\.(rn\.)?f16", ptx) and "selp.b16" not in ptx
+    assert re.search(r"max\.f16", ptx) and "selp.b16" not in ptx
     assert "lop3.b32 mask, mask, yes, no, 0xCA" in ptx
     assert not tilec.simulate(selected, *given, target=target).findings
     check_selected(*given)
@@ -171,10 +180,15 @@ def expected(lines: list[str], outs: list[str], x: np.ndarray, a: np.ndarray) ->
     return [scope[o] for o in outs]
 
 
+def operands(n: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(-9, 10, n).astype(np.float16) for _ in range(2)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_chains_of_selections(seed: int, tmp_path: object) -> None:
     kernel, lines, outs = made_kernel(seed, str(tmp_path))
-    x, a, *_ = arrays(700)
+    x, a = operands(700)
     got = [np.zeros_like(x) for _ in range(4)]
     assert not tilec.simulate(kernel, x, a, *got, target="cuda:sm_90a").findings
     for mine, want in zip(got, expected(lines, outs, x, a)):
@@ -186,7 +200,7 @@ def test_chains_of_selections(seed: int, tmp_path: object) -> None:
 def test_chains_of_selections_on_the_gpu(seed: int, tmp_path: object) -> None:
     torch = pytest.importorskip("torch")
     kernel, lines, outs = made_kernel(seed, str(tmp_path))
-    x, a, *_ = arrays(7000)
+    x, a = operands(7000)
     got = [torch.zeros(7000, dtype=torch.float16, device="cuda") for _ in range(4)]
     kernel(torch.from_numpy(x).cuda(), torch.from_numpy(a).cuda(), *got)
     for mine, want in zip(got, expected(lines, outs, x, a)):

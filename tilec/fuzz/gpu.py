@@ -91,10 +91,13 @@ def launch(
 ) -> list[list[Any]]:
     """Call the kernel `runs` times with copies of the arrays on the device, then copy all their
     memory back. Gives the arrays that each call has made. Raises Unable for an array that spans
-    more than `MOST_BYTES`, Differs where a later call has left something else than the first."""
+    more than `MOST_BYTES` or has no room, Differs where a later call has left something else than the first."""
     import torch
 
-    sent = {n: _Sent.of(a, device) for n, a in arguments.items() if isinstance(a, Made)}
+    try:
+        sent = {n: _Sent.of(a, device) for n, a in arguments.items() if isinstance(a, Made)}
+    except torch.OutOfMemoryError as e:
+        raise Unable("the arrays do not fit beside those of other processes") from e
     given = [sent[n].given if n in sent else a for n, a in arguments.items()]
     if any(s.memory.nbytes > MOST_COPIED for s in sent.values()):
         runs = 1

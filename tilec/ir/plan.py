@@ -6,6 +6,7 @@ changed by a plan: `T.annotate_schedule` fixes fields of every plan that is trie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -273,6 +274,7 @@ def _sharing(
     return made
 
 
+@functools.cache
 def _plan(**fields: Any) -> Plan:
     made = Plan("", **fields)
     return replace(made, name=name_of(made))

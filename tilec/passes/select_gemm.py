@@ -61,9 +61,9 @@ def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
         )
 
 
-def select_gemm(func: Func, target: Target) -> Func:
-    """See the module's opening. Raises CompileError for a number of threads the target cannot
-    run."""
+def select_gemm(func: Func, target: Target, facts: Facts | None = None) -> Func:
+    """See the module's opening; `facts` are those of `func`, where they are known. Raises
+    CompileError for a number of threads the target cannot run."""
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
@@ -72,7 +72,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     warps = threads // target.warp_size
     teams = int(func.attrs.get("teams", 1))
     widest = widest_wgmma(threads * teams, bool(func.attrs.get("specialise")), target)
-    facts = Facts(func)
+    facts = facts or Facts(func)
     rounded = roundable(func)
     annotated = {
         o.dest: o.layout

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from tilec.ir.analysis import Facts
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
@@ -93,6 +94,10 @@ class Candidate:
     @cached_property
     def _wanted(self) -> Wanted:
         return take_wanted(self.func)[1]
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return Facts(self.func)
 
     @property
     def rejected(self) -> list[Ranked]:
@@ -266,7 +271,8 @@ class Candidate:
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products), 0, False, 1
         attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
-        chosen = select_gemm(func.with_attrs(**attrs), self.target)
+        # Where a product's operands begin in their buffers does not depend on the plan.
+        chosen = select_gemm(func.with_attrs(**attrs), self.target, self._facts)
         mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
         rows: list[MatrixRow | None] = []
         held, scattered, repeated = 0, False, 1
