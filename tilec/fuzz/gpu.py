@@ -91,7 +91,8 @@ def launch(
 ) -> list[list[Any]]:
     """Call the kernel `runs` times with copies of the arrays on the device, then copy all their
     memory back. Gives the arrays that each call has made. Raises Unable for an array that spans
-    more than `MOST_BYTES` or has no room, Differs where a later call has left something else than the first."""
+    more than `MOST_BYTES` or has no room, Differs where a later call has left something else than
+    the first."""
     import torch
 
     try:
