@@ -10,7 +10,9 @@ from benchmarks.report import peers_of, shown
 from benchmarks.store import RESULTS, Row
 from benchmarks.svg import Svg
 
-_COLOURS = ("#1f77b4", "#d95f02", "#2a9d5c", "#8e5ea2", "#666666")
+_COLOURS = (
+    "#1f77b4", "#d95f02", "#2a9d5c", "#8e5ea2", "#666666", "#c23b6b", "#b8a000", "#17becf",
+)  # fmt: skip
 _LABELS, _PLOT, _LINE = 250, 470, 17  # pixels
 
 
@@ -22,7 +24,8 @@ def draw(name: str, folder: Path = RESULTS) -> Path | None:
     rows: list[Row] = json.loads(path.read_text())["rows"]
     if not rows:
         return None
-    picture = ratios(name, rows) if "candidates" in rows[0] else bars(name, rows)
+    form = ratios if "candidates" in rows[0] else stacks if "seconds" in rows[0] else bars
+    picture = form(name, rows)
     target = path.with_suffix(".svg")
     target.write_text(picture.text_of())
     return target
@@ -80,6 +83,27 @@ def bars(name: str, rows: Sequence[Row]) -> Svg:
         svg.text(labels - 8, y + 11, title, anchor="end")
         svg.box(labels, y + 2, (_PLOT - 70) * value / most, _LINE - 5, _COLOURS[0])
         svg.text(labels + (_PLOT - 70) * value / most + 5, y + 11, f"{value:.3g}")
+    return svg
+
+
+def stacks(name: str, rows: Sequence[Row]) -> Svg:
+    """A bar per row: its seconds, by part (the numbers whose names end in "_s")."""
+    parts = [key for key in rows[0] if key.endswith("_s")]
+    most = max(row["seconds"] for row in rows) or 1.0
+    labels, top = 340, 64
+    svg = Svg(labels + _PLOT, top + _LINE * len(rows) + 12)
+    svg.text(10, 20, f"{name} (seconds)", size=14, bold=True)
+    for i, part in enumerate(parts):
+        svg.box(16 + 90 * i, 34, 9, 9, _COLOURS[i % len(_COLOURS)])
+        svg.text(30 + 90 * i, 42, part.removesuffix("_s"))
+    for r, row in enumerate(rows):
+        x, y = float(labels), top + _LINE * r
+        svg.text(labels - 8, y + 11, _title(row), anchor="end")
+        for i, part in enumerate(parts):
+            width = (_PLOT - 70) * row[part] / most
+            svg.box(x, y + 2, width, _LINE - 5, _COLOURS[i % len(_COLOURS)])
+            x += width
+        svg.text(x + 5, y + 11, f"{row['seconds']:.3g}")
     return svg
 
 

@@ -381,13 +381,16 @@ def test_figures_are_well_formed(tmp_path) -> None:
     assert figures.draw("absent", tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ["launch", "compile", "cpu"])
-def test_the_other_results_have_figures_too(name, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "name, parts", [("launch", 0), ("compile", 0), ("cpu", 0), ("compile_parts", 8)]
+)
+def test_the_other_results_have_figures_too(name, parts, tmp_path) -> None:
     stored = Path(figures.RESULTS / f"{name}.json").read_text()
     (tmp_path / f"{name}.json").write_text(stored)
     root = ElementTree.fromstring(figures.draw(name, tmp_path).read_text())
     boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
-    assert len(boxes) == 1 + len(json.loads(stored)["rows"])
+    # The ground, what the colours mean, and the bars.
+    assert len(boxes) == 1 + parts + len(json.loads(stored)["rows"]) * (parts or 1)
 
 
 def test_launches_with_tensors_that_no_call_had_before(monkeypatch) -> None:
