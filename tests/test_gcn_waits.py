@@ -144,3 +144,36 @@ f:
 def test_the_walk(head: str, tail: str, bad: bool) -> None:
     text = LOOP.format(head=head, tail=tail) + ".LBB0_2:\n    s_endpgm\n"
     assert bool(list(unfinished_at_barriers(text))) is bad
+
+
+NOTED = """\
+f:
+    s_mov_b64 s[10:11], -1
+    s_cbranch_scc0 .LBB0_2
+    ds_write_b32 v0, v1
+    s_mov_b64 s[10:11], {note}
+    {between}
+.LBB0_2:
+    s_andn2_b64 vcc, exec, s[10:11]
+    s_cbranch_vccnz .LBB0_3
+    s_barrier
+.LBB0_3:
+    s_endpgm
+"""
+
+
+@pytest.mark.parametrize(
+    ("note", "between", "bad"),
+    [
+        ("0", "s_nop 0", False),  # what comes from here goes past the barrier
+        ("-1", "s_nop 0", True),
+        ("0", "s_mov_b32 s11, s3", True),
+        ("0", "v_cmp_gt_i32_e64 s[10:11], v2, v3", True),
+        ("0", "s_load_dwordx4 s[8:11], s[0:1], 0x0", True),
+        ("0", "s_mov_b64 s[12:13], -1", False),
+    ],
+)
+def test_the_walk_knows_by_which_way_a_wave_has_come(note: str, between: str, bad: bool) -> None:
+    """As in program 327 of seed 221127 of the fuzzer, of which the walk said it wrongly."""
+    text = NOTED.format(note=note, between=between)
+    assert bool(list(unfinished_at_barriers(text))) is bad
