@@ -21,8 +21,8 @@ from tilec.ir.types import (
     ScalarType,
     TensorMapType,
 )
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 HERE = Loc(__file__, 12, 4, 9)

@@ -20,8 +20,8 @@ from tilec.codegen.disassemble import disassemble
 from tilec.codegen.ptxas import parse_report, run_ptxas
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError, TilecError
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 CUDA = ("cuda:sm_80", "cuda:sm_90a")
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="needs ptxas")

@@ -63,8 +63,8 @@ from tilec.ir.types import (
 from tilec.ir.verify import verify
 from tilec.passes import EXPAND, run_plan
 from tilec.passes.select_copies import select_copies
+from tilec.support.tools import find_ptxas
 from tilec.target import Target
-from tilec.tools import find_ptxas
 
 NUMPY = {
     FLOAT32: np.float32,

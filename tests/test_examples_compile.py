@@ -13,8 +13,8 @@ from test_examples import EXAMPLES
 import tilec
 from tilec.codegen.ptxas import run_ptxas
 from tilec.fuzz.waits import unfinished_at_barriers
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 

@@ -19,8 +19,8 @@ import pytest
 from user_programs import CASES
 
 import tilec
-from tilec.annotations import Size, Tensor
-from tilec.choices import Auto
+from tilec.builtins.annotations import Size, Tensor
+from tilec.builtins.choices import Auto
 from tilec.frontend.source import read_source
 from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import check

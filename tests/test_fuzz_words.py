@@ -21,12 +21,17 @@ from tilec.fuzz.words import OUTER, STATEMENTS, WITHOUT_GENERATOR
 from tilec.ir.types import ALIASES, DTYPES, DType
 
 PROGRAMS = 1000
-HELPERS = {"tilec.annotations.dtype_of", "tilec.annotations.only_inside"}
+HELPERS = {"tilec.builtins.annotations.dtype_of", "tilec.builtins.annotations.only_inside"}
 
 
 def language() -> dict[str, Any]:
     """The public words: what `tilec.language` has that is its own, and no tool it is made with."""
-    own = ("tilec.language", "tilec.annotations", "tilec.choices", "tilec.elementwise")
+    own = (
+        "tilec.language",
+        "tilec.builtins.annotations",
+        "tilec.builtins.choices",
+        "tilec.builtins.elementwise",
+    )
     found = {}
     for name, value in vars(T).items():
         module = getattr(value, "__module__", "")

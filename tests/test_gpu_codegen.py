@@ -39,8 +39,8 @@ from tilec.ir.types import (
     ScalarType,
     VectorType,
 )
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 CUDA = TARGETS[:2]
 SM80, SM90, GFX = TARGETS

@@ -22,7 +22,7 @@ from tilec.ir.ops import Alloc, For, Scope, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.schedule import Plan
 from tilec.jit import attempts
 from tilec.passes.registers import at_launch
-from tilec.tools import find_ptxas
+from tilec.support.tools import find_ptxas
 
 M, N, K = T.dynamic("M, N, K")
 SHARED_BYTES = 232_448  # what a block of sm_90 may have

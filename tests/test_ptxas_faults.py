@@ -13,7 +13,7 @@ import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.ptxas_faults import without_faults
-from tilec.tools import find_ptxas
+from tilec.support.tools import find_ptxas
 
 N = T.dynamic("N")
 

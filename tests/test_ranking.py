@@ -11,7 +11,7 @@ import pytest
 
 import tilec
 import tilec.language as T
-from tilec.choices import DEFAULT_VALUES
+from tilec.builtins.choices import DEFAULT_VALUES
 from tilec.codegen.assemble import Assembled
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError

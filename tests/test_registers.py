@@ -24,8 +24,8 @@ from tilec.passes.distribution import covering
 from tilec.passes.registers import at_launch, budget, register_split, widest_wgmma
 from tilec.sim.launch import Wishes
 from tilec.sim.launch import run as simulate
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 M, K = T.dynamic("M, K")
 

@@ -11,8 +11,8 @@ import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
 from tilec.jit.choose import FEW_SPILLED
+from tilec.support.tools import find_ptxas
 from tilec.target import find_target
-from tilec.tools import find_ptxas
 
 HOPPER, AMPERE, MI300 = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"
 

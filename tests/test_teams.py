@@ -19,7 +19,7 @@ from tilec.ir.ops import Alloc, Scope, TurnPass, TurnWait, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes import run_plan
-from tilec.tools import find_ptxas
+from tilec.support.tools import find_ptxas
 
 Rng = np.random.Generator
 PING_PONG = Plan("ping-pong", specialise=True, persistent=True, staged_store=True, teams=2)

@@ -7,7 +7,7 @@ torch nor a driver nor LLVM.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilec import foreign
+from tilec.builtins import foreign
 from tilec.decorator import kernel, recommend
 from tilec.ir.errors import (
     BoundsWarning,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tilec.annotations import check_function
+from tilec.builtins.annotations import check_function
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.jit.fingerprint import remember_surroundings

@@ -42,7 +42,6 @@ from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Facts, facts_of
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -54,6 +53,7 @@ from tilec.runtime.arguments import (
 from tilec.runtime.devices import default_target, device_target, named_place, resolve_target
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.tensors import common_kind
+from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec.frontend import Signature

@@ -28,54 +28,54 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tilec import elementwise as _python
-from tilec import foreign as _foreign
-from tilec.annotations import (
+from tilec.builtins import elementwise as _python
+from tilec.builtins import foreign as _foreign
+from tilec.builtins.annotations import (
     Buffer as Buffer,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     Macro as Macro,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     Size as Size,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     StridedTensor as StridedTensor,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     Tensor as Tensor,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     const as const,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     constexpr as constexpr,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     dtype_of,
     only_inside,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     dynamic as dynamic,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     macro as macro,
 )
-from tilec.annotations import (
+from tilec.builtins.annotations import (
     symbolic as symbolic,
 )
-from tilec.choices import (
+from tilec.builtins.choices import (
     Auto as Auto,
 )
-from tilec.choices import (
+from tilec.builtins.choices import (
     annotate_schedule as annotate_schedule,
 )
-from tilec.choices import (
+from tilec.builtins.choices import (
     auto as auto,
 )
-from tilec.elementwise import Elementwise as Elementwise
-from tilec.elementwise import binary as _binary
-from tilec.elementwise import unary as _unary
+from tilec.builtins.elementwise import Elementwise as Elementwise
+from tilec.builtins.elementwise import binary as _binary
+from tilec.builtins.elementwise import unary as _unary
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, LayoutError, did_you_mean

@@ -32,8 +32,8 @@ from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.ptxas_faults import without_faults
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
+from tilec.support.tools import find_ptxas
 from tilec.target import Target
-from tilec.tools import find_ptxas
 
 PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx84"}
 """The oldest PTX that has all of an architecture's instructions: the newest drivers are not

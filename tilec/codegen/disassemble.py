@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tilec.support.tools import find_ptxas
 from tilec.target import Target
-from tilec.tools import find_ptxas
 
 
 def disassemble(binary: bytes, target: Target) -> str | None:

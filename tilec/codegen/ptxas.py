@@ -1,4 +1,4 @@
-"""The CUDA assembler: how it is called, what its report says. `tilec.tools` finds it.
+"""The CUDA assembler: how it is called, what its report says. `tilec.support.tools` finds it.
 
 `ptxas` is not needed to compile: without it the driver assembles PTX at load time. With it a kernel
 loads in a fraction of a millisecond and its registers, spills and serialised instructions are known

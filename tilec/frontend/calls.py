@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from tilec import foreign
 from tilec import language as T
+from tilec.builtins import foreign
 from tilec.frontend import (  # noqa: F401 (they fill the table of words)
     words_header,
     words_scalar,

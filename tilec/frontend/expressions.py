@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tilec import foreign
 from tilec import language as T
+from tilec.builtins import foreign
 from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
 from tilec.frontend.values import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.frontend.index import Affine, Atom
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 

@@ -16,7 +16,7 @@ from typing import Any
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, Cast, Const, Load, Parallel, Store
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 

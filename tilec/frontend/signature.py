@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilec import foreign
 from tilec import language as T
+from tilec.builtins import foreign
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec.frontend import evaluation, values

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilec import foreign
+from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, describe

@@ -11,7 +11,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.frontend.words import Call, dtype_argument, int_argument, word
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 clusters = Lazy("tilec.ir.instr.cluster")  # with it come the tables of all instructions
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import tilec.language as T
-from tilec.annotations import dtype_of
+from tilec.builtins.annotations import dtype_of
 from tilec.fuzz.buffers import Place
 from tilec.fuzz.numbers import Array, Number, arithmetic, function_of, index, pair, select
 from tilec.ir.types import BOOL, FLOAT32, INT32

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import tilec.language as T
-from tilec.annotations import dtype_of
+from tilec.builtins.annotations import dtype_of
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region, whole
 from tilec.fuzz.maths import Maths
 from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, index, inexact_tf32, unit

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilec.annotations import Macro, Size, Tensor
-from tilec.choices import Auto
+from tilec.builtins.annotations import Macro, Size, Tensor
+from tilec.builtins.choices import Auto
 from tilec.frontend.source import Source, read_source
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
 from tilec.fuzz.meaning import Words

@@ -7,11 +7,13 @@ fingerprint        values as text, for keys
 revision           the kernel under the values that its names have at one time
 disk               the cache on disk
 build              tracing, passes, code generation, assembly
+collector          Python's collector of cycles stands still meanwhile
 attempts           machine code for one plan after another
 compiled, export   what they make
 stages             the stages as text and files
 launch_grid        the grid as a function
-fastpath, recipe   launches that were made before
+launchpath, fastpath, recipe   launches that were made before
+packing, packer    operands that are copied first, and the kernel that does it
 """
 
 import sys

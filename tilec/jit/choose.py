@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from tilec.choices import Auto
+from tilec.builtins.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import CompiledKernel
@@ -22,8 +22,8 @@ from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.launchpath import spread_grid
 from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
 from tilec.jit.specialise import Chosen, Facts, facts_of
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import Call, Parameter
+from tilec.support.lazy import Lazy
 from tilec.target import CACHE_LINE, find_target
 
 if TYPE_CHECKING:

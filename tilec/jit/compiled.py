@@ -18,7 +18,6 @@ from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid, write_pat
 from tilec.jit.packing import Packing
 from tilec.jit.recipe import Recipe
 from tilec.jit.stages import Stages
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -38,6 +37,7 @@ from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
 from tilec.runtime.tensors import allocator, common_kind, read_tensor, usual_array
+from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec.ir import schedule

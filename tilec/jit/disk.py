@@ -10,7 +10,6 @@ from typing import Any
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.specialise import Facts
 from tilec.jit.stages import Dump, MadeLater, Stages
-from tilec.lazy import Lazy
 from tilec.runtime.cache import (
     DiskCache,
     cache_root,
@@ -18,7 +17,8 @@ from tilec.runtime.cache import (
     file_identity,
     hash_parts,
 )
-from tilec.tools import find_ptxas
+from tilec.support.lazy import Lazy
+from tilec.support.tools import find_ptxas
 
 _MOST_CHOICES = 512
 

@@ -54,7 +54,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.choices import Auto
+from tilec.builtins.choices import Auto
 from tilec.ir.caller import LAUNCHER
 from tilec.jit.captured import Reads
 from tilec.jit.fingerprint import exact

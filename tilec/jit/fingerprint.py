@@ -19,12 +19,12 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tilec.annotations import Macro
-from tilec.choices import Auto
+from tilec.builtins.annotations import Macro
+from tilec.builtins.choices import Auto
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType
 from tilec.jit.captured import Outside, Reads, held_by, outside_of
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 frontend = Lazy("tilec.frontend.source")
 

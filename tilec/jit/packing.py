@@ -14,16 +14,16 @@ from typing import Any
 
 from tilec.ir.types import DTYPES
 from tilec.jit.specialise import Facts
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import FACT_LIMIT, Call, read_arguments
 from tilec.runtime.block import TENSOR_MAP_BYTES, Block
 from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launched_grid
 from tilec.runtime.image import AbiParam, Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 from tilec.runtime.workspace import ForOwner
+from tilec.support.lazy import Lazy
 from tilec.target import CACHE_LINE
 
-packer = Lazy("tilec.packer")
+packer = Lazy("tilec.jit.packer")
 
 MOST_BYTES = 512 << 20  # of the copies of a launch: what they lie in stays allocated
 MOST_ROWS, MOST_BATCH = 8 * 65535, 65535  # that the grid of the kernel which copies can count

@@ -20,9 +20,9 @@ from tilec.jit.fastpath import LAUNCH_KEYWORDS, renew_launcher
 from tilec.jit.fingerprint import Describer, describe
 from tilec.jit.launchpath import LaunchPath, write_path
 from tilec.jit.specialise import parameters_of
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import Parameter
 from tilec.runtime.cache import hash_parts
+from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec import frontend

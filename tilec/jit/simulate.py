@@ -36,8 +36,8 @@ from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import OnChange
+from tilec.support.tools import find_ptxas
 from tilec.target import NOT_YET, Target, find_target, meant_target
-from tilec.tools import find_ptxas
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
            "check_outputs", "resident_blocks", "optimised")  # fmt: skip

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilec import foreign
+from tilec.builtins import foreign
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
-from tilec.lazy import Lazy
 from tilec.runtime.arguments import (
     FACT_LIMIT,
     REQUIRED,
@@ -33,6 +32,7 @@ from tilec.runtime.arguments import (
 from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.image import Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
+from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
     from tilec import frontend

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from tilec.ir.errors import LaunchError
 from tilec.ir.types import DTYPES
-from tilec.lazy import Lazy
 from tilec.runtime.image import AbiParam
+from tilec.support.lazy import Lazy
 
 ml_dtypes = Lazy("ml_dtypes")
 

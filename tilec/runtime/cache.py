@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tilec.lazy import Lazy
 from tilec.runtime.image import Image, ImageError
+from tilec.support.lazy import Lazy
 
 tempfile = Lazy("tempfile")  # needed by the first write only
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec.ir.errors import LaunchError, shown
-from tilec.lazy import Lazy
 from tilec.runtime.cuda import CudaDriver
 from tilec.runtime.driver import Driver, DriverError, Grid
 from tilec.runtime.hip import HipDriver
+from tilec.support.lazy import Lazy
 from tilec.target import find_target
 
 cpu = Lazy("tilec.runtime.cpu")  # loads LLVM

@@ -18,7 +18,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError, shown
 from tilec.ir.types import DTYPES
-from tilec.lazy import Lazy
+from tilec.support.lazy import Lazy
 
 ml_dtypes = Lazy("ml_dtypes")
 

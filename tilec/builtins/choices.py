@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.annotations import only_inside
+from tilec.builtins.annotations import only_inside
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 

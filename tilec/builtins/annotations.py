@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tilec import foreign
+from tilec.builtins import foreign
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.lines import keep_lines
