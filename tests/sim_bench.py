@@ -11,7 +11,7 @@ import numpy as np
 from tilec.ir.instr import Asm, Intrinsic, Row
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
-from tilec.passes.registers import at_launch
+from tilec.passes.utils.registers import at_launch
 from tilec.sim.agent import Agent
 from tilec.sim.barriers import Barriers
 from tilec.sim.engines import Engines

@@ -36,7 +36,7 @@ from tilec.ir.ops import (
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
 from tilec.passes import run, run_plan
-from tilec.passes.multicast import cut
+from tilec.passes.utils.multicast import cut
 from tilec.runtime.driver import check_grid, launched_grid
 
 M, N, K, P = T.dynamic("M, N, K, P")

@@ -6,7 +6,7 @@ from tilec.ir.core import Func
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
-from tilec.passes.dce import dce
+from tilec.passes.utils.dce import dce
 from tilec.target import TARGETS
 
 PARAMS = (

@@ -11,9 +11,9 @@ from tilec.ir.effects import Effect, Effects, is_clonable, is_seen, written_tens
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Barrier, If
 from tilec.ir.parser import parse_func
-from tilec.passes.cluster_grid import only_inside
-from tilec.passes.dce import dce
 from tilec.passes.insert_sync import insert_sync
+from tilec.passes.utils.cluster_grid import only_inside
+from tilec.passes.utils.dce import dce
 from tilec.target import TARGETS
 
 SM80 = TARGETS["cuda:sm_80"]

@@ -12,7 +12,7 @@ import tilec
 import tilec.language as T
 from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import TARGETS, check
-from tilec.passes.distribution import covering
+from tilec.passes.utils.distribution import covering
 
 M = T.dynamic("M")
 FOUND: dict[str, tuple[Any, dict[str, Any]]] = {}

@@ -21,7 +21,7 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Scope, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.schedule import Plan
 from tilec.jit import attempts
-from tilec.passes.registers import at_launch
+from tilec.passes.utils.registers import at_launch
 from tilec.support.tools import find_ptxas
 
 M, N, K = T.dynamic("M, N, K")

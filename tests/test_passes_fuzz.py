@@ -31,10 +31,10 @@ from tilec.ir.ops import (
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.verify import verify
-from tilec.passes.dce import dce
 from tilec.passes.place_buffers import place_buffers
 from tilec.passes.raise_tiles import raise_tiles
 from tilec.passes.simplify import simplify
+from tilec.passes.utils.dce import dce
 from tilec.target import TARGETS
 
 TARGET = TARGETS["cuda:sm_90a"]

@@ -1,6 +1,7 @@
 """Tiles whose rows begin at any element: two wide loads and shifts for 16 bytes of a row.
 
-Before `passes/realign.py` a thread loaded and stored each element of such a tile by itself."""
+Before `passes/utils/realign.py` a thread loaded and stored each element of such a tile by
+itself."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.jit.simulate import launch_of, records_for
 from tilec.passes import run
-from tilec.passes.distribution import covering
-from tilec.passes.registers import at_launch, budget, register_split, widest_wgmma
+from tilec.passes.utils.distribution import covering
+from tilec.passes.utils.registers import at_launch, budget, register_split, widest_wgmma
 from tilec.sim.launch import Wishes
 from tilec.sim.launch import run as simulate
 from tilec.support.tools import find_ptxas

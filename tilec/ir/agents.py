@@ -105,8 +105,8 @@ class Agents:
 
     def in_pieces(self, o: Copy) -> bool:
         """Whether threads may bring a tile whose rows begin anywhere by 16 bytes at a time from
-        multiples of 16 bytes (`passes/realign.py`): rows that nothing writes while the kernel runs,
-        wide enough, and no element before the tensor's first."""
+        multiples of 16 bytes (`passes/utils/realign.py`): rows that nothing writes while the kernel
+        runs, wide enough, and no element before the tensor's first."""
         t, last = o.source.buffer.buffer, o.dest.shape[-1:]
         return (
             t.dtype.bits in (8, 16)

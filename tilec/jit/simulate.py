@@ -22,7 +22,7 @@ from tilec.jit.occupancy import occupancy
 from tilec.jit.packing import packed_copy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
-from tilec.passes.registers import at_launch
+from tilec.passes.utils.registers import at_launch
 from tilec.runtime.arguments import as_index
 from tilec.runtime.block import pack_value
 from tilec.runtime.devices import resolve_target

@@ -32,8 +32,8 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.passes.addressing import conjunction
-from tilec.passes.memory_access import MemoryFacts, in_memory, inside_at_corners
+from tilec.passes.utils.addressing import conjunction
+from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations

@@ -26,7 +26,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.cluster_grid import (
+from tilec.passes.utils.cluster_grid import (
     UserGrid,
     is_whole,
     only_inside,

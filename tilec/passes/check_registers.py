@@ -11,7 +11,7 @@ from __future__ import annotations
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, While
-from tilec.passes.registers import budget
+from tilec.passes.utils.registers import budget
 from tilec.target import Target
 
 

@@ -20,8 +20,8 @@ from tilec.ir.ops import (
     Parallel,
     While,
 )
-from tilec.passes.accesses import parallel_accesses
-from tilec.passes.teams import loop_over_blocks, refusal
+from tilec.passes.utils.accesses import parallel_accesses
+from tilec.passes.utils.teams import loop_over_blocks, refusal
 from tilec.target import Target
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import Alloc, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
-from tilec.passes.accesses import fragment_accesses
+from tilec.passes.utils.accesses import fragment_accesses
 from tilec.target import Target
 
 

@@ -35,11 +35,11 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.types import BufferType
-from tilec.passes.distribution import idle
 from tilec.passes.expand_scopes import free_running, held_in_flight
-from tilec.passes.realign import Pieces, Realigner, Tile, whole
-from tilec.passes.rings import Position, const, only_if
-from tilec.passes.slicing import Slice
+from tilec.passes.utils.distribution import idle
+from tilec.passes.utils.realign import Pieces, Realigner, Tile, whole
+from tilec.passes.utils.rings import Position, const, only_if
+from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
 

@@ -32,11 +32,11 @@ from tilec.ir.ops import (
     WgmmaWait,
     Yield,
 )
-from tilec.passes.multicast import Multicast
-from tilec.passes.registers import producer_warps, register_split
-from tilec.passes.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
-from tilec.passes.slicing import NotClonable, Slice
-from tilec.passes.teams import Teams
+from tilec.passes.utils.multicast import Multicast
+from tilec.passes.utils.registers import producer_warps, register_split
+from tilec.passes.utils.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
+from tilec.passes.utils.slicing import NotClonable, Slice
+from tilec.passes.utils.teams import Teams
 from tilec.target import Target
 
 

@@ -43,8 +43,8 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT64, BufferType
 from tilec.passes.lower_gemm import close, unrolled
-from tilec.passes.rings import const, elected, only_if
-from tilec.passes.vectors import VECTOR_BITS, Vectors
+from tilec.passes.utils.rings import const, elected, only_if
+from tilec.passes.utils.vectors import VECTOR_BITS, Vectors
 from tilec.target import Target
 
 BATCH = 8  # vectors on their way at once: the way to another block takes about a thousand clocks

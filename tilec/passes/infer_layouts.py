@@ -26,16 +26,16 @@ from tilec.ir.ops import (
     Gemm,
     Parallel,
 )
-from tilec.passes.accesses import fragment_accesses, parallel_accesses
-from tilec.passes.coalescing import Coalescing, neighbours
-from tilec.passes.conversions import convert_operands
-from tilec.passes.distribution import covering, fewest_registers
-from tilec.passes.gemm_layouts import (
+from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
+from tilec.passes.utils.coalescing import Coalescing, neighbours
+from tilec.passes.utils.conversions import convert_operands
+from tilec.passes.utils.distribution import covering, fewest_registers
+from tilec.passes.utils.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
     operand_shared_layout,
 )
-from tilec.passes.shared_rows import walk_price
+from tilec.passes.utils.shared_rows import walk_price
 from tilec.target import Target
 
 

@@ -43,7 +43,7 @@ from tilec.ir.ops import (
     While,
 )
 from tilec.ir.verify import allowed
-from tilec.passes.accesses import together
+from tilec.passes.utils.accesses import together
 from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last

@@ -28,10 +28,10 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, DType
-from tilec.passes.accesses import fragment_accesses
-from tilec.passes.memory_access import MAX_VECTOR_BYTES
-from tilec.passes.regions import LoopRegions
-from tilec.passes.registers import budget
+from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
+from tilec.passes.utils.regions import LoopRegions
+from tilec.passes.utils.registers import budget
 from tilec.target import Target
 
 WORKING = 48  # registers of a thread for addresses and for what is being computed

@@ -24,9 +24,9 @@ from tilec.ir.ops import (
     squeeze,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.distribution import along_rows, covering
-from tilec.passes.lower_exchanges import exchange_registers, rename_registers
-from tilec.passes.lower_matrices import (
+from tilec.passes.utils.distribution import along_rows, covering
+from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
+from tilec.passes.utils.lower_matrices import (
     is_matrix_load,
     is_matrix_store,
     load_matrices,

@@ -40,8 +40,8 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import BOOL, INT32, BufferType, DType
-from tilec.passes.addressing import Numbers, Place, coordinates, shared_offset
-from tilec.passes.operands import Operand, operand, plane, wgmma_reads
+from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.operands import Operand, operand, plane, wgmma_reads
 from tilec.target import Target
 
 CHUNK_BITS = 128  # of a row of a matrix that ldmatrix reads

@@ -52,18 +52,18 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32
-from tilec.passes.accesses import changes_memory, fragment_accesses
-from tilec.passes.addressing import (
+from tilec.passes.utils.accesses import changes_memory, fragment_accesses
+from tilec.passes.utils.addressing import (
     Place,
     conjunction,
     coordinates,
     unique_register,
     unique_replica,
 )
-from tilec.passes.held_once import held_once
-from tilec.passes.loop_body import LoopBody
-from tilec.passes.memory_access import MemoryFacts, in_memory, inside_at_corners
-from tilec.passes.rings import only_if
+from tilec.passes.utils.held_once import held_once
+from tilec.passes.utils.loop_body import LoopBody
+from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
+from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 MOST_WRITTEN = 128

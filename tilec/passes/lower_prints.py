@@ -14,7 +14,7 @@ from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.addressing import Tensors
+from tilec.passes.utils.addressing import Tensors
 from tilec.target import Target
 
 

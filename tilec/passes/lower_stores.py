@@ -35,10 +35,10 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32
-from tilec.passes.addressing import Numbers, Place, narrow, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
-from tilec.passes.rings import TensorMaps, elected, only_if
 from tilec.passes.stage_stores import staged_form
+from tilec.passes.utils.addressing import Numbers, Place, narrow, shared_offset
+from tilec.passes.utils.rings import TensorMaps, elected, only_if
 from tilec.target import Target
 
 

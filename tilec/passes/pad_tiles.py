@@ -42,10 +42,10 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.accesses import fragment_accesses
-from tilec.passes.addressing import conjunction
-from tilec.passes.distribution import fewest_registers
 from tilec.passes.lower_copies import element_indices
+from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.addressing import conjunction
+from tilec.passes.utils.distribution import fewest_registers
 from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many

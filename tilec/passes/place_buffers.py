@@ -20,7 +20,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
-from tilec.passes.dce import sweep
+from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
 _STRUCTURED = (For, If, While)  # what hands values out of its regions

@@ -17,7 +17,7 @@ from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, written_tensors
 from tilec.ir.ops import Alloc, Const, Copy, For
-from tilec.passes.slicing import NotClonable, Slice
+from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.target import Target
 
 

@@ -14,7 +14,7 @@ from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, version_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
-from tilec.passes.accesses import together
+from tilec.passes.utils.accesses import together
 from tilec.target import Target
 
 FOREVER = 1 << 60

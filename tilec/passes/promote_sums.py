@@ -16,7 +16,7 @@ from tilec.ir.core import Builder, Func, Op, Value, rewrite
 from tilec.ir.instr import rows_of
 from tilec.ir.ops import Alloc, Binary, Gemm, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, ScalarType
-from tilec.passes.operands import part_of_sum
+from tilec.passes.utils.operands import part_of_sum
 from tilec.target import Target
 
 BLOCK = 128  # elements of K in one coarse sum

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
-from tilec.passes.regions import LoopRegions
+from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
 
 

@@ -26,8 +26,8 @@ from tilec.ir.ops import (
     While,
 )
 from tilec.ir.types import BOOL, BufferType
-from tilec.passes.addressing import depends
 from tilec.passes.stage_stores import staged_form
+from tilec.passes.utils.addressing import depends
 from tilec.target import Target
 
 MAX_BOX = 256  # elements of a TMA box in one dimension

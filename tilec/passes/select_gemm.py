@@ -32,11 +32,11 @@ from tilec.ir.types import (
     TFLOAT32,
     DType,
 )
-from tilec.passes.gemm_layouts import operand_shared_layout
-from tilec.passes.held_operands import through_registers
-from tilec.passes.operands import Operand, operand, wgmma_reads
-from tilec.passes.registers import widest_wgmma
 from tilec.passes.round_operands import roundable, takes_tf32
+from tilec.passes.utils.gemm_layouts import operand_shared_layout
+from tilec.passes.utils.held_operands import through_registers
+from tilec.passes.utils.operands import Operand, operand, wgmma_reads
+from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
 
 Dtypes = tuple[DType, DType, DType]

@@ -44,7 +44,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32
-from tilec.passes.rings import only_if
+from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 

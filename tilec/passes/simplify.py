@@ -23,8 +23,8 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import DType, ScalarType
-from tilec.passes.dce import keep_results, sweep
-from tilec.passes.identities import COMMUTATIVE, Env, reduce
+from tilec.passes.utils.dce import keep_results, sweep
+from tilec.passes.utils.identities import COMMUTATIVE, Env, reduce
 from tilec.target import Target
 
 _ROUNDS = 8  # each round feeds the next; in practice two suffice

@@ -28,7 +28,7 @@ from tilec.ir.core import (
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import Binary, Cast, Compare, Const, If, Load, Parallel, Yield
 from tilec.ir.types import ScalarType
-from tilec.passes.addressing import conjunction
+from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
 
 _RISING = ("lt", "le")  # hardest to meet where the left side is largest

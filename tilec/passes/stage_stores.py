@@ -19,8 +19,8 @@ from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.conversions import copy_whole
-from tilec.passes.distribution import along_rows
+from tilec.passes.utils.conversions import copy_whole
+from tilec.passes.utils.distribution import along_rows
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
 

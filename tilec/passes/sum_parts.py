@@ -36,8 +36,8 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, INT64, BufferType
-from tilec.passes.rings import const, elected, only_if
-from tilec.passes.vectors import VECTOR_BITS, Vectors
+from tilec.passes.utils.rings import const, elected, only_if
+from tilec.passes.utils.vectors import VECTOR_BITS, Vectors
 from tilec.target import Target
 
 CHUNK, WRITTEN = 8, 2  # parts that are loaded together; as often as that without a loop

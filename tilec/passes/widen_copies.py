@@ -15,7 +15,7 @@ from tilec.ir.core import Builder, Func, Op, Region, rewrite
 from tilec.ir.layout import Layout, conversion, leading_run, widened
 from tilec.ir.ops import Alloc, Const, Copy
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.conversions import copy_whole
+from tilec.passes.utils.conversions import copy_whole
 from tilec.target import Target
 
 

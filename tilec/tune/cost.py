@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from tilec.ir.instr import MatrixRow
 from tilec.ir.plan import TEAM_THREADS
 from tilec.ir.schedule import Plan
-from tilec.passes.registers import OTHER_REGISTERS, producer_warps
+from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
 from tilec.tune.work import Numbers
 

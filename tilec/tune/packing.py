@@ -2,10 +2,10 @@
 copies cost.
 
 A product reads each operand as many times as it has tiles along the other side. Where rows begin
-anywhere, each of these reads costs threads their loads, shifts and stores (`passes.realign`), about
-as much time as the memory bus takes for the bytes; a copy costs two times that once, and TMA or
-cp.async bring the tiles from it at twice the rate or more. So what is read three times or less had
-better be read as it is."""
+anywhere, each of these reads costs threads their loads, shifts and stores (`utils/realign.py` of
+the passes), about as much time as the memory bus takes for the bytes; a copy costs two times that
+once, and TMA or cp.async bring the tiles from it at twice the rate or more. So what is read three
+times or less had better be read as it is."""
 
 from __future__ import annotations
 

@@ -25,15 +25,15 @@ from tilec.ir.plan import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
-from tilec.passes.registers import (
+from tilec.passes.select_gemm import select_gemm
+from tilec.passes.share_sums import check_shared
+from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,
     at_launch,
     budget,
     widest_wgmma,
 )
-from tilec.passes.select_gemm import select_gemm
-from tilec.passes.share_sums import check_shared
 from tilec.target import Target
 from tilec.tune.cost import (
     Estimate,

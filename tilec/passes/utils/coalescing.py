@@ -9,8 +9,8 @@ from typing import NamedTuple
 from tilec.ir.agents import contiguous
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.ops import Copy, Load, Parallel, Store
-from tilec.passes.accesses import parallel_accesses
-from tilec.passes.memory_access import MemoryFacts
+from tilec.passes.utils.accesses import parallel_accesses
+from tilec.passes.utils.memory_access import MemoryFacts
 
 BANK_BYTES = 4  # a lane's share of the 128 bytes that a warp moves at once
 

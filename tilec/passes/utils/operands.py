@@ -11,7 +11,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Region, Value
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
 from tilec.ir.ops import Binary, Const, Gemm
-from tilec.passes.addressing import Numbers, narrow, shared_offset
+from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
 SWIZZLE_ROWS = 8  # after which every swizzle begins anew

@@ -27,7 +27,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.addressing import conjunction, narrow
+from tilec.passes.utils.addressing import conjunction, narrow
 from tilec.target import Target
 
 

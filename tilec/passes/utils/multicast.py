@@ -32,7 +32,7 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
-from tilec.passes.addressing import Numbers
+from tilec.passes.utils.addressing import Numbers
 
 Places = frozenset[int]  # dimensions of the cluster
 BOX_ALIGN = 128  # bytes, of a box without a swizzle in shared memory

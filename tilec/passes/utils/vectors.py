@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tilec.ir.core import Builder, Value
 from tilec.ir.ops import Binary, Const, RegRead, ThreadIndex
-from tilec.passes.rings import const
+from tilec.passes.utils.rings import const
 
 VECTOR_BITS = 128
 

@@ -39,14 +39,14 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
-from tilec.passes.accesses import fragment_accesses
-from tilec.passes.addressing import (
+from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.addressing import (
     conjunction,
     narrow,
     shared_offset,
 )
-from tilec.passes.memory_access import Memory, MemoryFacts, in_memory
-from tilec.passes.rings import only_if
+from tilec.passes.utils.memory_access import Memory, MemoryFacts, in_memory
+from tilec.passes.utils.rings import only_if
 
 
 class LoopBody:

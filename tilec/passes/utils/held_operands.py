@@ -15,7 +15,7 @@ from tilec.ir.core import Builder, Op, Region
 from tilec.ir.instr import MatrixRow
 from tilec.ir.ops import Alloc, Const, Copy, Gemm
 from tilec.ir.types import INT32, BufferType, DType
-from tilec.passes.operands import part_of_sum
+from tilec.passes.utils.operands import part_of_sum
 
 MAX_HELD = 64  # elements of the operand per thread that are loaded at once
 

@@ -45,10 +45,17 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
-from tilec.passes.addressing import Place, Tensors, conjunction, coordinates, narrow, unique_replica
 from tilec.passes.lower_copies import element_indices
-from tilec.passes.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
-from tilec.passes.rings import only_if
+from tilec.passes.utils.addressing import (
+    Place,
+    Tensors,
+    conjunction,
+    coordinates,
+    narrow,
+    unique_replica,
+)
+from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
+from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 PIECE = 16  # bytes of a load

@@ -37,9 +37,9 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32
-from tilec.passes.addressing import Numbers, narrow
-from tilec.passes.rings import Position, Ring, const, only_if
-from tilec.passes.slicing import NotClonable, Slice
+from tilec.passes.utils.addressing import Numbers, narrow
+from tilec.passes.utils.rings import Position, Ring, const, only_if
+from tilec.passes.utils.slicing import NotClonable, Slice
 
 FIRST_TURN = 1  # named barriers below it: 0 the block's, 1 … `teams` each team's own
 

@@ -9,8 +9,8 @@ from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value,
 from tilec.ir.layout import Layout, row_major
 from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.accesses import changes_memory, fragment_accesses, parallel_accesses
-from tilec.passes.gemm_layouts import (
+from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
+from tilec.passes.utils.gemm_layouts import (
     accumulator_type,
     operand_shared_layout,
     operand_type,

@@ -9,7 +9,7 @@ from tilec.ir.layout import Digit, Layout, padded, swizzled
 from tilec.ir.memory import PAD_BYTES
 from tilec.ir.ops import Gemm
 from tilec.ir.types import BufferType
-from tilec.passes.distribution import fewest_registers
+from tilec.passes.utils.distribution import fewest_registers
 
 
 def spread(

@@ -20,8 +20,8 @@ from tilec.ir.ops import (
     Shuffle,
     ShuffleXor,
 )
-from tilec.passes.addressing import Numbers
 from tilec.passes.lower_gemm import close, unrolled
+from tilec.passes.utils.addressing import Numbers
 
 
 def exchange_registers(o: Copy) -> list[Op]:

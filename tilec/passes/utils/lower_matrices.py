@@ -8,8 +8,8 @@ from tilec.ir.instr import find_row
 from tilec.ir.layout import matrix_access, stmatrix_ok
 from tilec.ir.ops import Binary, Cast, Const, Copy, Gemm, Ldmatrix, Pack, RegRead, Stmatrix
 from tilec.ir.types import INT32
-from tilec.passes.addressing import Place, coordinates, shared_offset
 from tilec.passes.lower_gemm import close, unrolled
+from tilec.passes.utils.addressing import Place, coordinates, shared_offset
 from tilec.target import Target
 
 

@@ -20,7 +20,7 @@ from tilec.ir.ops import (
     Store,
 )
 from tilec.ir.types import INT32, BufferType
-from tilec.passes.addressing import Tensors, clone_expression
+from tilec.passes.utils.addressing import Tensors, clone_expression
 
 MAX_VECTOR_BYTES = 16
 

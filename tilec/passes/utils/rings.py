@@ -31,7 +31,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import BOOL, INT32, INT64, BufferType, DType, TensorMapType
-from tilec.passes.multicast import Multicast
+from tilec.passes.utils.multicast import Multicast
 
 
 def const(b: Builder, value: int) -> Value:
