@@ -162,3 +162,22 @@ def test_stores_on_the_gpu(step: int, begin: int, row: int, boxes: bool, fragmen
     np.testing.assert_array_equal(
         given[1].cpu().numpy(), stored(a, c, begin + 3 * step, row, fragment)
     )
+
+
+@tilec.kernel
+def alone(A: T.Tensor((64, N), "float32"), C: T.Tensor((64, N), "float32"), first: T.int32):
+    with T.Kernel(1, threads=128):
+        T.annotate_schedule(specialise=True)
+        a = T.alloc_shared((32, 64), "float32")
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[k * 32, first], a)
+            for i, j in T.Parallel(32, 64):
+                C[k * 32 + i, j] = a[i, j]
+
+
+def test_a_schedule_that_needs_tma_says_what_tma_needs() -> None:
+    a, _, c = data()
+    with pytest.raises(tilec.CompileError, match="no copy of a T.Pipelined loop") as error:
+        alone.compile(a, c, 3, target=SM90)
+    assert "first columns, and whose tensor's rows" in str(error.value)
+    assert "multiples of 16 bytes" in str(error.value)

@@ -180,15 +180,19 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
 def check_kept(func: Func, wanted: Wanted) -> None:
     """Raise CompileError where a pass could not give the user the schedule he asked for."""
     reasons = {
-        "persistent": "it has no T.Pipelined loop, or walks over the grid by itself",
-        "specialise": "no copy of a T.Pipelined loop can be brought by TMA",
+        "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
+        "specialise": (
+            "no copy of a T.Pipelined loop can be brought by TMA",
+            ", or copy tiles whose first columns, and whose tensor's rows, are known to begin at "
+            "multiples of 16 bytes",
+        ),
     }
-    for name, reason in reasons.items():
+    for name, (reason, more) in reasons.items():
         if wanted.fields.get(name) and not func.attrs.get(name):
             raise CompileError(
                 f"T.annotate_schedule({name}=True) cannot hold for {func.name}: {reason}",
                 wanted.loc,
-                f"leave {name} out",
+                f"leave {name} out{more}",
             )
 
 
