@@ -134,12 +134,13 @@ def test_the_fix_compiles(mistake: Mistake) -> None:
     compiles(text, tuple(t for t in TARGETS if not simulated_only or not t.startswith("hip")))
 
 
-SOURCES = (*Path(tilec.__file__).parent.glob("frontend/*.py"), *(
-    Path(tilec.__file__).parent / name
-    for name in (
-        "annotations.py", "decorator.py", "kernel.py", "runtime/arguments.py", "runtime/tensors.py",
-    )
-))  # fmt: skip
+FOLDER = Path(tilec.__file__).parent
+SOURCES = (
+    *FOLDER.glob("frontend/*.py"),
+    *FOLDER.glob("builtins/*.py"),
+    *(FOLDER / name for name in ("decorator.py", "kernel.py")),
+    *(FOLDER / "runtime" / name for name in ("arguments.py", "tensors.py")),
+)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
