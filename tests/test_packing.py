@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,7 @@ from test_sum_parts import Memory
 
 import tilec
 import tilec.language as T
+from tilec import tune
 from tilec.jit import choose, packing
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.export import c_header
@@ -124,6 +126,7 @@ def spec(*shape: int, dtype: str = "float16", pitch: int = 0) -> Any:
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies cost nothing: whatever can be packed is."""
     monkeypatch.setattr(choose.packing, "pays", lambda *given: True)
+    monkeypatch.setattr(choose.packing, "left", lambda *given: math.inf)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
 
 
@@ -177,6 +180,27 @@ def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[st
     assert facts.packed == packed
 
 
+def test_a_search_that_cannot_pay_is_left_out() -> None:
+    """Packed, the tile that is best without copies is tried first; where a search from there could
+    not win what the copies cost, that is all: a search is some 50 tiles."""
+    kernel, sizes = product(), (4095, 4095)
+    described = kernel._described(
+        (spec(*sizes),) * 2 + (spec(*sizes, dtype="float32"),), "cuda:sm_90a", {}
+    )
+    base = facts_of(*described, described[1].grid_from_launch)
+    packed = dataclasses.replace(base, packed=("A", "B"))
+    begin = {"BM": 64, "BN": 64, "BK": 64}
+
+    def search(below: float) -> tune.Choice | None:
+        return kernel._choices.rank(packed, described[1], described[0], None, 0, begin, below)
+
+    assert search(50e-6) is None, "less than a third of what it takes"
+    assert len(kernel._choices._choosers[packed]._candidates) == 1
+    found = search(300e-6)
+    assert found is not None and found.best is not None and found.best.seconds < 230e-6
+    assert len(kernel._choices._choosers[packed]._candidates) > 20
+
+
 def test_what_cannot_be_packed(free: None) -> None:
     def packed(kernel: Any, *args: Any) -> tuple[str, ...]:
         found: tuple[str, ...] = kernel._facts(args, "cuda:sm_90a", {}).packed
@@ -225,6 +249,7 @@ def test_the_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
     monkeypatch.delenv("TILEC_DISABLE_CACHE", raising=False)
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(choose.packing, "pays", lambda *given: True)
+    monkeypatch.setattr(choose.packing, "left", lambda *given: math.inf)
     args = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     kernel = product()
     first = kernel.compile(*args, target="cuda:sm_90a")

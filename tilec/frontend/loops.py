@@ -9,6 +9,7 @@ under an `if`.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -347,7 +348,13 @@ class Loops(Branches):
 
 def _has_break(body: list[ast.stmt]) -> bool:
     """Whether a `break` stands anywhere in a loop's body (of the loop or of one inside of it)."""
-    return any(isinstance(n, ast.Break) for s in body for n in ast.walk(s))
+    return any(map(_breaks, body))
+
+
+@functools.lru_cache(maxsize=1024)
+def _breaks(statement: ast.stmt) -> bool:
+    """Of one statement: a kernel with open arguments is traced dozens of times."""
+    return any(isinstance(node, ast.Break) for node in ast.walk(statement))
 
 
 def _shown(name: str) -> str:

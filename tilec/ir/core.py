@@ -268,10 +268,16 @@ class Builder:
 
 def walk(block: Block) -> Iterator[Op]:
     """Every op of `block` and of the regions inside, in textual order, outer before inner."""
+    found: list[Op] = []
+    _collect(block, found)
+    return iter(found)
+
+
+def _collect(block: Block, found: list[Op]) -> None:
     for o in block.ops:
-        yield o
+        found.append(o)
         for name in o.region_fields:
-            yield from walk(getattr(o, name))
+            _collect(getattr(o, name), found)
 
 
 def defining_ops(block: Block) -> dict[Value, Op]:

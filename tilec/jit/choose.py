@@ -147,10 +147,16 @@ class Choices:
                 store_choices(base, stored)
 
     def rank(
-        self, base: Facts, signature: Signature, call: Call, grid: Any, most: int = 0
+        self,
+        base: Facts,
+        signature: Signature,
+        call: Call,
+        grid: Any,
+        most: int = 0,
+        start: Mapping[str, int] | None = None,
+        below: float = math.inf,
     ) -> Choice | None:
-        """All configurations of a call, predicted; at least `most` of them are kept. Raises
-        CompileError."""
+        """All configurations of a call, predicted; see `Chooser.choose`. Raises CompileError."""
         open_ = open_constants(call)
         chooser = self._choosers.get(base)
         if chooser is None:
@@ -168,7 +174,7 @@ class Choices:
 
         copies = {n: packed_copy(call.tensors[n], 0) for n in base.packed}
         given = replace(call, tensors={**call.tensors, **copies})
-        return chooser.choose(functools.partial(_value, given), extents, most)
+        return chooser.choose(functools.partial(_value, given), extents, most, start, below)
 
     def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
         found = self.rank(base, signature, call, grid)
@@ -245,8 +251,9 @@ class Choices:
             names = tuple(n for n in names if n in free)
             sizes = copied(names, call)
             if 0 < sum(sizes) <= MOST_BYTES:
-                other = self.rank(replace(base, packed=names), signature, call, grid)
-                speeds = find_target(base.target).speeds
+                speeds, packed = find_target(base.target).speeds, replace(base, packed=names)
+                below = packing.left(sizes, plain, speeds)
+                other = self.rank(packed, signature, call, grid, 0, found.constants, below)
                 if other and other.best and packing.pays(sizes, plain, other.best, speeds):
                     return names, other
         return (), found

@@ -29,6 +29,7 @@ FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 LARGEST = 256  # of a tile's sides
 FINE_TRIED = 6  # tiles with a side between the listed values
 BETWEEN = (96, 160)  # tried for every argument,
+FOUND = 1.6  # times faster than where it began, at most: what a search ended in (115 products)
 REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
@@ -87,12 +88,20 @@ class Chooser:
         self._fine = fine or {}
         self._candidates: dict[Tile, Candidate | CompileError] = {}
 
-    def choose(self, values: Values, grid: Grid, most: int = 0) -> Choice | None:
+    def choose(
+        self,
+        values: Values,
+        grid: Grid,
+        most: int = 0,
+        start: Mapping[str, int] | None = None,
+        below: float = math.inf,
+    ) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
         the launch for values of the open arguments, None if the kernel has its own. At least `most`
-        configurations are kept, if there are as many.
+        configurations are kept, if there are as many. The search begins at the values in `start`,
+        if they are given, and is left out where nothing it finds would stay `below` these seconds.
 
-        None where nothing is known that tells the plans apart. Raises CompileError if no
+        None then, and where nothing is known that tells the plans apart. Raises CompileError if no
         combination of the arguments compiles.
         """
         found: dict[Tile, list[Ranked]] = {}
@@ -109,6 +118,10 @@ class Chooser:
         else:
             lists = [sorted(v) for v in self._open.values()]
             middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+            if start is not None:
+                middle = tuple(start[name] for name in self._open)
+                if best(middle) > FOUND * below:
+                    return None
             self._refine(self._descend(middle, lists, best), found, best)
         ranked = [r for at in found for r in found[at]]
         ranked.sort(key=_order)

@@ -38,8 +38,12 @@ def operands(func: Func) -> frozenset[str]:
 def pays(sizes: Sequence[int], plain: Estimate, packed: Estimate, speeds: Speeds) -> bool:
     """Whether operands of so many bytes had better be copied first: a launch takes as long as
     `plain` without copies, and as `packed` behind them."""
-    seconds = copying(sizes, speeds) + packed.seconds
-    return packed.l2_bytes >= READS * sum(sizes) and seconds <= GAIN * plain.seconds
+    return packed.l2_bytes >= READS * sum(sizes) and packed.seconds <= left(sizes, plain, speeds)
+
+
+def left(sizes: Sequence[int], plain: Estimate, speeds: Speeds) -> float:
+    """Seconds that a launch may take behind copies of so many bytes, if they are to pay."""
+    return GAIN * plain.seconds - copying(sizes, speeds)
 
 
 def copying(sizes: Iterable[int], speeds: Speeds) -> float:

@@ -176,11 +176,11 @@ class Candidate:
         """Why TMA cannot move the tiles as the plan has it; "" if it can."""
         if not self.target.has("tma") or not space.rings:
             return ""
-        rows = "their rows are no whole 16 bytes apart, or are converted"
+        rows = "rows no whole 16 bytes apart, tiles that begin elsewhere, or a conversion"
         if plan.specialise and not any(r.boxes for r in space.rings):
-            return f"TMA can bring no tile of a T.Pipelined: {rows}"
+            return f"TMA can bring no tile of a T.Pipelined ({rows})"
         if (plan.teams > 1 or plan.cluster != (1, 1, 1)) and any(r.others for r in space.rings):
-            return f"TMA can bring only some of the tiles of a T.Pipelined: {rows}"
+            return f"TMA can bring only some of the tiles of a T.Pipelined ({rows})"
         if plan.staged_store and "staged_store" not in self._wanted.fields and not space.leaves:
             return "TMA can take no result to its tensor: rows, or tiles in them, begin anywhere"
         return ""
