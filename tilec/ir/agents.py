@@ -68,12 +68,12 @@ def piece_layout(shape: tuple[int, ...], per: int, warp_size: int, warps: int) -
 
 
 class Agents:
-    """Who may bring the tiles of the run-ahead copies of `func`."""
+    """Who may bring the tiles of the run-ahead copies of `func`, of which `facts` may be known."""
 
-    def __init__(self, func: Func, target: Target) -> None:
+    def __init__(self, func: Func, target: Target, facts: Facts | None = None) -> None:
         self.func = func
         self.target = target
-        self.facts = Facts(func)
+        self.facts = facts or Facts(func)
         self.safe = SafeValues(func)
 
     def of(self, o: Copy, specialise: bool) -> str:

@@ -15,6 +15,7 @@ from tilec.ir.agents import (
     leaves_by_rows,
     ragged_tensors,
 )
+from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
@@ -120,8 +121,8 @@ class Footprint:
         return total, rings, 1 if plan.single_buffer else stages
 
 
-def footprint(func: Func, target: Target) -> Footprint:
-    """What `func` (TILE) keeps in shared memory."""
+def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footprint:
+    """What `func` (TILE) keeps in shared memory; `facts` are those of its values, if known."""
     consts: dict[Value, Any] = {}
     loops: list[For] = []
     sizes: dict[Value, int] = {}
@@ -136,7 +137,7 @@ def footprint(func: Func, target: Target) -> Footprint:
                 sizes[o.result] = version_bytes(o.type)
             case Gemm():
                 sums.add(o.c)
-    agents = Agents(func, target) if loops else None
+    agents = Agents(func, target, facts) if loops else None
     rings: list[Ring] = []
     for loop in loops:
         assert agents is not None

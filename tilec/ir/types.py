@@ -154,9 +154,10 @@ class BufferType:
     def static_shape(self) -> tuple[int, ...]:
         """The shape, all of whose extents must be compile-time ints (true of every on-chip
         buffer)."""
-        if not all(isinstance(e, int) for e in self.shape):
+        known = [e for e in self.shape if isinstance(e, int)]
+        if len(known) < len(self.shape):
             raise ValueError(f"{self} has run-time extents")
-        return tuple(e for e in self.shape if isinstance(e, int))
+        return tuple(known)
 
     @property
     def size(self) -> int:

@@ -76,9 +76,10 @@ def allowed(cls: type[Op], contract: str) -> bool:
     return first <= CONTRACTS.index(contract) <= last
 
 
-def verify(func: Func, contract: str = "TILE") -> None:
-    """Raise InternalError (CompileError for the uniformity rule) if `func` breaks a rule."""
-    _Structure(func, contract).check()
+def verify(func: Func, contract: str = "TILE", checked: set[Op] | None = None) -> None:
+    """Raise InternalError (CompileError for the uniformity rule) if `func` breaks a rule. `checked`
+    grows by its ops: what one says of itself is not asked again, for it cannot change."""
+    _Structure(func, contract, set() if checked is None else checked).check()
     for rule in RULES[contract]:
         rule(func)
 
@@ -94,9 +95,10 @@ def _breach(o: Op, message: str) -> InternalError:
 class _Structure:
     """What holds under every contract: SSA, types, regions, what each op says of itself."""
 
-    def __init__(self, func: Func, contract: str) -> None:
+    def __init__(self, func: Func, contract: str, checked: set[Op]) -> None:
         self.func = func
         self.contract = contract
+        self.checked = checked
         self.live: set[Value] = set()
         self.ever: set[Value] = set()
         self.permitted: dict[type[Op], bool] = {}
@@ -174,6 +176,14 @@ class _Structure:
             permitted = self.permitted[cls] = allowed(cls, self.contract)
         if not permitted:
             raise _breach(o, f"{o.opname} may not appear under contract {self.contract}")
+        if o not in self.checked:
+            self.alone(o)
+            self.checked.add(o)
+        for region in o.regions:
+            self.block(region, o)
+
+    def alone(self, o: Op) -> None:
+        """What an op says of itself and of its operands."""
         try:
             types = tuple(o.infer())
             o.verify()
@@ -185,11 +195,9 @@ class _Structure:
             raise _breach(
                 o, f"results are {[str(r.type) for r in o.results]}, should be {[*map(str, types)]}"
             )
-        check = CHECKS.get(cls)
+        check = CHECKS.get(type(o))
         if check is not None:
             check(o)
-        for region in o.regions:
-            self.block(region, o)
 
 
 def _is_integer(v: Value) -> bool:

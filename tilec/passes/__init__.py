@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func, Op, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.footprint import stages_of
 from tilec.ir.ops import For
@@ -187,10 +187,11 @@ def _run(
     passes: tuple[tuple[Pass, str], ...], func: Func, target: Target, on_stage: OnStage | None
 ) -> Func:
     verified: tuple[Func, str] | None = None
+    checked: set[Op] = set()
     for apply, contract in passes:
         func = apply(func, target)
         if verified != (func, contract):  # it is another function, or more is asked of it
-            verify(func, contract)
+            verify(func, contract, checked)
             verified = func, contract
         if on_stage is not None:
             on_stage(apply.__name__, func)

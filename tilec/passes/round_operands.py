@@ -56,9 +56,10 @@ def takes_tf32(o: Gemm) -> bool:
 def roundable(func: Func) -> frozenset[Value]:
     """The float32 buffers whose elements may be rounded where they lie: nothing but TF32 products
     reads them, or copies to buffers of which the same holds."""
-    found = {
-        o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.dtype == FLOAT32
-    } & {v for o in walk(func.body) for v in _read(o)}
+    found = {o.result for o in walk(func.body) if isinstance(o, Alloc) and o.type.dtype == FLOAT32}
+    if not found:
+        return frozenset()
+    found &= {v for o in walk(func.body) for v in _read(o)}
     while True:
         kept = found - {
             v for o in walk(func.body) for v in found & {*o.operands} if not _allows(o, v, found)

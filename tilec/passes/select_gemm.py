@@ -61,39 +61,54 @@ def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
         )
 
 
-def select_gemm(func: Func, target: Target, facts: Facts | None = None) -> Func:
-    """See the module's opening; `facts` are those of `func`, where they are known. Raises
-    CompileError for a number of threads the target cannot run."""
+def select_gemm(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError for a number of threads the target cannot
+    run."""
     threads = func.attrs.get("threads") or DEFAULT_THREADS
     check_threads(threads, target, func.grid.ops[-1].loc)
     func = func.with_attrs(threads=threads)
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func
-    warps = threads // target.warp_size
-    teams = int(func.attrs.get("teams", 1))
-    widest = widest_wgmma(threads * teams, bool(func.attrs.get("specialise")), target)
-    facts = facts or Facts(func)
-    rounded = roundable(func)
-    annotated = {
-        o.dest: o.layout
-        for o in walk(func.body)
-        if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
-    }
+    widest = widest_wgmma(
+        threads * int(func.attrs.get("teams", 1)), bool(func.attrs.get("specialise")), target
+    )
+    selection = Selection(func, target, Facts(func))
 
-    def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
-        sides = (operand(o, "a", facts), operand(o, "b", facts))
-        rows = _rows(*(dtypes or _dtypes(o)[0]), target)
-        return _warpgroups(o, rows, warps, sides, annotated, rounded, widest)
+    def visit(o: Op) -> None | Op | Sequence[Op]:
+        return selection.of(o, threads, widest) if isinstance(o, Gemm) else None
 
-    def visit(o: Op) -> Op | Sequence[Op] | None:
-        if not isinstance(o, Gemm):
-            return None
+    return func.with_body(rewrite(func.body, visit))
+
+
+class Selection:
+    """Chooses instructions for the products of `func` (TILE), of which `facts` are known."""
+
+    def __init__(self, func: Func, target: Target, facts: Facts) -> None:
+        self._target, self._facts = target, facts
+        self._rounded = roundable(func)
+        self._annotated = {
+            o.dest: o.layout
+            for o in walk(func.body)
+            if isinstance(o, AnnotateLayout) and isinstance(o.layout, Layout)
+        }
+
+    def of(self, o: Gemm, threads: int, widest: int) -> Op | Sequence[Op]:
+        """The product with its instruction and partition for that many threads and a wgmma of
+        `widest` columns at most; its parts and what they need, where operands are brought to
+        registers for it."""
+        warps = threads // self._target.warp_size
+
+        def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
+            sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
+            rows = _rows(*(dtypes or _dtypes(o)[0]), self._target)
+            return _warpgroups(o, rows, warps, sides, self._annotated, self._rounded, widest)
+
         for a, b, c in _dtypes(o):
             for seen, dtypes in ((o, (a, b, c)), (replace(o, turned=True), (b, a, c))):
                 chosen = wide(seen.turn(), dtypes)
                 if chosen:
                     return replace(seen, row=chosen[0], warps=chosen[1])
-            rows = _rows(a, b, c, target)
+            rows = _rows(a, b, c, self._target)
             held = through_registers(o, rows, threads, wide)
             if held is not None:
                 return held
@@ -101,8 +116,6 @@ def select_gemm(func: Func, target: Target, facts: Facts | None = None) -> Func:
             if chosen:
                 return replace(o, row=chosen[0], warps=chosen[1])
         return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
-
-    return func.with_body(rewrite(func.body, visit))
 
 
 def _rows(a: DType, b: DType, c: DType, target: Target) -> list[MatrixRow]:

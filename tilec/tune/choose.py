@@ -98,11 +98,12 @@ class Chooser:
     ) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
         the launch for values of the open arguments, None if the kernel has its own. At least `most`
-        configurations are kept, if there are as many. The search begins at the values in `start`,
-        if they are given, and is left out where nothing it finds would stay `below` these seconds.
+        configurations are kept, if there are as many. Given `start`, the search begins at these
+        values; it is left out where nothing would stay `below` so many seconds, and is done from
+        the middle, too, where something does.
 
-        None then, and where nothing is known that tells the plans apart. Raises CompileError if no
-        combination of the arguments compiles.
+        None if it is left out, and where nothing is known that tells the plans apart. Raises
+        CompileError if no combination of the arguments compiles.
         """
         found: dict[Tile, list[Ranked]] = {}
 
@@ -117,12 +118,15 @@ class Chooser:
                 best(at)
         else:
             lists = [sorted(v) for v in self._open.values()]
-            middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
+            at = middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
             if start is not None:
-                middle = tuple(start[name] for name in self._open)
-                if best(middle) > FOUND * below:
+                at = tuple(start[name] for name in self._open)
+                if best(at) > FOUND * below:
                     return None
-            self._refine(self._descend(middle, lists, best), found, best)
+            at = self._descend(at, lists, best)
+            if start is not None and best(at) < below:  # worth another search
+                at = min((at, self._descend(middle, lists, best)), key=best)
+            self._refine(at, found, best)
         ranked = [r for at in found for r in found[at]]
         ranked.sort(key=_order)
         if not ranked:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Func, Value, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
@@ -25,7 +25,7 @@ from tilec.ir.plan import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
-from tilec.passes.select_gemm import select_gemm
+from tilec.passes.select_gemm import Selection, check_threads
 from tilec.passes.share_sums import check_shared
 from tilec.passes.utils.registers import (
     MOST_LACKING,
@@ -99,6 +99,14 @@ class Candidate:
     def _facts(self) -> Facts:
         return Facts(self.func)
 
+    @cached_property
+    def _selection(self) -> Selection:
+        return Selection(self.func, self.target, self._facts)
+
+    @cached_property
+    def _buffers(self) -> frozenset[Value]:
+        return frozenset(o.result for o in walk(self.func.body) if isinstance(o, Alloc))
+
     @property
     def rejected(self) -> list[Ranked]:
         """The plans that cannot run, with the reasons."""
@@ -127,7 +135,7 @@ class Candidate:
         rows_of: dict[
             tuple[int, int, int], tuple[tuple[MatrixRow | None, ...], int, bool, int]
         ] = {}
-        space = footprint(func, self.target)
+        space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
         for plan in plans(func, self.target, wanted, space):
@@ -136,7 +144,7 @@ class Candidate:
             key = threads, plan.teams, widest
             try:
                 if key not in rows_of:
-                    rows_of[key] = self._rows(func, plan, threads)
+                    rows_of[key] = self._rows(threads, widest)
             except CompileError as error:
                 rejected.append(Ranked(self.constants, plan, reason=error.message))
                 continue
@@ -262,32 +270,30 @@ class Candidate:
         return replace(plan, panel=panel)
 
     def _rows(
-        self, func: Func, plan: Plan, threads: int
+        self, threads: int, widest: int
     ) -> tuple[tuple[MatrixRow | None, ...], int, bool, int]:
-        """The row of each product under `plan`, in the order of `walk` (None: multiply-adds); the
-        bytes of operands that a warpgroup brings to registers for one of each, alone; whether the
-        results of wgmma do not divide into 16 bytes of a row for each lane of a row's four; how
-        many warps do the same part of a product, at most."""
+        """The row of each product for so many threads and a wgmma of `widest` columns at most
+        (None: multiply-adds); the bytes of operands that a warpgroup brings to registers for one
+        of each, alone; whether the results of wgmma do not divide into 16 bytes of a row for each
+        lane of a row's four; how many warps do the same part of a product, at most."""
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products), 0, False, 1
-        attrs = {"threads": threads, "specialise": plan.specialise, "teams": plan.teams}
-        # Where a product's operands begin in their buffers does not depend on the plan.
-        chosen = select_gemm(func.with_attrs(**attrs), self.target, self._facts)
-        mine = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
+        check_threads(threads, self.target, self.func.loc)
         rows: list[MatrixRow | None] = []
         held, scattered, repeated = 0, False, 1
-        for o in walk(chosen.body):
-            if not isinstance(o, Gemm):
-                continue
-            row = MATRIX_ROWS.get(o.row)
+        for product in self.work.products:
+            chosen = self._selection.of(product.op, threads, widest)
+            parts = [chosen] if isinstance(chosen, Op) else chosen
+            products = [o for o in parts if isinstance(o, Gemm)]
+            row = MATRIX_ROWS.get(products[0].row)
             rows.append(row if row is not None and row.feature else None)
-            repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
-            if row is not None and row.warps > 1:
-                scattered |= o.turned or bool(row.n % QUAD_COLUMNS)
-            if row is not None:
-                alone = math.prod(o.warps) == row.warps
-                size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - mine))
-                held += size // (1 if alone else OVERLAPPED)
+            for o in products:
+                repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
+                if row is not None:
+                    scattered |= row.warps > 1 and (o.turned or bool(row.n % QUAD_COLUMNS))
+                    alone = math.prod(o.warps) == row.warps
+                    size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - self._buffers))
+                    held += size // (1 if alone else OVERLAPPED)
         return tuple(rows), held, scattered, repeated
 
 
