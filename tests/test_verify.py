@@ -9,7 +9,7 @@ import pytest
 from programs import PROGRAMS
 
 from tilec.ir import types as t
-from tilec.ir.core import OPS, Block, Builder, Func, Param, Value, walk
+from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.layout import blocked
 from tilec.ir.ops import Alloc, Binary, Const, For, Parallel, Yield
@@ -298,3 +298,22 @@ def test_300_ops_are_cheap() -> None:
         verify(func)
         best = min(best, time.perf_counter() - start)
     assert best < 5e-3
+
+
+def test_an_op_that_was_checked_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of itself cannot change; where it stands can, and is looked at each time."""
+    func = func_of("%b = binary.add %n, %n %c = binary.mul %b, %n")
+    asked: list[Op] = []
+    infer = Binary.infer
+    monkeypatch.setattr(Binary, "infer", lambda o: (asked.append(o), infer(o))[1])
+    checked: set[Op] = set()
+    verify(func, "TILE", checked)
+    verify(func, "TILE", checked)
+    assert asked == [*func.body.ops] and {*asked} <= checked
+    first, second = func.body.ops
+    moved = func.with_body(replace(func.body, ops=(second, first)))
+    with pytest.raises(InternalError, match="used before its definition"):
+        verify(moved, "TILE", checked)
+    longer = func.with_body(replace(func.body, ops=(first, replace(second, results=()))))
+    with pytest.raises(InternalError, match="should be"):
+        verify(longer, "TILE", checked)
