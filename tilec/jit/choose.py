@@ -167,6 +167,7 @@ class Choices:
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
                 {name: a.fine for name, a in open_.items() if a.fine},
+                packing.LOADING if base.packed else 0.0,
             )
 
         def extents(constants: Mapping[str, int]) -> Grid | None:

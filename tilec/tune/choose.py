@@ -64,8 +64,9 @@ class Choice:
 
     @property
     def best(self) -> Estimate | None:
-        """Of the best configuration; None where nothing is known of it."""
-        return self.ranked[0].estimate if self.ranked else None
+        """Of the fastest configuration; None where nothing is known of it."""
+        known = (r.estimate for r in self.ranked if r.estimate is not None)
+        return min(known, key=lambda e: e.seconds, default=None)
 
     def text(self) -> str:
         """For people: one line per configuration."""
@@ -75,7 +76,8 @@ class Choice:
 class Chooser:
     """Chooses for one kernel, one target and one set of facts about its arguments. `trace` gives
     the kernel's TILE form for values of the open arguments, whose possible values are `open`; those
-    in `fine` may also have multiples of a number, where there are few tiles."""
+    in `fine` may also have multiples of a number, where there are few tiles. Of configurations that
+    take about as long, those win that load less: so much of the time of loads is added."""
 
     def __init__(
         self,
@@ -83,9 +85,10 @@ class Chooser:
         open: Mapping[str, Sequence[int]],
         target: Target,
         fine: Mapping[str, int] | None = None,
+        loading: float = 0.0,
     ) -> None:
         self._trace, self._open, self._target = trace, dict(open), target
-        self._fine = fine or {}
+        self._fine, self._loading = fine or {}, loading
         self._candidates: dict[Tile, Candidate | CompileError] = {}
 
     def choose(
@@ -128,7 +131,7 @@ class Chooser:
                 at = min((at, self._descend(middle, lists, best)), key=best)
             self._refine(at, found, best)
         ranked = [r for at in found for r in found[at]]
-        ranked.sort(key=_order)
+        ranked.sort(key=self._order)
         if not ranked:
             return self._nothing(found)
         rejected = [r for c in self._seen(found) for r in c.rejected]
@@ -141,7 +144,7 @@ class Chooser:
                 others.append(r.constants)
         for constants in others[: TILES - 1]:
             kept += [r for r in _near(ranked, constants) if r not in kept]
-        kept = sorted([*mine, *kept], key=_order)
+        kept = sorted([*mine, *kept], key=self._order)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
 
     def _descend(
@@ -261,6 +264,14 @@ class Chooser:
         made = (self._candidates[at] for at in found)
         return [c for c in made if isinstance(c, Candidate)]
 
+    def _order(self, r: Ranked) -> float:
+        """By which configurations are sorted."""
+        e, speeds = r.estimate, self._target.speeds
+        if e is None:
+            return math.inf
+        loading = e.l2_bytes / (self._target.multiprocessors * speeds.l2 * speeds.clock)
+        return e.seconds * (LACKING if e.lacking else 1.0) + self._loading * loading
+
     def _nothing(self, found: Mapping[Tile, object]) -> Choice | None:
         """No combination can be ranked: its errors, if there is nothing else to say."""
         for at in found:
@@ -271,13 +282,6 @@ class Chooser:
         if self._open and candidates:
             return Choice(dict(candidates[0].constants), (), ())
         return None
-
-
-def _order(r: Ranked) -> float:
-    """By which configurations are sorted."""
-    if r.estimate is None:
-        return math.inf
-    return r.estimate.seconds * (LACKING if r.estimate.lacking else 1.0)
 
 
 def _near(ranked: Sequence[Ranked], constants: Mapping[str, int]) -> list[Ranked]:
