@@ -153,7 +153,7 @@ class Choices:
         call: Call,
         grid: Any,
         most: int = 0,
-        start: Mapping[str, int] | None = None,
+        starts: Sequence[Mapping[str, int]] = (),
         below: float = math.inf,
     ) -> Choice | None:
         """All configurations of a call, predicted; see `Chooser.choose`. Raises CompileError."""
@@ -175,7 +175,7 @@ class Choices:
 
         copies = {n: packed_copy(call.tensors[n], 0) for n in base.packed}
         given = replace(call, tensors={**call.tensors, **copies})
-        return chooser.choose(functools.partial(_value, given), extents, most, start, below)
+        return chooser.choose(functools.partial(_value, given), extents, most, starts, below)
 
     def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
         found = self.rank(base, signature, call, grid)
@@ -254,7 +254,7 @@ class Choices:
             if 0 < sum(sizes) <= MOST_BYTES:
                 speeds, packed = find_target(base.target).speeds, replace(base, packed=names)
                 below = packing.left(sizes, plain, speeds)
-                other = self.rank(packed, signature, call, grid, 0, found.constants, below)
+                other = self.rank(packed, signature, call, grid, 0, found.tiles, below)
                 if other and other.best and packing.pays(sizes, plain, other.best, speeds):
                     return names, other
         return (), found

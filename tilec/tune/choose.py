@@ -29,7 +29,7 @@ FEW_WAVES = 2  # of tiles: how many multiprocessors have none decides
 LARGEST = 256  # of a tile's sides
 FINE_TRIED = 6  # tiles with a side between the listed values
 BETWEEN = (96, 160)  # tried for every argument,
-FOUND = 1.6  # times faster than where it began, at most: what a search ended in (115 products)
+FOUND = 1.6  # times faster than the tiles where it began: the most that a search won (115 products)
 REACH = 2  # so many values away from a fine tile
 LOADED = 64  # elements of a tile whose products take as long as a row or column of operands
 KEPT = 12  # configurations that a choice remembers
@@ -96,14 +96,14 @@ class Chooser:
         values: Values,
         grid: Grid,
         most: int = 0,
-        start: Mapping[str, int] | None = None,
+        starts: Sequence[Mapping[str, int]] = (),
         below: float = math.inf,
     ) -> Choice | None:
         """The choice for sizes and scalars with these `values`; `grid` gives the grid of
         the launch for values of the open arguments, None if the kernel has its own. At least `most`
-        configurations are kept, if there are as many. Given `start`, the search begins at these
-        values; it is left out where nothing would stay `below` so many seconds, and is done from
-        the middle, too, where something does.
+        configurations are kept, if there are as many. Given `starts`, the search begins at the
+        first; it is left out where they are far from `below` so many seconds, and is done from the
+        middle, too, where it comes below.
 
         None if it is left out, and where nothing is known that tells the plans apart. Raises
         CompileError if no combination of the arguments compiles.
@@ -122,12 +122,13 @@ class Chooser:
         else:
             lists = [sorted(v) for v in self._open.values()]
             at = middle = tuple(min(v, key=lambda x: abs(math.log2(x / _MIDDLE))) for v in lists)
-            if start is not None:
-                at = tuple(start[name] for name in self._open)
-                if best(at) > FOUND * below:
+            if starts:
+                tiles = [tuple(s[name] for name in self._open) for s in starts]
+                if min(map(best, tiles)) > FOUND * below:
                     return None
+                at = tiles[0]
             at = self._descend(at, lists, best)
-            if start is not None and best(at) < below:  # worth another search
+            if starts and best(at) < below:  # worth another search
                 at = min((at, self._descend(middle, lists, best)), key=best)
             self._refine(at, found, best)
         ranked = [r for at in found for r in found[at]]
