@@ -17,9 +17,9 @@ from tilec.ir.plan import with_plan
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import block_order
 from tilec.passes.infer_layouts import infer_layouts
-from tilec.passes.place_buffers import place_buffers
+from tilec.passes.mem2reg import mem2reg
 from tilec.passes.plan_pipeline import plan_pipeline
-from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import by_policy, partitions, select_gemm
 from tilec.passes.simplify import simplify
@@ -74,7 +74,7 @@ def test_partitions_are_whole_atoms():
 
 def decided(name: str, target) -> Func:
     func = parse_func(PROGRAMS[name][0])
-    func = raise_tiles(simplify(place_buffers(func, target), target), target)
+    func = recognise_idioms(simplify(mem2reg(func, target), target), target)
     func = with_plan(func, Plan("p", specialise=True))
     for apply in (block_order, select_gemm, plan_pipeline, infer_layouts, select_copies):
         func = apply(func, target)

@@ -31,8 +31,8 @@ from tilec.ir.ops import (
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
 from tilec.ir.verify import verify
-from tilec.passes.place_buffers import place_buffers
-from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.mem2reg import mem2reg
+from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
 from tilec.passes.utils.dce import dce
 from tilec.target import TARGETS
@@ -239,8 +239,8 @@ class Writer:
 
 
 ORDERS = [
-    (simplify,), (raise_tiles,), (place_buffers,), (dce,), (place_buffers, simplify, raise_tiles),
-    (simplify, raise_tiles, place_buffers, simplify), (raise_tiles, simplify), (dce, place_buffers),
+    (simplify,), (recognise_idioms,), (mem2reg,), (dce,), (mem2reg, simplify, recognise_idioms),
+    (simplify, recognise_idioms, mem2reg, simplify), (recognise_idioms, simplify), (dce, mem2reg),
 ]  # fmt: skip
 
 

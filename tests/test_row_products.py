@@ -15,7 +15,7 @@ import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Gemm, Ldmatrix, Mma, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.types import DTYPES
-from tilec.passes.promote_sums import promote_sums
+from tilec.passes.two_level_accumulation import two_level_accumulation
 from tilec.target import Target
 
 M, N, K = T.dynamic("M, N, K")
@@ -512,13 +512,13 @@ def test_partial_sums_are_added_in_float32(tile, order):
     p = Product(E4, E5, "float32", "float32", tile, *order, fast=False)
     arrays = p.arrays(70, 35, 260)
     func = tile_func(p.kernel(), arrays)
-    parts = [o for o in walk(promote_sums(func, SM90).body) if isinstance(o, Gemm)]
+    parts = [o for o in walk(two_level_accumulation(func, SM90).body) if isinstance(o, Gemm)]
     assert [o.shape[2] for o in parts] == {64: [64], 128: [128], 192: [128, 64], 256: [128, 128]}[
         tile[2]
     ]
     assert all(o.clear and o.fast_accum for o in parts) and len({o.c for o in parts}) == len(parts)
     for target in (SM80, GFX942):
-        assert promote_sums(func, target).body == func.body
+        assert two_level_accumulation(func, target).body == func.body
     plan, done = next(iter(lowered(func, SM90)))
     run_threads(done, SM90, held := {k: aligned(v) for k, v in arrays.items()}, 2)
     check(held["C"], p.want(arrays), p)
@@ -528,7 +528,7 @@ def test_partial_sums_are_added_in_float32(tile, order):
 def test_only_coarse_sums_are_promoted():
     p = Product("float16", "float16", "float32", "float32", fast=False)
     func = tile_func(p.kernel(), p.arrays(64, 64, 64))
-    assert promote_sums(func, SM90).body == func.body
+    assert two_level_accumulation(func, SM90).body == func.body
 
 
 # --- the cpu target -------------------------------------------------------------------------------

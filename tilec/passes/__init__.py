@@ -23,35 +23,35 @@ from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
 from tilec.passes.check_teams import check_teams
+from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
+from tilec.passes.exchange_partial_sums import exchange_partial_sums
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
-from tilec.passes.gather_sums import gather_sums
+from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
-from tilec.passes.lift_accesses import lift_accesses
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_stores import lower_stores
+from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
-from tilec.passes.place_buffers import place_buffers
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
-from tilec.passes.promote_sums import promote_sums
-from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
-from tilec.passes.share_sums import share_sums
 from tilec.passes.simplify import simplify
-from tilec.passes.split_guards import split_guards
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.sum_parts import sum_parts
+from tilec.passes.two_level_accumulation import two_level_accumulation
+from tilec.passes.version_loops import version_loops
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
@@ -61,13 +61,13 @@ OnPlan = Callable[[Plan, ResourceError | None], None]
 Accept = Callable[[Plan, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
-    (place_buffers, "TILE"),
+    (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
-    (split_guards, "TILE"),  # what is left without a condition may be a copy
-    (raise_tiles, "TILE"),
+    (version_loops, "TILE"),  # what is left without a condition may be a copy
+    (recognise_idioms, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
-    (promote_sums, "TILE"),  # before plans are listed: its fragments count towards their registers
+    (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
 )
 
 HOST: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)  # code is cut at its barriers
@@ -76,7 +76,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (lower_prints, "TILE"),
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (check_teams, "TILE"),
-    (share_sums, "TILE"),  # the grid is settled; each block's loop has its own length from here on
+    (cluster_split_k, "TILE"),  # the grid is settled: from here on each block has its own loop
     (demote_fragments, "TILE"),
     (select_gemm, "TILE"),
     (fold_clears, "TILE"),  # needs to know the instruction
@@ -84,7 +84,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
     (round_operands, "TILE"),  # knows who may bring each tile; layouts follow the dtypes
     (infer_layouts, "LAID_OUT"),
     (check_registers, "LAID_OUT"),
-    (lift_accesses, "LAID_OUT"),
+    (hoist_accesses, "LAID_OUT"),
     (select_copies, "LAID_OUT"),
 )
 
@@ -93,7 +93,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (widen_copies, "LAID_OUT"),
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
-    (gather_sums, "SCHEDULED"),
+    (exchange_partial_sums, "SCHEDULED"),
     (sum_parts, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too

@@ -193,7 +193,7 @@ class _Placer:
 
     def stored(self, v: Value, loc: Loc) -> set[Stored]:
         """Two statements that write one tensor may write an element each by another thread. Copies
-        of one statement (`split_guards`) are of those that run one or the other."""
+        of one statement (`version_loops`) are of those that run one or the other."""
         known = v.buffer.space != "global" or v in self.spans
         return set() if known else {(v, loc)}
 

@@ -25,8 +25,8 @@ from tilec.ir.plan import (
 )
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import can_persist
+from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
-from tilec.passes.share_sums import check_shared
 from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,

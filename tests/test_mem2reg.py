@@ -1,4 +1,4 @@
-"""place_buffers: which one-element buffers become values, which stay, and their meaning."""
+"""mem2reg: which one-element buffers become values, which stay, and their meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilec.ir.ops import Alloc
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
-from tilec.passes.place_buffers import place_buffers
+from tilec.passes.mem2reg import mem2reg
 from tilec.passes.simplify import simplify
 from tilec.target import TARGETS
 
@@ -39,16 +39,16 @@ def placed(body: str) -> str:
     """The body after the pass, without the constants of HEAD."""
     func = func_of(body)
     verify(func)
-    done = place_buffers(func, TARGET)
+    done = mem2reg(func, TARGET)
     verify(done)
-    assert place_buffers(done, TARGET) is done
+    assert mem2reg(done, TARGET) is done
     lines = print_block(done.body).splitlines()
     return "\n".join(s for s in lines if s not in ("%z = const 0, i32", "%one = const 1, i32"))
 
 
 def check_meaning(body: str, rng: np.random.Generator) -> None:
     func = func_of(body)
-    done = place_buffers(func, TARGET)
+    done = mem2reg(func, TARGET)
     for flag in (True, False):
         for n in (0, 1, 3):
             data = rng.standard_normal(5).astype(np.float32)
@@ -275,7 +275,7 @@ def test_nested_control_flow(rng: np.random.Generator) -> None:
 def test_what_stays(body: str, why: str) -> None:
     func = func_of(body)
     verify(func)
-    assert place_buffers(func, TARGET) is func, why
+    assert mem2reg(func, TARGET) is func, why
 
 
 def test_other_buffers_stay() -> None:
@@ -305,12 +305,12 @@ def test_one_that_stays_does_not_hold_back_the_others() -> None:
     assert text == ('%s = alloc local<1xf32>\n%a = load %s[%z] : f32\nprint "{}{}", [%a, %x]')
 
 
-@pytest.mark.parametrize("first", [place_buffers, simplify])
+@pytest.mark.parametrize("first", [mem2reg, simplify])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_keep_their_bits(name: str, first: Any, rng: np.random.Generator) -> None:
     text, make = PROGRAMS[name]
     func = parse_func(text)
-    done = place_buffers(first(func, TARGET), TARGET)
+    done = mem2reg(first(func, TARGET), TARGET)
     verify(done)
     args = make(rng)
     copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}

@@ -1,4 +1,5 @@
-"""gather_sums: `cluster_sum` becomes stores, arrivals and loads between the blocks of a cluster.
+"""exchange_partial_sums: `cluster_sum` becomes stores, arrivals and loads between the blocks of a
+cluster.
 
 Before: SCHEDULED, with at most one `cluster_sum`. After: none. A block writes its registers to its
 own shared memory, 16 bytes of each thread next to those of its neighbours, and publishes them by
@@ -50,7 +51,7 @@ from tilec.target import Target
 BATCH = 8  # vectors on their way at once: the way to another block takes about a thousand clocks
 
 
-def gather_sums(func: Func, target: Target) -> Func:
+def exchange_partial_sums(func: Func, target: Target) -> Func:
     """See the module's opening."""
     sums = [o for o in walk(func.body) if isinstance(o, ClusterSum)]
     if not sums:

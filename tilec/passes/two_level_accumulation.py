@@ -1,4 +1,4 @@
-"""promote_sums: products whose instruction sums coarsely are added up in float32.
+"""two_level_accumulation: products whose instruction sums coarsely are added up in float32.
 
 Before: `gemm` ops, some of which the user wrote with `fast_accum=False`. After: where the target
 has an instruction for one of these whose running sum keeps fewer bits than C's dtype, its K is cut
@@ -22,7 +22,7 @@ from tilec.target import Target
 BLOCK = 128  # elements of K in one coarse sum
 
 
-def promote_sums(func: Func, target: Target) -> Func:
+def two_level_accumulation(func: Func, target: Target) -> Func:
     """See the module's opening."""
 
     def visit(o: Op) -> None | list[Op]:

@@ -15,9 +15,9 @@ import tilec.language as T
 from tilec.ir.core import Func
 from tilec.ir.ops import Copy, If, Parallel
 from tilec.ir.verify import verify
-from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
-from tilec.passes.split_guards import split_guards
+from tilec.passes.version_loops import version_loops
 from tilec.target import TARGETS
 
 M, N, P = T.dynamic("M, N, P")
@@ -85,7 +85,7 @@ def arrays(rng: np.random.Generator, end: int) -> dict[str, np.ndarray]:
 
 def split(kernel: Callable[..., Any], held: dict[str, np.ndarray]) -> tuple[Func, Func]:
     before = simplify(traced(kernel, held), TARGET)
-    after = raise_tiles(split_guards(before, TARGET), TARGET)
+    after = recognise_idioms(version_loops(before, TARGET), TARGET)
     verify(after, "TILE")
     return before, after
 
@@ -114,5 +114,5 @@ def test_the_whole_tile_leaves_as_a_copy(rng: np.random.Generator) -> None:
 def test_what_no_corner_decides_stays(rng: np.random.Generator) -> None:
     for kernel in (diagonal, by_element, otherwise):
         before, _ = split(kernel, arrays(rng, 5))
-        assert split_guards(before, TARGET) is before
+        assert version_loops(before, TARGET) is before
         assert len(ops(before, Parallel)) == 1

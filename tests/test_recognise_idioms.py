@@ -1,4 +1,4 @@
-"""raise_tiles: which element loops become copies and fills, which do not, and their meaning."""
+"""recognise_idioms: which element loops become copies and fills, which do not; what they mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilec.ir.ops import Copy, Fill, Parallel
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_block
 from tilec.ir.verify import verify
-from tilec.passes.raise_tiles import raise_tiles
+from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.simplify import simplify
 from tilec.target import TARGETS
 
@@ -48,9 +48,9 @@ def raised(body: str) -> str:
     """What the pass makes of `body`, the ops of HEAD left out."""
     func = func_of(body)
     verify(func)
-    done = raise_tiles(func, TARGET)
+    done = recognise_idioms(func, TARGET)
     verify(done)
-    assert raise_tiles(done, TARGET) is done
+    assert recognise_idioms(done, TARGET) is done
     skip = len(func_of("").body.ops)
     return "\n".join(print_block(done.body).splitlines()[skip:])
 
@@ -67,7 +67,7 @@ def arguments(rng: np.random.Generator) -> dict[str, Any]:
 
 def check_meaning(body: str, rng: np.random.Generator) -> None:
     func = func_of(body)
-    done = raise_tiles(func, TARGET)
+    done = recognise_idioms(func, TARGET)
     args = arguments(rng)
     copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
     run_tile(func, args)
@@ -212,7 +212,7 @@ def test_raised(name: str, rng: np.random.Generator) -> None:
 def test_left_alone(body: str) -> None:
     func = func_of(body)
     verify(func)
-    assert raise_tiles(func, TARGET) is func
+    assert recognise_idioms(func, TARGET) is func
 
 
 def test_inside_other_control_flow(rng: np.random.Generator) -> None:
@@ -259,7 +259,7 @@ def test_bounds_and_safe_values_mean_the_same(rng: np.random.Generator) -> None:
 def test_programs_keep_their_bits(name: str, rng: np.random.Generator) -> None:
     text, make = PROGRAMS[name]
     func = parse_func(text)
-    done = raise_tiles(simplify(func, TARGET), TARGET)
+    done = recognise_idioms(simplify(func, TARGET), TARGET)
     verify(done)
     args = make(rng)
     copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}

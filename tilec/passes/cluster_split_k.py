@@ -1,4 +1,4 @@
-"""share_sums: several blocks share the iterations of one sum.
+"""cluster_split_k: several blocks share the iterations of one sum.
 
 Before: TILE, with launched blocks for each block of the user's grid as the attributes `split` (of a
 cluster) and `parts` (clusters, or single blocks). After: the function is launched with `split`
@@ -48,7 +48,7 @@ from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 
-def share_sums(func: Func, target: Target) -> Func:
+def cluster_split_k(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if split_of(func) * parts_of(func) == 1:
         return func

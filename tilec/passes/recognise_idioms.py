@@ -1,5 +1,5 @@
-"""Turns loops over elements that only move a tile into the tile ops that later passes know how
-to move.
+"""recognise_idioms: loops over elements that only move a tile become the tile ops that later passes
+know how to move.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tilec.passes.utils.regions import LoopRegions
 from tilec.target import Target
 
 
-def raise_tiles(func: Func, target: Target) -> Func:
+def recognise_idioms(func: Func, target: Target) -> Func:
     """Before: TILE. After: TILE, and each `parallel` whose iterations each copy one element of a
     region to the same place of another (converting at most) is a `copy`, each that writes one
     value all over a region is a `fill`.

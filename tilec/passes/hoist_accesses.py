@@ -1,4 +1,4 @@
-"""lift_accesses: what an element loop over a fragment reads from global memory and writes there
+"""hoist_accesses: what an element loop over a fragment reads from global memory and writes there
 becomes copies of its own.
 
 Before: LAID_OUT; a `parallel` in the layout of a matrix instruction's result may load a residual or
@@ -38,7 +38,7 @@ WORKING = 48  # registers of a thread for addresses and for what is being comput
 SLICES = (2, 4)  # more would be narrower than memory likes
 
 
-def lift_accesses(func: Func, target: Target) -> Func:
+def hoist_accesses(func: Func, target: Target) -> Func:
     """See the module's opening."""
     overlapping = bool(func.attrs.get("may_alias"))
     threads, specialised = int(func.attrs["threads"]), bool(func.attrs.get("specialise"))

@@ -1,4 +1,4 @@
-"""split_guards: a test inside of an element loop is made once for the whole tile.
+"""version_loops: a test inside of an element loop is made once for the whole tile.
 
 Before: TILE; a `parallel` whose iterations act under a condition on their indices, as in
 `if row + i < end: C[row + i, j] = tile[i, j]`. After: an `if` outside of the loop asks for the
@@ -35,7 +35,7 @@ _RISING = ("lt", "le")  # hardest to meet where the left side is largest
 _FALLING = ("gt", "ge")
 
 
-def split_guards(func: Func, target: Target) -> Func:
+def version_loops(func: Func, target: Target) -> Func:
     """See the module's opening."""
     known = _Known(func)
 

@@ -1,4 +1,4 @@
-"""Turns `local` buffers of one element into SSA values."""
+"""mem2reg: turns `local` buffers of one element into SSA values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tilec.target import Target
 _STRUCTURED = (For, If, While)  # what hands values out of its regions
 
 
-def place_buffers(func: Func, target: Target) -> Func:
+def mem2reg(func: Func, target: Target) -> Func:
     """Before: TILE. After: TILE, and every `local` buffer of one element that is only loaded,
     stored and filled is gone: its value is an SSA value, carried through `for`, `while` and `if`.
 
