@@ -21,8 +21,9 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Binary, If
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
-from tilec.jit.attempts import FEW_SPILLED, Attempt, Attempts
+from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused
+from tilec.jit.compiled import FEW_SPILLED
 from tilec.target import find_target
 
 SM90 = find_target("cuda:sm_90a")

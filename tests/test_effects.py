@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from tilec.frontend.statement_order import BadOrder, arrange
-from tilec.ir.core import OPS, Func, Op, Region, Value, op, walk
-from tilec.ir.effects import Effect, Effects, is_clonable, is_seen, written_tensors
+from tilec.ir.core import OPS, Effect, Effects, Func, Op, Region, Value, op, walk
+from tilec.ir.effects import is_clonable, is_seen, written_tensors
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Barrier, If
 from tilec.ir.parser import parse_func

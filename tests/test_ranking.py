@@ -17,7 +17,8 @@ from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
 from tilec.ir.schedule import Plan
 from tilec.jit import attempts
-from tilec.jit.choose import FEW_SPILLED, Choices
+from tilec.jit.choose import Choices
+from tilec.jit.compiled import FEW_SPILLED
 from tilec.jit.specialise import Chosen
 from tilec.tune.choose import _near
 

@@ -10,7 +10,7 @@ from test_row_products import E4, E5, M, N, Product, from_registers, read_back
 import tilec
 import tilec.language as T
 from tilec.codegen.ptxas import run_ptxas
-from tilec.jit.choose import FEW_SPILLED
+from tilec.jit.compiled import FEW_SPILLED
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 

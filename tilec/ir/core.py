@@ -14,14 +14,11 @@ import dataclasses
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.types import BufferType, DType, Type
-
-if TYPE_CHECKING:
-    from tilec.ir.effects import Effects
 
 
 class Value:
@@ -80,6 +77,45 @@ class Region:
     def is_whole(self) -> bool:
         """Whether it is all of the buffer (no box that is as large begins elsewhere)."""
         return self.extents == self.buffer.buffer.shape
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Effect:
+    """One thing that an op does.
+
+    `kind`: "read", "write", or "update" a region, the last being both at once (an accumulation);
+    "allocate" a buffer; "describe" it, or the kernel, for the compiler; "order" what threads or
+    engines do before and after; "output", what is seen outside of the kernel by other ways than
+    its tensors. `engine`: who accesses the region: "threads", or "cp_async", "tma", "wgmma", which
+    are not in order with them. `private`: each warp has a part of the region for itself, and keeps
+    its accesses in order."""
+
+    kind: str
+    region: Region | None = None
+    engine: str = "threads"
+    private: bool = False
+
+    @property
+    def buffer(self) -> Value | None:
+        return self.region.buffer if self.region else None
+
+    @property
+    def reads(self) -> bool:
+        return self.kind in ("read", "update")
+
+    @property
+    def writes(self) -> bool:
+        return self.kind in ("write", "update")
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it can be seen from outside of the block of threads."""
+        if self.region is None or not self.writes:
+            return self.kind == "output"
+        return self.region.buffer.buffer.space == "global"
+
+
+Effects = tuple[Effect, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,49 +8,10 @@ memory effects, with boxes of buffers as resources."""
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.core import Block, Op, Region, Value, walk
+from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, walk
 
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Effect:
-    """One thing that an op does.
-
-    `kind`: "read", "write", or "update" a region, the last being both at once (an accumulation);
-    "allocate" a buffer; "describe" it, or the kernel, for the compiler; "order" what threads or
-    engines do before and after; "output", what is seen outside of the kernel by other ways than
-    its tensors. `engine`: who accesses the region: "threads", or "cp_async", "tma", "wgmma", which
-    are not in order with them. `private`: each warp has a part of the region for itself, and keeps
-    its accesses in order."""
-
-    kind: str
-    region: Region | None = None
-    engine: str = "threads"
-    private: bool = False
-
-    @property
-    def buffer(self) -> Value | None:
-        return self.region.buffer if self.region else None
-
-    @property
-    def reads(self) -> bool:
-        return self.kind in ("read", "update")
-
-    @property
-    def writes(self) -> bool:
-        return self.kind in ("write", "update")
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether it can be seen from outside of the block of threads."""
-        if self.region is None or not self.writes:
-            return self.kind == "output"
-        return self.region.buffer.buffer.space == "global"
-
-
-Effects = tuple[Effect, ...]
 ORDER: Effects = (Effect("order"),)
 
 

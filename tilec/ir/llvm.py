@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilec.ir.instr.machine import Meaning
+from tilec.ir.instr.meaning import Meaning
 from tilec.ir.loc import UNKNOWN, Loc
 
 _MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_FFFF_FFFF_FFFF}

@@ -20,7 +20,7 @@ from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Fma, Mma, Realign, Scope, Wgmma
 from tilec.ir.schedule import Plan
-from tilec.jit.choose import FEW_SPILLED
+from tilec.jit.compiled import FEW_SPILLED
 from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 

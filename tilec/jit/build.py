@@ -25,8 +25,7 @@ from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled
-from tilec.jit.choose import FEW_SPILLED
-from tilec.jit.compiled import CompiledKernel
+from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.occupancy import occupancy
 from tilec.jit.specialise import Facts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.builtins.choices import Auto
 from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.collector import collector_paused
-from tilec.jit.compiled import CompiledKernel
+from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.launchpath import spread_grid
 from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
@@ -39,7 +39,6 @@ else:  # loaded by the first choice that is not in the cache
     build = Lazy("tilec.jit.build")
     schedule = Lazy("tilec.ir.schedule")
 
-FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under otherwise equal facts
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 else:  # whoever only launches does not need it
     schedule = Lazy("tilec.ir.schedule")
 
+FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr.machine import Waits
+from tilec.ir.instr.meaning import Waits
 from tilec.ir.llvm import Inst
 from tilec.sim import numbers
 from tilec.sim.in_flight import in_flight, joint_flight, settled, touched

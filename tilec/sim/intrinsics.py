@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.ir.instr.machine import Meaning, nothing
+from tilec.ir.instr.machine import nothing
+from tilec.ir.instr.meaning import Meaning
 from tilec.sim import numbers
 from tilec.sim.fused import fma
 from tilec.sim.integers import BY_BITS, with_overflow

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr.machine import Waits, Where, Word
+from tilec.ir.instr.meaning import Waits, Where, Word
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.layout import Layout
 from tilec.ir.llvm import Inst

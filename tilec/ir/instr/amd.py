@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.ir.instr.machine import Machine, Outcome, Word
+from tilec.ir.instr.machine import Machine
+from tilec.ir.instr.meaning import Outcome, Word
 from tilec.ir.instr.row import Intrinsic, MatrixRow, row_name
 from tilec.ir.layout import mfma_a, mfma_c
 from tilec.ir.types import (

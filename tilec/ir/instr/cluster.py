@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.machine import Machine, Outcome, Word, acting
+from tilec.ir.instr.machine import Machine, acting
+from tilec.ir.instr.meaning import Outcome, Word
 from tilec.ir.instr.row import Asm, Operands, Row
 
 MAX_BLOCKS = 8

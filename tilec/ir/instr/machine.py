@@ -1,51 +1,24 @@
 """What the meanings of rows act through: the primitives of a block, as its threads reach them.
 
-A meaning is a function `(m, *arguments) -> results`. It is called once for a set of threads that
-go the same way; `m` is their view of the machine. An argument is what a register holds in them: a
-NumPy scalar where it is the same in all, else an array, one entry per thread; a vector is a tuple
-of such. A meaning of something that may wait returns a `Waits`; one without results may return
-None. `where` is which threads act, None for all of them. Where a primitive may not be called, its
-docstring says "must"; whoever implements it reports what must not be.
+Where a primitive may not be called, its docstring says "must"; whoever implements it reports what
+must not be.
 
 Words and sections are those of the PTX ISA and, where AMD is named, of the CDNA3 ISA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir.instr.meaning import Waits, Where, Word
+
 if TYPE_CHECKING:
     from tilec.ir.instr.row import MatrixRow
     from tilec.ir.layout import Layout
-
-Word = Any
-"""A register in a set of threads: a NumPy scalar, or an array with one entry per thread."""
-
-Where = NDArray[np.bool_] | np.bool_ | None
-
-
-class Waits(Protocol):
-    """Threads that have come to something they may have to wait for."""
-
-    def ready(self) -> NDArray[np.bool_]:
-        """Which of them may go on now."""
-
-    def finish(self, mask: NDArray[np.bool_]) -> None:
-        """Those in `mask` go on: what happened before what they waited for is behind them."""
-
-    def only(self, mask: NDArray[np.bool_]) -> Waits:
-        """The same for those in `mask` only."""
-
-    def describe(self) -> str:
-        """What they wait for and what is missing, for people."""
-
-
-Outcome = tuple[Word, ...] | Waits | None
-Meaning = Callable[..., Outcome]
 
 
 class Machine(Protocol):

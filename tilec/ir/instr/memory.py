@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.machine import Machine, Word, acting, nothing
+from tilec.ir.instr.machine import Machine, acting, nothing
+from tilec.ir.instr.meaning import Word
 from tilec.ir.instr.row import Array, Operands, Row
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.types import FLOAT32, TFLOAT32, DType

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.ir.instr.machine import Machine, Outcome, Word
+from tilec.ir.instr.machine import Machine
+from tilec.ir.instr.meaning import Outcome, Word
 from tilec.ir.instr.row import (
     PTX_TYPES,
     Asm,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.machine import Meaning
+from tilec.ir.instr.meaning import Meaning
 from tilec.ir.layout import Layout
 from tilec.ir.types import (
     BFLOAT16,

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.machine import Machine, Outcome, Word
+from tilec.ir.instr.machine import Machine
+from tilec.ir.instr.meaning import Outcome, Word
 from tilec.ir.instr.row import (
     PTX_TYPES,
     Asm,

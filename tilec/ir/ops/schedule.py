@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Value, op
-from tilec.ir.effects import ORDER, Effect, Effects, read, update
+from tilec.ir.core import Block, Effect, Effects, Op, Value, op
+from tilec.ir.effects import ORDER, read, update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, Type
 

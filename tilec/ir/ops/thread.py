@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Op, Value, op
-from tilec.ir.effects import ORDER, Effect, Effects, read, update, write
+from tilec.ir.core import Effect, Effects, Op, Value, op
+from tilec.ir.effects import ORDER, read, update, write
 from tilec.ir.errors import InternalError
 from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
 

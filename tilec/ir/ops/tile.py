@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Op, Region, Value, op
-from tilec.ir.effects import Effect, Effects, read, write
+from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BufferType, ScalarType, Type
 
