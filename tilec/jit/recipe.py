@@ -7,23 +7,31 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tilec.ir.errors import LaunchError
 from tilec.jit.fastpath import ALIGNMENTS, told_apart
 from tilec.jit.packing import Packing
 from tilec.runtime.arguments import Call, Parameter, check_scalar
 from tilec.runtime.block import Block
-from tilec.runtime.driver import Grid, Ready, argument_values, launched_grid
+from tilec.runtime.driver import Grid, Kernel, Ready, argument_values, launched_grid
 from tilec.runtime.expressions import names_in
+from tilec.runtime.image import Image
 from tilec.runtime.tensors import Tensor
-
-if TYPE_CHECKING:
-    from tilec.jit.compiled import CompiledKernel
 
 _LIMIT = 4096  # entries of a table
 _AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the parameter
 _GRIDS = 64  # with free launches
+
+
+class Variant(Protocol):
+    """What is launched: a `CompiledKernel`."""
+
+    image: Image
+
+    def loaded(self, index: int) -> Kernel: ...
+
+    def grid(self, call: Call, given: Grid | None) -> Grid: ...
 
 
 class Recipe:
@@ -39,7 +47,7 @@ class Recipe:
 
     def __init__(
         self,
-        variant: CompiledKernel,
+        variant: Variant,
         call: Call,
         parameters: Sequence[Parameter],
         given: Grid | None,
