@@ -83,6 +83,20 @@ _MI300X = Speeds(
 
 
 @dataclass(frozen=True)
+class Residency:
+    """What one multiprocessor (compute unit) holds at once: `threads`, `blocks`, bytes of shared
+    memory, `reserved` ones of them for each block; `unit`: registers are given out to warps in
+    multiples of it. CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA3 instruction set,
+    section 3.6."""
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+    reserved: int
+    unit: int
+
+
+@dataclass(frozen=True)
 class Target:
     """One machine tilec compiles for.
 
@@ -90,7 +104,8 @@ class Target:
     memory (LDS) one block may use, `local_bytes` the memory of its own that one thread may use (0:
     no limit is known); `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
-    hand; `speeds` what predictions count with."""
+    hand; `residency` how many blocks share one (None: unknown); `speeds` what predictions count
+    with."""
 
     name: str
     kind: str
@@ -104,11 +119,12 @@ class Target:
     multiprocessors: int = 1
     fragment_registers: int = 0
     features: frozenset[str] = field(default_factory=frozenset)
+    residency: Residency | None = None
     speeds: Speeds = Speeds()
 
     def has(self, feature: str) -> bool:
         """Whether the machine has `feature`, e.g. "mma", "ldmatrix", "cp_async", "wgmma", "tma",
-        "mfma"."""
+        "mfma", "float8_fnuz" (float8 without infinities and negative zero)."""
         return feature in self.features
 
     def __str__(self) -> str:
@@ -134,6 +150,7 @@ TARGETS: dict[str, Target] = {
             _CUDA_LOCAL,
             multiprocessors=108,
             features=_SM80,
+            residency=Residency(2048, 32, 167_936, 1024, 256),
             speeds=_A100,
         ),
         Target(
@@ -145,6 +162,7 @@ TARGETS: dict[str, Target] = {
             _CUDA_LOCAL,
             multiprocessors=132,
             features=_SM90,
+            residency=Residency(2048, 32, 233_472, 1024, 256),
             speeds=_H200,
         ),
         Target(
@@ -158,7 +176,8 @@ TARGETS: dict[str, Target] = {
             max_registers_per_thread=512,
             multiprocessors=304,
             fragment_registers=192,
-            features=frozenset({"mfma"}),
+            features=frozenset({"mfma", "float8_fnuz"}),
+            residency=Residency(2048, 32, 65_536, 0, 512),
             speeds=_MI300X,
         ),
         Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1),

@@ -138,7 +138,7 @@ class _Expander:
         """All threads' writes to the ring are done and visible to whoever reads it."""
         filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            isinstance(o, Gemm) and o.row.startswith("wgmma") and {o.a.buffer, o.b.buffer} & filled
+            isinstance(o, Gemm) and o.is_asynchronous and {o.a.buffer, o.b.buffer} & filled
             for o in walk(loop.body)
         )
         if by_engine:

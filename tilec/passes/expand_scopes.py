@@ -157,7 +157,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> list[Ring]:
                 groups.setdefault((at[0], at[-1]) if at else (-1, -1), []).append(v)
         for buffers in groups.values():
             readers = [loop.body.ops[i] for i in _readers(loop, set(buffers))]
-            by_group = all(isinstance(o, Gemm) and o.row.startswith("wgmma") for o in readers)
+            by_group = all(isinstance(o, Gemm) and o.is_asynchronous for o in readers)
             every = 4 if by_group else 1
             rings.append(
                 Ring(
@@ -305,7 +305,7 @@ def _skip(b: Builder, r: Ring, at: Position) -> None:
 def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
     """The wgmma products of the loop, if nothing else in the loop touches their fragments, or the
     shared memory that they read beside the buffers of its rings; [] otherwise."""
-    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.row.startswith("wgmma")]
+    products = [o for o in loop.body.ops if isinstance(o, Gemm) and o.is_asynchronous]
     accumulators = {o.c for o in products}
     if len(accumulators) != len(products) or any(o.clear for o in products):
         return []

@@ -86,4 +86,4 @@ def _only_product(loop: For, c: Value) -> Gemm | None:
     o = users[0]
     if not isinstance(o, Gemm) or o.c is not c or c in (o.a.buffer, o.b.buffer) or o.clear:
         return None
-    return o if o.row.startswith("wgmma") else None
+    return o if o.is_asynchronous else None

@@ -174,7 +174,7 @@ class _Placer:
     def waited_by_all(self, o: Op) -> bool:
         """Whether `o` is an asynchronous product of all threads of the scope as one group: each of
         them waits until it has ended, for all."""
-        if not isinstance(o, Gemm) or not o.row.startswith("wgmma"):
+        if not isinstance(o, Gemm) or not o.is_asynchronous:
             return False
         return find_row(o.row).warps * 32 == self.threads
 

@@ -57,9 +57,9 @@ def lower_gemm(func: Func, target: Target) -> Func:
         if not isinstance(o, Gemm):
             return None
         o, b = o.turn(), Builder(o.loc)
-        if o.clear and not o.row.startswith("wgmma"):
+        if o.clear and not o.is_asynchronous:
             _clear(b, o.c)
-        if o.row.startswith("wgmma"):
+        if o.is_asynchronous:
             _wgmma(b, o, packs, facts)
         elif o.row.startswith("simt"):
             _simt(b, o, facts)

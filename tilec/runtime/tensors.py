@@ -19,6 +19,7 @@ from typing import Any
 from tilec.ir.errors import LaunchError, shown
 from tilec.ir.types import DTYPES
 from tilec.support.lazy import Lazy
+from tilec.target import find_target
 
 ml_dtypes = Lazy("ml_dtypes")
 
@@ -114,7 +115,9 @@ def accepts(wanted: str, given: str, target: str) -> bool:
 def _stored(dtype: str, target: str) -> str:
     """What an array for a parameter of `dtype` holds on `target`."""
     storage = _STORAGE.get(dtype, dtype)
-    return _FNUZ.get(storage, storage) if target == "hip:gfx942" else storage
+    if storage in _FNUZ and find_target(target).has("float8_fnuz"):
+        return _FNUZ[storage]
+    return storage
 
 
 def array_dtype(dtype: str, target: str) -> str:

@@ -144,7 +144,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     if plan.teams > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
-    if waves == 1 and any(r is not None and r.name.startswith("wgmma") for r in made.rows):
+    if waves == 1 and any(r is not None and r.warps > 1 for r in made.rows):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
     stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)

@@ -180,6 +180,11 @@ class Gemm(Op):
             n = k2
         return m, n, k
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether its instruction (wgmma) runs beside the threads, which wait for its result."""
+        return self.row.startswith("wgmma")
+
     def verify(self) -> None:
         m, n, k = self.shape
         kb = self.b.extents[-1] if self.transpose_b else self.b.extents[-2]
@@ -190,7 +195,7 @@ class Gemm(Op):
             )
 
     def effects(self) -> Effects:
-        engine = "wgmma" if self.row.startswith("wgmma") else "threads"
+        engine = "wgmma" if self.is_asynchronous else "threads"
         c = Region(self.c, (), self.c.buffer.static_shape)
         return (
             Effect("read", self.a, engine),
