@@ -24,7 +24,7 @@ _AS_THEY_ARE = (int, float)  # numbers that a block takes if they fit in the par
 _GRIDS = 64  # with free launches
 
 
-class Variant(Protocol):
+class Launchable(Protocol):
     """What is launched: a `CompiledKernel`."""
 
     image: Image
@@ -47,7 +47,7 @@ class Recipe:
 
     def __init__(
         self,
-        variant: Variant,
+        variant: Launchable,
         call: Call,
         parameters: Sequence[Parameter],
         given: Grid | None,
