@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Region, Value, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
@@ -73,7 +73,7 @@ class Agents:
     def __init__(self, func: Func, target: Target, facts: Facts | None = None) -> None:
         self.func = func
         self.target = target
-        self.facts = facts or Facts(func)
+        self.facts = facts or facts_of(func)
         self.safe = SafeValues(func)
 
     def of(self, o: Copy, specialise: bool) -> str:

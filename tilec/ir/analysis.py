@@ -1,7 +1,8 @@
 """What is known of scalar values before a kernel runs: ranges, divisors, and who agrees on them.
 
 `Facts` is an interval and power-of-two analysis in one pass over the function, for guards, vector
-widths and unsigned division. `Uniformity` says over which group of threads a value is the same.
+widths and unsigned division; asked for it, it says which sums values are (`tilec.ir.affine`).
+`Uniformity` says over which group of threads a value is the same.
 
 Integer ops wrap, and a wrapped value obeys no interval. So a bound is an int only where it is
 proved, wrapping included: a value read from memory has its dtype's range, and an op that may leave
@@ -16,7 +17,8 @@ import functools
 from collections.abc import Sequence
 from enum import IntEnum
 
-from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, walk
+from tilec.ir.affine import LINEAR, Affine, Forms, Origins
+from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, upstream, walk
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
     Alloc,
@@ -51,8 +53,8 @@ _BLOCK_THREADS = 1024
 _CLUSTER_BLOCKS = 8
 
 
-class Facts:
-    """Ranges and divisors of every integer scalar of `func`, as it stands now.
+class Facts(Forms):
+    """Ranges, divisors and linear forms of every integer scalar of `func`, as it stands now.
 
     Blocks count from 0 and, where the grid's extents are known, below them; sizes are at least 0, a
     loop index lies between its bounds, a dynamic stride is a multiple of what its tensor's `align`
@@ -60,10 +62,13 @@ class Facts:
     """
 
     def __init__(self, func: Func) -> None:
+        super().__init__()
         self._ranges: dict[Value, Range] = {}
         self._divisors: dict[Value, int] = {}
         self._grid: tuple[Value, ...] = ()
-        self._defined = defining_ops(func.body)
+        self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
+        self._blocks: dict[int, Value] = {}
+        self._func = func
         threads = func.attrs.get("threads")
         self._threads = threads if isinstance(threads, int) and threads > 0 else _BLOCK_THREADS
         for p in func.params:
@@ -98,6 +103,32 @@ class Facts:
         """Whether 0 <= value < bound always."""
         hi = self.range(value)[1]
         return self.non_negative(value) and hi is not None and hi < bound
+
+    # --- linear forms -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def origins(self) -> Origins:
+        """The indices of blocks and loops that values are computed from."""
+        return Origins(self._func)
+
+    @functools.cached_property
+    def _linear(self) -> dict[Value, Op]:
+        return {v: o for v, o in self._defined.items() if isinstance(o, LINEAR)}
+
+    def form(self, value: Value) -> Affine:
+        """The sum that an integer is; the same index of a block is the same unknown."""
+        for o in upstream((value,), self._linear, self._forms):
+            self.note(o)
+        known = self.constant(value)
+        return super().form(value) if known is None else Affine(known)
+
+    def slope(self, value: Value, index: Value) -> int | None:
+        """How much `value` grows from one iteration to the next of the loop whose index is
+        `index`; None where that is not the same for all of them."""
+        form = self.form(value)
+        if any(v is not index and index in self.origins.of(v) for v in form.terms):
+            return None
+        return form.terms.get(index, 0)
 
     # --- one pass in textual order ----------------------------------------------------------------
 
@@ -237,6 +268,7 @@ class Facts:
             case Compare(kind=kind, lhs=a, rhs=b) if _is_integer(a):
                 self._set(result, decide(kind, self.range(a), self.range(b)))
             case BlockIndex(dim=dim):
+                self._forms[result] = Affine.of(self._blocks.setdefault(dim, result))
                 hi = self.range(self._grid[dim])[1] if dim < len(self._grid) else None
                 self._set(result, (0, None if hi is None else max(hi - 1, 0)))
             case GridSize(dim=dim):
@@ -448,3 +480,9 @@ class Uniformity:
 def uniformity_of(func: Func) -> Uniformity:
     """The uniformity of `func`: the verifier and the next pass ask the same."""
     return Uniformity(func)
+
+
+@functools.lru_cache(maxsize=8)
+def facts_of(func: Func) -> Facts:
+    """The facts of `func`: passes that follow one another ask the same."""
+    return Facts(func)

@@ -23,7 +23,9 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from tilec.ir.affine import Affine
 from tilec.ir.agents import alignment
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import (
     Block,
     Builder,
@@ -34,10 +36,8 @@ from tilec.ir.core import (
     Substitution,
     Value,
     defining_ops,
-    inputs,
     rewrite,
     substitute,
-    upstream,
     walk,
 )
 from tilec.ir.ops import (
@@ -61,9 +61,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, BufferType, Extent, ScalarType
 from tilec.target import Target
-
-Linear = dict[Value | int | None, int]
-"""A sum: coefficients of values and of the indices of blocks, by dimension; None: what is added."""
 
 
 def flatten_rows(func: Func, target: Target) -> Func:
@@ -106,13 +103,7 @@ class _Elements:
         self.func = func
         self.defs = {**defining_ops(func.grid), **defining_ops(func.body)}
         self.places = self._places()
-        self.known: dict[Value, Linear | None] = {
-            a: {}
-            for o in walk(func.body)
-            if isinstance(o, Parallel)
-            for a, e in zip(o.body.args, o.extents)
-            if e == 1
-        }
+        self.facts = facts_of(func)
         self.fixed = {
             o.source
             for o in walk(func.body)
@@ -165,7 +156,7 @@ class _Elements:
     def _loop(self, p: Parallel) -> None:
         wide = [(a, e) for a, e in zip(p.body.args, p.extents) if e > 1]
         asked: set[Value] = set()
-        self.inside: list[Linear] = []
+        self.inside: list[Affine] = []
         for o in walk(p.body):
             match o:
                 case If(cond=cond) if cond in self.places:
@@ -201,9 +192,9 @@ class _Elements:
                     Compare(kind="lt" | "le", lhs=x, rhs=y)
                     | Compare(kind="gt" | "ge", lhs=y, rhs=x)
                 ):
-                    below = _minus(self._sum(x), self._sum(y))
+                    below = self.facts.form(x) - self.facts.form(y)
                     if o.kind in ("le", "ge"):
-                        below = _minus(below, {None: 1})
+                        below -= Affine(1)
                     if below in self.inside:  # below zero where the element lies inside
                         continue
             raise _Differs
@@ -213,14 +204,14 @@ class _Elements:
     ) -> None:
         """An access of a loop, whose indices of more than one iteration are `wide`."""
         left = [*wide]
-        starts: list[Linear] = []
+        starts: list[Affine] = []
         extents: list[int] = []
         for index, size in zip(indices, v.buffer.shape):
-            start, extent = self._sum(index), 1
-            self.inside.append(_minus(start, self._size(size)))
-            if left and start.get(left[0][0]) == 1:
+            start, extent = self.facts.form(index), 1
+            self.inside.append(start - self._size(size))
+            if left and start.terms.get(left[0][0]) == 1:
                 arg, extent = left.pop(0)
-                start = {x: n for x, n in start.items() if x is not arg}
+                start = start.without(arg)
             starts.append(start)
             extents.append(extent)
         if left:
@@ -229,13 +220,13 @@ class _Elements:
 
     def _box(self, r: Region) -> None:
         """A region that is copied or filled."""
-        self._place(r.buffer, r.offsets, [self._sum(o) for o in r.offsets], r.extents)
+        self._place(r.buffer, r.offsets, [*map(self.facts.form, r.offsets)], r.extents)
 
     def _place(
         self,
         v: Value,
         indices: Sequence[Value],
-        starts: Sequence[Linear],
+        starts: Sequence[Affine],
         extents: Sequence[int],
     ) -> None:
         """Each of `extents` elements from `starts` on, of a tensor or a tile."""
@@ -249,52 +240,25 @@ class _Elements:
             self.shape, self.sides, self.dtype = t.shape, sides, indices[0].dtype
             self.tensors.add(v)
         elif t.space in ("fragment", "shared"):
-            if any(starts) or tuple(extents) != t.shape:
+            if any(s != Affine() for s in starts) or tuple(extents) != t.shape:
                 raise _Differs
             self.tiles.add(v)
         else:
             raise _Differs
 
-    def _side(self, start: Linear, tile: int) -> Side:
-        if not start:
+    def _side(self, start: Affine, tile: int) -> Side:
+        if start == Affine():
             return Side(tile, None)
-        for dim in range(3):
-            if start == {dim: tile}:
-                return Side(tile, dim)
+        for v in start.terms:
+            block = self.defs.get(v)
+            if isinstance(block, BlockIndex) and start == Affine.of(v).scaled(tile):
+                return Side(tile, block.dim)
         raise _Differs
 
-    # --- sums of indices ---
-
-    def _sum(self, value: Value) -> Linear:
-        for o in upstream((value,), self.defs, self.known):
-            self.known.update((r, self._combined(o, r)) for r in o.results)
-        found = self.known.get(value, {value: 1})
-        if found is None:
-            raise _Differs
-        return found
-
-    def _size(self, extent: Extent) -> Linear:
+    def _size(self, extent: Extent) -> Affine:
         if isinstance(extent, int):
-            return {None: extent}
-        return {self.func.param(extent).value: 1}
-
-    def _combined(self, o: Op, r: Value) -> Linear | None:
-        match o, [self.known.get(v, {v: 1}) for v in inputs(o)]:
-            case Const(value=int() as n), []:
-                return {None: int(n)} if n else {}
-            case BlockIndex(dim=dim), []:
-                return {dim: 1}
-            case Cast(), [dict() as x] if r.dtype.kind == "int" and r.dtype.bits >= 32:
-                return x
-            case Binary(kind="add" | "sub"), [dict() as x, dict() as y]:
-                return _minus(x, y if o.kind == "sub" else _minus({}, y))
-            case Binary(kind="mul"), [dict() as x, dict() as y]:
-                for many, one in ((x, y), (y, x)):
-                    if one.keys() <= {None}:
-                        by = one.get(None, 0)
-                        return {v: n * by for v, n in many.items() if by}
-                return None
-        return {r: 1}
+            return Affine(extent)
+        return Affine.of(self.func.param(extent).value)
 
     # --- the launch ---
 
@@ -303,7 +267,7 @@ class _Elements:
         extents = yielded(self.func.grid)
         blocks = [s.block for s in self.sides if s.block is not None]
         others = [e for d, e in enumerate(extents) if d not in blocks]
-        if len({*blocks}) < len(blocks) or any(self._sum(e) != {None: 1} for e in others):
+        if len({*blocks}) < len(blocks) or any(self.facts.form(e) != Affine(1) for e in others):
             raise _Differs
         for extent, side in zip(self.shape, self.sides):
             if side.block is None:
@@ -315,24 +279,20 @@ class _Elements:
 
     def _covers(self, blocks: Value, extent: Extent, tile: int) -> bool:
         """Whether so many blocks of `tile` elements are at least `extent` elements."""
+        most = self.facts.form(blocks)
         if isinstance(extent, int):
-            found = self._sum(blocks)
-            return found.keys() == {None} and found[None] * tile >= extent
+            return most.constant is not None and most.constant * tile >= extent
         o = self.defs.get(blocks)
         while isinstance(o, Cast):
             o = self.defs.get(o.operand)
-        most = self._sum(blocks)
-        if isinstance(o, Binary) and o.kind == "floordiv" and self._sum(o.rhs) == {None: tile}:
-            most = self._sum(o.lhs)
+        if isinstance(o, Binary) and o.kind == "floordiv":
+            if self.facts.constant(o.rhs) != tile:
+                return False
+            most = self.facts.form(o.lhs)
         elif tile > 1:
             return False
-        size = self.func.param(extent).value
-        return most.keys() <= {size, None} and most.get(size) == 1 and most.get(None, 0) >= tile - 1
-
-
-def _minus(x: Linear, y: Linear) -> Linear:
-    both = {v: x.get(v, 0) - y.get(v, 0) for v in (*x, *y)}
-    return {v: n for v, n in both.items() if n}
+        over = most - self._size(extent)
+        return over.constant is not None and over.constant >= tile - 1
 
 
 class _Flat:

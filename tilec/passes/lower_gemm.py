@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixRow, find_row
@@ -51,7 +51,7 @@ LDMATRIX_FEEDS = ("mma", "mma_fp8")  # instructions whose operands lie as ldmatr
 def lower_gemm(func: Func, target: Target) -> Func:
     """See the module's opening."""
     packs: dict[Value, int] = {}
-    facts = Facts(func)
+    facts = facts_of(func)
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Gemm):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import MatrixRow, rows_of
@@ -72,7 +72,7 @@ def select_gemm(func: Func, target: Target) -> Func:
     widest = widest_wgmma(
         threads * int(func.attrs.get("teams", 1)), bool(func.attrs.get("specialise")), target
     )
-    selection = Selection(func, target, Facts(func))
+    selection = Selection(func, target, facts_of(func))
 
     def visit(o: Op) -> None | Op | Sequence[Op]:
         return selection.of(o, threads, widest) if isinstance(o, Gemm) else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import is_
 from typing import Any
 
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
 from tilec.ir.fold import Number, fold, literal
 from tilec.ir.loc import UNKNOWN
@@ -40,7 +40,7 @@ def simplify(func: Func, target: Target) -> Func:
     every machine agrees on the result (see `tilec.ir.fold`).
     """
     for _ in range(_ROUNDS):
-        before, facts = func, Facts(func)
+        before, facts = func, facts_of(func)
         grid = _Forward(facts).region(func.grid)
         body = _Forward(facts).region(func.body)
         if grid is not func.grid or body is not func.body:

@@ -9,9 +9,7 @@ know before the loop, are split."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tilec.ir.analysis import Level, uniformity_of
+from tilec.ir.analysis import Level, facts_of, uniformity_of
 from tilec.ir.core import (
     Block,
     Builder,
@@ -23,10 +21,9 @@ from tilec.ir.core import (
     inputs,
     rewrite,
     upstream,
-    walk,
 )
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import Binary, Cast, Compare, Const, If, Load, Parallel, Yield
+from tilec.ir.ops import Binary, Compare, Const, If, Load, Parallel, Yield
 from tilec.ir.types import ScalarType
 from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
@@ -51,11 +48,7 @@ class _Known:
     def __init__(self, func: Func) -> None:
         self.uniformity = uniformity_of(func)
         self.written = written_tensors(func.body)
-        self.numbers = {
-            o.result: int(o.value)
-            for o in walk(func.body)
-            if isinstance(o, Const) and o.dtype.is_int
-        }
+        self.facts = facts_of(func)
 
     def same(self, v: Value) -> bool:
         """Whether `v`, from before a loop, is no scalar or the same for all threads."""
@@ -70,7 +63,6 @@ class _Guarded:
         self.known = known
         self.made = {r: x for x in o.body.ops for r in x.results}
         self.before: set[Value] = set()
-        self.slopes: dict[Value, dict[Value, int | None]] = {}
         self.b = Builder(o.loc)
 
     def split(self) -> list[Op] | None:
@@ -116,7 +108,7 @@ class _Guarded:
         corner: Substitution = {}
         for arg, extent in zip(self.o.body.args, self.o.extents):
             slope = self.difference(o, arg) if isinstance(o, Compare) else None
-            if slope is None and self.slope(cond, arg) != 0:
+            if slope is None and arg in self.known.facts.origins.of(cond):
                 return None
             last = slope is not None and slope > 0
             corner[arg] = self.b.value(Const, extent - 1 if last else 0, arg.dtype)
@@ -140,32 +132,10 @@ class _Guarded:
 
     def difference(self, o: Compare, arg: Value) -> int | None:
         """How fast the condition gets harder to meet with `arg`; None if that varies."""
-        lhs, rhs = self.slope(o.lhs, arg), self.slope(o.rhs, arg)
+        lhs, rhs = (self.known.facts.slope(v, arg) for v in (o.lhs, o.rhs))
         if lhs is None or rhs is None or o.kind not in (*_RISING, *_FALLING):
             return None
         return lhs - rhs if o.kind in _RISING else rhs - lhs
-
-    def slope(self, v: Value, arg: Value) -> int | None:
-        """The coefficient of `arg` in `v`; None where `v` is not known to be linear in it."""
-        known = self.slopes.setdefault(arg, {arg: 1})
-        for o in upstream((v,), self.made, known):
-            parts = [known.get(x, 0) for x in inputs(o)]
-            found = 0 if all(p == 0 for p in parts) else self.combined(o, parts)
-            known.update((r, found) for r in o.results)
-        return known.get(v, 0)
-
-    def combined(self, o: Op, parts: Sequence[int | None]) -> int | None:
-        """The slope of what `o` makes, from those of its inputs."""
-        match o, parts:
-            case Binary(kind="add" | "sub"), [int() as x, int() as y]:
-                return x + y if o.kind == "add" else x - y
-            case Binary(kind="mul"), [int() as x, 0] if o.rhs in self.known.numbers:
-                return x * self.known.numbers[o.rhs]
-            case Binary(kind="mul"), [0, int() as y] if o.lhs in self.known.numbers:
-                return y * self.known.numbers[o.lhs]
-            case Cast(), [part] if o.dtype.kind == "int" and o.operand.dtype.kind == "int":
-                return part if o.dtype.bits >= 32 else None
-        return None
 
     # --- the two loops ----------------------------------------------------------------------------
 

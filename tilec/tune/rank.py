@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
@@ -97,7 +97,7 @@ class Candidate:
 
     @cached_property
     def _facts(self) -> Facts:
-        return Facts(self.func)
+        return facts_of(self.func)
 
     @cached_property
     def _selection(self) -> Selection:

@@ -48,8 +48,7 @@ class Coalescing:
                 rows[a.buffer] = self.of_fragment(a.buffer)
             elif t.space == "global" and last in a.uses_of(len(a.indices) - 1):
                 assert isinstance(o, (Load, Store))
-                linear = self.known.affine(a.indices[-1], last)
-                if linear is not None and linear[0] == 1:
+                if self.known.facts.slope(a.indices[-1], last) == 1:
                     rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]
 

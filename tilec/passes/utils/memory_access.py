@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.agents import alignment, gcd2, innermost_contiguous
-from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, inputs, upstream, walk
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
-    Binary,
-    Cast,
     Compare,
     Const,
     Load,
@@ -40,33 +38,13 @@ class MemoryFacts:
     """Facts about one function that decide how its elements are accessed."""
 
     def __init__(self, func: Func) -> None:
-        self.facts = Facts(func)
+        self.facts = facts_of(func)
         self.tensors = Tensors(func)
-        self.defs = {r: o for o in walk(func.body) for r in o.results}
         self.runs: dict[Layout, int] = {}
-        self.linear: dict[Value, dict[Value, tuple[int, int] | None]] = {}
-
-    def affine(self, v: Value, arg: Value) -> tuple[int, int] | None:
-        """(coefficient of `arg`, a power of two that divides the rest), if `v` is linear in
-        `arg`."""
-        known = self.linear.setdefault(arg, {arg: (1, 1 << 30)})
-
-        def part(x: Value) -> tuple[int, int] | None:
-            return known[x] if x in known else (0, max(1, self.facts.divisor(x)))
-
-        for o in upstream((v,), self.defs, known):
-            parts = [part(x) for x in inputs(o)]
-            if any(p is None or p[0] for p in parts):
-                found = _combined(o, parts)
-                known.update((r, found) for r in o.results)
-            else:
-                known.update((r, (0, max(1, self.facts.divisor(r)))) for r in o.results)
-        return part(v)
 
     def moves(self, v: Value, arg: Value) -> bool:
         """Whether `v` changes with `arg`."""
-        linear = self.affine(v, arg)
-        return linear is None or linear[0] != 0
+        return self.facts.slope(v, arg) != 0
 
     def run(self, layout: Layout) -> int:
         """Elements of the last dimension that lie side by side, aligned to their number."""
@@ -89,12 +67,12 @@ class MemoryFacts:
         width = 1
         if arg is not None and limit > 1:
             width = min(limit, MAX_VECTOR_BYTES * 8 // t.dtype.bits)
-            linear = self.affine(o.indices[-1], arg)
             others = any(self.moves(v, arg) for v in o.indices[:-1])
-            if linear is None or linear[0] != 1 or others:
+            if self.facts.slope(o.indices[-1], arg) != 1 or others:
                 width = 1
             else:
-                width = gcd2(width, linear[1])
+                start = self.facts.form(o.indices[-1]).without(arg)
+                width = gcd2(width, start.divisor(self.facts.divisor))
                 if t.space == "global":
                     known = alignment(t) * 8 // t.dtype.bits if innermost_contiguous(t) else 1
                     width = min(width, max(known, 1))
@@ -126,16 +104,6 @@ class MemoryFacts:
         return tuple(found)
 
 
-def _combined(o: Op, parts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """`MemoryFacts.affine` of the result of `o` from that of its inputs."""
-    match o, parts:
-        case Binary(kind="add" | "sub"), [(int() as a, x), (int() as b, y)]:
-            return a + b if o.kind == "add" else a - b, gcd2(x, y) if x < 1 << 30 else y
-        case Cast(), [part] if o.operand.dtype.is_int and o.dtype.is_int:
-            return part
-    return None
-
-
 Need = tuple[Load | Store, tuple[int, bool, bool]]
 
 
@@ -161,8 +129,8 @@ def inside_at_corners(
         index = o.indices[d]
         t = (o.source if isinstance(o, Load) else o.dest).buffer
         for a in p.body.args:
-            linear = known.affine(index, a)
-            if linear is None or linear[0] < 0:
+            slope = known.facts.slope(index, a)
+            if slope is None or slope < 0:
                 return None
         key = (index, t.shape[d], low, high)
         if key in done:
