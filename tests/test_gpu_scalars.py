@@ -144,6 +144,22 @@ def test_cast(rng, source, dest):
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
 
 
+@pytest.mark.parametrize(
+    ("source", "value", "want"),
+    [
+        (t.INT16, 2**15 - 1, 2.0**15),
+        (t.FLOAT64, 1 + 2**-11 + 2**-40, 1 + 2**-10),
+        (t.INT64, 2**62 + 2**51 + 1, 2.0**62 + 2.0**52),
+    ],
+    ids=str,
+)
+def test_a_conversion_rounds_once(source, value, want):
+    """To tfloat32, of numbers whose nearest float32 or float64 lies halfway (or is not rounded)."""
+    x = np.array([value], num.NUMPY[source])
+    got = jit.run(lambda s, v: s.cast(v, source, t.TFLOAT32), [x], [source], t.TFLOAT32)
+    assert got[0] == want
+
+
 @pytest.mark.parametrize("source", [t.FLOAT8_E4M3, t.FLOAT8_E5M2], ids=str)
 def test_float8_is_read_exactly(source):
     x = np.arange(256, dtype=np.uint8).view(num.NUMPY[source])

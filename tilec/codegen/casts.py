@@ -1,15 +1,27 @@
-"""The GPU's dtypes as LLVM types, and conversions and comparisons between them.
+"""Conversions and comparisons between dtypes, on scalars and on vectors, and the GPU's dtypes as
+LLVM types.
 
-In registers a bool is i1, float8 an i8 of its bits and tfloat32 a float; half precision is LLVM's
-own type. What a vendor converts by an instruction is a method that the vendor's class overrides.
+In a GPU's registers a bool is i1, float8 an i8 of its bits and tfloat32 a float; half precision is
+LLVM's own type. What a target converts by an instruction, or keeps in another type, is a method
+that its class overrides.
 """
 
 from __future__ import annotations
 
 import math
 
-from tilec.codegen.lanes import mangled
-from tilec.codegen.numerics import FORMATS, Numerics, encode
+from tilec.codegen.lanes import (
+    constant,
+    convert,
+    elem_of,
+    intrinsic,
+    lanes_of,
+    like,
+    literal_of,
+    mangled,
+    splat_constant,
+)
+from tilec.codegen.numerics import FORMATS, Numerics, encode, round_to_bits
 from tilec.codegen.ranges import Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -65,28 +77,30 @@ def literal(value: bool | int | float, dtype: DType) -> Val:
     if dtype in _FLOAT8:
         return int_val(encode(float(value), FORMATS[dtype]), "i8")
     if dtype == TFLOAT32:
-        value = _round_to_bits(float(value), 11)
+        value = round_to_bits(float(value), 11)
     elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
         value = math.copysign(math.inf, value)
     return float_val(float(value), register_type(dtype))
 
 
-def _round_to_bits(value: float, bits: int) -> float:
-    if not math.isfinite(value) or value == 0.0:
-        return value
-    fraction, scale = math.frexp(value)
-    return math.ldexp(round(math.ldexp(fraction, bits)), scale - bits)
-
-
 class Casts:
-    """Conversions appended to one function. Methods take and return `Val`s of `register_type`."""
+    """Conversions appended to one function. Methods take and return `Val`s of `register`'s types,
+    or vectors of them."""
 
-    def __init__(self, f: Function, ranges: Ranges) -> None:
+    own: tuple[DType, ...] = OWN_ARITHMETIC
+    """Floats that the target computes with as they are."""
+
+    def __init__(self, f: Function, ranges: Ranges, half: bool = False) -> None:
+        """`half`: as in `Numerics`."""
         self.f = f
         self.ranges = ranges
-        self.numerics = Numerics(f)
+        self.numerics = Numerics(f, half)
 
-    # --- vendor hooks ---
+    # --- what a target says ---
+
+    def register(self, dtype: DType) -> str:
+        """The LLVM type of one value of `dtype`."""
+        return register_type(dtype)
 
     def literal(self, value: bool | int | float, dtype: DType) -> Val:
         """A constant of `dtype`, rounded to it."""
@@ -108,8 +122,7 @@ class Casts:
 
     def call(self, name: str, *args: Val) -> Val:
         """LLVM's generic floating-point intrinsic `name`, on the arguments' type."""
-        type = args[0].type
-        return self.f.intrinsic(type, f"llvm.{name}.{mangled(type)}", args)
+        return intrinsic(self.f, name, args)
 
     def negate(self, x: Val) -> Val:
         return self.f.pure("fneg", x.type, (x,), f"fneg {x}")
@@ -120,7 +133,7 @@ class Casts:
         """`kind` of `COMPARE_KINDS`: i1."""
         if dtype.is_int:
             return self.int_compare(kind, a, b, dtype.kind == "int")
-        if dtype not in OWN_ARITHMETIC:
+        if dtype not in self.own:
             a, b = self.widen(a, dtype), self.widen(b, dtype)
         return self.f.fcmp(_COMPARE[kind], a, b)
 
@@ -128,7 +141,7 @@ class Casts:
         if signed:
             answer = self.ranges.decided(kind, a, b)
             if answer is not None:
-                return int_val(int(answer), "i1")
+                return constant(like(a.type, "i1"), int(answer))
         pred = kind if kind in ("eq", "ne") else ("s" if signed else "u") + kind
         return self.f.icmp(pred, a, b)
 
@@ -147,51 +160,46 @@ class Casts:
         if source == dest:
             return x
         if dest == BOOL:
-            return self.compare("ne", x, literal(0, source), source)
+            zero = splat_constant(self.literal(0, source), lanes_of(x.type))
+            return self.compare("ne", x, zero, source)
         if source.is_int and dest.is_int:
             return self._int_cast(x, source, dest)
         if source.is_int:
             return self._from_int(x, source, dest)
         if dest.is_int:
             return self._to_int(x, source, dest)
-        if dest == TFLOAT32:
-            return self.round_tf32(self.cast(x, source, FLOAT32))
-        if source == TFLOAT32:
-            return self.cast(x, FLOAT32, dest)
         if dest == FLOAT64:
-            return f.cast("fpext", self.widen(x, source), "double")
-        if source == FLOAT64 and dest in (FLOAT32, FLOAT16):
-            return f.cast("fptrunc", x, register_type(dest))
+            return convert(f, "fpext", self.widen(x, source), "double")
+        if source == FLOAT64 and dest != TFLOAT32 and self.register(dest) in ("float", "half"):
+            return convert(f, "fptrunc", x, self.register(dest))
         if source == FLOAT64:
             return self.narrow(self.numerics.round_to_odd(x), dest)
         return self.narrow(self.widen(x, source), dest)
 
     def widen(self, x: Val, dtype: DType) -> Val:
         """A float of 32 bits or fewer as LLVM float."""
-        if x.type == "float":
-            return x
         if dtype in _FLOAT8:
             return self.from_float8(x, dtype)
-        return self.f.cast("fpext", x, "float")
+        return convert(self.f, "fpext", x, "float")
 
     def narrow(self, x: Val, dtype: DType) -> Val:
         """An LLVM float as a float of 32 bits or fewer."""
         if dtype in _FLOAT8:
             return self.to_float8(x, dtype)
-        if register_type(dtype) == "float":
-            return x
-        return self.f.cast("fptrunc", x, register_type(dtype))
+        if dtype == TFLOAT32:
+            return self.round_tf32(x)
+        return convert(self.f, "fptrunc", x, self.register(dtype))
 
     def _int_cast(self, x: Val, source: DType, dest: DType) -> Val:
-        to = register_type(dest)
+        to = self.register(dest)
         bits = 1 if source == BOOL else source.bits
         if bits == dest.bits:
             return x
         if bits > dest.bits:
-            made = self.f.cast("trunc", x, to)
+            made = convert(self.f, "trunc", x, to)
         else:
             unsigned = source.kind in _UNSIGNED or self.ranges.nonneg(x)
-            made = self.f.cast("zext" if unsigned else "sext", x, to)
+            made = convert(self.f, "zext" if unsigned else "sext", x, to)
         if source.kind == "int":
             low, high = self.ranges.get(x)
             floor, top = limits(to)
@@ -204,16 +212,17 @@ class Casts:
     def _from_int(self, x: Val, source: DType, dest: DType) -> Val:
         f = self.f
         opcode = "uitofp" if source.kind in _UNSIGNED else "sitofp"
-        if dest in (FLOAT32, FLOAT64, FLOAT16):
-            if x.literal is not None:
-                return literal(x.literal & _ones(x.type) if opcode == "uitofp" else x.literal, dest)
-            return f.cast(opcode, x, register_type(dest))
-        if source.bits <= 16 or source == BOOL:
-            return self.narrow_int(f.cast(opcode, x, "float"), dest)
-        wide = f.cast(opcode, x, "double")
-        if dest == TFLOAT32:
-            return self.cast(wide, FLOAT64, dest)
-        return self.narrow_int(self.numerics.round_to_odd(wide), dest)
+        if dest != TFLOAT32 and self.register(dest) in ("float", "double", "half"):
+            number = literal_of(x)
+            if number is None:
+                return convert(f, opcode, x, self.register(dest))
+            number = number & _ones(x.type) if opcode == "uitofp" else number
+            return splat_constant(self.literal(number, dest), lanes_of(x.type))
+        if source.bits <= 16 or source == BOOL:  # exact as float32
+            return self.narrow_int(convert(f, opcode, x, "float"), dest)
+        if source.bits == 64:
+            x = self.numerics.fold_low_bits(x)
+        return self.narrow_int(self.numerics.round_to_odd(convert(f, opcode, x, "double")), dest)
 
     def narrow_int(self, x: Val, dtype: DType) -> Val:
         """An LLVM float that was made of an integer as a float of 16 bits or fewer."""
@@ -224,25 +233,30 @@ class Casts:
         f = self.f
         if source != FLOAT64:
             x = self.widen(x, source)
-        to = register_type(dest)
+        to = self.register(dest)
         way = "fptoui" if dest.kind == "uint" else "fptosi"
         if dest.bits >= 32:
-            return f.intrinsic(to, f"llvm.{way}.sat.{to}.{mangled(x.type)}", (x,))
-        wide = f.intrinsic("i32", f"llvm.fptosi.sat.i32.{mangled(x.type)}", (x,))
+            return self._saturated(way, x, to)
+        wide = self._saturated("fptosi", x, "i32")
         low, high = (0, (1 << dest.bits) - 1) if dest.kind == "uint" else limits(to)
         for kind, edge in (("slt", low), ("sgt", high)):
-            bound = int_val(edge, "i32")
+            bound = constant(wide.type, edge)
             wide = f.select(f.icmp(kind, wide, bound), bound, wide)
-        return f.cast("trunc", wide, to)
+        return convert(f, "trunc", wide, to)
+
+    def _saturated(self, way: str, x: Val, elem: str) -> Val:
+        to = like(x.type, elem)
+        return self.f.intrinsic(to, f"llvm.{way}.sat.{mangled(to)}.{mangled(x.type)}", (x,))
 
     def bitcast(self, x: Val, source: DType, dest: DType) -> Val:
         """The same bits as another dtype of equal width."""
         if source == BOOL:
-            x = self.f.cast("zext", x, "i8")
+            x = convert(self.f, "zext", x, "i8")
         if dest == BOOL:
-            return self.f.icmp("ne", self.f.cast("bitcast", x, "i8"), int_val(0, "i8"))
-        return self.f.cast("bitcast", x, register_type(dest))
+            x = convert(self.f, "bitcast", x, "i8")
+            return self.f.icmp("ne", x, constant(x.type, 0))
+        return convert(self.f, "bitcast", x, self.register(dest))
 
 
 def _ones(type: str) -> int:
-    return (1 << int(type[1:])) - 1
+    return (1 << int(elem_of(type)[1:])) - 1

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.codegen.cpu_access import Access, Index, Memory, Ramp, memory_type_bytes
-from tilec.codegen.cpu_elementary import Elementary
 from tilec.codegen.cpu_gemm import MicroKernels
 from tilec.codegen.cpu_machine import Machine
-from tilec.codegen.cpu_math import Maths
+from tilec.codegen.cpu_scalars import CpuScalars
 from tilec.codegen.lanes import lanes_of, literal_of, memory_type, register_type, shaped
-from tilec.codegen.numerics import Numerics
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Op, Value
 from tilec.ir.errors import CompileError
@@ -79,8 +77,7 @@ class Emitter:
     scratch_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.num = Numerics(self.fn, self.machine.half)
-        self.maths = Maths(self.fn, self.num, Elementary(self.fn, self.machine.fma))
+        self.scalars = CpuScalars(self.fn, self.machine.half, self.machine.fma)
         self.access = Access.begin(self.fn)
         self.scratch = Val("ptr", "%scratch")
 
@@ -234,7 +231,7 @@ def row_strides(t: BufferType) -> tuple[int, ...]:
 
 
 def emit_const(e: Emitter, o: Const) -> None:
-    e.env[o.result] = e.num.literal(o.value, o.dtype)
+    e.env[o.result] = e.scalars.literal(o.value, o.dtype)
 
 
 def emit_binary(e: Emitter, o: Binary) -> None:
@@ -243,7 +240,7 @@ def emit_binary(e: Emitter, o: Binary) -> None:
         e.env[o.result] = ramp
         return
     a, b = e.operands(o.lhs, o.rhs)
-    e.env[o.result] = e.maths.binary(o.kind, a, b, o.lhs.dtype)
+    e.env[o.result] = e.scalars.binary(o.kind, a, b, o.lhs.dtype)
 
 
 def _ramp(e: Emitter, o: Binary) -> Ramp | None:
@@ -263,37 +260,37 @@ def _ramp(e: Emitter, o: Binary) -> Ramp | None:
 
 def emit_unary(e: Emitter, o: Unary) -> None:
     (x,) = e.operands(o.operand)
-    e.env[o.result] = e.maths.unary(o.kind, x, o.operand.dtype)
+    e.env[o.result] = e.scalars.unary(o.kind, x, o.operand.dtype)
 
 
 def emit_fma(e: Emitter, o: Fma) -> None:
     a, b, c = e.operands(o.a, o.b, o.c)
-    e.env[o.result] = e.maths.fma(a, b, c, o.a.dtype)
+    e.env[o.result] = e.scalars.fma(a, b, c, o.a.dtype)
 
 
 def emit_compare(e: Emitter, o: Compare) -> None:
     a, b = e.operands(o.lhs, o.rhs)
-    e.env[o.result] = e.maths.compare(o.kind, a, b, o.lhs.dtype)
+    e.env[o.result] = e.scalars.compare(o.kind, a, b, o.lhs.dtype)
 
 
 def emit_select(e: Emitter, o: Select) -> None:
     cond, a, b = e.operands(o.cond, o.on_true, o.on_false)
-    e.env[o.result] = e.fn.select(cond, a, b)
+    e.env[o.result] = e.scalars.select(cond, a, b)
 
 
 def emit_cast(e: Emitter, o: Cast) -> None:
     x, source, dest = e.env[o.operand], o.operand.dtype, o.dtype
     if isinstance(x, Ramp) and dest.is_int and dest.bits >= 32 and source.kind == "int":
-        base = e.num.cast(x.base, source, dest)
+        base = e.scalars.cast(x.base, source, dest)
         e.env[o.result] = Ramp(base, x.step)
         return
     (v,) = e.operands(o.operand)
-    e.env[o.result] = e.num.cast(v, source, dest)
+    e.env[o.result] = e.scalars.cast(v, source, dest)
 
 
 def emit_bitcast(e: Emitter, o: Bitcast) -> None:
     (x,) = e.operands(o.operand)
-    e.env[o.result] = e.num.bitcast(x, o.operand.dtype, o.dtype)
+    e.env[o.result] = e.scalars.bitcast(x, o.operand.dtype, o.dtype)
 
 
 def emit_block_index(e: Emitter, o: BlockIndex) -> None:

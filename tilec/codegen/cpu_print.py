@@ -40,7 +40,7 @@ def _argument(e: Emitter, v: Value) -> Val:
 def _promoted(e: Emitter, x: Val, dtype: DType) -> Val:
     """As C passes it to a function with variable arguments."""
     if dtype.is_float:
-        return e.num.cast(x, dtype, FLOAT64)
+        return e.scalars.cast(x, dtype, FLOAT64)
     if dtype == BOOL:
         return e.fn.select(x, e.text("True"), e.text("False"))
     return e.fn.cast("zext" if dtype.kind == "uint" else "sext", x, "i64")

@@ -152,6 +152,12 @@ class GpuScalars(Scalars):
     def elementary(self) -> GpuElementary:
         return GpuElementary(self.f, True, self.exp2_fast, self.reciprocal_fast)
 
+    def unary_roughly(self, kind: str, x: Val) -> Val:
+        """See Scalars."""
+        if kind != "exp":
+            return super().unary_roughly(kind, x)
+        return self.exp2_fast(self.f.binary("fmul", x, float_val(math.log2(math.e))))
+
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         """See Scalars."""
         if dtype == FLOAT64 or (kind != "rsqrt" and kind not in FUNCTIONS):

@@ -23,16 +23,13 @@ import math
 import struct
 from dataclasses import dataclass
 
-from tilec.codegen.lanes import constant, convert, intrinsic, like, mangled, register_type
+from tilec.codegen.lanes import constant, convert, intrinsic
 from tilec.ir.llvm import Function, Val
 from tilec.ir.types import (
     BFLOAT16,
-    BOOL,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
-    FLOAT32,
-    FLOAT64,
     TFLOAT32,
     DType,
 )
@@ -170,51 +167,7 @@ class Numerics:
         exact = fn.fcmp("ueq", back, v)
         return self._float(fn.select(exact, bits, self._int("or", toward_zero, 1)))
 
-    # --- between all dtypes ---
-
-    def cast(self, v: Val, source: DType, dest: DType) -> Val:
-        """Convert between register forms: nearest even; float to int saturates and truncates, to
-        float8 saturates; int to int wraps.
-        """
-        if source == dest:
-            return v
-        if dest == BOOL:
-            return self._nonzero(v, source)
-        if source.is_int:
-            return self._from_int(v, source, dest)
-        if dest.is_int:
-            return self._to_int(self.widen(v, source), dest)
-        wide = self.widen(v, source)
-        if dest == FLOAT64:
-            return convert(self.fn, "fpext", wide, "double")
-        if source == FLOAT64:
-            plain = dest == FLOAT32
-            wide = convert(self.fn, "fptrunc", v, "float") if plain else self.round_to_odd(v)
-        return self.narrow(wide, dest)
-
-    def _nonzero(self, v: Val, source: DType) -> Val:
-        if source.is_int:
-            return self.fn.icmp("ne", v, constant(v.type, 0))
-        wide = self.widen(v, source)
-        return self.fn.fcmp("une", wide, constant(wide.type, 0.0))
-
-    def _from_int(self, v: Val, source: DType, dest: DType) -> Val:
-        fn = self.fn
-        unsigned = source.kind != "int"
-        if dest.is_int:
-            if dest.bits <= source.bits and source != BOOL:
-                return convert(fn, "trunc", v, register_type(dest))
-            return convert(fn, "zext" if unsigned else "sext", v, register_type(dest))
-        opcode = "uitofp" if unsigned else "sitofp"
-        if dest in (FLOAT32, FLOAT64):
-            return convert(fn, opcode, v, register_type(dest))
-        if source.bits <= 16:  # exact as float32
-            return self.narrow(convert(fn, opcode, v, "float"), dest)
-        if source.bits == 64:
-            v = self._fold_low_bits(v)
-        return self.narrow(self.round_to_odd(convert(fn, opcode, v, "double")), dest)
-
-    def _fold_low_bits(self, v: Val) -> Val:
+    def fold_low_bits(self, v: Val) -> Val:
         """An i64 whose 11 lowest bits, where it has more than 53 bits, are folded into one sticky
         bit above them: its conversion to float64 is then exact or decides no later rounding.
         """
@@ -227,27 +180,6 @@ class Numerics:
         shifted = fn.binary("add", v, constant(v.type, 1 << 53))
         small = fn.icmp("ult", shifted, constant(v.type, 1 << 54))
         return fn.select(small, v, folded)
-
-    def _to_int(self, wide: Val, dest: DType) -> Val:
-        way = "fptosi" if dest.kind == "int" else "fptoui"
-        to = like(wide.type, register_type(dest))
-        return self.fn.intrinsic(to, f"llvm.{way}.sat.{mangled(to)}.{mangled(wide.type)}", [wide])
-
-    def bitcast(self, v: Val, source: DType, dest: DType) -> Val:
-        """The same bits as another dtype of equal width."""
-        if source == BOOL:
-            v = convert(self.fn, "zext", v, "i8")
-        if dest == BOOL:
-            return self.fn.icmp("ne", v, constant(v.type, 0))
-        return convert(self.fn, "bitcast", v, register_type(dest))
-
-    def literal(self, value: bool | int | float, dtype: DType) -> Val:
-        """A number in `dtype`'s register form, rounded to it."""
-        if dtype in FORMATS:
-            return constant(register_type(dtype), encode(float(value), FORMATS[dtype]))
-        if dtype == TFLOAT32:
-            value = _round(float(value), 11)
-        return constant(register_type(dtype), value)
 
     # --- spelling ---
 
@@ -293,7 +225,7 @@ def _float_of(bits: int) -> float:
     return value
 
 
-def _round(value: float, digits: int) -> float:
+def round_to_bits(value: float, digits: int) -> float:
     """`value` with `digits` significant bits, nearest even."""
     if not math.isfinite(value) or value == 0:
         return value

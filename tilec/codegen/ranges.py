@@ -9,6 +9,7 @@ leaving the type.
 
 from __future__ import annotations
 
+from tilec.codegen.lanes import elem_of, literal_of
 from tilec.ir.intervals import RANGES, Range, decide
 from tilec.ir.llvm import Val
 
@@ -18,8 +19,8 @@ WIDTH = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 
 
 def limits(type: str) -> Interval:
-    """The signed range of an LLVM integer type."""
-    half = 1 << (WIDTH[type] - 1)
+    """The signed range of an LLVM integer type, or of a vector's elements."""
+    half = 1 << (WIDTH[elem_of(type)] - 1)
     return -half, half - 1
 
 
@@ -31,8 +32,9 @@ class Ranges:
 
     def get(self, v: Val) -> Interval:
         """The interval of `v` (of an integer type); the whole type where nothing is known."""
-        if v.literal is not None:
-            return v.literal, v.literal
+        number = literal_of(v)
+        if number is not None:
+            return number, number
         return self._known.get(v.ref) or limits(v.type)
 
     def set(self, v: Val, lo: int, hi: int) -> Val:

@@ -1,15 +1,17 @@
-"""Scalar arithmetic on LLVM records: what the ops of `tilec.ir.ops.scalar` become on GPUs.
+"""Scalar arithmetic on LLVM records: what the ops of `tilec.ir.ops.scalar` become, on scalars and
+on vectors.
 
-bfloat16 and float8 are computed in float32 and rounded after every op, which is exact: float32 has
-more than twice their bits. Products and sums are never contracted; only `fma` fuses. What a vendor
-has an instruction for is a method that the vendor's class overrides.
+Floats that a target does not compute with as they are (everywhere bfloat16 and float8) are computed
+in float32 and rounded after every op, which is exact: float32 has more than twice their bits.
+Products and sums are never contracted; only `fma` fuses. What a target has an instruction or a
+library for is a method that its class overrides.
 """
 
 from __future__ import annotations
 
 import math
 
-from tilec.codegen.casts import OWN_ARITHMETIC, Casts
+from tilec.codegen.casts import Casts
 from tilec.codegen.divisions import (
     DIVISIONS,
     divide,
@@ -17,25 +19,28 @@ from tilec.codegen.divisions import (
     float_remainder,
     shift,
 )
+from tilec.codegen.lanes import constant, convert, elem_of, intrinsic, like, literal_of
 from tilec.codegen.ranges import WIDTH, Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
-from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, DType
+from tilec.ir.types import BOOL, FLOAT16, FLOAT32, DType
 
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _BITWISE = {"and": "and", "or": "or", "xor": "xor", "shl": "shl", "add": "or", "mul": "and"}
-_ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 
 
 class Scalars(Casts):
     """Arithmetic appended to one function. Methods take and return `Val`s of
-    `register_type(dtype)`."""
+    `register(dtype)`, or vectors of them."""
 
-    def __init__(self, f: Function, ranges: Ranges) -> None:
-        super().__init__(f, ranges)
+    roundings = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
+    """LLVM's intrinsics that make a float whole."""
+
+    def __init__(self, f: Function, ranges: Ranges, half: bool = False) -> None:
+        super().__init__(f, ranges, half)
         self._sums: dict[str, tuple[Val, int]] = {}
 
-    # --- vendor hooks ---
+    # --- what a target says ---
 
     def exp2_fast(self, x: Val) -> Val:
         """2 ** x of a float, to 2 ulp; results below 2 ** -126 may be zero."""
@@ -96,11 +101,11 @@ class Scalars(Casts):
                 made = f.binary(kind, a, b)
             case "shl" | "shr":
                 low, high = self.ranges.get(b)
-                inside = low >= 0 and high < WIDTH[b.type]
+                inside = low >= 0 and high < WIDTH[elem_of(b.type)]
                 opcode = "shl" if kind == "shl" else "ashr" if signed else "lshr"
                 made = shift(f, opcode, a, b, inside=inside)
             case "pow":
-                return self._int_pow(a, b)
+                return self.int_pow(a, b, signed)
             case _:
                 raise CompileError(f"{kind} of integers", f.loc, "cast the operands to float32")
         return self._note(kind, made, a, b) if signed else made
@@ -156,24 +161,25 @@ class Scalars(Casts):
         return self._sums.get(v.ref, (v, 0))
 
     def _division(self, kind: str, a: Val, b: Val, signed: bool, nonzero: bool) -> Val:
-        f, ranges, d = self.f, self.ranges, b.literal
+        f, ranges, d = self.f, self.ranges, literal_of(b)
         (low, high), (least, most) = ranges.get(a), ranges.get(b)
         if kind == "floordiv" and signed and d is not None and d > 0 and low // d == high // d:
-            return int_val(low // d, a.type)
+            return constant(a.type, low // d)
         if kind == "mod" and signed and low >= 0 and high < least:
             return a
         power = kind in ("floordiv", "mod") and signed and _power(d)
         signed = signed and not (ranges.nonneg(a) and ranges.nonneg(b))
         if power and kind == "floordiv":
-            return f.binary("ashr" if signed else "lshr", a, _log2(b))
+            shift_by = constant(a.type, (d or 1).bit_length() - 1)
+            return f.binary("ashr" if signed else "lshr", a, shift_by)
         if power:
-            return f.binary("and", a, int_val((d or 1) - 1, a.type))
+            return f.binary("and", a, constant(a.type, (d or 1) - 1))
         by_zero = not nonzero and least <= 0 <= most
         wraps = not nonzero and signed and low == limits(a.type)[0] and least <= -1 <= most
         return divide(f, kind, a, b, signed, by_zero=by_zero, wraps=wraps)
 
-    def _int_pow(self, a: Val, b: Val) -> Val:
-        """a ** b by squaring; a negative exponent gives 1."""
+    def int_pow(self, a: Val, b: Val, signed: bool) -> Val:
+        """a ** b of scalars by squaring; a negative exponent gives 1."""
         f = self.f
         if a.literal is not None and b.literal is not None:
             return int_val(a.literal ** max(b.literal, 0), a.type)
@@ -201,7 +207,7 @@ class Scalars(Casts):
 
     def _float_binary(self, kind: str, a: Val, b: Val, dtype: DType) -> Val:
         f = self.f
-        if dtype not in OWN_ARITHMETIC:
+        if dtype not in self.own:
             wide = self._float_binary(kind, self.widen(a, dtype), self.widen(b, dtype), FLOAT32)
             return self.narrow(wide, dtype)
         if kind in _ARITHMETIC:
@@ -214,12 +220,13 @@ class Scalars(Casts):
         if kind in ("floordiv", "truncdiv"):
             return float_quotient(f, kind, a, b)
         if kind in ("mod", "truncmod"):
-            rest = self._float_rest(self.call("fabs", a), self.call("fabs", b))
+            rest = self.float_rest(self.call("fabs", a), self.call("fabs", b))
             return float_remainder(f, kind, a, b, rest)
         return self.maths2(kind, a, b, dtype)
 
-    def _float_rest(self, a: Val, b: Val) -> Val:
-        """The exact remainder of `a` by `b`, neither of which is negative; nan where it has none.
+    def float_rest(self, a: Val, b: Val) -> Val:
+        """The exact remainder of scalars `a` by `b`, neither of which is negative; nan where it has
+        none.
 
         a - q * b is a number of the format where q is a / b rounded, and so is it where q is then
         rounded to a whole number. Each step takes at least the digits of a significand away: most
@@ -260,28 +267,28 @@ class Scalars(Casts):
         if dtype.is_int:
             return self._int_unary(kind, x, dtype)
         if kind in ("neg", "abs"):
-            if dtype in OWN_ARITHMETIC:
+            if dtype in self.own:
                 return self.negate(x) if kind == "neg" else self.call("fabs", x)
-            if dtype == BFLOAT16:
+            if dtype.bits == 16:
                 return self._sign_bit(kind, x, dtype)
-        if dtype == FLOAT16 or dtype not in OWN_ARITHMETIC:
+        if dtype == FLOAT16 or dtype not in self.own:
             wide = self.widen(x, dtype)
             if kind in ("isnan", "isinf"):
                 return self.unary(kind, wide, FLOAT32)
-            if kind == "exp":  # a product's rounding is far below half precision
-                return self.narrow(
-                    self.exp2_fast(f.binary("fmul", wide, float_val(math.log2(math.e)))), dtype
-                )
-            return self.narrow(self.unary(kind, wide, FLOAT32), dtype)
+            return self.narrow(self.unary_roughly(kind, wide), dtype)
         if kind == "isnan":
             return f.fcmp("uno", x, x)
         if kind == "isinf":
-            return f.fcmp("oeq", self.call("fabs", x), float_val(math.inf, x.type))
-        if kind in _ROUNDING:
-            return self.call(_ROUNDING[kind], x)
+            return f.fcmp("oeq", self.call("fabs", x), constant(x.type, math.inf))
+        if kind in self.roundings:
+            return self.call(self.roundings[kind], x)
         if kind == "sqrt":
             return self.call("sqrt", x)
         return self.maths1(kind, x, dtype)
+
+    def unary_roughly(self, kind: str, x: Val) -> Val:
+        """`unary` of a float whose result is rounded to half precision or less."""
+        return self.unary(kind, x, FLOAT32)
 
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         """A transcendental function of one float or double."""
@@ -293,10 +300,10 @@ class Scalars(Casts):
 
     def _int_unary(self, kind: str, x: Val, dtype: DType) -> Val:
         f = self.f
-        zero = int_val(0, x.type)
+        zero = constant(x.type, 0)
         match kind:
             case "not":
-                return f.binary("xor", x, int_val(-1, x.type))
+                return f.binary("xor", x, constant(x.type, -1))
             case "neg":
                 return self._sum("sub", zero, x, dtype.kind == "int")
             case "abs":
@@ -304,15 +311,13 @@ class Scalars(Casts):
                     return x
                 return f.select(f.icmp("slt", x, zero), f.binary("sub", zero, x), x)
             case "popcount":
-                return f.intrinsic(x.type, f"llvm.ctpop.{x.type}", (x,))
+                return intrinsic(f, "ctpop", [x])
             case "clz":
-                made = f.call(x.type, f"llvm.ctlz.{x.type}", (x, int_val(0, "i1")), immarg=True)
-                assert made is not None
-                return made
+                return intrinsic(f, "ctlz", [x], [int_val(0, "i1")])
             case "floor" | "ceil" | "trunc" | "round":
                 return x
             case "isnan" | "isinf":
-                return int_val(0, "i1")
+                return constant(like(x.type, "i1"), 0)
             case _:
                 raise CompileError(
                     f"{kind} of {dtype.name}",
@@ -321,13 +326,12 @@ class Scalars(Casts):
                 )
 
     def _sign_bit(self, kind: str, x: Val, dtype: DType) -> Val:
-        f, word = self.f, f"i{dtype.bits}"
-        sign = 1 << (dtype.bits - 1)
-        bits = f.cast("bitcast", x, word)
+        f, sign = self.f, 1 << (dtype.bits - 1)
+        bits = convert(f, "bitcast", x, f"i{dtype.bits}")
         if kind == "neg":
-            bits = f.binary("xor", bits, int_val(sign, word))
+            bits = f.binary("xor", bits, constant(bits.type, sign))
         else:
-            bits = f.binary("and", bits, int_val(sign - 1, word))
+            bits = f.binary("and", bits, constant(bits.type, sign - 1))
         return f.cast("bitcast", bits, x.type)
 
     def fma(self, a: Val, b: Val, c: Val, dtype: DType) -> Val:
@@ -335,14 +339,10 @@ class Scalars(Casts):
         if dtype.is_int:
             signed = dtype.kind == "int"
             return self._sum("add", self._sum("mul", a, b, signed), c, signed)
-        if dtype in OWN_ARITHMETIC:
+        if dtype in self.own:
             return self.call("fma", a, b, c)
         return self.narrow(self.call("fma", *(self.widen(v, dtype) for v in (a, b, c))), dtype)
 
 
 def _power(n: int | None) -> bool:
     return n is not None and n > 0 and n & (n - 1) == 0
-
-
-def _log2(v: Val) -> Val:
-    return int_val((v.literal or 1).bit_length() - 1, v.type)

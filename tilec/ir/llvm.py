@@ -293,7 +293,6 @@ class Function:
         *,
         row: str = "",
         tail: str = "",
-        immarg: bool = False,
         meaning: Meaning | None = None,
     ) -> Val | None:
         """Call the intrinsic or function `name`, declaring it; returns None for "void"."""
