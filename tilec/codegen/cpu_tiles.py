@@ -1,7 +1,7 @@
-"""Tile ops as parallel loops: what `copy`, `fill` and the packing for `gemm` mean, in the IR
+"""Tile ops as parallel loops: `copy`, `fill`, their like and the packing for `gemm`, in the IR
 itself.
 
-After `expand_tiles` a body has no Copy and no Fill, and every Gemm is in the one form the
+After `expand_tiles` a body has no elementwise tile op, and every Gemm is in the one form the
 micro-kernels take: all three operands on chip and of the type they are computed in, B not
 transposed.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir.core import Block, Builder, Op, Region, Value, rewrite
+from tilec.ir.element_loops import ELEMENTWISE, loop_of
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Fill, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import (
     FLOAT32,
     FLOAT64,
@@ -30,37 +31,11 @@ def expand_tiles(body: Block) -> Block:
 
 
 def _expand(o: Op) -> Sequence[Op] | None:
-    b = Builder(o.loc)
-    match o:
-        case Copy():
-            _copy(b, o)
-        case Fill():
-            shape, index = _loop(o.dest.extents)
-            inner = Builder(o.loc)
-            inner.emit(Store, o.dest.buffer, _element(inner, o.dest, index), o.value)
-            b.emit(Parallel, shape, inner.block(index))
-        case Gemm():
-            _gemm(b, o)
-        case _:
-            return None
-    return b.ops
-
-
-def _loop(extents: Sequence[int]) -> tuple[tuple[int, ...], tuple[Value, ...]]:
-    """The extents that are not 1 (one of them at least), and an index for each."""
-    shape = tuple(e for e in extents if e != 1) or (1,)
-    return shape, tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
-
-
-def _element(b: Builder, r: Region, index: Sequence[Value]) -> tuple[Value, ...]:
-    """Indices of one element of a region: the offsets plus, where the extent is not 1, the next
-    loop index.
-    """
-    left = iter(index)
-    return tuple(
-        offset if extent == 1 else _add(b, offset, next(left))
-        for offset, extent in zip(r.offsets, r.extents)
-    )
+    if isinstance(o, Gemm):
+        b = Builder(o.loc)
+        _gemm(b, o)
+        return b.ops
+    return [loop_of(o)] if type(o) in ELEMENTWISE else None
 
 
 def _add(b: Builder, offset: Value, index: Value) -> Value:
@@ -71,15 +46,6 @@ def _add(b: Builder, offset: Value, index: Value) -> Value:
 
 def _cast(b: Builder, v: Value, dtype: DType) -> Value:
     return v if v.dtype == dtype else b.value(Cast, v, dtype)
-
-
-def _copy(b: Builder, o: Copy) -> None:
-    shape, index = _loop(o.source.extents)
-    inner = Builder(o.loc)
-    source = _element(inner, o.source, index)
-    value = _cast(inner, inner.value(Load, o.source.buffer, source), o.dest.dtype)
-    inner.emit(Store, o.dest.buffer, _element(inner, o.dest, index), value)
-    b.emit(Parallel, shape, inner.block(index))
 
 
 # --- gemm ---------------------------------------------------------------------------------------
@@ -150,12 +116,7 @@ def _packed(
 
 
 def _convert(b: Builder, source: Value, dest: Value) -> None:
-    shape, index = _loop(source.buffer.static_shape)
-    inner = Builder(b.loc)
-    zero = inner.value(Const, 0, INT32)
-    left = iter(index)
-    where = tuple(zero if e == 1 else next(left) for e in source.buffer.static_shape)
-    if not any(e != 1 for e in source.buffer.static_shape):
-        where = (zero, zero)
-    inner.emit(Store, dest, where, _cast(inner, inner.value(Load, source, where), dest.dtype))
-    b.emit(Parallel, shape, inner.block(index))
+    shape = source.buffer.static_shape
+    start = (b.value(Const, 0, INT32),) * len(shape)
+    copy = Copy(Region(source, start, shape), Region(dest, start, shape), loc=b.loc)
+    b.ops.append(loop_of(copy))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Op, Value, walk
-from tilec.ir.ops import Copy, Fill, Gemm, Store, Yield
+from tilec.ir.effects import buffers_written
+from tilec.ir.ops import Yield
 
 _FREE = -1
 
@@ -132,11 +133,5 @@ def _listed(statements: list[Op]) -> str:
 
 def _name(o: Op) -> str:
     """A statement in two words."""
-    match o:
-        case Copy() | Fill():
-            return f"{o.opname} {o.dest.buffer.name}"
-        case Store():
-            return f"{o.opname} {o.dest.name}"
-        case Gemm():
-            return f"gemm {o.c.name}"
-    return f"{o.opname} on line {o.loc.line}"
+    written = () if o.region_fields else buffers_written(o.effects())
+    return f"{o.opname} {written[0].name}" if written else f"{o.opname} on line {o.loc.line}"

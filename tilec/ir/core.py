@@ -108,6 +108,14 @@ class Effect:
         return self.kind in ("write", "update")
 
     @property
+    def is_once(self) -> bool:
+        """Whether one thread must do it for all that hold the same elements (replicas): done again
+        it would change memory, or be seen, again. Registers are each thread's own."""
+        if self.region is None or self.kind != "update":
+            return self.kind == "output"
+        return self.region.buffer.buffer.space not in ("fragment", "local")
+
+    @property
     def is_seen(self) -> bool:
         """Whether it can be seen from outside of the block of threads."""
         if self.region is None or not self.writes:

@@ -36,7 +36,7 @@ def update(buffer: Value, engine: str = "threads") -> Effect:
 def effects_in(block: Block) -> Iterator[tuple[Op, Effect]]:
     """What the ops of `block`, and of the regions inside, do each by itself."""
     for o in walk(block):
-        if not o.region_fields:
+        if not o.pure and not o.region_fields:
             for e in o.effects():
                 yield o, e
 

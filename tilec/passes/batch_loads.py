@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.core import Builder, Effect, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
     Alloc,
@@ -25,15 +26,12 @@ from tilec.ir.ops import (
     If,
     Load,
     Parallel,
-    RegRead,
-    RegWrite,
     Shuffle,
     ShuffleXor,
-    Store,
     Yield,
 )
 from tilec.passes.utils.addressing import conjunction
-from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
+from tilec.passes.utils.memory_access import MemoryFacts, inside_at_corners
 from tilec.target import Target
 
 MOST_TOGETHER = 8  # iterations
@@ -55,25 +53,30 @@ def batch_loads(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
-_IN_REGISTERS = (Alloc, For, Load, Parallel, RegRead, RegWrite, Shuffle, ShuffleXor, Store, Yield)
-
-
 def _only_loads(o: For) -> bool:
     """Whether the loop's iterations change nothing but fragments."""
     if o.kind != "serial" or o.inits:
         return False
     for x in walk(o.body):
-        if not x.pure and not isinstance(x, _IN_REGISTERS):
-            return False
-        if isinstance(x, Store) and in_memory(x):
-            return False
-        if isinstance(x, Alloc) and x.type.space not in ("fragment", "local"):
-            return False
-        if isinstance(x, For) and (x.kind != "unroll" or x.inits):
-            return False
-        if isinstance(x, Parallel) and x.agent:
-            return False
+        match x:
+            case For():
+                if x.kind != "unroll" or x.inits:
+                    return False
+            case Parallel():
+                if x.agent:
+                    return False
+            case Shuffle() | ShuffleXor():
+                pass
+            case _ if x.region_fields or not all(_stays_in_registers(e) for e in x.effects()):
+                return False
     return all(x.pure or isinstance(x, (Alloc, For, Parallel, Yield)) for x in o.body.ops)
+
+
+def _stays_in_registers(e: Effect) -> bool:
+    """Whether it changes registers at most, and at once."""
+    if e.region is None or e.engine != "threads":
+        return False
+    return e.kind == "read" or e.region.buffer.buffer.space in ("fragment", "local")
 
 
 def _together(o: For, known: MemoryFacts) -> int:
@@ -108,15 +111,9 @@ def _carried(o: For) -> int:
     """Registers of a thread that hold what one iteration leaves to the next."""
     found: set[Value] = set()
     written: set[Value] = set()
-    for x in walk(o.body):
-        if isinstance(x, Load) and x.source not in written:
-            found.add(x.source)
-        elif isinstance(x, Store):
-            written.add(x.dest)
-        elif isinstance(x, RegWrite):
-            written.add(x.fragment)
-        elif isinstance(x, Alloc):
-            written.add(x.result)
+    for _, e in effects_in(o.body):
+        if e.buffer is not None:
+            (found if e.reads and e.buffer not in written else written).add(e.buffer)
     layouts = ((v.buffer.layout, v.dtype.bits) for v in found if v.buffer.space == "fragment")
     return sum(layout.size("reg") * bits // 32 for layout, bits in layouts if layout is not None)
 

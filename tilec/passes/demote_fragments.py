@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.ops import Alloc, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
+from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
+from tilec.ir.ops import Alloc, Gemm, Parallel
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.target import Target
 
@@ -20,15 +21,12 @@ def demote_fragments(func: Func, target: Target) -> Func:
     bad: set[Value] = set()
     good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
-        if isinstance(o, (Load, Store)) and o not in good:
-            buffer = o.source if isinstance(o, Load) else o.dest
-            if buffer.buffer.space == "fragment":
-                bad.add(buffer)
-        if isinstance(o, (Copy, Fill)):
-            for x in (o.dest,) if isinstance(o, Fill) else (o.dest, o.source):
-                t = x.buffer.buffer
-                if t.space == "fragment" and x.shape != squeeze(t.static_shape):
-                    bad.add(x.buffer)
+        if o in good or o.pure or o.region_fields or isinstance(o, Gemm):
+            continue
+        for r in boxes(o):
+            part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
+            if part and r.buffer.buffer.space == "fragment":
+                bad.add(r.buffer)
     bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
     if not bad:
         return func

@@ -13,10 +13,13 @@ one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 from math import prod
 
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, LayoutRequest, leading_run, padded, row_major
 from tilec.ir.ops import (
@@ -63,6 +66,7 @@ class _Inference:
         self.reasons: list[str] = []
         self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
         self.coalescing = Coalescing(func)
+        self.alike = [*_fragments_alike(self.ops)]
         self.accesses = {p: fragment_accesses(p) for p in self.parallels}
 
     def set(self, buffer: Value, layout: Layout, reason: str) -> None:
@@ -123,12 +127,9 @@ class _Inference:
             before = len(self.layouts) + len(self.loops)
             for p in self.parallels:
                 self._through_loop(p)
-            for o in self.ops:
-                if isinstance(o, Copy) and _both_fragments(o):
-                    source, dest = o.source.buffer, o.dest.buffer
-                    for x, y in ((source, dest), (dest, source)):
-                        if x in self.layouts and x.buffer.shape == y.buffer.shape:
-                            self.set(y, self.layouts[x], f"common: copy with {x.name}")
+            for o, x, y in self.alike:
+                if x in self.layouts:
+                    self.set(y, self.layouts[x], f"common: {o.opname} with {x.name}")
             changed = len(self.layouts) + len(self.loops) != before
 
     def _through_loop(self, p: Parallel) -> None:
@@ -258,8 +259,14 @@ def _set_loops(func: Func, loops: dict[Parallel, Layout]) -> Block:
     return rewrite(func.body, visit)
 
 
-def _both_fragments(o: Copy) -> bool:
-    return all(x.buffer.buffer.space == "fragment" for x in (o.source, o.dest))
+def _fragments_alike(ops: Sequence[Op]) -> Iterator[tuple[Op, Value, Value]]:
+    """Each op that does one thing to the elements of several fragments, with two of one shape."""
+    for o in ops:
+        if type(o) in ELEMENTWISE:
+            held = [r.buffer for r in boxes(o) if r.buffer.buffer.space == "fragment"]
+            for x, y in permutations(held, 2):
+                if x.buffer.shape == y.buffer.shape:
+                    yield o, x, y
 
 
 def _narrowest(p: Parallel) -> int:

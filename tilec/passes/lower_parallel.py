@@ -32,6 +32,7 @@ from tilec.ir.core import (
     substitute,
     walk,
 )
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, leading_run
 from tilec.ir.ops import (
@@ -330,10 +331,5 @@ def _is_long(p: Parallel, most: int) -> bool:
 def _registers_left(p: Parallel) -> set[Value]:
     """The registers that outlive the loop and that it writes."""
     own = {o.result for o in walk(p.body) if isinstance(o, Alloc)}
-    return {
-        o.dest
-        for o in walk(p.body)
-        if isinstance(o, Store)
-        and o.dest not in own
-        and o.dest.buffer.space in ("fragment", "local")
-    }
+    written = buffers_written(e for _, e in effects_in(p.body))
+    return {v for v in written if v not in own and v.buffer.space in ("fragment", "local")}

@@ -22,27 +22,24 @@ from dataclasses import replace
 from math import prod
 
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
-from tilec.ir.effects import buffers_written, written_tensors
+from tilec.ir.effects import buffers_written, effects_in, written_tensors
+from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.footprint import DEFAULT_THREADS
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
-    Cast,
     Compare,
     Const,
     Copy,
     Fill,
     Gemm,
     If,
-    Load,
     Parallel,
     Print,
-    Store,
     Yield,
 )
-from tilec.ir.types import INT32, ScalarType
-from tilec.passes.lower_copies import element_indices
+from tilec.ir.types import INT32
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.distribution import fewest_registers
@@ -142,13 +139,8 @@ class _Padding:
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
         shared = [v for v in self.shapes if v.buffer.space == "shared"]
         self.wide = {o: done for o in self._copies() if (done := self._widened(o))}
-        self.cleared = {
-            v
-            for o in walk(func.body)
-            if isinstance(o, (Copy, Fill, Store)) and o not in self.wide
-            for v in buffers_written(o.effects())
-            if v in shared
-        }
+        written = [e for o, e in effects_in(func.body) if o not in self.wide]
+        self.cleared = {v for v in buffers_written(written) if v in shared}
 
     def _operand(self, x: Region, dim: int) -> None:
         """Make room in a shared operand for the rows or columns that the product has more."""
@@ -166,6 +158,10 @@ class _Padding:
     def _is_whole(self, x: Region) -> bool:
         """Of a buffer that gets larger."""
         return x.buffer in self.shapes and x.is_whole and all(v in self.zeros for v in x.offsets)
+
+    def _is_fragment(self, x: Region) -> bool:
+        """All of a fragment that gets larger."""
+        return self._is_whole(x) and x.buffer.buffer.space == "fragment"
 
     def _grown(self, x: Region) -> Region:
         return replace(x, extents=self.shapes[x.buffer])
@@ -215,6 +211,8 @@ class _Padding:
                 return self.wide[o]
             case Copy():
                 return self._copy(o)
+            case _ if type(o) in ELEMENTWISE and any(map(self._is_fragment, boxes(o))):
+                return self._elements(o)
         return None
 
     def _clear(self, v: Value, o: Op) -> list[Op]:
@@ -241,24 +239,19 @@ class _Padding:
         """A copy of a whole fragment: of all that it has now to another one, else an element loop
         over what it had."""
         sides = (o.source, o.dest)
-        whole = [x for x in sides if self._is_whole(x) and x.buffer.buffer.space == "fragment"]
+        whole = [x for x in sides if self._is_fragment(x)]
         if not whole:
             return None
         if len(whole) == 2:
             source, dest = map(self._grown, sides)
             if source.shape == dest.shape:
                 return replace(o, source=source, dest=dest)
-        extents = o.dest.shape or (1,)
-        args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
-        b = Builder(o.loc)
-        at = [element_indices(b, x.buffer, x.offsets, x.extents, args) for x in sides]
-        value = b.value(Load, o.source.buffer, at[0])
-        if value.dtype != o.dest.dtype:
-            value = b.value(Cast, value, o.dest.dtype)
-        b.emit(Store, o.dest.buffer, at[1], value)
-        loop = Parallel(extents, b.block(args), o.coalesced_width, loc=o.loc)
-        padded = self._guarded(loop, tuple(self.pads.get(e, e) for e in extents))
-        return padded
+        return self._elements(o, o.coalesced_width)
+
+    def _elements(self, o: Op, width: int = 0) -> Op:
+        """An elementwise op as the loop over what its fragments had."""
+        loop = loop_of(o, width=width)
+        return self._guarded(loop, tuple(self.pads.get(e, e) for e in loop.extents))
 
     def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
         """The loop over `extents`, which acts in its own."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Op, Value, walk
+from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Cast, Const, For, If, Load, Parallel, Store, While, yielded
 
@@ -90,9 +91,9 @@ def fragment_accesses(p: Parallel) -> list[Access]:
 def changes_memory(p: Parallel) -> bool:
     """Whether the loop reads and writes one buffer in memory: an iteration that is run twice may
     read then what it has changed already."""
-    loads = {o.source for o in walk(p.body) if isinstance(o, Load)}
-    stores = {o.dest for o in walk(p.body) if isinstance(o, Store)}
-    return any(v.buffer.space not in ("fragment", "local") for v in loads & stores)
+    effects = [e for _, e in effects_in(p.body)]
+    both = {*buffers_read(effects)} & {*buffers_written(effects)}
+    return any(v.buffer.space not in ("fragment", "local") for v in both)
 
 
 def together(o: For | While | If, uniformity: Uniformity) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, row_major
-from tilec.ir.ops import Alloc, Const, Copy, Fill, Gemm, Load, Parallel, Store, squeeze
+from tilec.ir.ops import Alloc, Const, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
 from tilec.passes.utils.gemm_layouts import (
@@ -44,13 +45,17 @@ def convert_operands(func: Func, target: Target) -> Block:
                 wants.in_shared(v, True, False)
             case Store(dest=v) if v.buffer.space == "fragment" and o not in inside:
                 wants.in_shared(v, True, True)
-            case Copy():
-                if _is_part(o.source):
-                    wants.in_shared(o.source.buffer, True, False)
-                if _is_part(o.dest):
-                    wants.in_shared(o.dest.buffer, True, True)
-            case Fill() if _is_part(o.dest):
-                wants.in_shared(o.dest.buffer, True, True)
+            case _ if type(o) in ELEMENTWISE:
+                held: list[Layout] = []
+                for e in o.effects():
+                    if e.region is None or e.region.buffer.buffer.space != "fragment":
+                        continue
+                    v = e.region.buffer
+                    if is_part_of_fragment(e.region):
+                        wants.in_shared(v, True, e.writes)
+                    elif not isinstance(o, Copy) and v.buffer.layout is not None:
+                        held.append(v.buffer.layout)  # a copy's sides may differ
+                        wants.fragment(v, held[0], e.reads, e.writes)
             case Gemm():
                 wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)
                 for which, side in (("a", o.a), ("b", o.b)):
@@ -116,11 +121,6 @@ def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
     if all(n == 1 for n in replicas) or not changes_memory(p):
         return set()
     return {a.buffer for a in fragment_accesses(p) if a.write}
-
-
-def _is_part(side: Region) -> bool:
-    t = side.buffer.buffer
-    return t.space == "fragment" and side.shape != squeeze(t.static_shape)
 
 
 def copy_whole(b: Builder, source: Value, dest: Value) -> None:

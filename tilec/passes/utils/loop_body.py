@@ -31,7 +31,6 @@ from tilec.ir.ops import (
     MemStore,
     Pack,
     Parallel,
-    Print,
     RegRead,
     RegWrite,
     Select,
@@ -120,7 +119,8 @@ class LoopBody:
 
     def _effect(self, o: Op, env: Substitution, e: int) -> None:
         """An op with regions or effects, for one element: its inside is lowered in turn."""
-        if isinstance(o, Print) and self.replica is not None:
+        alone = not o.region_fields and any(e.is_once for e in o.effects())
+        if alone and self.replica is not None:
             only_if(self.b, self.replica, [clone(o, env)])
             return
         if not o.region_fields:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tilec.ir.agents import PIECE_REGISTERS, Agents, piece_layout
 from tilec.ir.core import Builder, Func, Region, Value, walk
+from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
 from tilec.ir.ops import (
     Alloc,
@@ -45,7 +46,6 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
-from tilec.passes.lower_copies import element_indices
 from tilec.passes.utils.addressing import (
     Place,
     Tensors,
@@ -243,7 +243,7 @@ class Realigner:
         zeros = tuple(b.value(Const, 0, i.dtype) for i in first.indices)
         for away in layout.table("reg")[::per].tolist():
             coords = tuple(b.value(Const, c, INT32) for c in away)
-            moved = element_indices(b, v, zeros, o.source.extents, coords)
+            moved = element_indices(b, Region(v, zeros, o.source.extents), coords)
             offset = b.value(Binary, "add", first.offset, self.tensors.offset(b, v.buffer, moved))
             own = any(c % per for c in away)
             skip = b.value(Misaligned, v, offset) if own else first.skip
@@ -254,7 +254,7 @@ class Realigner:
         """The part that begins in `register` of a thread."""
         place = tuple(coordinates(b, layout, Place(b), register))
         v = o.source.buffer
-        indices = element_indices(b, v, o.source.offsets, o.source.extents, place)
+        indices = element_indices(b, o.source, place)
         offset = self.tensors.offset(b, v.buffer, indices)
         return _Part(place, indices, offset, b.value(Misaligned, v, offset))
 
