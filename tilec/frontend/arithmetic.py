@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend import index
 from tilec.frontend.context import Context
 from tilec.frontend.guards import Comparison, both
-from tilec.frontend.index import Affine
 from tilec.frontend.values import Literal, Number, Scalar, describe
+from tilec.ir.affine import Affine
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
@@ -39,10 +38,6 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "min": min, "max": max, "atan2": math.atan2,
     "truncdiv": T.truncdiv.python, "truncmod": T.truncmod.python,
-}  # fmt: skip
-_AFFINE: dict[str, Callable[[Affine, Affine], Affine]] = {
-    "add": operator.add, "sub": operator.sub, "mul": index.product, "min": index.smaller,
-    "max": index.larger, "floordiv": index.floor_quotient, "mod": index.floor_remainder,
 }  # fmt: skip
 _INTEGER_ONLY = ("and", "or", "xor", "shl", "shr", "truncdiv", "truncmod")
 _INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
@@ -78,7 +73,7 @@ def static_int(value: object) -> int | None:
 def affine_of(value: Number) -> Affine:
     """What is known of an integer."""
     if isinstance(value, Scalar):
-        return value.affine or index.unknown()
+        return value.affine or Affine.of(value.value)
     return Affine(int(value))
 
 
@@ -112,8 +107,7 @@ class Arithmetic(Context):
         for builder in reversed(self.builders):
             if key in builder.constants:
                 return builder.constants[key]
-        affine = Affine(value) if isinstance(value, int) else None
-        made = self.emit_scalar(Const, value, dtype, affine=affine)
+        made = self.emit_scalar(Const, value, dtype)
         self.builder.constants[key] = made
         return made
 
@@ -137,9 +131,7 @@ class Arithmetic(Context):
             return value
         if dtype is BOOL:
             return self.run_time(self.compare("ne", value, 0))
-        widened = dtype.kind == "int" and dtype.bits >= value.dtype.bits
-        affine = value.affine if widened else None
-        return self.emit_scalar(Cast, value.value, dtype, affine=affine)
+        return self.emit_scalar(Cast, value.value, dtype)
 
     def unify(self, a: Number, b: Number, what: str) -> tuple[Scalar, Scalar]:
         """Both operands in their common dtype. `what` is the operator, for messages."""
@@ -211,14 +203,7 @@ class Arithmetic(Context):
                     f"{describe(a)} {what} 0: division by zero", "give the divisor another value"
                 )
             self.hazards += divisor is None
-        return self._emit_binary(kind, x, y)
-
-    def _emit_binary(self, kind: str, x: Scalar, y: Scalar) -> Scalar:
-        rule = _AFFINE.get(kind)
-        affine = None
-        if rule is not None and x.affine is not None and y.affine is not None:
-            affine = rule(x.affine, y.affine)
-        return self.emit_scalar(Binary, kind, x.value, y.value, affine=affine)
+        return self.emit_scalar(Binary, kind, x.value, y.value)
 
     def _fold(self, kind: str, a: Literal, b: Literal) -> Literal:
         try:
@@ -256,8 +241,8 @@ class Arithmetic(Context):
         """By (a + divisor - 1) // divisor, if that cannot leave the dtype."""
         assert a.affine is not None
         up = a.affine + Affine(divisor - 1)
-        most, largest = up.interval().hi, (1 << a.dtype.bits - 1) - 1
-        if index.is_size(a.affine):
+        most, largest = self.indices.reach(up)[1], (1 << a.dtype.bits - 1) - 1
+        if self.indices.is_size(a.affine):
             most = MOST_NARROW + up.const
         if most is None or most > largest:
             return self._rounded_up(a, divisor)
@@ -286,7 +271,7 @@ class Arithmetic(Context):
         if isinstance(b, Scalar) and b.dtype.bits > x.dtype.bits:  # a cast must not lose its bits
             b = self.convert(b, DTYPES[f"uint{b.dtype.bits}"])
             b = self.run_time(self.binary("min", b, x.dtype.bits))
-        return self._emit_binary(kind, x, self.convert(b, x.dtype))
+        return self.emit_scalar(Binary, kind, x.value, self.convert(b, x.dtype).value)
 
     def _power(self, a: Number, b: Number) -> Number:
         exponent = None if isinstance(b, Scalar) else b
@@ -302,7 +287,7 @@ class Arithmetic(Context):
                 "write T.float32(x) ** y, or 1 << y for powers of two",
             )
         self._refuse_tiny_floats(x.dtype, "**")
-        return self._emit_binary("pow", x, y)
+        return self.emit_scalar(Binary, "pow", x.value, y.value)
 
     def compare(self, kind: str, a: Number, b: Number) -> Literal | Scalar:
         """`a kind b`: a bool known now, or a run-time one."""
@@ -371,8 +356,7 @@ class Arithmetic(Context):
         self._refuse_tiny_floats(dtype, kind)
         if kind in ("neg", "abs") and dtype is BOOL:
             x = self.convert(x, INT32)
-        affine = x.affine.scaled(-1) if kind == "neg" and x.affine is not None else None
-        return self.emit_scalar(Unary, kind, x.value, affine=affine)
+        return self.emit_scalar(Unary, kind, x.value)
 
     def _refuse_tiny_floats(self, dtype: DType, what: str) -> None:
         if dtype.is_float and dtype.bits <= 8:

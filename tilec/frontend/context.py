@@ -10,9 +10,10 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.guards import Condition, Quotient
-from tilec.frontend.index import Affine, Atom, unknown
+from tilec.frontend.index import Indices, Reach
 from tilec.frontend.source import Source
 from tilec.frontend.values import Buffer, Scalar
+from tilec.ir.affine import LINEAR
 from tilec.ir.core import Builder, Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
@@ -66,6 +67,7 @@ class BlockBuilder(Builder):
 class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
+    `indices`: the sums that integers are, and how far they reach.
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
     emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
@@ -82,6 +84,7 @@ class Context:
         self.builders = [BlockBuilder()]
         self.index_dtype: DType = INT64 if wide else INT32
         self.loc = frame.source.header_loc()
+        self.indices = Indices()
         self.depth = 0
         self.hazards = 0
         self.parallel: ParallelScope | None = None
@@ -90,7 +93,7 @@ class Context:
         self.tests: dict[Value, Condition] = {}
         self.guards: list[Condition | None] = []
         self.quotients: dict[Value, Quotient] = {}
-        self.block_quotients: dict[Atom, Quotient] = {}
+        self.block_quotients: dict[Value, Quotient] = {}
         self.padded: set[Value] = set()
         self.given_layouts: dict[Value, tuple[object, int]] = {}
 
@@ -130,16 +133,21 @@ class Context:
         return self.builder.emit(cls, *args, name=name, loc=self.loc, **kwargs)
 
     def emit_scalar(
-        self, cls: type[Op], *args: Any, affine: Affine | None = None, name: str = ""
+        self, cls: type[Op], *args: Any, reach: Reach | None = None, name: str = ""
     ) -> Scalar:
         """`emit` of an op whose one result is a number."""
-        return self.scalar(self.emit(cls, *args, name=name).result, affine)
+        o = self.emit(cls, *args, name=name)
+        if o.result.dtype.kind in ("int", "uint") and isinstance(o, LINEAR):
+            self.indices.note(o)
+        return self.scalar(o.result, reach)
 
-    def scalar(self, value: Value, affine: Affine | None = None) -> Scalar:
+    def scalar(self, value: Value, reach: Reach | None = None) -> Scalar:
         """`value` with what is known of it; a signed integer always has an `Affine`."""
         if value.dtype.kind != "int":
             return Scalar(value)
-        return Scalar(value, unknown() if affine is None else affine)
+        if reach is not None:
+            self.indices.define(value, reach)
+        return Scalar(value, self.indices.form(value))
 
     @contextmanager
     def inside(

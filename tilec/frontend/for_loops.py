@@ -9,7 +9,7 @@ from typing import Any
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.context import ParallelScope
-from tilec.frontend.index import Affine, Atom
+from tilec.frontend.index import Reach
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.races import find_race
 from tilec.frontend.updates import find_update
@@ -209,9 +209,8 @@ class ForLoops(Loops):
         with self.inside() as builder:
             indices = []
             for arg, extent in zip(args, extents):
-                atom = Atom(0, extent - 1, True, self.depth, dense=True, name=arg.name)
-                affine = Affine(0, {atom: 1})
-                indices.append(self.to_index(Scalar(arg, affine)))
+                reach = Reach(0, extent - 1, True, self.depth, dense=True, name=arg.name)
+                indices.append(self.to_index(self.scalar(arg, reach)))
             self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
             self._check_rebinding(node, before)
             builder.emit(Yield, loc=place)

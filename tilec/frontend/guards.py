@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.frontend.index import Affine, Atom
+from tilec.frontend.index import Indices
+from tilec.ir.affine import Affine
+from tilec.ir.core import Value
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
@@ -49,9 +51,9 @@ class Comparison:
     def negated(self) -> Comparison:
         return Comparison(_NEGATED[self.kind], self.tested, self.bound)
 
-    def holds(self, values: dict[Atom, Any]) -> Any:
+    def holds(self, values: Mapping[Value, Any]) -> Any:
         """Whether it does, for each of the iterations."""
-        return getattr(np, _NUMPY[self.kind])(_evaluate(self.tested, values), self.bound)
+        return getattr(np, _NUMPY[self.kind])(self.tested.at(values), self.bound)
 
 
 Condition = tuple[Comparison, ...]
@@ -80,7 +82,9 @@ class Escape:
     where: str
 
 
-def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]) -> Escape | None:
+def find_escape(
+    index: Affine, size: int, conditions: Sequence[Condition | None], known: Indices
+) -> Escape | None:
     """An iteration that runs, and in which `index` is not in 0 … size - 1 although it has been
     tested; None if none is certain. `conditions` are all that stand around the access, None for one
     that is not known."""
@@ -92,14 +96,15 @@ def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]
     shifts = [(c, (index - c.tested).constant) for c in tests if c.tested.terms]
     own = [(c, shift) for c, shift in shifts if shift is not None]
     atoms = list(dict.fromkeys([*index.terms, *(a for c in tests for a in c.tested.terms)]))
-    if not own or not all(a.dense for a in atoms):
+    reaches = [known.of(a) for a in atoms]
+    if not own or not all(r.dense for r in reaches):
         return None
-    extents = [a.extent for a in atoms]
+    extents = [r.extent for r in reaches]
     if math.prod(extents) > _LIMIT:
         return None
     grid = np.indices(extents).reshape(len(atoms), -1)
-    values = {a: row + a.lo for a, row in zip(atoms, grid)}
-    at = _evaluate(index, values)
+    values = {a: row + r.lo for a, r, row in zip(atoms, reaches, grid)}
+    at = index.at(values)
     escapes = np.zeros(len(at), bool)
     for c, shift in own:
         escapes |= _beside(c, shift, at, size)
@@ -110,7 +115,7 @@ def find_escape(index: Affine, size: int, conditions: Sequence[Condition | None]
     if not len(found):
         return None
     first = int(found[0])
-    where = [f"{a.name or 'an index'} = {values[a][first]}" for a in atoms if a in index.terms]
+    where = [f"{known.of(a).name or 'an index'} = {values[a][first]}" for a in index.terms]
     return Escape(str(at[first]), " and ".join(where))
 
 
@@ -119,7 +124,8 @@ def find_run_time_escape(
     extent: Affine,
     name: str,
     conditions: Sequence[Condition | None],
-    quotients: Mapping[Atom, Quotient],
+    quotients: Mapping[Value, Quotient],
+    known: Indices,
 ) -> Escape | None:
     """`find_escape` for an `extent` that is known at run time, which `name` calls. `quotients` are
     the block indices that run over T.ceildiv(a, b) blocks."""
@@ -131,7 +137,7 @@ def find_run_time_escape(
     shift = (index - tested).constant
     if test.kind not in ("lt", "gt") or test.bound or not shift:
         return None
-    if not _reaches(tested, extent, quotients):
+    if not _reaches(tested, extent, quotients, known):
         return None
     if shift < 0:
         return Escape(str(shift), "what is tested is 0")
@@ -139,7 +145,9 @@ def find_run_time_escape(
     return Escape(f"{name}{more}", f"what is tested is {name} - 1")
 
 
-def _reaches(tested: Affine, extent: Affine, quotients: Mapping[Atom, Quotient]) -> bool:
+def _reaches(
+    tested: Affine, extent: Affine, quotients: Mapping[Value, Quotient], known: Indices
+) -> bool:
     """Whether `tested` takes every value from 0 to `extent` - 1, whatever that is: the index of a
     block times b, where there are T.ceildiv(extent, b) of them, plus all numbers below b."""
     blocks = [a for a in tested.terms if a in quotients]
@@ -151,10 +159,11 @@ def _reaches(tested: Affine, extent: Affine, quotients: Mapping[Atom, Quotient])
         return False
     count = 1
     rest = [(c, a) for a, c in tested.terms.items() if a is not block]
-    for factor, atom in sorted(rest, key=operator.itemgetter(0)):
-        if factor != count or not atom.dense or atom.lo != 0:
+    for factor, v in sorted(rest, key=operator.itemgetter(0)):
+        reach = known.of(v)
+        if factor != count or not reach.dense or reach.lo != 0:
             return False
-        count *= atom.extent
+        count *= reach.extent
     return count == part
 
 
@@ -165,10 +174,3 @@ def _beside(c: Comparison, shift: int, at: Any, size: int) -> Any:
     if shift:
         return (tested >= 0) & (tested < size)
     return (tested == size) & (c.kind == "le" and c.bound == size)
-
-
-def _evaluate(sum: Affine, values: dict[Atom, Any]) -> Any:
-    total = sum.const
-    for atom, factor in sum.terms.items():
-        total = total + factor * values[atom]
-    return total

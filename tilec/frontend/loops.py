@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from tilec.frontend.arithmetic import affine_of
 from tilec.frontend.branches import Branches, assigned_names, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
-from tilec.frontend.index import Affine, Atom
+from tilec.frontend.index import Reach
 from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
+from tilec.ir.intervals import add
 from tilec.ir.ops import Const, For, While, Yield
 from tilec.ir.types import BOOL, DType, ScalarType
 
@@ -127,19 +129,14 @@ class Loops(Branches):
 
     def _index(self, loop: Counted, value: Value) -> Scalar:
         lo, hi, step = loop.lo, loop.hi, loop.step
-        last: int | None = None
-        if isinstance(hi, int):
-            last = hi - 1
-            if isinstance(lo, int) and isinstance(step, int):
-                last = lo + (hi - 1 - lo) // step * step
-        elif hi.affine is not None:
-            top = hi.affine.interval().hi
-            last = None if top is None else top - 1
-        first = lo if isinstance(lo, int) else lo.affine.interval().lo if lo.affine else None
+        last = add(self.indices.reach(affine_of(hi))[1], -1)
+        if isinstance(hi, int) and isinstance(lo, int) and isinstance(step, int):
+            last = lo + (hi - 1 - lo) // step * step
+        first = self.indices.reach(affine_of(lo))[0]
         known = loop.trips is not None
         dense = known and step == 1 and loop.runs_through
-        atom = Atom(first, last, known, self.depth, dense=dense, name=value.name)
-        return Scalar(value, Affine(0, {atom: 1}))
+        reach = Reach(first, last, known, self.depth, dense=dense, name=value.name)
+        return self.scalar(value, reach)
 
     def _iterate(
         self, flags: LoopFlags, target: ast.expr, index: object, body: list[ast.stmt]

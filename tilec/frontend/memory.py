@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilec import language as T
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
-from tilec.frontend.index import Affine
+from tilec.frontend.index import Reach
 from tilec.frontend.values import (
     Buffer,
     Method,
@@ -19,6 +19,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir import core
+from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.ops import Binary, Load, Store, squeeze
@@ -222,6 +223,10 @@ class Memory(Arithmetic):
             sure = self._check_extent(element.buffer, dim, offset, 1, does) and sure
         return sure
 
+    def reach_of(self, index: int | Scalar) -> Reach:
+        """Where an index lies."""
+        return self.indices.reach_of(affine_of(index))
+
     def _warn_if_outside(
         self,
         buffer: Buffer,
@@ -231,7 +236,7 @@ class Memory(Arithmetic):
     ) -> None:
         """Warn of an access of a global tensor that no iteration makes inside its bounds."""
         for dim, (offset, extent) in enumerate(zip(offsets, extents)):
-            reach, size = affine_of(offset).interval(), static_int(buffer.shape[dim])
+            reach, size = self.reach_of(offset), static_int(buffer.shape[dim])
             # A tensor without elements has no bounds worth a word: nothing of it is ever touched.
             below = reach.hi is not None and reach.hi + extent <= 0 and size != 0
             above = reach.lo is not None and size is not None and reach.lo >= size > 0
@@ -258,9 +263,11 @@ class Memory(Arithmetic):
         """Warn of an access that the user has guarded, and that is out of bounds nevertheless."""
         if size is None:
             extent, name = affine_of(buffer.shape[dim]), str(buffer.type.shape[dim])
-            found = find_run_time_escape(index, extent, name, self.guards, self.block_quotients)
+            found = find_run_time_escape(
+                index, extent, name, self.guards, self.block_quotients, self.indices
+            )
         else:
-            found, name = find_escape(index, size, self.guards), str(size)
+            found, name = find_escape(index, size, self.guards, self.indices), str(size)
         if found is None:
             return
         what = "the safe value is read" if does == "reads" else "nothing is written"
@@ -278,14 +285,13 @@ class Memory(Arithmetic):
         self, buffer: Buffer, dim: int, offset: int | Scalar, extent: int, does: str
     ) -> bool:
         size = buffer.type.static_shape[dim]
-        affine = affine_of(offset)
-        reach = affine.interval()
+        reach = self.reach_of(offset)
         below = reach.lo is not None and reach.lo < 0
         above = reach.hi is not None and reach.hi + extent > size
         always = (reach.hi is not None and reach.hi < 0) or (
             reach.lo is not None and reach.lo + extent > size
         )
-        runs = reach.attained and affine.depth() >= self.depth
+        runs = reach.attained and reach.depth >= self.depth
         if always or (runs and (below or above)):
             at = reach.lo if below else None if reach.hi is None else reach.hi + extent - 1
             at = reach.lo + extent - 1 if at is None and reach.lo is not None else at

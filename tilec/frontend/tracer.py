@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.context import Frame
-from tilec.frontend.index import Affine, Atom
+from tilec.frontend.index import Reach
 from tilec.frontend.outputs import contiguous_strides, size_text
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
 from tilec.frontend.statements import Statements
@@ -190,7 +190,7 @@ class _KernelTracer(Statements):
         if extent not in self.size_params:
             value = Value(ScalarType(self.index_dtype), extent)
             self.size_params[extent] = Param(value, "size", tensor, dim)
-            self.size_values.setdefault(extent, Scalar(value, Affine(0, {Atom(0): 1})))
+            self.size_values.setdefault(extent, self.scalar(value, Reach(0)))
         return self.size_values[extent]
 
     def _stride_of(self, tensor: str, dim: int, stride: int | str) -> int | Scalar:
@@ -387,7 +387,7 @@ class _KernelTracer(Statements):
             index = block_index(self, dim, static_int(e), named)
             quotient = self.quotients.get(e.value) if isinstance(e, Scalar) else None
             if quotient is not None and index.affine is not None:
-                self.block_quotients |= {a: quotient for a in index.affine.terms}
+                self.block_quotients |= dict.fromkeys(index.affine.terms, quotient)
             if isinstance(name, ast.Name):
                 index.value.name = name.id
             indices.append(index)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from tilec import language as T
-from tilec.frontend.index import Affine
+from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.loc import Loc
 from tilec.ir.types import BufferType, DType

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tilec import language as T
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.index import Affine, Atom
+from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_number
 from tilec.frontend.words import (
     Call,
@@ -27,8 +27,8 @@ def block_index(t: Expressions, dim: int, extent: int | None = None, name: str =
     """Index of this block along `dim`, in the kernel's index dtype; `extent` if it is known."""
     hi = None if extent is None else extent - 1
     known = hi is not None and hi >= 0
-    affine = Affine(0, {Atom(0, hi, attained=hi is not None, dense=known, name=name): 1})
-    return t.to_index(t.emit_scalar(BlockIndex, dim, affine=affine))
+    reach = Reach(0, hi, attained=hi is not None, dense=known, name=name)
+    return t.to_index(t.emit_scalar(BlockIndex, dim, reach=reach))
 
 
 def _axis(t: Expressions, c: Call, name: str) -> int:
@@ -54,8 +54,7 @@ def get_block_binding(t: Expressions, c: Call) -> Scalar:
 
 @word(T.num_programs)
 def num_programs(t: Expressions, c: Call) -> Scalar:
-    affine = Affine(0, {Atom(1): 1})
-    return t.to_index(t.emit_scalar(GridSize, _axis(t, c, "axis"), affine=affine))
+    return t.to_index(t.emit_scalar(GridSize, _axis(t, c, "axis"), reach=Reach(1)))
 
 
 @word(T.get_thread_binding)
@@ -79,7 +78,7 @@ def _thread(t: Expressions, c: Call) -> Scalar:
             f"T.{c.word} cannot stand in T.Parallel (line {t.parallel.line})",
             "its iterations are not bound to threads; ask for the index before the loop",
         )
-    return t.to_index(t.emit_scalar(ThreadIndex, affine=Affine(0, {Atom(0): 1})))
+    return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
 
 
 # --- maths ----------------------------------------------------------------------------------------

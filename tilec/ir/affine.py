@@ -121,28 +121,33 @@ class Forms:
     def note(self, o: Op) -> None:
         """Find the sum that an op of `LINEAR` makes; its operands have been noted."""
         parts = [self.form(v) for v in o.operands]
-        made = self._sum(o, parts) if self._is_exact(o, parts) else None
+        made = None if self.result_range(o, parts) is None else self._sum(o, parts)
         if made is None or len(made.terms) > _MOST_TERMS:
             made = self.unknown(o, parts)
         self._forms[o.results[0]] = made
 
-    def _is_exact(self, o: Op, parts: Sequence[Affine]) -> bool:
-        """Whether the result is that of the integers: nothing wraps."""
+    def result_range(self, o: Op, parts: Sequence[Affine]) -> Range | None:
+        """Bounds of what `o` makes of its operands; None if it may wrap, or is no integer."""
         t = o.results[0].type
         if not isinstance(t, ScalarType) or t.dtype.kind not in ("int", "uint"):
-            return False
+            return None
+        found: Range = (None, None)
+        unsure = not _is_index(t.dtype)
         match o:
+            case Const(value=int() as n):
+                found = n, n
             case Cast(operand=x):
                 found = self.reach(parts[0])
-                wraps = x.dtype.kind == "uint" and x.dtype.bits >= t.dtype.bits
-                if wraps or x.dtype.kind not in ("int", "uint"):
-                    return None not in found and _fits(found, t.dtype)
-                return _fits(found, t.dtype)
+                unsure = unsure or x.dtype.kind == "uint" and x.dtype.bits >= t.dtype.bits
             case Binary(kind=kind) if kind in RANGES:
-                return _fits(RANGES[kind](*map(self.reach, parts)), t.dtype)
-            case Unary():
-                return _fits(negate(self.reach(parts[0])), t.dtype)
-        return True
+                found = RANGES[kind](*map(self.reach, parts))
+            case Unary(kind="neg"):
+                found = negate(self.reach(parts[0]))
+        if unsure and None in found:
+            return None
+        (lo, hi), (least, most) = found, dtype_range(t.dtype)
+        inside = (lo is None or lo >= least) and (hi is None or hi <= most)
+        return found if inside else None
 
     def _sum(self, o: Op, parts: Sequence[Affine]) -> Affine | None:
         match o:
@@ -200,14 +205,6 @@ def _bounds(found: Range, dtype: DType) -> Range:
     limits = dtype_range(dtype)
     lo, hi = (None if n == limit else n for n, limit in zip(found, limits))
     return lo, hi
-
-
-def _fits(found: Range, dtype: DType) -> bool:
-    """Whether a result lies in the range of its dtype."""
-    (lo, hi), (least, most) = found, dtype_range(dtype)
-    if None in found and not _is_index(dtype):
-        return False
-    return (lo is None or lo >= least) and (hi is None or hi <= most)
 
 
 class Origins:
