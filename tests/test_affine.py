@@ -97,12 +97,14 @@ def wrapping(A: T.Tensor((T.dynamic("N"),), "float32"), B: T.Tensor((257,), "flo
             B[i] = A[T.int32(T.uint8(i))]
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 def test_an_index_that_wraps_is_no_sum(target: str) -> None:
     """At both ends of the tile it is 0, but in between it leaves the tensor."""
     a, b = np.arange(1, 21, dtype="float32"), np.full(257, -1, "float32")
-    report = tilec.simulate(wrapping, a, b, target=target)
-    assert not report.findings
+    if target == "cpu":
+        wrapping(a, b)
+    else:
+        assert not tilec.simulate(wrapping, a, b, target=target).findings
     index = np.arange(257) % 256
     np.testing.assert_array_equal(b, np.where(index < 20, index + 1, 0))
 

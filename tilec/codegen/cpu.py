@@ -29,7 +29,7 @@ from tilec.codegen.cpu_print import emit_print
 from tilec.codegen.cpu_threads import expand_threads
 from tilec.codegen.cpu_tiles import expand_tiles
 from tilec.codegen.lanes import constant, memory_type
-from tilec.ir.analysis import Facts
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Param, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Inst, Val, int_val
@@ -60,7 +60,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     func = expand_threads(func.with_body(expand_tiles(func.body)))
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
-    e = Emitter(fn, machine, Facts(func), _GRID, MicroKernels(machine), _HANDLERS)
+    e = Emitter(fn, machine, facts_of(func), _GRID, MicroKernels(machine), _HANDLERS)
     metadata = _tell_apart(e, func)
     for i, p in enumerate(func.params):
         _bind(e, p, i)

@@ -19,8 +19,9 @@ from typing import Any
 
 from tilec.codegen.cpu_access import Index, Ramp, memory_type_bytes
 from tilec.codegen.cpu_emitter import Emitter
-from tilec.codegen.cpu_parallel import Check, Linear, LoopFacts, varying
+from tilec.codegen.cpu_parallel import Check, LoopFacts, varying
 from tilec.codegen.lanes import constant, iota, lanes_of, mangled, shaped, splat
+from tilec.ir.affine import Affine
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Phi, Val, int_val
@@ -287,7 +288,7 @@ def _guards(loop: LoopFacts) -> tuple[Proofs, Proofs, list[Check], list[str]]:
     """
     fast: Proofs = {}
     slow: Proofs = {}
-    checks: dict[Check, None] = {}
+    checks: list[Check] = []
     units: dict[str, None] = {}
     for o in walk(loop.loop.body):
         if not isinstance(o, (Load, Store)):
@@ -298,11 +299,11 @@ def _guards(loop: LoopFacts) -> tuple[Proofs, Proofs, list[Check], list[str]]:
         found = [loop.check(i, extent) for i, extent in zip(o.indices, buffer.shape)]
         fast[id(o)] = tuple(c is not None for c in found)
         slow[id(o)] = tuple(c is True for c in found)
-        checks.update((c, None) for c in found if isinstance(c, Check))
+        checks += [c for c in found if isinstance(c, Check) and c not in checks]
         last = (buffer.strides or (1,))[-1]
         if isinstance(last, str):
             units[last] = None
-    return fast, slow, list(checks), list(units)
+    return fast, slow, checks, list(units)
 
 
 def _holds(e: Emitter, checks: Sequence[Check], units: Sequence[str]) -> Val | None:
@@ -319,9 +320,9 @@ def _holds(e: Emitter, checks: Sequence[Check], units: Sequence[str]) -> Val | N
     return made
 
 
-def _sum(e: Emitter, linear: Linear) -> Val:
-    total = int_val(linear.constant, "i64")
-    for value, factor in linear.terms:
+def _sum(e: Emitter, sum: Affine) -> Val:
+    total = int_val(sum.const, "i64")
+    for value, factor in sum.terms.items():
         (wide,) = e.indices([value])
         assert isinstance(wide, Val)
         total = e.fn.add(total, e.fn.mul(wide, int_val(factor, "i64")))

@@ -1,13 +1,12 @@
 """What must be known of a `parallel` loop before it is spelled as vector code.
 
-Three questions, each answered by a walk over the loop's body:
+Three questions, the first two of which `Facts` answers:
 
-- `Linear`: between which numbers does an index lie over the whole loop? The ends are sums of values
+- `LoopFacts.ends`: between which sums does an index lie over the whole loop? The sums are of values
   from outside the loop, so that one comparison before the loop can stand for a guard on every
-  access (`checks`).
-- `coefficient`: how much does an index grow when one loop index grows by one? From this the loop
-  index that runs along the lanes of vectors is chosen: the one along which most accesses are
-  contiguous (`vector_dimension`).
+  access (`check`).
+- `vector_dimension`: which loop index runs along the lanes of vectors? That along which most
+  accesses are contiguous.
 - `varying`: which values differ between lanes once that index is chosen?
 """
 
@@ -16,47 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Block, Op, Value, inputs, upstream, walk
-from tilec.ir.ops import (
-    Alloc,
-    Binary,
-    Cast,
-    Const,
-    For,
-    If,
-    Load,
-    Parallel,
-    Store,
-    While,
-    yielded,
-)
+from tilec.ir.core import Block, Value, walk
+from tilec.ir.ops import Alloc, For, If, Load, Parallel, Store, While, yielded
 from tilec.ir.types import Extent
 
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """constant + sum of factor * value, the values being defined outside the loop."""
-
-    constant: int = 0
-    terms: tuple[tuple[Value, int], ...] = ()
-
-    def plus(self, other: Linear, factor: int = 1) -> Linear:
-        terms = dict(self.terms)
-        for value, n in other.terms:
-            terms[value] = terms.get(value, 0) + factor * n
-        kept = tuple((v, n) for v, n in terms.items() if n)
-        return Linear(self.constant + factor * other.constant, kept)
-
-    def shifted(self, by: int) -> Linear:
-        return Linear(self.constant + by, self.terms)
-
-    def at_least_zero(self, facts: Facts) -> bool:
-        """Whether it can be proved, without running anything."""
-        return self.constant >= 0 and all(n > 0 and facts.non_negative(v) for v, n in self.terms)
-
-
-Interval = tuple[Linear, Linear]  # both ends included
+Ends = tuple[Affine, Affine]  # both included
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,87 +30,49 @@ class Check:
     loop.
     """
 
-    low: Linear | None
-    high: Linear | None
+    low: Affine | None
+    high: Affine | None
     extent: Extent
 
 
 @dataclass
 class LoopFacts:
-    """A parallel loop, and what has been found out about it."""
+    """A parallel loop, and what has been found out about it. `unknowns`: the ends of the terms of
+    sums that are computed inside."""
 
     loop: Parallel
     facts: Facts
-    inside: dict[Value, Op] = field(default_factory=dict)
-    ranges: dict[Value, Interval | None] = field(default_factory=dict)
-    growth: dict[Value, dict[Value, int | None]] = field(default_factory=dict)
+    unknowns: dict[Value, Ends | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for arg, extent in zip(self.loop.body.args, self.loop.extents):
-            self.ranges[arg] = (Linear(), Linear(extent - 1))
         for o in walk(self.loop.body):
-            for r in o.results:
-                self.inside[r] = o
-            for region in o.regions:
-                for arg in region.args:
-                    self.ranges.setdefault(arg, None)
-            if isinstance(o, Parallel):
-                for arg, extent in zip(o.body.args, o.extents):
-                    self.ranges[arg] = (Linear(), Linear(extent - 1))
-            elif isinstance(o, For):
-                self.ranges[o.body.args[0]] = self._index(o)
+            for v in (*o.results, *(arg for region in o.regions for arg in region.args)):
+                self.unknowns[v] = self._bounds(v)
+            if isinstance(o, For):
+                self.unknowns[o.body.args[0]] = self._index(o)
+        for arg in self.loop.body.args:
+            self.unknowns[arg] = self._bounds(arg)
 
-    def _index(self, o: For) -> Interval | None:
-        low, high, step = self.interval(o.lo), self.interval(o.hi), self.interval(o.step)
-        rising = step is not None and step[0].constant > 0 and not step[0].terms
-        return (low[0], high[1].shifted(-1)) if rising and low and high else None
+    def _bounds(self, v: Value) -> Ends | None:
+        lo, hi = self.facts.range(v)
+        return None if lo is None or hi is None else (Affine(lo), Affine(hi))
 
-    def interval(self, v: Value) -> Interval | None:
-        """Between what ends `v` lies whenever the body runs; None if that is not known."""
-        for o in upstream((v,), self.inside, self.ranges):
-            for r in o.results:
-                self.ranges[r] = self._interval(r, o)
-        if v not in self.ranges:
-            same = self._outside(v)
-            self.ranges[v] = same, same
-        return self.ranges[v]
+    def _index(self, o: For) -> Ends | None:
+        low, high, step = self.ends(o.lo), self.ends(o.hi), self.facts.range(o.step)[0]
+        rising = step is not None and step > 0
+        return (low[0], high[1] - Affine(1)) if rising and low and high else None
 
-    def _interval(self, v: Value, o: Op) -> Interval | None:
-        match o:
-            case Const(value=int() as n):
-                return Linear(int(n)), Linear(int(n))
-            case Cast(operand=x) if x.dtype.is_int and v.dtype.is_int and v.dtype.bits >= 32:
-                return self.interval(x)
-            case Binary(kind="add" | "sub" as kind, lhs=lhs, rhs=rhs):
-                a, b = self.interval(lhs), self.interval(rhs)
-                if not a or not b:
-                    return None
-                if kind == "add":
-                    return a[0].plus(b[0]), a[1].plus(b[1])
-                return a[0].plus(b[1], -1), a[1].plus(b[0], -1)
-            case Binary(kind="mul", lhs=lhs, rhs=rhs):
-                a, b = self.interval(lhs), self.interval(rhs)
-                if not a or not b:
-                    return None
-                return _scaled(a, b) or _scaled(b, a)
-            case Binary(kind="mod", rhs=rhs):
-                period = self._constant(rhs)
-                return (Linear(), Linear(period - 1)) if period and period > 0 else None
-            case Binary(kind="floordiv", lhs=lhs, rhs=rhs):
-                a, by = self.interval(lhs), self._constant(rhs)
-                if not a or a[0].terms or a[1].terms or not by or by < 0:
-                    return None
-                return Linear(a[0].constant // by), Linear(a[1].constant // by)
-            case _:
+    def ends(self, v: Value) -> Ends | None:
+        """Between what sums `v` lies whenever the body runs; None if that is not known."""
+        form = self.facts.form(v)
+        low = high = Affine(form.const)
+        for term, n in form.terms.items():
+            found = self.unknowns.get(term, (Affine.of(term),) * 2)
+            if found is None:
                 return None
-
-    def _outside(self, v: Value) -> Linear:
-        known = self.facts.constant(v) if v.dtype.is_int else None
-        return Linear(known) if known is not None else Linear(0, ((v, 1),))
-
-    def _constant(self, v: Value) -> int | None:
-        got = self.interval(v)
-        return got[0].constant if got and got[0] == got[1] and not got[0].terms else None
+            first, last = found if n > 0 else found[::-1]
+            low, high = low + first.scaled(n), high + last.scaled(n)
+        return low, high
 
     # --- guards ---
 
@@ -153,57 +80,27 @@ class LoopFacts:
         """What must be tested so that no access by `index` leaves [0, extent): a Check; True if
         nothing; None if no test before the loop can tell.
         """
-        got = self.interval(index)
-        if got is None:
+        got, (least, most) = self.ends(index), self.facts.range(index)
+        above = least is not None and least >= 0
+        below = isinstance(extent, int) and most is not None and most < extent
+        if got is not None:
+            low, high = got
+            above = above or self._is_at_least_zero(low)
+            if isinstance(extent, int):
+                below = below or self._is_at_least_zero(Affine(extent - 1) - high)
+        if above and below:
+            return True
+        if got is None or (not above and low.constant is not None):
+            return None  # it may leave the tensor, whatever the values outside are
+        if not below and isinstance(extent, int) and high.constant is not None:
             return None
-        low: Linear | None = got[0]
-        high: Linear | None = got[1]
-        if got[0].at_least_zero(self.facts):
-            low = None
-        if isinstance(extent, int):
-            if Linear(extent - 1).plus(got[1], -1).at_least_zero(self.facts):
-                high = None
-            elif not got[1].terms:
-                return None  # it does leave the tensor
-        if low is not None and not low.terms and low.constant < 0:
-            return None
-        return True if low is None and high is None else Check(low, high, extent)
+        return Check(None if above else low, None if below else high, extent)
+
+    def _is_at_least_zero(self, a: Affine) -> bool:
+        least = self.facts.reach(a)[0]
+        return least is not None and least >= 0
 
     # --- lanes ---
-
-    def coefficient(self, v: Value, arg: Value) -> int | None:
-        """By how much `v` grows with `arg`; None if that is no constant."""
-        known = self.growth.setdefault(arg, {arg: 1})
-
-        def part(x: Value) -> int | None:
-            if x in known or x in self.inside:
-                return known.get(x)
-            return 0 if self.ranges.get(x, ()) is not None else None
-
-        for o in upstream((v,), self.inside, known):
-            found = self._growth(o, [part(x) for x in inputs(o)])
-            known.update((r, found) for r in o.results)
-        return part(v)
-
-    def _growth(self, o: Op, parts: list[int | None]) -> int | None:
-        """`coefficient` of what `o` makes, from those of its inputs."""
-        if o.region_fields:
-            return None
-        if all(p == 0 for p in parts):
-            return 0
-        match o, parts:
-            case Binary(kind="add"), [int() as x, int() as y]:
-                return x + y
-            case Binary(kind="sub"), [int() as x, int() as y]:
-                return x - y
-            case Binary(kind="mul", lhs=lhs, rhs=rhs), [int() as x, int() as y]:
-                a, b = self._constant(lhs), self._constant(rhs)
-                if b is not None:
-                    return x * b
-                return y * a if a is not None else None
-            case Cast(), [part] if o.result.dtype.is_int and o.operand.dtype.is_int:
-                return part
-        return None
 
     def vector_dimension(self) -> int:
         """Which loop index should run along the lanes."""
@@ -222,7 +119,7 @@ class LoopFacts:
                 continue
             buffer = o.source if isinstance(o, Load) else o.dest
             weight = 1.0 if isinstance(o, Load) else 2.0
-            parts = [self.coefficient(i, arg) for i in o.indices]
+            parts = [self.facts.slope(i, arg) for i in o.indices]
             *outer, last = parts or [0]
             strides = buffer.buffer.strides
             unit = (
@@ -233,15 +130,6 @@ class LoopFacts:
             else:
                 score += weight
         return score * min(self.loop.extents[d], 16)
-
-
-def _scaled(a: Interval, b: Interval) -> Interval | None:
-    """a * b where b is one number."""
-    if b[0] != b[1] or b[0].terms:
-        return None
-    n = b[0].constant
-    ends = tuple(Linear().plus(end, n) for end in a)
-    return (ends[0], ends[1]) if n >= 0 else (ends[1], ends[0])
 
 
 def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
