@@ -14,7 +14,7 @@ from tilec.jit.compiled import FEW_SPILLED
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 
-HOPPER, AMPERE, MI300 = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942"
+HOPPER, AMPERE, MI300, MI355 = "cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "hip:gfx950"
 
 
 def compiled(kernel: Any, target: str, *specs: Any) -> str:
@@ -91,6 +91,15 @@ NARROW = [
     (Product(*F32, (64, 64, 16), threads=256), MI300, "v_mfma_f32_32x32x2_f32"),
     (Product("float64", "float64", "float64", "float64", (64, 64, 16), threads=256), MI300,
      "v_mfma_f64_16x16x4_f64"),
+    (Product("float16", "float16", "float32", "float16", (128, 128, 64), threads=256), MI355,
+     "v_mfma_f32_32x32x16_f16"),
+    (Product("bfloat16", "bfloat16", "float32", "bfloat16", (16, 64, 32)), MI355,
+     "v_mfma_f32_16x16x32_bf16"),
+    (Product("int8", "int8", "int32", "int32", (128, 128, 64), threads=256), MI355,
+     "v_mfma_i32_32x32x32_i8"),
+    (Product(E5, E4, "float32", "float16", (128, 128, 64), threads=256), MI355,
+     "v_mfma_f32_32x32x16_bf8_fp8"),
+    (Product(*F32, (128, 128, 32), threads=256, **TF32), MI355, "v_mfma_f32_32x32x2_f32"),
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilec.codegen.selectable import check_intrinsics
 from tilec.ir import types as dt
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
@@ -29,7 +30,7 @@ from tilec.ir.instr import (
 )
 from tilec.ir.instr.machine import nothing
 from tilec.ir.layout import Layout
-from tilec.target import TARGETS
+from tilec.target import TARGETS, find_target
 
 NUMPY = {
     "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "tf32": np.float32,
@@ -511,13 +512,15 @@ def test_wgmma_refuses_operands_it_cannot_read():
         find_row("wgmma.m64n8k32.i8").product(1, (0,), (0,), b_transposed=True)
 
 
-def test_llvm_takes_the_mfma_rows():
+@pytest.mark.parametrize("name", ["hip:gfx942", "hip:gfx950"])
+def test_llvm_takes_the_mfma_rows(name):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    target = find_target(name)
     machine = llvm.Target.from_triple("amdgcn-amd-amdhsa").create_target_machine(
-        cpu="gfx942", opt=3
+        cpu=target.arch, opt=3
     )
-    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, MfmaRow)]
+    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, MfmaRow) and target.has(r.feature)]
     text = ""
     for i, row in enumerate(rows):
         f = row.intrinsic()
@@ -529,6 +532,7 @@ def test_llvm_takes_the_mfma_rows():
             f"  %d = call {f.output} @{f.name}({', '.join(params)}{constants})\n"
             f"  store {f.output} %d, ptr addrspace(1) %out\n  ret void\n}}\n"
         )
+    check_intrinsics(text, target)
     module = llvm.parse_assembly('target triple = "amdgcn-amd-amdhsa"\n' + text)
     assembly = machine.emit_assembly(module)
     words = {"fp8": "fp8", "e4m3": "fp8", "e5m2": "bf8", "tf32": "xf32", "i32": "i32"}

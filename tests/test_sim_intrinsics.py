@@ -232,19 +232,28 @@ def test_float8_of_ptx(word: str) -> None:
     np.testing.assert_array_equal(back[1].astype(np.float32), want.astype(np.float32))
 
 
-@pytest.mark.parametrize("word", ["fp8", "bf8"])
-def test_float8_of_amd(word: str) -> None:
-    kind = {"fp8": ml_dtypes.float8_e4m3fnuz, "bf8": ml_dtypes.float8_e5m2fnuz}[word]
+@pytest.mark.parametrize(
+    ("target", "word", "kind", "nan"),
+    [
+        ("hip:gfx942", "fp8", ml_dtypes.float8_e4m3fnuz, 0x80),
+        ("hip:gfx942", "bf8", ml_dtypes.float8_e5m2fnuz, 0x80),
+        ("hip:gfx950", "fp8", ml_dtypes.float8_e4m3fn, 0x7F),
+        ("hip:gfx950", "bf8", ml_dtypes.float8_e5m2, 0x7F),
+    ],
+)
+def test_float8_of_amd(target: str, word: str, kind: Any, nan: int) -> None:
+    m = Bench(128, target).agent()
     x = (RNG.standard_normal(100) * 5).astype(np.float32)
     y = x[::-1].copy()
     x[0] = np.nan
     old = np.full(100, 0x12345678, np.int32)
-    got = [of(f"llvm.amdgcn.cvt.pk.{word}.f32", x, y, old, np.bool_(h)) for h in (False, True)]
+    name = f"llvm.amdgcn.cvt.pk.{word}.f32"
+    got = [of(name, x, y, old, np.bool_(h), m=m) for h in (False, True)]
     assert (got[0].view(np.uint32) >> 16 == 0x1234).all() and (got[1] & 0xFFFF == 0x5678).all()
     for number, want in enumerate((x, y)):
-        value = of(f"llvm.amdgcn.cvt.f32.{word}", got[0], np.int32(number))
+        value = of(f"llvm.amdgcn.cvt.f32.{word}", got[0], np.int32(number), m=m)
         np.testing.assert_array_equal(value, want.astype(kind).astype(np.float32))
-    assert got[0].view(np.uint32)[0] & 255 == 0x80
+    assert got[0].view(np.uint32)[0] & 255 == nan
 
 
 # --- lanes ---

@@ -26,6 +26,7 @@ from tilec.sim.matrices import kind_of
 from tilec.sim.places import SHARED_BASE
 from tilec.sim.tensors import TensorMap
 from tilec.sim.undefined import UNDEF
+from tilec.target import TARGETS
 
 RNG = np.random.default_rng(7)
 
@@ -81,11 +82,23 @@ def test_mma(name):
     assert not bench.kinds
 
 
-@pytest.mark.parametrize("name", [n for n, r in MATRIX_ROWS.items() if isinstance(r, MfmaRow)])
-def test_mfma(name):
+AMD = [t for t in TARGETS.values() if t.kind == "hip"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(n, t.name, id=f"{n}-{t.arch}")
+        for n, r in MATRIX_ROWS.items()
+        for t in AMD
+        if isinstance(r, MfmaRow) and t.has(r.feature)
+    ],
+)
+def test_mfma(name, target):
     row = find_row(name)
-    bench = Bench(128, "hip:gfx942")
-    kinds = [kind_of(t, fnuz=True) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    bench = Bench(128, target)
+    fnuz = bench.target.has("float8_fnuz")
+    kinds = [kind_of(t, fnuz) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
     shapes = ((row.m, row.k), (row.k, row.n), (row.m, row.n))
     form = row.intrinsic()
     operands, want = [[], [], []], []
@@ -95,7 +108,7 @@ def test_mfma(name):
         for x, layout, held in zip(tiles, (row.a, row.b, row.c), operands):
             held.append(registers_of(layout, x)[..., 0].T)  # lane, reg
     llvm = {"half": np.float16, "i16": np.int16, "i32": np.int32, "float": np.float32}
-    llvm |= {"i64": np.int64, "double": np.float64}
+    llvm |= {"i64": np.int64, "double": np.float64, "bfloat": ml_dtypes.bfloat16}
 
     def value(parts, type):
         held = np.ascontiguousarray(np.concatenate(parts))

@@ -76,18 +76,33 @@ _MI300X = Speeds(
     l2=40.0,
     shared=128.0,
     vector=128.0,
-    products=(("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0)),
+    products=(
+        ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma_xf32.32", 1024.0), ("mfma.32", 256.0),
+    ),
     latency=1.2e-6,
     launch=4.0e-6,
-)
+)  # fmt: skip
+_MI355X = Speeds(
+    clock=2.0e9,
+    dram=6.0e12,
+    l2=40.0,
+    shared=128.0,
+    vector=128.0,
+    products=(
+        ("mfma_cdna4.8", 8192.0), ("mfma_cdna4.16", 4096.0),
+        ("mfma.8", 4096.0), ("mfma.16", 2048.0), ("mfma.32", 256.0), ("mfma.64", 128.0),
+    ),
+    latency=1.2e-6,
+    launch=4.0e-6,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Residency:
     """What one multiprocessor (compute unit) holds at once: `threads`, `blocks`, bytes of shared
     memory, `reserved` ones of them for each block; `unit`: registers are given out to warps in
-    multiples of it. CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA3 instruction set,
-    section 3.6."""
+    multiples of it. CUDA C++ Programming Guide, "Compute Capabilities"; AMD CDNA3 and CDNA4
+    instruction sets, section 3.6."""
 
     threads: int
     blocks: int
@@ -105,7 +120,7 @@ class Target:
     no limit is known); `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
     hand; `residency` how many blocks share one (None: unknown); `speeds` what predictions count
-    with."""
+    with; `llvm_features` what LLVM's code generator is told besides `arch`."""
 
     name: str
     kind: str
@@ -121,20 +136,30 @@ class Target:
     features: frozenset[str] = field(default_factory=frozenset)
     residency: Residency | None = None
     speeds: Speeds = Speeds()
+    llvm_features: str = ""
 
     def has(self, feature: str) -> bool:
-        """Whether the machine has `feature`, e.g. "mma", "ldmatrix", "cp_async", "wgmma", "tma",
-        "mfma", "float8_fnuz" (float8 without infinities and negative zero)."""
+        """Whether the machine has `feature`: instructions ("mma", "mma_fp8", "ldmatrix",
+        "stmatrix", "cp_async", "wgmma", "tma", "mbarrier", "setmaxnreg", "cluster"; "mfma",
+        "mfma_xf32", "mfma_cdna4"; "lds_dma_128": loads to LDS of more than 4 bytes per lane), or
+
+        - "float8_fnuz": its float8 has no infinities and no negative zero (else OCP's);
+        - "global_barrier": a block's barrier orders its accesses to global memory too;
+        - "printf": kernels can print;
+        - "min_blocks": its assembler takes the least number of blocks that share a multiprocessor.
+        """
         return feature in self.features
 
     def __str__(self) -> str:
         return self.name
 
 
-_SM80 = frozenset({"mma", "ldmatrix", "cp_async"})
+_CUDA = frozenset({"printf", "global_barrier", "min_blocks"})
+_SM80 = _CUDA | {"mma", "ldmatrix", "cp_async"}
 _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "mma_fp8"}
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
-# frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled.
+# frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the
+# oldest that has all of an architecture's instructions: the newest drivers are not needed.
 _CUDA_LOCAL = 512 << 10
 _SCRATCH = 127 << 10
 
@@ -152,6 +177,7 @@ TARGETS: dict[str, Target] = {
             features=_SM80,
             residency=Residency(2048, 32, 167_936, 1024, 256),
             speeds=_A100,
+            llvm_features="+ptx70",
         ),
         Target(
             "cuda:sm_90a",
@@ -164,6 +190,7 @@ TARGETS: dict[str, Target] = {
             features=_SM90,
             residency=Residency(2048, 32, 233_472, 1024, 256),
             speeds=_H200,
+            llvm_features="+ptx84",
         ),
         Target(
             "hip:gfx942",
@@ -176,11 +203,26 @@ TARGETS: dict[str, Target] = {
             max_registers_per_thread=512,
             multiprocessors=304,
             fragment_registers=192,
-            features=frozenset({"mfma", "float8_fnuz"}),
+            features=frozenset({"mfma", "mfma_xf32", "float8_fnuz"}),
             residency=Residency(2048, 32, 65_536, 0, 512),
             speeds=_MI300X,
         ),
-        Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1),
+        Target(
+            "hip:gfx950",
+            "hip",
+            "gfx950",
+            64,
+            163_840,
+            _SCRATCH,
+            registers=131_072,
+            max_registers_per_thread=512,
+            multiprocessors=256,
+            fragment_registers=192,
+            features=frozenset({"mfma", "mfma_cdna4", "lds_dma_128"}),
+            residency=Residency(2048, 32, 163_840, 0, 512),
+            speeds=_MI355X,
+        ),
+        Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1, features=frozenset({"printf"})),
     )
 }
 
@@ -191,9 +233,11 @@ _OTHER_NAMES = {
     **dict.fromkeys(("h100", "h200", "hopper", "cuda:sm_90", "sm_90"), "cuda:sm_90a"),
     **dict.fromkeys(("a100", "ampere", "sm_80"), "cuda:sm_80"),
     **dict.fromkeys(("mi300", "mi300x", "gfx942"), "hip:gfx942"),
+    **dict.fromkeys(("mi350", "mi350x", "mi355x", "gfx950"), "hip:gfx950"),
     **dict.fromkeys(("x86", "host", "llvm", "c"), "cpu"),
 }
-NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx950", "hip:gfx1100")
+PROPOSED = {"cuda": "cuda:sm_90a", "hip": "hip:gfx942"}  # of a vendor's machines, by messages
+NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx1100")
 
 
 def meant_target(name: object) -> str:
@@ -202,7 +246,8 @@ def meant_target(name: object) -> str:
 
 
 def find_target(name: str) -> Target:
-    """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "cpu").
+    """The target called `name` ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942",
+    "hip:gfx950", "cpu").
 
     Raises TargetError for a name that is planned but not built, and for one that is unknown (with
     the nearest name that exists)."""

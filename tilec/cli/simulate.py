@@ -15,7 +15,7 @@ from tilec.cli.arguments import Words, make_arguments, read_words
 from tilec.cli.kernels import find_kernel
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TargetError, TilecError
-from tilec.jit.simulate import simulate, simulated_target
+from tilec.jit.simulate import GPU_TARGETS, simulate, simulated_target
 from tilec.kernel import Kernel
 from tilec.sim.launch import DEFAULT_STEPS
 from tilec.sim.report import Report
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--target",
         action="append",
-        help=f"{DEFAULT_TARGET} (default), cuda:sm_80, hip:gfx942; may be repeated",
+        help=f"one of {', '.join(GPU_TARGETS)} ({DEFAULT_TARGET}); may be repeated",
     )
     add("--blocks", help="4: the first four; [0,5] or [(0,1)]: these")
     add("--no-checks", action="store_true", help="numbers only, faster")

@@ -9,48 +9,31 @@ not yet seen what the loop's end leaves).
 
 from __future__ import annotations
 
-import math
-
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
-from tilec.codegen.numerics import Format, encode
+from tilec.codegen.numerics import FORMATS, FORMATS_FNUZ
 from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import MfmaRow, find_row
+from tilec.ir.instr import FLOAT8_NAMES, MfmaRow, find_row
 from tilec.ir.llvm import Val, float_val, int_val
-from tilec.ir.types import FLOAT8_E4M3, FLOAT8_E5M2, DType
+from tilec.ir.types import DType
 
 DIMS = "xyz"
 LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
 # The immediate of s_waitcnt (MI300 ISA, "S_WAITCNT"): bits 0 to 3, 14 and 15 vmcnt, 4 to 6 expcnt,
 # 8 to 11 lgkmcnt. All ones wait for nothing.
 LDS_DONE = 0xC07F
-# AMD's name of each float8 and its format (MI300 ISA, "FP8 and BF8 formats").
-FNUZ_NAN = 0x80
-FNUZ = {
-    FLOAT8_E4M3: ("fp8", Format(8, 3, 8, 0x7F, FNUZ_NAN, None, True)),
-    FLOAT8_E5M2: ("bf8", Format(8, 2, 16, 0x7F, FNUZ_NAN, None, True)),
-}
-LARGEST = {FLOAT8_E4M3: 240.0, FLOAT8_E5M2: 57344.0}
 
 
 class AmdgpuScalars(GpuScalars):
-    """Fast forms of the vector ALU. float8 is the FNUZ kind here: no infinities, one nan, no
-    negative zero."""
-
-    def literal(self, value: bool | int | float, dtype: DType) -> Val:
-        if dtype not in FNUZ:
-            return super().literal(value, dtype)
-        bits = encode(float(value), FNUZ[dtype][1])
-        negative_zero = bits == FNUZ_NAN and not math.isnan(value)
-        return int_val(0 if negative_zero else bits, "i8")
+    """Fast forms of the vector ALU."""
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
-        f, name = self.f, FNUZ[dtype][0]
-        top = LARGEST[dtype]
+        f, name = self.f, FLOAT8_NAMES[dtype]
+        top = self.formats[dtype].most
         for pred, edge in (("ogt", top), ("olt", -top)):
             bound = float_val(edge)
             x = f.select(f.fcmp(pred, x, bound), bound, x)
@@ -59,7 +42,7 @@ class AmdgpuScalars(GpuScalars):
 
     def from_float8(self, x: Val, dtype: DType) -> Val:
         word = self.f.cast("zext", x, "i32")
-        name = f"llvm.amdgcn.cvt.f32.{FNUZ[dtype][0]}"
+        name = f"llvm.amdgcn.cvt.f32.{FLOAT8_NAMES[dtype]}"
         return self.f.intrinsic("float", name, [word, int_val(0)])
 
     def exp2_fast(self, x: Val) -> Val:
@@ -80,16 +63,20 @@ class AmdgpuEmitter(PrintingEmitter):
     stack_space = 5
 
     def make_scalars(self) -> AmdgpuScalars:
-        return AmdgpuScalars(self.f, self.ranges)
+        made = AmdgpuScalars(self.f, self.ranges)
+        made.formats = FORMATS_FNUZ if self.target.has("float8_fnuz") else FORMATS
+        return made
 
     def enter(self) -> None:
         f = self.f
         self.thread = f.intrinsic("i32", "llvm.amdgcn.workitem.id.x")
         self.ranges.set(self.thread, 0, self.threads - 1)
-        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(63)), 0, 63)
-        warp = f.binary("lshr", self.thread, int_val(6))
+        size = self.target.warp_size
+        lane = f.binary("and", self.thread, int_val(size - 1))
+        self.lane = self.ranges.set(lane, 0, size - 1)
+        warp = f.binary("lshr", self.thread, int_val(size.bit_length() - 1))
         uniform = f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
-        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // 64)
+        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // size)
         self.warp = self.block_warp
 
     def header(self) -> list[str]:

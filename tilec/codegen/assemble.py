@@ -35,10 +35,6 @@ from tilec.ir.errors import InternalError
 from tilec.support.tools import find_ptxas
 from tilec.target import Target
 
-PTX_VERSIONS = {"sm_80": "+ptx70", "sm_90a": "+ptx84"}
-"""The oldest PTX that has all of an architecture's instructions: the newest drivers are not
-needed."""
-
 _TRIPLES = {"cuda": "nvptx64-nvidia-cuda", "hip": "amdgcn-amd-amdhsa"}
 _SYSTEM_CALLS = ("vprintf",)  # what the CUDA driver itself provides
 _MIN_BLOCKS = re.compile(r'("nvvm\.minctasm"="|\.minnctapersm )\d+')
@@ -210,7 +206,7 @@ def _make_machine(target: Target) -> Any:
         case "cuda":
             maker = llvm.Target.from_triple(_TRIPLES["cuda"])
             return maker.create_target_machine(
-                cpu=target.arch, features=PTX_VERSIONS[target.arch], opt=3
+                cpu=target.arch, features=target.llvm_features, opt=3
             )
         case "hip":
             maker = llvm.Target.from_triple(_TRIPLES["hip"])

@@ -9,6 +9,7 @@ that its class overrides.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from tilec.codegen.lanes import (
     constant,
@@ -21,7 +22,7 @@ from tilec.codegen.lanes import (
     mangled,
     splat_constant,
 )
-from tilec.codegen.numerics import FORMATS, Numerics, encode, round_to_bits
+from tilec.codegen.numerics import FORMATS, Format, Numerics, encode, round_to_bits
 from tilec.codegen.ranges import Ranges, limits
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -70,22 +71,12 @@ def memory_type(dtype: DType) -> str:
     return "i8" if dtype == BOOL else register_type(dtype)
 
 
-def literal(value: bool | int | float, dtype: DType) -> Val:
-    """A constant of `dtype`, rounded to it (nearest even; float8 saturates)."""
-    if dtype.is_int:
-        return int_val(int(value), register_type(dtype))
-    if dtype in _FLOAT8:
-        return int_val(encode(float(value), FORMATS[dtype]), "i8")
-    if dtype == TFLOAT32:
-        value = round_to_bits(float(value), 11)
-    elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
-        value = math.copysign(math.inf, value)
-    return float_val(float(value), register_type(dtype))
-
-
 class Casts:
     """Conversions appended to one function. Methods take and return `Val`s of `register`'s types,
     or vectors of them."""
+
+    formats: Mapping[DType, Format] = FORMATS
+    """What the small floats are."""
 
     own: tuple[DType, ...] = OWN_ARITHMETIC
     """Floats that the target computes with as they are."""
@@ -103,8 +94,16 @@ class Casts:
         return register_type(dtype)
 
     def literal(self, value: bool | int | float, dtype: DType) -> Val:
-        """A constant of `dtype`, rounded to it."""
-        return literal(value, dtype)
+        """A constant of `dtype`, rounded to it (nearest even; float8 saturates)."""
+        if dtype.is_int:
+            return int_val(int(value), register_type(dtype))
+        if dtype in _FLOAT8:
+            return int_val(encode(float(value), self.formats[dtype]), "i8")
+        if dtype == TFLOAT32:
+            value = round_to_bits(float(value), 11)
+        elif dtype == FLOAT16 and math.isfinite(value) and abs(value) >= 65520:
+            value = math.copysign(math.inf, value)
+        return float_val(float(value), register_type(dtype))
 
     def to_float8(self, x: Val, dtype: DType) -> Val:
         """float to float8 bits: nearest even, saturating, nan kept."""

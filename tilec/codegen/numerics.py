@@ -55,6 +55,12 @@ class Format:
         """Bits of what a number beyond the largest becomes."""
         return self.largest if self.saturates or self.infinity is None else self.infinity
 
+    @property
+    def most(self) -> float:
+        """The largest finite value."""
+        exponent, fraction = divmod(self.largest, 1 << self.mantissa)
+        return math.ldexp(1 + math.ldexp(fraction, -self.mantissa), exponent - self.bias)
+
 
 # IEEE 754-2019 binary16; bfloat16; OCP 8-bit Floating Point Specification 1.0 (conversions
 # saturate).
@@ -63,6 +69,11 @@ FORMATS: dict[DType, Format] = {
     BFLOAT16: Format(16, 7, 127, 0x7F7F, 0x7FC0, 0x7F80, False),
     FLOAT8_E4M3: Format(8, 3, 7, 0x7E, 0x7F, None, True),
     FLOAT8_E5M2: Format(8, 2, 15, 0x7B, 0x7E, 0x7C, True),
+}
+# AMD Instinct MI300 ISA, "FP8 and BF8 formats": the nan has the bits that would be negative zero.
+FORMATS_FNUZ = FORMATS | {
+    FLOAT8_E4M3: Format(8, 3, 8, 0x7F, 0x80, None, True),
+    FLOAT8_E5M2: Format(8, 2, 16, 0x7F, 0x80, None, True),
 }
 
 
@@ -206,7 +217,8 @@ class Numerics:
 
 
 def encode(value: float, form: Format) -> int:
-    """The bits of `value` rounded to a small format, nearest even."""
+    """The bits of `value` rounded to a small format, nearest even; zero has no sign where those
+    bits are the nan."""
     sign = 1 << form.bits - 1 if math.copysign(1.0, value) < 0 else 0
     if math.isnan(value):
         return sign | form.nan
@@ -216,7 +228,8 @@ def encode(value: float, form: Format) -> int:
     exponent = max(math.frexp(size)[1] - 1, 1 - form.bias) if size else 1 - form.bias
     units = round(math.ldexp(size, form.mantissa - exponent))
     bits = units + (exponent + form.bias - 1 << form.mantissa)
-    return sign | (bits if bits <= form.largest else form.overflow)
+    made = sign | (bits if bits <= form.largest else form.overflow)
+    return 0 if made == form.nan else made
 
 
 def _float_of(bits: int) -> float:

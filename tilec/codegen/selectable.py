@@ -84,8 +84,8 @@ _AMDGPU = (
 
 _ROWS: dict[str, tuple[Refused, ...]] = {"cuda": _NVPTX, "hip": _AMDGPU, "cpu": ()}
 
-GFX942 = frozenset(
-    """
+_AMD_SELECTED = {
+    "mfma": """
     workitem.id.x workitem.id.y workitem.id.z workgroup.id.x workgroup.id.y workgroup.id.z
     dispatch.ptr kernarg.segment.ptr implicitarg.ptr groupstaticsize wavefrontsize
     mbcnt.lo mbcnt.hi ballot readfirstlane readlane writelane inverse.ballot icmp set.inactive
@@ -100,24 +100,28 @@ GFX942 = frozenset(
     cvt.sr.fp8.f32 make.buffer.rsrc raw.ptr.buffer.load raw.ptr.buffer.store raw.ptr.buffer.load.lds
     global.load.lds raw.ptr.buffer.atomic.fadd raw.ptr.buffer.atomic.add is.shared
     mfma.f32.32x32x8f16 mfma.f32.16x16x16f16 mfma.f32.32x32x8bf16.1k mfma.f32.16x16x16bf16.1k
-    mfma.f32.32x32x2f32 mfma.f32.16x16x4f32 mfma.f32.32x32x4.xf32 mfma.f32.16x16x8.xf32
+    mfma.f32.32x32x2f32 mfma.f32.16x16x4f32
     mfma.i32.32x32x16.i8 mfma.i32.16x16x32.i8 mfma.f64.16x16x4f64
     mfma.f32.32x32x16.fp8.fp8 mfma.f32.32x32x16.fp8.bf8 mfma.f32.32x32x16.bf8.fp8
     mfma.f32.32x32x16.bf8.bf8 mfma.f32.16x16x32.fp8.fp8 mfma.f32.16x16x32.fp8.bf8
     mfma.f32.16x16x32.bf8.fp8 mfma.f32.16x16x32.bf8.bf8 smfmac.f32.16x16x32.f16
-    """.split()
-)
-"""`llvm.amdgcn.*` that gfx942 selects, without the prefix and without type suffixes. All others are
-refused."""
-
-_AMD_TABLES: dict[str, frozenset[str]] = {"gfx942": GFX942}
+    """,
+    "mfma_xf32": "mfma.f32.32x32x4.xf32 mfma.f32.16x16x8.xf32",
+    "mfma_cdna4": """
+    mfma.f32.32x32x16.f16 mfma.f32.16x16x32.f16 mfma.f32.32x32x16.bf16 mfma.f32.16x16x32.bf16
+    mfma.i32.32x32x32.i8 mfma.i32.16x16x64.i8
+    permlane16.swap permlane32.swap ds.read.tr16.b64 ds.read.tr8.b64 prng.b32
+    """,
+}
+"""`llvm.amdgcn.*` that a target with the feature selects, without the prefix and without type
+suffixes. All others are refused."""
 
 _CALLED = re.compile(r"@(llvm\.[\w.]+)\(")
 _INLINE_ASM = re.compile(r'\basm (?:sideeffect |alignstack |inteldialect )*"')
 _LDS = re.compile(r"addrspace\(3\) global \[(\d+) x (i8|i16|i32|i64|half|bfloat|float|double)\]")
 _BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4, "double": 8}
 _LDS_DMA = re.compile(r"call void @llvm\.amdgcn\.(?:raw\.ptr\.buffer|global)\.load\.lds.*")
-_LDS_DMA_SIZES = {"gfx942": ("1", "2", "4")}
+_LDS_DMA_SIZES = {"mfma": ("1", "2", "4"), "lds_dma_128": ("12", "16")}
 _TYPE_SUFFIX = re.compile(r"(v\d+)?(i|f|bf|p)\d+")
 _NO_OPCODE = {
     "hip": re.compile(r"\bfrem (?:\w+ )*bfloat\b"),
@@ -157,7 +161,9 @@ def _is_refused(row: Refused, name: str, text: str, target: Target) -> bool:
 
 
 def _check_amd(names: list[str], text: str, target: Target) -> None:
-    known = _AMD_TABLES[target.arch]
+    known = frozenset(
+        name for key, names in _AMD_SELECTED.items() if target.has(key) for name in names.split()
+    )
     for name in names:
         if not name.startswith("llvm.amdgcn."):
             continue
@@ -169,7 +175,7 @@ def _check_amd(names: list[str], text: str, target: Target) -> None:
         raise _cannot("inline assembly", target, "an intrinsic", f": {line.strip()[:120]}")
     for call in _LDS_DMA.findall(text):
         size = call.split(", ")[2].removeprefix("i32 ").rstrip(")")
-        if size not in _LDS_DMA_SIZES[target.arch]:
+        if not any(size in s for key, s in _LDS_DMA_SIZES.items() if target.has(key)):
             raise _cannot(f"a load to LDS of {size} bytes per lane", target, "4 bytes per lane")
     lds = sum(int(count) * _BYTES[element] for count, element in _LDS.findall(text))
     if lds > target.shared_bytes:

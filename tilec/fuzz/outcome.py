@@ -18,6 +18,7 @@ from tilec.fuzz.silence import silent
 from tilec.fuzz.waits import unfinished_at_barriers
 from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
+from tilec.target import find_target
 
 SIMULATED = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 TARGETS = ("cpu", *SIMULATED)
@@ -139,8 +140,9 @@ def run_on(
     runs: int = GPU_RUNS,
 ) -> Outcome:
     """The outcome on one target: "cpu", a simulated one, with `OPTIMISED` or without, or "gpu"."""
-    amd = target.startswith("hip:")
-    made = make_arguments(arguments, fnuz=amd)
+    on = find_target(target.removesuffix(OPTIMISED)) if ":" in target else None
+    fnuz = on is not None and on.has("float8_fnuz")
+    made = make_arguments(arguments, fnuz)
     before = {n: a.outside() for n, a in made.items() if isinstance(a, Made)}
     given = [a.view if isinstance(a, Made) else a for a in made.values()]
     later: list[list[Any]] = []
@@ -162,7 +164,7 @@ def run_on(
                     first = report.findings[0]
                     return Outcome(target, "finding", first.kind, _findings(report))
                 results |= report.outputs
-                if amd and not optimised:
+                if on is not None and on.kind == "hip" and not optimised:
                     assembly = wants.launch.assembly(kernel, given, name)
                     text = "\n".join(unfinished_at_barriers(assembly))
                     if text:
@@ -180,13 +182,13 @@ def run_on(
     for name, a in made.items():
         if isinstance(a, Made) and a.outside() != before[name]:
             return Outcome(target, "outside", name, f"memory beside {name} was written")
-    for name, want in wants.of(fnuz=amd).items():
+    for name, want in wants.of(fnuz).items():
         wrong = differing(results[name], want)
         if wrong:
             return Outcome(target, "numbers", name, f"{name}: {wrong}")
     for number, made_later in enumerate(later, 2):
         for name, got in zip(wants.returned, made_later):
-            wrong = differing(got, wants.of(fnuz=amd)[name])
+            wrong = differing(got, wants.of(fnuz)[name])
             if wrong:
                 return Outcome(target, "runs", name, f"run {number} of {runs}: {name}: {wrong}")
     return Outcome(target, "ok")

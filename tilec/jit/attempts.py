@@ -64,10 +64,11 @@ class Attempts:
         self._made: dict[str, Attempt] = {}
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
-        """Machine code of `func`, which has been through the passes; on AMD without what it
-        prints. Where there is no product to hold in registers, or threads wait for tiles, a thread
-        that could do with fewer gets fewer, so that more of them load at the same time. Two plans
-        may have the same code, as where nothing can be brought by TMA: it is assembled once."""
+        """Machine code of `func`, which has been through the passes, less what it prints where the
+        target has no function for that. Where there is no product to hold in registers, or threads
+        wait for tiles, a thread that could do with fewer gets fewer, so that more of them load at
+        the same time. Two plans may have the same code, as where nothing can be brought by TMA: it
+        is assembled once."""
         text = codegen.emit(func, self.target)
         if text in self._made:
             return replace(self._made[text], plan=plan, func=func)
@@ -75,7 +76,7 @@ class Attempts:
         return made
 
     def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:
-        coded = without_prints(text) if self.target.kind == "hip" else text
+        coded = text if self.target.has("printf") else without_prints(text)
         made = Attempt(plan, func, text, assemble(coded, self.target))
         for blocks in self._more_blocks(func, made.assembled):
             again = with_min_blocks(made.assembled, blocks)
@@ -91,7 +92,7 @@ class Attempts:
         """How many blocks a multiprocessor should hold but does not, for its registers: what is
         best, then what may do."""
         threads = int(func.attrs.get("launch_threads", 0))
-        if self.target.kind != "cuda" or made.registers is None or not threads:
+        if not self.target.has("min_blocks") or made.registers is None or not threads:
             return []
         if made.spilled_bytes:
             return []  # fewer registers spill more

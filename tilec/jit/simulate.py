@@ -37,11 +37,11 @@ from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
 from tilec.sim.trace import OnChange
 from tilec.support.tools import find_ptxas
-from tilec.target import NOT_YET, Target, find_target, meant_target
+from tilec.target import NOT_YET, PROPOSED, TARGETS, Target, find_target, meant_target
 
 OPTIONS = ("grid", "target", "blocks", "checks", "schedules", "trace", "on_change", "seed", "steps",
            "check_outputs", "resident_blocks", "optimised")  # fmt: skip
-GPU_TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+GPU_TARGETS = tuple(t.name for t in TARGETS.values() if t.kind != "cpu")
 
 
 @for_users
@@ -210,6 +210,7 @@ def simulated_target(name: object) -> Target:
         ) from None
     except TargetError:
         meant = meant_target(name) or name
+        meant = PROPOSED.get(meant, meant)
         first = [t for t in GPU_TARGETS if t.startswith(meant)] if meant else []
         near = f"; did you mean {first[-1]!r}?" if first else did_you_mean(name, GPU_TARGETS)
         what = "is not supported yet" if name in NOT_YET else "is unknown"

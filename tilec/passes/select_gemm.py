@@ -131,6 +131,8 @@ def _dtypes(o: Gemm) -> list[Dtypes]:
         inputs = [(TFLOAT32, TFLOAT32), (a, b)]
     elif a in FLOAT8 and b in FLOAT8:
         inputs = [(a, b), (FLOAT16, FLOAT16)]
+    if TFLOAT32 in (a, b):
+        inputs.append((FLOAT32, FLOAT32))
     sums = [c, FLOAT32] if c == FLOAT16 else [c]
     return [(x, y, z) for z in sums for x, y in inputs]
 

@@ -103,7 +103,7 @@ class _Sum:
         self.parts = o.parts
         # Where a barrier orders shared memory only, each thread publishes what it has written, and
         # asks for what the others have.
-        self.each = target.kind == "hip"
+        self.each = not target.has("global_barrier")
         threads = int(func.attrs["threads"])
         specialised = int(func.attrs["launch_threads"]) != threads
         self.barrier = (1, threads) if specialised else (0, 0)

@@ -72,6 +72,9 @@ def work_of(name: str) -> str:
 @functools.cache
 def _typed(name: str) -> Meaning | None:
     """Of an intrinsic that LLVM has for many types."""
+    if name in _OF_FLOAT8:
+        ocp, fnuz = map(_pure, _OF_FLOAT8[name])
+        return lambda m, *args: (fnuz if m.block.target.has("float8_fnuz") else ocp)(m, *args)
     converted = re.fullmatch(r"llvm\.(fpto[su]i)\.sat\.(i\d+)\.(\w+)", name)
     if converted:
         opcode, to, source = converted.groups()
@@ -271,10 +274,20 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.amdgcn.exp2.f32": _exp2,
     "llvm.amdgcn.rcp.f32": _reciprocal,
     "llvm.amdgcn.rsq.f32": _inverse_root,
-    "llvm.amdgcn.cvt.pk.fp8.f32": _pack_amd(_TO_FP8),
-    "llvm.amdgcn.cvt.pk.bf8.f32": _pack_amd(_TO_BF8),
-    "llvm.amdgcn.cvt.f32.fp8": _unpack_amd(ml_dtypes.float8_e4m3fnuz),
-    "llvm.amdgcn.cvt.f32.bf8": _unpack_amd(ml_dtypes.float8_e5m2fnuz),
+}
+
+# Of OCP's float8 and of the FNUZ kind: the target's.
+_OF_FLOAT8: dict[str, tuple[Callable[..., Value], Callable[..., Value]]] = {
+    "llvm.amdgcn.cvt.pk.fp8.f32": (_pack_amd(_TO_E4M3), _pack_amd(_TO_FP8)),
+    "llvm.amdgcn.cvt.pk.bf8.f32": (_pack_amd(_TO_E5M2), _pack_amd(_TO_BF8)),
+    "llvm.amdgcn.cvt.f32.fp8": (
+        _unpack_amd(ml_dtypes.float8_e4m3fn),
+        _unpack_amd(ml_dtypes.float8_e4m3fnuz),
+    ),
+    "llvm.amdgcn.cvt.f32.bf8": (
+        _unpack_amd(ml_dtypes.float8_e5m2),
+        _unpack_amd(ml_dtypes.float8_e5m2fnuz),
+    ),
 }
 
 

@@ -164,7 +164,7 @@ def mma(
     size = m.block.warp_size
     warps, at = split(m, row.warps)
     count_product(m, row, len(m.lanes) // (size * row.warps))
-    fnuz = row.feature == "mfma"
+    fnuz = m.block.target.has("float8_fnuz")
     parts = []
     dtypes = (row.a_dtype, row.b_dtype, row.c_dtype)
     for operand, layout, dtype in zip((a, b, c), (row.a, row.b, row.c), dtypes):

@@ -21,15 +21,12 @@ from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Scope
 from tilec.ir.types import BufferType, DType, find_dtype
+from tilec.sim.matrices import kind_of
 from tilec.sim.places import SharedBuffer, shared_buffers
 from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
 from tilec.target import Target
 
-# How a target reads the bits of float8, and NumPy's names of dtypes in memory.
-_FLOAT8: dict[str, dict[str, Any]] = {
-    "cuda": {"float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2},
-    "hip": {"float8_e4m3": ml_dtypes.float8_e4m3fnuz, "float8_e5m2": ml_dtypes.float8_e5m2fnuz},
-}
+# NumPy's names of dtypes in memory.
 _KINDS: dict[str, Any] = {
     "bfloat16": ml_dtypes.bfloat16,
     "tfloat32": np.float32,
@@ -271,7 +268,7 @@ class Tracer:
         shapes |= {r.value.name: r.value.buffer.static_shape for r in registers}
         scopes = first_warps(func.body)
         warp_size = target.warp_size
-        self._float8 = _FLOAT8[target.kind]
+        self._fnuz = target.has("float8_fnuz")
         for number, text in enumerate(asked):
             name, elements = parse_trace(text, shapes)
             self.traces.append(Trace(text, name, elements))
@@ -362,7 +359,7 @@ class Tracer:
         if dtype.kind == "bool":
             return bool(value)
         if dtype.is_float:
-            return float(value.view(self._float8[dtype.name]) if dtype.bits == 8 else value)
+            return float(value.view(kind_of(dtype, self._fnuz)) if dtype.bits == 8 else value)
         return int(value) & ((1 << dtype.bits) - 1) if dtype.kind == "uint" else int(value)
 
     def _set(

@@ -11,7 +11,7 @@ means.
 
 from tilec.ir.errors import InternalError, did_you_mean
 from tilec.ir.instr import cluster, memory, sync
-from tilec.ir.instr.amd import AMD_ROWS, MfmaRow
+from tilec.ir.instr.amd import AMD_ROWS, FLOAT8_NAMES, MfmaRow
 from tilec.ir.instr.memory import MatrixMoveRow
 from tilec.ir.instr.nvidia import NVIDIA_ROWS, MmaRow
 from tilec.ir.instr.row import Asm, Intrinsic, MatrixRow, Operands, Row, registers_of, tile_of
@@ -42,6 +42,7 @@ def find_row(name: str) -> MatrixRow:
 
 
 __all__ = [
+    "FLOAT8_NAMES",
     "MATRIX_ROWS",
     "WGMMA_INT_N",
     "WGMMA_N",

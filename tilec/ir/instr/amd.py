@@ -2,7 +2,10 @@
 
 AMD Instinct MI300 ISA, section "Matrix Arithmetic Instructions"; element maps as AMD's matrix
 instruction calculator prints them (https://github.com/ROCm/amd_matrix_instruction_calculator).
-Reached through LLVM intrinsics only. float8 is the FNUZ kind: "fp8" is e4m3, "bf8" is e5m2.
+CDNA4's own instructions, the "mfma_cdna4" ones, are not in it: they are as Composable Kernel
+(xdlops_gemm.hpp, `mfma_type`: `k_per_blk` is 8, of int8 16) and IREE (IREEGPUAttrs.cpp,
+`getSingleSubgroupLayout`) have them, which agree. Reached through LLVM intrinsics only. float8 is
+the target's kind: "fp8" is e4m3, "bf8" is e5m2.
 """
 
 from __future__ import annotations
@@ -26,16 +29,20 @@ from tilec.ir.types import (
     DType,
 )
 
-# Ending of the intrinsic's name and the LLVM type of one lane's inputs, by the dtype of A and B.
+# Ending of the intrinsic's name and the LLVM type of one lane's inputs, by the dtype of A and B and
+# how many of them a lane holds.
 _PLAIN = {
-    FLOAT16: ("f16", "<4 x half>"),
-    BFLOAT16: ("bf16.1k", "<4 x i16>"),
-    TFLOAT32: (".xf32", "<2 x float>"),
-    FLOAT32: ("f32", "float"),
-    FLOAT64: ("f64", "double"),
-    INT8: (".i8", "i64"),
+    (FLOAT16, 4): ("f16", "<4 x half>"),
+    (FLOAT16, 8): (".f16", "<8 x half>"),
+    (BFLOAT16, 4): ("bf16.1k", "<4 x i16>"),
+    (BFLOAT16, 8): (".bf16", "<8 x bfloat>"),
+    (TFLOAT32, 2): (".xf32", "<2 x float>"),
+    (FLOAT32, 1): ("f32", "float"),
+    (FLOAT64, 1): ("f64", "double"),
+    (INT8, 8): (".i8", "i64"),
+    (INT8, 16): (".i8", "<4 x i32>"),
 }
-_FLOAT8 = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
+FLOAT8_NAMES = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
 _SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "i32")}
 
 
@@ -46,10 +53,10 @@ class MfmaRow(MatrixRow):
     def intrinsic(self) -> Intrinsic:
         """Arguments: one value each of a, b, c; result: vector of d. The constants say: no
         broadcast, no swizzle of lanes (of float64: no negation)."""
-        if self.a_dtype in _FLOAT8:
-            ending, ab = f".{_FLOAT8[self.a_dtype]}.{_FLOAT8[self.b_dtype]}", "i64"
+        if self.a_dtype in FLOAT8_NAMES:
+            ending, ab = f".{FLOAT8_NAMES[self.a_dtype]}.{FLOAT8_NAMES[self.b_dtype]}", "i64"
         else:
-            ending, ab = _PLAIN[self.a_dtype]
+            ending, ab = _PLAIN[self.a_dtype, self.packs[0]]
         word, kind = _SUMS[self.c_dtype]
         c = f"<{self.packs[2]} x {kind}>"
         name = f"llvm.amdgcn.mfma.{word}.{self.m}x{self.n}x{self.k}{ending}"
@@ -60,7 +67,7 @@ class MfmaRow(MatrixRow):
         return Intrinsic(name, (ab, ab, c), c, (0, 0, 0), meaning=multiply)
 
 
-def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType) -> MfmaRow:
+def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType, feature: str = "mfma") -> MfmaRow:
     """A lane holds `per_lane` neighbours along k of one row of A and one column of B."""
     k = per_lane * 64 // size
     held = mfma_a(size, per_lane)
@@ -76,17 +83,19 @@ def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType) -> MfmaRow:
         held.transpose(),
         mfma_c(size, 1 if c == FLOAT64 else 4),
         packs=(per_lane, per_lane, size * size // 64),
-        feature="mfma",
+        feature=feature,
     )
 
 
 _SIZES = (32, 16)
 
 AMD_ROWS: tuple[MatrixRow, ...] = (
+    *(_mfma(size, 8, t, t, FLOAT32, "mfma_cdna4") for t in (FLOAT16, BFLOAT16) for size in _SIZES),
+    *(_mfma(size, 16, INT8, INT8, INT32, "mfma_cdna4") for size in _SIZES),
     *(_mfma(size, 4, t, t, FLOAT32) for t in (FLOAT16, BFLOAT16) for size in _SIZES),
-    *(_mfma(size, 8, a, b, FLOAT32) for a in _FLOAT8 for b in _FLOAT8 for size in _SIZES),
+    *(_mfma(size, 8, a, b, FLOAT32) for a in FLOAT8_NAMES for b in FLOAT8_NAMES for size in _SIZES),
     *(_mfma(size, 8, INT8, INT8, INT32) for size in _SIZES),
-    *(_mfma(size, 2, TFLOAT32, TFLOAT32, FLOAT32) for size in _SIZES),
+    *(_mfma(size, 2, TFLOAT32, TFLOAT32, FLOAT32, "mfma_xf32") for size in _SIZES),
     *(_mfma(size, 1, FLOAT32, FLOAT32, FLOAT32) for size in _SIZES),
     _mfma(16, 1, FLOAT64, FLOAT64, FLOAT64),
 )
