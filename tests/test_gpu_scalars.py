@@ -12,7 +12,7 @@ import scalar_jit as jit
 
 import tilec
 import tilec.language as T
-from tilec.codegen.casts import literal
+from tilec.codegen.casts import Casts
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.scalars import Scalars
 from tilec.ir import types as t
@@ -55,7 +55,7 @@ def test_division_by_a_number(rng, kind, divisor, known):
     def build(s, x):
         if known:
             s.ranges.set(x, 0, (1 << 31) - 1)
-        return s.binary(kind, x, literal(divisor, t.INT32), t.INT32)
+        return s.binary(kind, x, s.literal(divisor, t.INT32), t.INT32)
 
     got = jit.run(build, [a], [t.INT32], t.INT32)
     np.testing.assert_array_equal(got, num.binary(kind, a, np.int32(divisor), t.INT32))
@@ -170,7 +170,7 @@ def test_float8_is_read_exactly(source):
 @pytest.mark.parametrize("dtype", [t.FLOAT8_E4M3, t.FLOAT8_E5M2], ids=str)
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -0.3, 449.0, 1e9, 2.0**-9, 2.0**-11, 3e-3])
 def test_float8_literal(dtype, value):
-    made = literal(value, dtype).literal
+    made = Casts(Function("f", [], linkage="", attrs=""), Ranges()).literal(value, dtype).literal
     want = num.cast(np.float64(value), t.FLOAT64, dtype).view(np.int8)
     assert made == int(want)
 
