@@ -17,6 +17,7 @@ from tilec.ir import types as t
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import AnnotateSafeValue, Barrier, Print, ThreadIndex
+from tilec.passes.lower_prints import lower_prints
 from tilec.target import TARGETS
 
 ARCHES = ("host", "x86-64-v3", "x86-64")
@@ -455,7 +456,7 @@ def test_print(capfd: pytest.CaptureFixture[str], rng: np.random.Generator) -> N
     with p.parallel(2) as (i,):
         p.emit(Print, "i={}", (i,))
     data = np.array([[1, 2.5, -3], [0.1, 5, 60000]], np.float16)
-    Compiled(p.func())({"X": data}, (2,))
+    Compiled(lower_prints(p.func(), TARGETS["cpu"]))({"X": data}, (2,))
     lines = capfd.readouterr().out.splitlines()
     assert lines[:2] == ["100% block 0 has 60000", "done: False"]
     assert lines[2:6] == ["tile[0, 0] = 1", "tile[0, 1] = 2.5", "tile[0, 2] = -3",

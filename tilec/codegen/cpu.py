@@ -1,8 +1,8 @@
 """Code generation for the CPU: a kernel of the TILE contract as one LLVM module for the host.
 
-    @name(ptr args, i32 begin, i32 end, i32 gx, i32 gy, i32 gz)
+    @name(ptr args, i32 first, i32 past, i32 gx, i32 gy, i32 gz)
 
-runs the blocks [begin, end) of a gx * gy * gz grid, counted with x fastest, one after the other;
+runs the blocks [first, past) of a gx * gy * gz grid, counted with x fastest, one after the other;
 who calls it spreads the blocks over threads. `args[i]` points at the value of ABI parameter i: for
 a tensor the address of its data, for a size, stride or scalar the number. A CPU needs no fragments
 and no barriers, so nothing after the TILE contract is wanted:
@@ -21,11 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.codegen.cpu_access import Memory, memory_type_bytes
-from tilec.codegen.cpu_emitter import HANDLERS, LINE, Emitter, Handlers
-from tilec.codegen.cpu_gemm import MicroKernels
-from tilec.codegen.cpu_loops import emit_for, emit_if, emit_parallel, emit_while
+from tilec.codegen.cpu_emitter import LINE, Emitter
 from tilec.codegen.cpu_machine import Machine, machine_of
-from tilec.codegen.cpu_print import emit_print
+from tilec.codegen.cpu_print import PrintingEmitter
 from tilec.codegen.cpu_threads import expand_threads
 from tilec.codegen.cpu_tiles import expand_tiles
 from tilec.codegen.lanes import constant, memory_type
@@ -35,17 +33,13 @@ from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Inst, Val, int_val
 from tilec.ir.llvm_printer import print_function
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, For, If, Parallel, Print, While
+from tilec.ir.ops import Alloc
 from tilec.ir.types import BufferType
 from tilec.target import Target
 
-_HANDLERS: Handlers = {
-    **HANDLERS, For: emit_for, While: emit_while, If: emit_if, Parallel: emit_parallel,
-    Print: emit_print,
-}  # fmt: skip
 _PARAMS = (
     ("ptr", "noalias nocapture readonly", "%args"),
-    *(("i32", "", f"%{name}") for name in ("begin", "end", "gx", "gy", "gz")),
+    *(("i32", "", f"%{name}") for name in ("first", "past", "gx", "gy", "gz")),
 )
 _GRID = tuple(Val("i32", f"%g{d}") for d in "xyz")
 _LOOP_METADATA = ("!0 = distinct !{!0, !1}", '!1 = !{!"llvm.loop.unroll.disable"}')
@@ -60,7 +54,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     func = expand_threads(func.with_body(expand_tiles(func.body)))
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
-    e = Emitter(fn, machine, facts_of(func), _GRID, MicroKernels(machine), _HANDLERS)
+    e = PrintingEmitter(fn, machine, facts_of(func), _GRID)
     metadata = _tell_apart(e, func)
     for i, p in enumerate(func.params):
         _bind(e, p, i)
@@ -122,7 +116,7 @@ def _tell_apart(e: Emitter, func: Func) -> list[str]:
 
 def _bind(e: Emitter, p: Param, number: int) -> None:
     """Read parameter `number` and bind it."""
-    fn = e.fn
+    fn = e.f
     pointer = fn.load("ptr", fn.gep("ptr", Val("ptr", "%args"), int_val(number, "i64")), 8)
     if isinstance(p.value.type, BufferType):
         # Strides and safe value follow when all sizes are known.
@@ -140,7 +134,7 @@ def _bind(e: Emitter, p: Param, number: int) -> None:
 
 def _bind_tensor(e: Emitter, v: Value) -> None:
     """Extents, strides and the slot of the safe value, 0 at first."""
-    fn, t = e.fn, v.buffer
+    fn, t = e.f, v.buffer
     sizes = tuple(e.extent(n) for n in t.shape)
     if t.strides is not None:
         strides = tuple(e.extent(n) for n in t.strides)
@@ -155,7 +149,7 @@ def _bind_tensor(e: Emitter, v: Value) -> None:
 def _row_major(e: Emitter, sizes: Sequence[Val]) -> tuple[Val, ...]:
     strides = [int_val(1, "i64")]
     for size in reversed(sizes[1:]):
-        strides.insert(0, e.fn.mul(strides[0], size))
+        strides.insert(0, e.f.mul(strides[0], size))
     return tuple(strides) if sizes else ()
 
 
@@ -163,15 +157,13 @@ def _row_major(e: Emitter, sizes: Sequence[Val]) -> tuple[Val, ...]:
 
 
 def _blocks(e: Emitter, func: Func) -> None:
-    """The body for each block from %begin to %end."""
-    fn = e.fn
-    begin, end = Val("i32", "%begin"), Val("i32", "%end")
-    head, body, done = fn.label("block"), fn.label("run"), fn.label("endblocks")
-    before = fn.block.label
-    fn.br(head)
-    fn.start(head)
-    index = fn.phi("i32")
-    fn.cbr(fn.icmp("slt", index.result, end), body, done, done)
+    """The body for each block from %first to before %past."""
+    fn = e.f
+    first, past = Val("i32", "%first"), Val("i32", "%past")
+    body, done = fn.label("run"), fn.label("endblocks")
+    (index,) = e.loop_header("block", [first])
+    head = fn.block.label
+    fn.cbr(fn.icmp("slt", index.result, past), body, done, done)
     fn.start(body)
     gx, gy, _ = e.grid
     rows = fn.binary("udiv", index.result, gx)
@@ -179,8 +171,7 @@ def _blocks(e: Emitter, func: Func) -> None:
     e.block_index = (x, fn.binary("urem", rows, gy), fn.binary("udiv", rows, gy))
     e.block(func.body)
     after = fn.binary("add", index.result, int_val(1), "nsw")
-    fn.br(head)
-    index.incoming = [(begin, before), (after, fn.block.label)]
+    e.close_loop([index], [after], head)
     fn.start(done)
 
 
@@ -192,7 +183,7 @@ def _acquire_scratch(e: Emitter) -> Val | None:
     """
     if not e.scratch_bytes:
         return None
-    fn = e.fn
+    fn = e.f
     area = fn.call("ptr", "malloc", [int_val(e.scratch_bytes + LINE, "i64")])
     assert area is not None
     number = fn.cast("ptrtoint", area, "i64")
@@ -206,7 +197,7 @@ def _acquire_scratch(e: Emitter) -> Val | None:
 
 
 def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
-    functions = [e.fn, *e.kernels.functions.values()]
+    functions = [e.f, *e.kernels.functions.values()]
     declared = {name: text for f in functions for name, text in f.declarations.items()}
     strings = [f'{name} = private constant [{n} x i8] c"{text}"' for name, text, n in _strings(e)]
     width = machine.vector_bytes * 8

@@ -17,11 +17,11 @@ de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), sections 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilec.codegen.cpu_machine import Machine
-from tilec.codegen.lanes import constant, elem_of, intrinsic, register_type, shaped, splat
+from tilec.codegen.lanes import constant, counted, elem_of, intrinsic, register_type, shaped, splat
 from tilec.ir.llvm import Function, Val, int_val
 from tilec.ir.ops import Gemm
 from tilec.ir.types import DType
@@ -116,10 +116,10 @@ class MicroKernels:
                     def block(i: Val, r: int = r, base: int = base) -> None:
                         tile.block(fn.add(i, _i64(base)), fn.add(j, _i64(first)), r, v)
 
-                    _loop(fn, r_count, r, block)
+                    counted(fn, r_count * r, r, block, "i64")
                     row += r * r_count
 
-            _loop(fn, v_count, v * lanes, columns)
+            counted(fn, v_count * v * lanes, v * lanes, columns, "i64")
             column += v * v_count * lanes
         fn.ret()
         return fn
@@ -206,20 +206,3 @@ class _Tile:
 
 def _i64(n: int) -> Val:
     return int_val(n, "i64")
-
-
-def _loop(fn: Function, count: int, step: int, body: Callable[[Val], None]) -> None:
-    """`body` for 0, step, …, `count` times."""
-    if count == 1:
-        body(_i64(0))
-        return
-    head, done = fn.label("tiles"), fn.label("endtiles")
-    before = fn.block.label
-    fn.br(head)
-    fn.start(head)
-    index = fn.phi("i64")
-    body(index.result)
-    after = fn.binary("add", index.result, _i64(step), "nuw nsw")
-    fn.cbr(fn.icmp("slt", after, _i64(step * count)), head, done, done, loop="keep")
-    index.incoming = [(_i64(0), before), (after, fn.block.label)]
-    fn.start(done)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import register_type
 from tilec.codegen.gpu_buffers import SHARED, Buffers
+from tilec.codegen.lanes import convert
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
 from tilec.codegen.rounding import rounded_quotients
@@ -21,9 +22,9 @@ from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.llvm import UNROLLED, Function, Phi, Val, int_val
+from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
-from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType, VectorType
+from tilec.ir.types import BOOL, INT32, BufferType, TensorMapType, VectorType
 from tilec.target import Target
 
 MAX_INDEX = (1 << 31) - 1
@@ -61,7 +62,6 @@ class Emitter(Buffers):
         self.plan = plan_registers(func)
         self.rounded = rounded_quotients(func)
         self.mutable = self.mutable_tensors()
-        self.emitters: dict[type[Op], Callable[[Op], None]] = {}
         self.f = Function(
             func.name, [self._param(p) for p in func.params], linkage=self.linkage, attrs="#0"
         )
@@ -164,42 +164,26 @@ class Emitter(Buffers):
         for i, o in enumerate(block.ops):
             if o in done:
                 continue
-            self.f.loc, self.f.buffer = o.loc, self.touched(o)
+            self.f.buffer = self.touched(o)
             if isinstance(o, ops.Scope):
                 chain = _exclusive(block.ops[i:])
                 done.update(chain)
                 self._scopes(chain)
                 continue
-            emit = self.emitters.get(type(o)) or self._find(o)
-            emit(o)
+            self.emit(o)
 
-    def _find(self, o: Op) -> Callable[[Op], None]:
-        found: Callable[[Op], None] | None = getattr(self, f"emit_{o.opname}", None)
-        if found is None:
-            raise InternalError(f"{self.target} has no form of {o.opname}", o.loc)
-        self.emitters[type(o)] = found
-        return found
-
-    def region(self, block: Block) -> list[Val]:
-        """Print a region that does not dominate what follows it; gives what it yields."""
-        mark = self.f.mark()
-        self.block(block)
-        values = [self.get(v) for v in ops.yielded(block)]
-        self.f.forget(mark)
-        return values
-
-    def emit_yield(self, o: ops.Yield) -> None:
-        """The op around the region takes the values."""
+    def missing(self, o: Op) -> InternalError:
+        return InternalError(f"{self.target} has no form of {o.opname}", o.loc)
 
     # --- scalars ---
 
     def each(self, o: Op, fn: Callable[..., Val], *operands: Value) -> None:
         """The result of `o` is `fn` of the operands; of vectors, of each lane."""
-        values = [self.get(v) for v in operands]
         t = operands[0].type
         if not isinstance(t, VectorType):
-            self.env[o.result] = fn(*values)
+            super().each(o, fn, *operands)
             return
+        values = [self.get(v) for v in operands]
         columns = [
             self.f.unpack(x, t.lanes, x.type[1:-1].split(" x ")[1])
             if "<" in x.type
@@ -207,10 +191,6 @@ class Emitter(Buffers):
             for x in values
         ]
         self.env[o.result] = self.f.pack([fn(*one) for one in zip(*columns)])
-
-    def emit_const(self, o: ops.Const) -> None:
-        made = self.scalars.literal(o.value, o.dtype)
-        self.env[o.result] = Val(made.type, made.ref, made.literal, o.unset) if o.unset else made
 
     def emit_binary(self, o: ops.Binary) -> None:
         dtype = o.lhs.dtype
@@ -227,33 +207,15 @@ class Emitter(Buffers):
                 a, b = self.get(o.lhs), self.get(o.rhs)
                 self.env[o.result] = self.f.binary(words[o.kind], a, b)
                 return
-        binary = self.scalars.binary
-        self.each(o, lambda a, b: binary(o.kind, a, b, dtype, o.nonzero), o.lhs, o.rhs)
-
-    def emit_unary(self, o: ops.Unary) -> None:
-        self.each(o, lambda x: self.scalars.unary(o.kind, x, o.operand.dtype), o.operand)
-
-    def emit_fma(self, o: ops.Fma) -> None:
-        self.each(o, lambda a, b, c: self.scalars.fma(a, b, c, o.a.dtype), o.a, o.b, o.c)
-
-    def emit_compare(self, o: ops.Compare) -> None:
-        self.each(o, lambda a, b: self.scalars.compare(o.kind, a, b, o.lhs.dtype), o.lhs, o.rhs)
-
-    def emit_select(self, o: ops.Select) -> None:
-        self.env[o.result] = self.scalars.select(*map(self.get, (o.cond, o.on_true, o.on_false)))
+        super().emit_binary(o)
 
     def emit_cast(self, o: ops.Cast) -> None:
-        x, source = self.get(o.operand), o.operand.dtype
-        t = o.operand.type
-        opcode = _PACKED_CASTS.get((register_type(source), register_type(o.dtype)))
+        t, to = o.operand.type, register_type(o.dtype)
+        opcode = _PACKED_CASTS.get((register_type(o.operand.dtype), to))
         if isinstance(t, VectorType) and opcode:
-            to = f"<{t.lanes} x {register_type(o.dtype)}>"
-            self.env[o.result] = self.f.cast(opcode, x, to)
+            self.env[o.result] = convert(self.f, opcode, self.get(o.operand), to)
             return
-        self.each(o, lambda v: self.scalars.cast(v, source, o.dtype), o.operand)
-
-    def emit_bitcast(self, o: ops.Bitcast) -> None:
-        self.each(o, lambda x: self.scalars.bitcast(x, o.operand.dtype, o.dtype), o.operand)
+        super().emit_cast(o)
 
     def emit_thread_index(self, o: ops.ThreadIndex) -> None:
         self.env[o.result] = self.thread
@@ -280,108 +242,25 @@ class Emitter(Buffers):
     # --- loops ---
 
     def emit_for(self, o: ops.For) -> None:
+        if o not in self.plan.unrolled:
+            super().emit_for(o)
+            return
         lo, hi, step = self.get(o.lo), self.get(o.hi), self.get(o.step)
-        if o in self.plan.unrolled:
-            if lo.literal is None or hi.literal is None or not step.literal:
-                raise InternalError("the bounds of an unrolled loop are not numbers", o.loc)
-            self._unrolled(o, range(lo.literal, hi.literal, step.literal), lo.type)
-        else:
-            self._rolled(o, lo, hi, step)
-
-    def _unrolled(self, o: ops.For, steps: range, kind: str) -> None:
+        if lo.literal is None or hi.literal is None or not step.literal:
+            raise InternalError("the bounds of an unrolled loop are not numbers", o.loc)
         values = [self.get(v) for v in o.inits]
-        for i in steps:
-            self.env[o.body.args[0]] = int_val(i, kind)
+        for i in range(lo.literal, hi.literal, step.literal):
+            self.env[o.body.args[0]] = int_val(i, lo.type)
             self.env.update(zip(o.body.args[1:], values))
             self.block(o.body)
             values = [self.get(v) for v in ops.yielded(o.body)]
         self.env.update(zip(o.results, values))
 
-    def _rolled(self, o: ops.For, lo: Val, hi: Val, step: Val) -> None:
-        f, dtype = self.f, o.lo.dtype
-        body, end = f.label("body"), f.label("end")
-        (index, *carried), start = self._header("loop", [lo, *map(self.get, o.inits)])
-        head = f.block.label
-        f.cbr(self._continues(index.result, hi, step, dtype), body, end, end)
-        f.start(body)
-        rising = step.literal is not None and step.literal > 0 and dtype.kind == "int"
-        if rising:
-            self.ranges.set(index.result, self.ranges.get(lo)[0], self.ranges.get(hi)[1] - 1)
-        self.env.update(zip(o.body.args, (p.result for p in (index, *carried))))
-        mark = f.mark()
-        values = self.region(o.body)
-        following = self.scalars.binary("add", index.result, step, dtype)
-        f.forget(mark)
-        self._close([index, *carried], [following, *values], head, _is_short(o.body))
-        f.start(end)
-        self.env.update(zip(o.results, (p.result for p in carried)))
+    def loop_form(self, o: ops.For | ops.While) -> str:
+        """LLVM is to unroll what is short, and nothing else."""
+        return "unroll" if isinstance(o, ops.For) and _is_short(o.body) else "keep"
 
-    def _continues(self, index: Val, hi: Val, step: Val, dtype: DType) -> Val:
-        """Whether a loop has an iteration left."""
-        scalars, zero = self.scalars, int_val(0, step.type)
-        up = scalars.compare("lt", index, hi, dtype)
-        if dtype.kind == "uint" or self.ranges.nonneg(step):
-            return up
-        down = scalars.compare("gt", index, hi, dtype)
-        return self.f.select(scalars.compare("gt", step, zero, dtype), up, down)
-
-    def _header(self, stem: str, inits: Sequence[Val]) -> tuple[list[Phi], str]:
-        """Start a loop's first block with a phi for each carried value."""
-        f = self.f
-        start, head = f.block.label, f.label(stem)
-        f.br(head)
-        f.start(head)
-        phis = [f.phi(x.type) for x in inits]
-        for p, x in zip(phis, inits):
-            p.incoming.append((x, start))
-        return phis, start
-
-    def _close(
-        self, phis: Sequence[Phi], values: Sequence[Val], head: str, unroll: bool = False
-    ) -> None:
-        """Jump back to a loop's first block with the next values. `unroll`: LLVM does."""
-        for p, x in zip(phis, values):
-            p.incoming.append((x, self.f.block.label))
-        self.f.br(head, loop="unroll" if unroll else "keep")
-
-    def emit_while(self, o: ops.While) -> None:
-        f = self.f
-        body, end = f.label("body"), f.label("end")
-        phis, _ = self._header("while", [self.get(v) for v in o.inits])
-        head = f.block.label
-        results = [p.result for p in phis]
-        self.env.update(zip(o.cond.args, results))
-        self.env.update(zip(o.body.args, results))
-        self.block(o.cond)
-        (cond,) = ops.yielded(o.cond)
-        f.cbr(self.get(cond), body, end, end)
-        f.start(body)
-        self._close(phis, self.region(o.body), head)
-        f.start(end)
-        self.env.update(zip(o.results, results))
-
-    # --- branches ---
-
-    def emit_if(self, o: ops.If) -> None:
-        f, cond = self.f, self.get(o.cond)
-        if cond.literal is not None:
-            taken = o.then if cond.literal else o.orelse
-            self.block(taken)
-            self.env.update(zip(o.results, [self.get(v) for v in ops.yielded(taken)]))
-            return
-        then, orelse, join = f.label("then"), f.label("else"), f.label("join")
-        empty = len(o.orelse.ops) <= 1 and not o.results
-        f.cbr(cond, then, join if empty else orelse, join)
-        ends = []
-        for label, region in [(then, o.then), (orelse, o.orelse)][: 1 if empty else 2]:
-            f.start(label)
-            ends.append((self.region(region), f.block.label))
-            f.br(join)
-        f.start(join)
-        for i, r in enumerate(o.results):
-            phi = f.phi(ends[0][0][i].type)
-            phi.incoming += [(values[i], label) for values, label in ends]
-            self.env[r] = phi.result
+    # --- scopes ---
 
     def _scopes(self, chain: Sequence[ops.Scope]) -> None:
         """Each warp runs the scope it belongs to, if any; all meet again after the last."""
@@ -407,7 +286,7 @@ class Emitter(Buffers):
             if o.teams > 1:
                 self._enter_team(o)
             self.enter_scope(o)
-            self.region(o.body)
+            self.region(o.body, ())
             f.forget(mark)
             self.ranges.set(warp, *known)
             self.thread, self.team, self.teams, self.team_threads = thread, int_val(0), 1, 0

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilec.codegen.casts import memory_type, register_type
-from tilec.codegen.ranges import Ranges
+from tilec.codegen.emitter import BaseEmitter
 from tilec.codegen.registers import RegisterPlan
-from tilec.codegen.scalars import Scalars
 from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.llvm import Function, Val, int_val
+from tilec.ir.llvm import Val, int_val
 from tilec.ir.memory import version_bytes
 from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType
 from tilec.target import Target
@@ -50,27 +49,21 @@ class Registers:
         return max(1, self.dtype.bits // 8)
 
 
-class Buffers:
+class Buffers(BaseEmitter):
     """The half of the emitter that knows memory. `env` has the scalars (and vectors) printed so
     far."""
 
     func: Func
     target: Target
-    f: Function
-    scalars: Scalars
-    ranges: Ranges
     plan: RegisterPlan
     mutable: set[Value]
 
     def __init__(self) -> None:
-        self.env: dict[Value, Val] = {}
+        super().__init__()
         self.registers: dict[Value, Registers] = {}
         self.shared: dict[Value, tuple[Val, int]] = {}
         self.names: dict[Op, str] = {}  # of what an op touches
         self.roots: dict[Value, Value] = {}  # the buffer of which a value is one version
-
-    def get(self, v: Value) -> Val:
-        return self.env[v]
 
     # --- allocation ---
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tilec.codegen.emitter import directive, print_format
 from tilec.codegen.gpu import Emitter
 from tilec.ir import ops
 from tilec.ir.core import Func
 from tilec.ir.llvm import Val, int_val
-from tilec.ir.types import FLOAT64, INT64, DType
+from tilec.ir.types import FLOAT64, INT64
 from tilec.target import Target
 
 _CALL = re.compile(r"^.*@vprintf\(.*\n", re.MULTILINE)
@@ -32,10 +33,9 @@ class PrintingEmitter(Emitter):
 
     def emit_print(self, o: ops.Print) -> None:
         """A print that is made `once` is made by the first thread."""
-        text, *rest = (piece.replace("%", "%%") for piece in o.pieces())
+        text = print_format(o, [directive(v.dtype) for v in o.values])
         values = []
-        for v, piece in zip(o.values, rest):
-            text += _directive(v.dtype) + piece
+        for v in o.values:
             wide = FLOAT64 if v.dtype.is_float else INT64
             values.append(self.scalars.cast(self.get(v), v.dtype, wide))
         if not o.once:
@@ -46,7 +46,7 @@ class PrintingEmitter(Emitter):
 
     def _vprintf(self, text: str, values: Sequence[Val]) -> None:
         """Print one line; each value takes 8 bytes of the argument block."""
-        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\n\0"
+        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\0"
         spelled = "".join(f"\\{c:02X}" for c in raw)
         kind = f"[{len(raw)} x i8]"
         self.strings.append(f'{name} = private addrspace(4) constant {kind} c"{spelled}"')
@@ -55,10 +55,3 @@ class PrintingEmitter(Emitter):
             f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)
         pointer = f.cast("addrspacecast", Val("ptr addrspace(4)", name), "ptr")
         f.call("i32", "vprintf", [pointer, block])
-
-
-def _directive(dtype: DType) -> str:
-    """C's word for printing a value so that nothing of it is lost, as on the CPU."""
-    if dtype.is_float:
-        return "%.17g" if dtype == FLOAT64 else "%.9g"
-    return "%llu" if dtype.kind == "uint" else "%lld"

@@ -8,7 +8,7 @@ for a register full of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, TFLOAT32, DType
@@ -95,6 +95,26 @@ def intrinsic(fn: Function, name: str, args: Sequence[Val], extra: Sequence[Val]
     """`llvm.<name>` overloaded on the type of the first argument, which it returns."""
     type = args[0].type
     return fn.intrinsic(type, f"llvm.{name}.{mangled(type)}", [*args, *extra])
+
+
+def counted(
+    fn: Function, end: int, step: int, body: Callable[[Val], object], type: str = "i32"
+) -> None:
+    """`body` for 0, step, … below `end`, as a loop that LLVM leaves rolled."""
+    if end <= step:
+        if end > 0:
+            body(int_val(0, type))
+        return
+    head, done = fn.label("loop"), fn.label("endloop")
+    before = fn.block.label
+    fn.br(head)
+    fn.start(head)
+    index = fn.phi(type)
+    body(index.result)
+    after = fn.binary("add", index.result, int_val(step, type), "nuw nsw")
+    fn.cbr(fn.icmp("slt", after, int_val(end, type)), head, done, done, loop="keep")
+    index.incoming = [(int_val(0, type), before), (after, fn.block.label)]
+    fn.start(done)
 
 
 def mangled(type: str) -> str:

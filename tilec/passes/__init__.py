@@ -68,12 +68,12 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (recognise_idioms, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
+    (lower_prints, "TILE"),
 )
 
 HOST: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)  # code is cut at its barriers
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
-    (lower_prints, "TILE"),
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
     (check_teams, "TILE"),
     (cluster_split_k, "TILE"),  # the grid is settled: from here on each block has its own loop

@@ -4,14 +4,14 @@ print is printed once.
 Before: `print` ops may name a buffer. After: none does, and those are marked `once` which all
 threads of a block come to with the same values. An on-chip buffer is printed by a parallel loop,
 each element with its indices; a tensor by one thread, in order, because its size may be known at
-run time only."""
+run time only (on a target of one thread without asking which one it is)."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from tilec.ir.analysis import Level, uniformity_of
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
 from tilec.passes.utils.addressing import Tensors
@@ -20,6 +20,8 @@ from tilec.target import Target
 
 def lower_prints(func: Func, target: Target) -> Func:
     """See the module's opening."""
+    if not any(isinstance(o, Print) for o in walk(func.body)):
+        return func
     tensors, uniformity = Tensors(func), uniformity_of(func)
 
     def visit(o: Op) -> None | list[Op]:
@@ -29,7 +31,7 @@ def lower_prints(func: Func, target: Target) -> Func:
             levels = (uniformity.around(o), *map(uniformity.level, o.values))
             return [dataclasses.replace(o, once=True)] if max(levels) == Level.BLOCK else None
         if o.buffer.buffer.space == "global":
-            return _tensor(o, o.buffer, tensors)
+            return _tensor(o, o.buffer, tensors, target)
         return _on_chip(o, o.buffer)
 
     return func.with_body(rewrite(func.body, visit))
@@ -48,7 +50,7 @@ def _on_chip(o: Print, buffer: Value) -> list[Op]:
     return [Parallel(extents, b.block(args), loc=o.loc)]
 
 
-def _tensor(o: Print, buffer: Value, tensors: Tensors) -> list[Op]:
+def _tensor(o: Print, buffer: Value, tensors: Tensors, target: Target) -> list[Op]:
     outer = Builder(o.loc)
     args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(buffer.buffer.rank))
     inner = Builder(o.loc)
@@ -61,6 +63,8 @@ def _tensor(o: Print, buffer: Value, tensors: Tensors) -> list[Op]:
         end = tensors.number(around, extent, INT32)
         around.emit(For, "serial", zero, end, one, (), body.block([arg]))
         body = around
+    if target.max_threads == 1:
+        return body.ops
     first = outer.value(Compare, "eq", outer.value(ThreadIndex), outer.value(Const, 0, INT32))
     empty = Block((), (Yield(loc=o.loc),))
     outer.emit(If, first, Block((), (*body.ops, Yield(loc=o.loc))), empty)

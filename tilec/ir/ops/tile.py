@@ -207,7 +207,7 @@ class Gemm(Op):
 @op("print")
 class Print(Op):
     """Debug output: `format` has one `{}` for each value, and braces of the text doubled; one
-    thread of a block prints what all of them would (on GPUs `lower_prints` says which is `once`).
+    thread of a block prints what all of them would (`lower_prints` says which is `once`).
     `buffer`: print a whole on-chip buffer or tensor instead, an element a line, each behind
     `format` and its indices."""
 
