@@ -38,7 +38,7 @@ from tilec.ir.types import BufferType
 from tilec.passes.expand_scopes import free_running, held_in_flight
 from tilec.passes.utils.distribution import idle
 from tilec.passes.utils.realign import Pieces, Realigner, Tile, whole
-from tilec.passes.utils.rings import Position, const, only_if
+from tilec.passes.utils.rings import Position, const, only_if, ring_copies
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
@@ -50,7 +50,7 @@ def expand_pipeline(func: Func, target: Target) -> Func:
     expander = _Expander(func, target, threads, specialised)
 
     def visit(o: Op) -> None | list[Op]:
-        if isinstance(o, For) and any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
+        if isinstance(o, For) and ring_copies(o):
             return expander.expand(o)
         return None
 
@@ -66,10 +66,10 @@ class _Expander:
         self.rings = 0
 
     def expand(self, loop: For) -> list[Op]:
-        copies = [o for o in loop.body.ops if isinstance(o, Copy) and o.ahead]
+        copies = ring_copies(loop)
         if all(o.agent == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
-        tiles = self.realigner.tiles(copies)
+        tiles = self.realigner.tiles([o for o in copies if o in loop.body.ops])
         plain = [self.staging(o) for o in copies if o.dest.buffer not in tiles]
         if any(idle(layout) > 1 and layout.size("reg") > 16 for layout in plain):
             return self._in_place(loop, copies)
@@ -96,23 +96,18 @@ class _Expander:
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
         return b.ops
 
-    def _copies(
-        self, b: Builder, loop: For, copies: list[Copy], index: Value, slot: Value
-    ) -> list[Copy]:
+    def _copies(self, b: Builder, loop: For, copies: list[Copy], index: Value, slot: Value) -> None:
         """The loop's copies for iteration `index`, into version `slot`."""
-        subst: Substitution = {loop.body.args[0]: index}
-        part = Slice(loop.body, copies)
-        done = []
-        versions: dict[Value, Value] = {}
-        for o in part.copy(loop.body, subst):
-            if isinstance(o, Copy):
-                v = o.dest.buffer
-                if v not in versions:
-                    versions[v] = b.value(Version, v, slot, name=v.name)
-                o = replace(o, dest=replace(o.dest, buffer=versions[v]), ahead=False)
-                done.append(o)
-            b.ops.append(o)
-        return done
+        made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
+
+        def here(o: Op) -> list[Op] | None:
+            if not isinstance(o, Copy):
+                return None
+            version = Builder(o.loc)
+            v = version.value(Version, o.dest.buffer, slot, name=o.dest.buffer.name)
+            return [*version.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
+
+        b.ops += rewrite(Block((), tuple(made)), here).ops
 
     def _body(
         self,
@@ -125,9 +120,11 @@ class _Expander:
         """What is left of the loop's body, on version `slot`, without its Yield; products onto
         the fragments `in_flight` may be under way behind it."""
         subst = _versions(b, copies, slot)
-        rest = Block((), tuple(o for o in loop.body.ops[:-1] if o not in copies))
+        rest = Block((), loop.body.ops[:-1])
 
-        def start(o: Op) -> Op | None:
+        def start(o: Op) -> None | Op | list[Op]:
+            if isinstance(o, Copy) and o.ahead:
+                return []
             if isinstance(o, Gemm) and o.c in in_flight:
                 return replace(o, asynchronous=True)
             return None
@@ -146,7 +143,7 @@ class _Expander:
         b.emit(Barrier, *self.barrier)
 
     def _asynchronous(self, loop: For, copies: list[Copy]) -> list[Op]:
-        stages = copies[0].dest.buffer.buffer.versions
+        stages = min(o.dest.buffer.buffer.versions for o in copies)
         b = Builder(loop.loc)
         at = Position(b, stages, 0, f"pipe{self.rings}")
         self.rings += 1
@@ -184,9 +181,9 @@ class _Expander:
         first = Builder(loop.loc)
         found = waiting.pieces(first, loop.lo, True)
         waiting.load(first, loop.lo, found)
-        waiting.store(first, waiting.zero, found)
+        waiting.store(first, loop.lo, waiting.zero, found)
         self._synchronise(first, copies, loop)
-        versions = copies[0].dest.buffer.buffer.versions
+        versions = min(o.dest.buffer.buffer.versions for o in copies)
         body = Builder(loop.loc)
         slot = at.get_slot(body) if versions > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
@@ -204,7 +201,7 @@ class _Expander:
             body.emit(Barrier, *self.barrier)
         other = body.value(Binary, "sub", const(body, 1), slot) if versions > 1 else slot
         behind = Builder(loop.loc)
-        waiting.store(behind, other, found)
+        waiting.store(behind, following, other, found)
         only_if(body, more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
@@ -262,20 +259,34 @@ class _Waiting:
     def load(self, into: Builder, index: Value, found: Pieces | None) -> None:
         if found is not None:
             self.realigner.load(into, found, self.held)
-        for o in self._copied(self.aligned, index) if self.aligned else ():
-            if isinstance(o, Copy):
-                fragment = whole(self.staged[o.dest.buffer], self.zero)
-                o = replace(o, dest=fragment, ahead=False, agent="threads")
-            into.ops.append(o)
 
-    def store(self, into: Builder, slot: Value, found: Pieces | None) -> None:
+        def to_fragment(o: Op) -> Op | None:
+            if not isinstance(o, Copy):
+                return None
+            fragment = whole(self.staged[o.dest.buffer], self.zero)
+            return replace(o, dest=fragment, ahead=False, agent="threads")
+
+        if self.aligned:
+            made = Block((), tuple(self._copied(self.aligned, index)))
+            into.ops += rewrite(made, to_fragment).ops
+
+    def store(self, into: Builder, index: Value, slot: Value, found: Pieces | None) -> None:
         """What `load` has brought, to version `slot` of each tile."""
         if found is not None:
             self.realigner.store(into, found, self.held, slot)
-        for root, fragment in self.staged.items():
-            version = into.value(Version, root, slot, name=root.name)
-            sides = (whole(v, self.zero) for v in (fragment, version))
-            into.emit(Copy, *sides, agent="threads", vector=1)
+
+        def to_shared(o: Op) -> None | list[Op]:
+            if not isinstance(o, Copy):
+                return None
+            b = Builder(o.loc)
+            version = b.value(Version, o.dest.buffer, slot, name=o.dest.buffer.name)
+            sides = (whole(v, self.zero) for v in (self.staged[o.dest.buffer], version))
+            b.emit(Copy, *sides, agent="threads", vector=1)
+            return b.ops
+
+        for copy in self.aligned:
+            ops = [copy] if copy in self.loop.body.ops else self._copied([copy], index)
+            into.ops += rewrite(Block((), tuple(ops)), to_shared).ops
 
 
 def _versions(b: Builder, copies: list[Copy], slot: Value) -> Substitution:

@@ -11,11 +11,13 @@ blocks is loaded in parts by all of them (`multicast`); the blocks then begin an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, substitute, walk
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges
+from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import (
     Alloc,
@@ -34,7 +36,15 @@ from tilec.ir.ops import (
 )
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
-from tilec.passes.utils.rings import Position, Ring, TensorMaps, elected, only_if, tma_boxes
+from tilec.passes.utils.rings import (
+    Position,
+    Ring,
+    TensorMaps,
+    elected,
+    only_if,
+    tma_boxes,
+    without_stray,
+)
 from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.passes.utils.teams import Teams
 from tilec.target import Target
@@ -55,7 +65,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     except NotClonable:
         return expand_scopes(_without_tma(func), target)
     warps = int(func.attrs["threads"]) // target.warp_size
-    rings = _make_rings(func, warps, multicast)
+    rings, spans = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
     maps = TensorMaps()
     top = Builder(func.loc)
@@ -65,7 +75,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         if len(r.links) > 1:
             r.number = multicast.number(top)
     producer = _producer(func, part, rings, ring_of, maps, multicast)
-    consumer = _consumers(func, rings, ring_of, private, teams)
+    consumer = _Consumers(func, rings, spans).body(private, teams)
     warps *= count
     helpers = producer_warps(warps)
     registers = register_split(warps, target)
@@ -111,7 +121,7 @@ def _without_tma(func: Func) -> Func:
             return replace(o, agent="cp_async" if as_stored else "threads")
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    return without_stray(func.with_body(rewrite(func.body, visit)))
 
 
 def _hoist_buffers(
@@ -121,8 +131,9 @@ def _hoist_buffers(
     consumers use as scratch get a version for each team: what they are called before and after."""
     private: dict[Value, Value] = {}
     for o in walk(body):
-        if not isinstance(o, Alloc) or o.type.space != "shared":
+        if not _is_shared(o):
             continue
+        assert isinstance(o, Alloc)
         if teams is not None and o.result not in ring_of:
             made = teams.private(o)
             private[o.result] = made.result
@@ -131,45 +142,47 @@ def _hoist_buffers(
     return private
 
 
-def _readers(loop: For, buffers: set[Value]) -> list[int]:
-    """Positions in the loop's body of the ops that read any of the buffers."""
-    found = []
-    for i, o in enumerate(loop.body.ops):
-        if isinstance(o, Copy) and o.agent == "tma" and o.dest.buffer in buffers:
-            continue
-        touched = set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
-        if touched & buffers:
-            found.append(i)
-    return found
+Spans = dict[Block, dict[Ring, list[tuple[int, int]]]]
 
 
-def _make_rings(func: Func, warps: int, multicast: Multicast) -> list[Ring]:
-    """One ring for the buffers of a loop that have the same first and last reader."""
+def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring], Spans]:
+    """One ring for the buffers that are filled in the same places and have the same first and last
+    readers; and in each block where the first and last op stand that need what a ring holds (the
+    last copy twice, where nothing does)."""
+    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
+    groups: dict[tuple[object, ...], list[Value]] = {}
+    found: dict[Value, list[LiveRange]] = {}
+    for v, ranges in live_ranges(func.body, {o.dest.buffer: o for o in copies}).items():
+        assert not isinstance(ranges, Unclear)
+        key = (v.buffer.versions, *((r.block, r.span) for r in ranges))
+        found[v] = ranges
+        groups.setdefault(key, []).append(v)
     rings: list[Ring] = []
-    for loop in walk(func.body):
-        if not isinstance(loop, For):
-            continue
-        groups: dict[tuple[int, int], list[Value]] = {}
-        for o in loop.body.ops:
-            if isinstance(o, Copy) and o.agent == "tma":
-                v = o.dest.buffer
-                at = _readers(loop, {v})
-                groups.setdefault((at[0], at[-1]) if at else (-1, -1), []).append(v)
-        for buffers in groups.values():
-            readers = [loop.body.ops[i] for i in _readers(loop, set(buffers))]
-            by_group = all(isinstance(o, Gemm) and o.is_asynchronous for o in readers)
-            every = 4 if by_group else 1
-            rings.append(
-                Ring(
-                    f"ring{len(rings)}",
-                    tuple(buffers),
-                    buffers[0].buffer.versions,
-                    warps // every,
-                    every,
-                    links=multicast.links(buffers),
-                )
-            )
-    return rings
+    spans: Spans = {}
+    for buffers in groups.values():
+        effects = [
+            e
+            for r in found[buffers[0]]
+            for i in r.readers
+            for _, e in effects_in(Block((), (r.block.ops[i],)))
+            if e.buffer in buffers
+        ]
+        by_group = bool(effects) and all(e.engine == "wgmma" for e in effects)
+        every = 4 if by_group else 1
+        ring = Ring(
+            f"ring{len(rings)}",
+            tuple(buffers),
+            buffers[0].buffer.versions,
+            warps // every,
+            every,
+            links=multicast.links(buffers),
+        )
+        rings.append(ring)
+        for together in zip(*(found[v] for v in buffers)):
+            last = max(r.start for r in together)
+            span = together[0].span or (last, last)
+            spans.setdefault(together[0].block, {}).setdefault(ring, []).append(span)
+    return rings, spans
 
 
 def _producer(
@@ -212,94 +225,108 @@ def _producer(
     return outer.block()
 
 
-def _consumers(
-    func: Func,
-    rings: list[Ring],
-    ring_of: dict[Value, Ring],
-    private: dict[Value, Value],
-    teams: Teams | None,
-) -> Block:
-    top = Builder(func.loc)
-    positions = {r: Position(top, r.stages, 0, r.name) for r in rings}
-    made: dict[Op, list[Op]] = {}
+class _Consumers:
+    """The program of the user's threads: in front of the first reader of what a ring's slot holds
+    they wait for it, behind the last one they free it."""
 
-    def visit(o: Op) -> None | list[Op]:
-        if isinstance(o, Alloc) and o.type.space == "shared":
-            return []
-        if isinstance(o, For) and any(isinstance(x, Copy) and x.agent == "tma" for x in o.body.ops):
-            return _consumer_loop(o, positions, ring_of)
-        return None
+    def __init__(self, func: Func, rings: list[Ring], spans: Spans) -> None:
+        self.func = func
+        self.spans = spans
+        self.top = Builder(func.loc)
+        self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
 
-    if teams is None:
-        return Block((), (*top.ops, *rewrite(func.body, visit).ops))
-    made = {o: _consumer_loop(o, positions, ring_of) for o in teams.rings}
-    ops: list[Op] = []
-    for o in func.body.ops:
-        if o is teams.loop:
-            b = Builder(o.loc)
-            shared_out = teams.share_out(b, made, ring_of, positions)
-            ops += [*b.ops, shared_out]
-        else:
-            ops.append(o)
-    rest = rewrite(Block((), tuple(ops)), visit)
-    body = teams.own(top, private, rest)
-    return Block((), (*top.ops, *body.ops))
+    def body(self, private: dict[Value, Value], teams: Teams | None) -> Block:
+        if teams is None:
+            return Block((), (*self.top.ops, *self.block(self.func.body).ops))
+        made: dict[Op, list[Op]] = {o: self.loop(o) for o in teams.rings}
+        ring_of = {v: r for r in self.positions for v in r.buffers}
+        ops: list[Op] = []
+        for o in self.func.body.ops:
+            if o is teams.loop:
+                b = Builder(o.loc)
+                shared_out = teams.share_out(b, made, ring_of, self.positions)
+                ops += [*b.ops, shared_out]
+            else:
+                ops.append(o)
+        rest = rewrite(Block((), tuple(ops)), lambda o: [] if _is_shared(o) else None)
+        body = teams.own(self.top, private, rest)
+        return Block((), (*self.top.ops, *body.ops))
+
+    def block(self, block: Block, loop: For | None = None, products: Sequence[Gemm] = ()) -> Block:
+        """`block` with its waits and releases; where it is the body of a `loop` whose `products`
+        stay in flight behind an iteration, that frees the slots of the one before."""
+        b = Builder()
+        here = self.spans.get(block, {})
+        subst: Substitution = {}
+        slots: dict[Ring, tuple[Value, Value]] = {}
+        for i, o in enumerate(block.ops):
+            b.loc = o.loc
+            for r, spans in here.items():
+                if any(i == first for first, _ in spans):
+                    phase = self.positions[r].get_phase(b)
+                    slots[r] = r.wait_full(b, self.positions[r]), phase
+                    for v in r.buffers:
+                        subst[v] = b.value(Version, v, slots[r][0], name=v.name)
+            if isinstance(o, Yield) and products:
+                assert loop is not None
+                self._free_before(b, loop, slots, products)
+            if not (_is_shared(o) or (isinstance(o, Copy) and o.agent == "tma")):
+                made = self._within(o, o in products)
+                b.ops += (
+                    rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
+                )
+            for r, spans in here.items():
+                if not products and any(i == last for _, last in spans):
+                    if r.release_every == 1:
+                        b.emit(WarpSync)
+                    slot, phase = slots[r]
+                    r.release(b, slot)
+                    self.positions[r].advance(b, slot, phase)
+        return b.block(block.args)
+
+    def _within(self, o: Op, in_flight: bool) -> list[Op]:
+        if isinstance(o, For):
+            return self.loop(o)
+        if o.region_fields:
+            regions = {n: self.block(getattr(o, n)) for n in o.region_fields}
+            return [replace(o, **regions)]  # type: ignore[arg-type]
+        return [replace(o, asynchronous=True) if in_flight else o]  # type: ignore[call-arg]
+
+    def loop(self, loop: For) -> list[Op]:
+        """A loop, and behind it what ends with it."""
+        here = self.spans.get(loop.body, {})
+        products: list[Gemm] = []
+        if here and all(r.release_every == 4 and 1 == len(x) < r.stages for r, x in here.items()):
+            products = free_running(loop, [v for r in here for v in r.buffers])
+        done = replace(loop, body=self.block(loop.body, loop, products))
+        if not products:
+            return [done]
+        after = Builder(products[-1].loc)
+        after.emit(WgmmaWait, 0, held_in_flight(products))
+        ran = after.value(Compare, "gt", loop.hi, loop.lo)
+        for r in here:
+            at = self.positions[r]
+            r.release(after, at.before(after, at.get_slot(after)), ran)
+        return [done, *after.ops]
+
+    def _free_before(
+        self,
+        b: Builder,
+        loop: For,
+        slots: dict[Ring, tuple[Value, Value]],
+        products: Sequence[Gemm],
+    ) -> None:
+        """Leave the iteration's products in flight; free the slots of the iteration before."""
+        b.loc = products[-1].loc
+        b.emit(WgmmaWait, len(products), tuple(o.c for o in products))
+        later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
+        for r, (slot, phase) in slots.items():
+            r.release(b, self.positions[r].before(b, slot), later)
+            self.positions[r].advance(b, slot, phase)
 
 
-def _consumer_loop(
-    loop: For, positions: dict[Ring, Position], ring_of: dict[Value, Ring]
-) -> list[Op]:
-    tiles = [o for o in loop.body.ops if isinstance(o, Copy) and o.agent == "tma"]
-    here = {ring_of[o.dest.buffer] for o in tiles}
-    rings = [r for r in positions if r in here]
-    products = []
-    if all(r.release_every == 4 for r in rings):
-        products = free_running(loop, [v for r in rings for v in r.buffers])
-    b = Builder(loop.loc)
-    subst: Substitution = {}
-    slots: dict[Ring, Value] = {}
-    phases: dict[Ring, Value] = {}
-    spans = {r: _readers(loop, set(r.buffers)) for r in rings}
-    for i, o in enumerate(loop.body.ops):
-        b.loc = o.loc
-        if o in tiles:
-            continue
-        if isinstance(o, Yield):
-            break
-        for r in rings:
-            if spans[r] and i == spans[r][0]:
-                phases[r] = positions[r].get_phase(b)
-                slots[r] = r.wait_full(b, positions[r])
-                for v in r.buffers:
-                    subst[v] = b.value(Version, v, slots[r], name=v.name)
-        (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
-        if o in products:
-            done = replace(done, asynchronous=True)  # type: ignore[call-arg]
-        b.ops.append(done)
-        if products:
-            continue
-        for r in rings:
-            if spans[r] and i == spans[r][-1]:
-                if r.release_every == 1:
-                    b.emit(WarpSync)
-                r.release(b, slots[r])
-                positions[r].advance(b, slots[r], phases[r])
-    if not products:
-        for r in rings:
-            if not spans[r]:
-                _skip(b, r, positions[r])
-        b.ops.append(substitute(loop.body.ops[-1], subst))
-        return [replace(loop, body=Block(loop.body.args, tuple(b.ops)))]
-    return _finish_free_running(loop, b, rings, positions, slots, phases, products)
-
-
-def _skip(b: Builder, r: Ring, at: Position) -> None:
-    """A slot that nothing reads is waited for and freed all the same."""
-    phase = at.get_phase(b)
-    slot = r.wait_full(b, at)
-    b.emit(WarpSync)
-    r.release(b, slot)
-    at.advance(b, slot, phase)
+def _is_shared(o: Op) -> bool:
+    return isinstance(o, Alloc) and o.type.space == "shared"
 
 
 def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
@@ -328,29 +355,3 @@ def _fragment_inputs(products: list[Gemm]) -> tuple[Value, ...]:
     """The fragments that products read while they are in flight."""
     inputs = dict.fromkeys(o.a.buffer for o in products)
     return tuple(v for v in inputs if v.buffer.space == "fragment")
-
-
-def _finish_free_running(
-    loop: For,
-    b: Builder,
-    rings: list[Ring],
-    positions: dict[Ring, Position],
-    slots: dict[Ring, Value],
-    phases: dict[Ring, Value],
-    products: list[Gemm],
-) -> list[Op]:
-    b.loc = products[-1].loc
-    accumulators = tuple(o.c for o in products)
-    b.emit(WgmmaWait, len(products), accumulators)
-    later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
-    for r in rings:
-        r.release(b, positions[r].before(b, slots[r]), later)
-        positions[r].advance(b, slots[r], phases[r])
-    b.ops.append(loop.body.ops[-1])
-    after = Builder(products[-1].loc)
-    after.emit(WgmmaWait, 0, held_in_flight(products))
-    ran = after.value(Compare, "gt", loop.hi, loop.lo)
-    for r in rings:
-        at = positions[r]
-        r.release(after, at.before(after, at.get_slot(after)), ran)
-    return [replace(loop, body=Block(loop.body.args, tuple(b.ops))), *after.ops]

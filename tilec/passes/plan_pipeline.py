@@ -1,117 +1,263 @@
-"""plan_pipeline: which copies of a pipelined loop run ahead, and how many versions their buffers
-get.
+"""plan_pipeline: which copies run ahead of their readers, and how many versions their buffers get.
 
 Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and
-`stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer has that many
-versions; a loop in which nothing may run ahead is "serial"; shared buffers of any other stand
-before it, for its iterations overlap. A buffer gets versions only if each
-iteration overwrites it whole before reading it, it is used nowhere else, and what its copy needs
-can be computed ahead of time; otherwise it has one version and orders the loop."""
+`stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer its versions; a
+loop in which nothing runs ahead is "serial"; shared buffers of any other stand before it, for its
+iterations overlap. `attrs["not_ahead"]` says why copies in loops with stages do not: (line, text).
+
+A buffer's copies run ahead if each of them fills it whole, everything that is read of it lies in
+live ranges that they begin (`tilec.ir.dependence`), and what they need can be computed ahead of
+time. It has a version for each stage of the loops that they stand in, at the top or under a
+condition; several loops may share it. Where producer warps bring it by TMA, its copies may stand
+anywhere: before a loop, in a loop in it, in a `while`; outside of loops with stages it has one
+version. What comes behind a loop with stages is not brought ahead: it lies where the loop's buffers
+were."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.effects import buffers_written, written_tensors
-from tilec.ir.ops import Alloc, Const, Copy, For
-from tilec.passes.utils.slicing import NotClonable, Slice
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once, paths
+from tilec.ir.effects import written_tensors
+from tilec.ir.ops import Alloc, Const, Copy, For, If, While
+from tilec.passes.utils.rings import ring_copies, with_versions
+from tilec.passes.utils.slicing import NotClonable, Slice, can_run_ahead
 from tilec.target import Target
 
 
 def plan_pipeline(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    uses: dict[Value, list[Op]] = {}
-    for o in walk(func.body):
-        for v in set(o.operands):
-            uses.setdefault(v, []).append(o)
-    written = written_tensors(func.body)
-    allocs = {o.result for o in walk(func.body) if isinstance(o, Alloc)}
-    zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
-    ahead: set[Copy] = set()
-    versions: dict[Value, int] = {}
-    agents = Agents(func, target)
-    boxes = bool(func.attrs.get("specialise"))
-    for loop in [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]:
-        if loop.num_stages < 2:
-            continue
-        inside = set(walk(loop.body))
-        copies = [
-            o
-            for o in _candidates(loop)
-            if (v := o.dest.buffer) in allocs
-            and o.dest.is_whole
-            and zeros.issuperset(o.dest.offsets)
-            and o.source.buffer not in written
-            and all(u in inside for u in uses[v])
-            and not any(u is not o and v in buffers_written(u.effects()) for u in uses[v])
-            and _comes_first(loop.body, o, uses[v])
-            and can_run_ahead(loop, o)
-        ]
-        ahead.update(copies)
-        fewer = agents.through_registers(copies, boxes)
-        for o in copies:
-            waits = fewer and agents.of(o, boxes) != "tma"
-            count = min(loop.num_stages, REGISTER_VERSIONS) if waits else loop.num_stages
-            versions[o.dest.buffer] = 1 if func.attrs.get("single_buffer") else count
-    subst: Substitution = {}
+    found = _Planner(func, target)
+    if not found.loops:
+        return func
+    if found.reasons:
+        func = func.with_attrs(not_ahead=tuple(found.reasons))
+    func = with_versions(func, found.versions, ahead=True)
 
     def visit(o: Op) -> None | Op | list[Op]:
-        match o:
-            case Alloc(type=t) if o.result in versions:
-                typed = replace(t, versions=versions[o.result])
-                subst[o.result] = Value(typed, o.result.name)
-                return replace(o, type=typed, results=(subst[o.result],))
-            case For(kind="pipelined"):
-                if not any(isinstance(x, Copy) and x.ahead for x in o.body.ops):
-                    return replace(o, kind="serial", num_stages=0, order=(), stage=())
-                inside = [x for x in o.body.ops if _is_shared(x)]
-                if inside:
-                    body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
-                    return [*inside, replace(o, body=body)]
-            case Copy() if any(o.dest.buffer is subst.get(a.dest.buffer) for a in ahead):
-                return replace(o, ahead=True)
+        if not isinstance(o, For) or o.kind != "pipelined":
+            return None
+        if not ring_copies(o):
+            return replace(o, kind="serial", num_stages=0, order=(), stage=())
+        inside = [x for x in o.body.ops if _is_shared(x)]
+        body = replace(o.body, ops=tuple(x for x in o.body.ops if x not in inside))
+        return [*inside, replace(o, body=body)] if inside else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+@dataclass
+class _Buffer:
+    """A shared buffer that copies fill: `ranges`, what they leave; `loops`, for each the loop with
+    stages that it may run ahead in, None for one that only producer warps can bring."""
+
+    ranges: list[LiveRange]
+    loops: list[For | None]
+
+    @property
+    def copies(self) -> list[Copy]:
+        return [r.fill for r in self.ranges if isinstance(r.fill, Copy)]
+
+
+class _Planner:
+    """`ahead`: the copies that run ahead. `versions`: those of their buffers. `reasons`: (line,
+    text) for copies of loops with stages that do not."""
+
+    def __init__(self, func: Func, target: Target) -> None:
+        self.func = func
+        self.reasons: list[tuple[int, str]] = []
+        self.ahead: set[Copy] = set()
+        self.versions: dict[Value, int] = {}
+        self.loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+        if not self.loops:
+            return
+        self.boxes = bool(func.attrs.get("specialise"))
+        self.agents = Agents(func, target)
+        self.written = written_tensors(func.body)
+        self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+        self.homes = {o.result: p[-1][0] for p, o in paths(func.body) if isinstance(o, Alloc)}
+        buffers = self._buffers()
+        chosen = {v: x for v, x in buffers.items() if None not in x.loops}
+        if self.boxes and int(func.attrs.get("teams", 1)) == 1:
+            chosen.update(self._by_producers(buffers, chosen))
+        self._decide(chosen)
+        self._explain(buffers, chosen)
+
+    # --- what may ---
+
+    def _buffers(self) -> dict[Value, _Buffer]:
+        """The buffers all of whose writers are copies that fill them, with clear live ranges."""
+        copies = [o for o in walk(self.func.body) if _to_shared(o)]
+        self.refused: dict[Value, str] = {}
+        found: dict[Value, _Buffer] = {}
+        wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.homes}
+        for v, ranges in live_ranges(self.func.body, wanted).items():
+            if isinstance(ranges, Unclear):
+                self.refused[v] = f"line {ranges.op.loc.line} {ranges.why}"
+                continue
+            why = next((w for r in ranges if (w := self._refusal(r.fill))), None)
+            if why is not None:
+                self.refused[v] = why
+                continue
+            loops = [self._loop(r) for r in ranges]
+            if len(set(loops)) < len(loops):  # threads have one version of it in an iteration
+                loops = [None] * len(loops)
+            found[v] = _Buffer(ranges, loops)
+        return found
+
+    def _refusal(self, fill: Op) -> str | None:
+        """Why an op that fills a buffer cannot do so ahead of time."""
+        if not _to_shared(fill):
+            return f"line {fill.loc.line} writes it too"
+        if fill.source.buffer in self.written:
+            return f"the kernel writes {fill.source.buffer.name}"
+        if not self.zeros.issuperset(fill.dest.offsets):
+            return "where it begins in its buffer is computed"
         return None
 
-    return func.with_body(rewrite(func.body, visit, subst))
+    def _loop(self, r: LiveRange) -> For | None:
+        """The loop with stages in which a copy may run ahead by its threads: it stands in no other
+        loop inside, the user's `stage` does not hold it back, and what it needs is not carried."""
+        assert isinstance(r.fill, Copy)
+        home = self.homes[r.fill.dest.buffer]
+        ops = [block.ops[i] for block, i in r.path]
+        inside = [n for n, o in enumerate(ops) if isinstance(o, (For, While))]
+        if not inside:
+            return None
+        loop, *branches, _ = ops[inside[-1] :]
+        if not isinstance(loop, For) or loop.kind != "pipelined" or loop.num_stages < 2:
+            return None
+        if not all(isinstance(o, If) for o in branches):
+            return None
+        if home in [b for b, _ in r.path[inside[-1] + 2 :]]:
+            return None
+        top = ops[inside[-1] + 1]
+        return loop if not _held_back(loop, top) and can_run_ahead(loop, r.fill) else None
+
+    def _by_producers(
+        self, buffers: dict[Value, _Buffer], chosen: Collection[Value]
+    ) -> dict[Value, _Buffer]:
+        """Buffers with copies that only producer warps can bring ahead of time, where these bring
+        others in any case."""
+        rings = {x for v in chosen for x in buffers[v].loops if self._by_tma(buffers[v])}
+        if not rings:
+            return {}
+        found = {
+            v: x
+            for v, x in buffers.items()
+            if v not in chosen
+            and self._by_tma(x)
+            and not any(_behind(r, rings) for r in x.ranges)
+            and not any(_is_held(r) for r in x.ranges)
+        }
+        copies = [o for x in found.values() for o in x.copies]
+        if copies and not _clonable(self.func.body, copies):
+            found = {v: x for v, x in found.items() if _clonable(self.func.body, x.copies)}
+        return found
+
+    def _by_tma(self, x: _Buffer) -> bool:
+        return all(self.agents.of(o, self.boxes) == "tma" for o in x.copies)
+
+    # --- what is decided ---
+
+    def _decide(self, chosen: dict[Value, _Buffer]) -> None:
+        by_loop: dict[For, list[Copy]] = {}
+        for x in chosen.values():
+            self.ahead.update(x.copies)
+            for o, loop in zip(x.copies, x.loops):
+                if loop is not None:
+                    by_loop.setdefault(loop, []).append(o)
+        fewer = {
+            loop: self.agents.through_registers(copies, self.boxes)
+            for loop, copies in by_loop.items()
+        }
+        for v, x in chosen.items():
+            by_tma = self._by_tma(x)
+            counts = [1]
+            for r, loop in zip(x.ranges, x.loops):
+                if loop is not None and fewer[loop] and not by_tma:
+                    counts.append(min(loop.num_stages, REGISTER_VERSIONS))
+                else:
+                    counts.append(_stages(r))
+            self.versions[v] = 1 if self.func.attrs.get("single_buffer") else max(counts)
+
+    def _explain(self, buffers: dict[Value, _Buffer], chosen: Collection[Value]) -> None:
+        """Note why copies of loops with stages do not run ahead."""
+        for loop in self.loops:
+            if loop.num_stages < 2:
+                continue
+            for o in once(loop.body):
+                if not _to_shared(o) or o in self.ahead:
+                    continue
+                name = o.dest.buffer.name
+                if not o.dest.is_whole:
+                    self.reasons.append((o.loc.line, f"it fills a part of {name}"))
+                elif o.dest.buffer in self.refused:
+                    self.reasons.append((o.loc.line, self.refused[o.dest.buffer]))
+                elif not loop.stage:
+                    why = f"{name} is filled more than once, or where it comes from is not known"
+                    self.reasons.append((o.loc.line, f"{why} before the iteration"))
+
+
+def _clonable(body: Block, copies: Iterable[Copy]) -> bool:
+    """Whether a scope of its own can do the copies."""
+    try:
+        Slice(body, copies)
+    except NotClonable:
+        return False
+    return True
+
+
+def _to_shared(o: Op) -> TypeGuard[Copy]:
+    """Whether an op copies from global to shared memory."""
+    return (
+        isinstance(o, Copy)
+        and o.source.buffer.buffer.space == "global"
+        and o.dest.buffer.buffer.space == "shared"
+    )
 
 
 def _is_shared(o: Op) -> bool:
     return isinstance(o, Alloc) and o.type.space == "shared"
 
 
-def _candidates(loop: For) -> list[Copy]:
-    """Copies into shared memory at the top of the body that the user's `stage` does not hold
-    back."""
+def _held_back(loop: For, top: Op) -> bool:
+    """Whether the user's `stage` puts a statement at the top of the loop's body into the last
+    stage."""
     statements = acting(loop.body)
-    copies = [
-        o
-        for o in statements
-        if isinstance(o, Copy)
-        and o.source.buffer.buffer.space == "global"
-        and o.dest.buffer.buffer.space == "shared"
-    ]
-    if loop.stage and len(loop.stage) == len(statements):
-        last = max(loop.stage)
-        copies = [o for o in copies if loop.stage[statements.index(o)] < last]
-    return copies
-
-
-def _comes_first(body: Block, copy: Op, uses: list[Op]) -> bool:
-    """Whether every other use of the copy's buffer stands after it in the body."""
-    at = body.ops.index(copy)
-    before = set(walk(Block((), body.ops[:at])))
-    return not any(u in before for u in uses)
-
-
-def can_run_ahead(loop: For, copy: Op) -> bool:
-    """Whether the copy's operands can be computed for a later iteration: no carried value is
-    needed."""
-    try:
-        needed = Slice(loop.body, [copy])
-    except NotClonable:
+    if not loop.stage or len(loop.stage) != len(statements):
         return False
-    carried = set(loop.body.args[1:])
-    return not carried & needed.needed
+    return loop.stage[statements.index(top)] == max(loop.stage)
+
+
+def _is_held(r: LiveRange) -> bool:
+    """Whether the user's `stage` holds back what begins a range, in any loop around."""
+    pairs = zip(r.path, r.path[1:])
+    return any(
+        isinstance(loop := block.ops[i], For) and _held_back(loop, inner.ops[j])
+        for (block, i), (inner, j) in pairs
+    )
+
+
+def _stages(r: LiveRange) -> int:
+    """The stages of the innermost loop around the copy; 1 where it has none."""
+    for block, i in reversed(r.path):
+        loop = block.ops[i]
+        if isinstance(loop, (For, While)):
+            staged = isinstance(loop, For) and loop.kind == "pipelined"
+            return max(1, loop.num_stages) if staged else 1  # type: ignore[union-attr]
+    return 1
+
+
+def _behind(r: LiveRange, loops: Collection[Op | None]) -> bool:
+    """Whether a copy stands behind one of the loops."""
+    return any(o in loops or _holds(o, loops) for block, i in r.path for o in block.ops[:i])
+
+
+def _holds(o: Op, loops: Collection[Op | None]) -> bool:
+    return any(x in loops for region in o.regions for x in walk(region))

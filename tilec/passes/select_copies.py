@@ -28,6 +28,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import depends
+from tilec.passes.utils.rings import without_stray
 from tilec.target import Target
 
 MAX_BOX = 256  # elements of a TMA box in one dimension
@@ -40,7 +41,7 @@ def select_copies(func: Func, target: Target) -> Func:
     def visit(o: Op) -> Op | None:
         return chooser.choose(o) if isinstance(o, Copy) and not o.agent else None
 
-    return func.with_body(rewrite(func.body, visit))
+    return without_stray(func.with_body(rewrite(func.body, visit)))
 
 
 class _Chooser:
@@ -50,13 +51,19 @@ class _Chooser:
         self.agents = Agents(func, target)
         self.unseen = _never_seen_again(func)
         self.ragged = ragged_tensors(func)
+        self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
+        specialise = bool(func.attrs.get("specialise"))
+        for o in walk(func.body):
+            if isinstance(o, Copy) and o.ahead:
+                s = o.dest.buffer.buffer
+                boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
+                if self.agents.of(o, specialise and boxes) != "tma":
+                    self.not_by_tma.add(o.dest.buffer)
 
     def choose(self, o: Copy) -> Op:
         vector = self.agents.vector(o)
         if o.ahead:
-            s = o.dest.buffer.buffer
-            boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
-            agent = self.agents.of(o, bool(self.func.attrs.get("specialise")) and boxes)
+            agent = self.agents.of(o, o.dest.buffer not in self.not_by_tma)
             if agent != "threads":
                 return replace(o, agent=agent, vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):

@@ -141,12 +141,16 @@ class Multicast:
         self.shares: dict[Value, Share] = {}  # by the tile's buffer
         if all(c & (c - 1) == 0 for c in self.cluster) and self.cluster != (1, 1, 1):
             variation = Variation(func)
+            shares: dict[Value, set[Share | None]] = {}
             for o in walk(func.body):
                 if isinstance(o, Copy) and o.agent == "tma":
                     differs = variation.of(o.source.offsets) | variation.around[o]
                     found = self._share(o, variation.all - differs)
-                    if found is not None:
-                        self.shares[o.dest.buffer] = found
+                    shares.setdefault(o.dest.buffer, set()).add(found)
+            for v, ways in shares.items():
+                (way, *others) = ways
+                if way is not None and not others:  # all that fill a ring share the work alike
+                    self.shares[v] = way
 
     @cached_property
     def strides(self) -> tuple[int, int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Builder, Op, Param, Value
+from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
+from tilec.ir.dependence import once
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
@@ -15,6 +17,7 @@ from tilec.ir.ops import (
     Compare,
     Const,
     Copy,
+    For,
     If,
     Lane,
     Load,
@@ -32,6 +35,50 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import BOOL, INT32, INT64, BufferType, DType, TensorMapType
 from tilec.passes.utils.multicast import Multicast
+from tilec.passes.utils.slicing import can_run_ahead
+
+
+def ring_copies(loop: For) -> list[Copy]:
+    """The copies of a pipelined loop's iteration that run ahead: at the top of its body, or under a
+    condition there."""
+    if loop.kind != "pipelined":
+        return []
+    return [o for o in once(loop.body) if isinstance(o, Copy) and o.ahead]
+
+
+def with_versions(func: Func, versions: Mapping[Value, int], ahead: bool) -> Func:
+    """`func` with so many versions of these shared buffers, whose copies from global memory run
+    `ahead` or do not."""
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | Op:
+        if isinstance(o, Alloc) and o.result in versions:
+            typed = replace(o.type, versions=versions[o.result])
+            subst[o.result] = Value(typed, o.result.name)
+            return replace(o, type=typed, results=(subst[o.result],))
+        if isinstance(o, Copy) and o.dest.buffer in made:
+            if o.source.buffer.buffer.space == "global":
+                return replace(o, ahead=ahead, agent=o.agent if ahead else "threads")
+        return None
+
+    made = subst.values()
+    return func.with_body(rewrite(func.body, visit, subst))
+
+
+def without_stray(func: Func) -> Func:
+    """`func`, where who brings each tile is known: what TMA was to bring and cannot, and threads
+    cannot bring for a later iteration of a loop, does not run ahead."""
+    if not func.attrs.get("specialise"):
+        return func
+    fine: set[Copy] = set()
+    for loop in walk(func.body):
+        if isinstance(loop, For):
+            copies = ring_copies(loop)
+            buffers = Counter(o.dest.buffer for o in copies)
+            fine |= {o for o in copies if buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)}
+    ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead and o.agent != "tma"]
+    stray = {o.dest.buffer for o in ahead if o not in fine}
+    return with_versions(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
 
 def const(b: Builder, value: int) -> Value:

@@ -184,3 +184,14 @@ class Slice:
 
     def _carried_needed(self, o: For, i: int) -> bool:
         return o.results[i] in self.needed or o.body.args[i + 1] in self.needed
+
+
+def can_run_ahead(loop: For, copy: Op) -> bool:
+    """Whether the copy's operands can be computed for a later iteration: no carried value is
+    needed."""
+    try:
+        needed = Slice(loop.body, [copy])
+    except NotClonable:
+        return False
+    carried = set(loop.body.args[1:])
+    return not carried & needed.needed

@@ -80,8 +80,11 @@ class Teams:
             raise refusal(func, "a pipelined loop stands outside of its loop over blocks")
         if any(x in self.rings for o in self.rings for x in walk(o.body)):
             raise refusal(func, "a pipelined loop stands in another one")
-        if any(isinstance(o, Copy) and o.ahead and o.agent != "tma" for o in walk(func.body)):
+        ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+        if any(o.agent != "tma" for o in ahead):
             raise refusal(func, "not all of its pipelined copies can go by TMA")
+        if len(ahead) > sum(len(_loads(o)) for o in self.rings):
+            raise refusal(func, "a copy of a pipelined loop stands under a condition")
         self.carried = Slice(body, ())
         try:
             for v in yielded(body):
