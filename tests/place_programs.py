@@ -19,9 +19,7 @@ F16, F32, I32 = "float16", "float32", "int32"
 
 
 @tilec.kernel
-def before_loop(
-    A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tensor((M, 64), F32)
-):
+def before_loop(A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tensor((M, 64), F32)):
     """One operand for all of the loop: C is the sum of A times every 64 rows of B."""
     with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
         a, b = T.alloc_shared((64, 64), F16), T.alloc_shared((64, 64), F16)
@@ -35,9 +33,7 @@ def before_loop(
 
 
 @tilec.kernel
-def before_mixed(
-    A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tensor((M, 64), F32)
-):
+def before_mixed(A: T.Tensor((M, 64), F16), B: T.Tensor((N, 64), F16), C: T.Tensor((M, 64), F32)):
     """The same, each product its own and added up by threads, which read another tile too."""
     with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
         a, b = T.alloc_shared((64, 64), F16), T.alloc_shared((64, 64), F16)
@@ -136,12 +132,17 @@ def in_while(
 
 @dataclass(frozen=True)
 class Place:
-    """A program. `arrays(blocks, trips)` are its arguments for so many blocks, with so many
-    iterations of its loop (of each of them), the output last, and what that must be."""
+    """A program. `of(blocks, trips)` are its arguments for so many blocks, with so many iterations
+    of its loop (of each of them), the output last, and what that must be."""
 
     name: str
     kernel: Any
-    arrays: Callable[[int, int], tuple[Arrays, np.ndarray]]
+    of: Callable[[int, int], tuple[Arrays, np.ndarray]]
+    many: tuple[int, int] = (264, 1)
+
+    def arrays(self, blocks: tuple[int, int], trips: int) -> tuple[Arrays, np.ndarray]:
+        """As `RingProgram.arrays`."""
+        return self.of(blocks[0], trips)
 
 
 def numbered(rows: int, columns: int, step: int, axis: int) -> np.ndarray:
@@ -205,7 +206,9 @@ def _while(blocks: int, trips: int) -> tuple[Arrays, np.ndarray]:
     for one, following in zip([0, *chain], [*chain, 0]):
         after[one] = following
     a, b = held["A"], held["B"]
-    tiles = sum((a[:, 32 * i - 32 : 32 * i].astype(F32) for i in chain), np.zeros((64 * blocks, 32)))
+    tiles = sum(
+        (a[:, 32 * i - 32 : 32 * i].astype(F32) for i in chain), np.zeros((64 * blocks, 32))
+    )
     rows = sum((b[i : i + 64].astype(F32) for i in range(0, 64 * trips, 64)), np.zeros((64, 32)))
     return {"A": a, "B": b, "after": after, "C": held["C"]}, (tiles @ rows.T).astype(F32)
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from form_help import SM90, tile_func  # noqa: E402
+from place_programs import PLACES, Place  # noqa: E402
 from ring_programs import PROGRAMS, RingProgram  # noqa: E402
 
 from tilec.ir.errors import ResourceError  # noqa: E402
@@ -22,13 +23,13 @@ RUNS = 200
 TRIPS = 48
 
 
-def schedules(program: RingProgram, stages: int) -> list[Plan]:
+def schedules(program: RingProgram | Place, stages: int) -> list[Plan]:
     """The plans of the program, each with as many stages."""
     func = tile_func(program.kernel.function, program.arrays((2, 2), 4)[0])
     return [replace(p, stages=stages) for p in plans(func, SM90)]
 
 
-def on_device(program: RingProgram, trips: int = TRIPS) -> tuple[list[Any], Any]:
+def on_device(program: RingProgram | Place, trips: int = TRIPS) -> tuple[list[Any], Any]:
     """Arguments that fill a GPU, and what the last of them must be."""
     arrays, want = program.arrays(program.many, trips)
     return [torch.from_numpy(a).cuda() for a in arrays.values()], torch.from_numpy(want).cuda()
@@ -50,8 +51,8 @@ def wrong_runs(made: Any, given: list[Any], want: Any, runs: int = RUNS) -> tupl
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-def test_no_slot_is_filled_while_it_is_read(program: RingProgram, stages: int) -> None:
+@pytest.mark.parametrize("program", (*PROGRAMS, *PLACES), ids=lambda p: p.name)
+def test_no_slot_is_filled_while_it_is_read(program: RingProgram | Place, stages: int) -> None:
     given, want = on_device(program)
     tried = 0
     for plan in schedules(program, stages):
@@ -66,8 +67,8 @@ def test_no_slot_is_filled_while_it_is_read(program: RingProgram, stages: int) -
 
 
 @pytest.mark.parametrize("trips", [0, 1, 2])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-def test_few_iterations(program: RingProgram, trips: int) -> None:
+@pytest.mark.parametrize("program", (*PROGRAMS, *PLACES), ids=lambda p: p.name)
+def test_few_iterations(program: RingProgram | Place, trips: int) -> None:
     given, want = on_device(program, trips)
     for plan in schedules(program, 3):
         try:

@@ -17,6 +17,7 @@ from tilec.ir.agents import (
 )
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.dependence import once
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.target import Target
@@ -143,7 +144,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         assert agents is not None
         copies = [
             o
-            for o in loop.body.ops
+            for o in once(loop.body)
             if isinstance(o, Copy)
             and o.source.buffer.buffer.space == "global"
             and o.dest.buffer in sizes

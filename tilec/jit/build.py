@@ -17,10 +17,11 @@ from tilec.codegen.disassemble import disassemble
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
+from tilec.ir.dependence import once
 from tilec.ir.effects import written_tensors
-from tilec.ir.errors import CompileError, InternalError, ResourceError
+from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
 from tilec.ir.memory import version_bytes
-from tilec.ir.ops import Alloc, Print
+from tilec.ir.ops import Alloc, Copy, For, Print
 from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
@@ -173,7 +174,8 @@ def build(
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
     if tried:
-        keep("plan", lambda: _plan_text(tried, func.attrs.get("packed", ()), choice()))
+        keep("plan", lambda: _plan_text(tried, func.attrs.get("packed", ()), final, choice()))
+    _warn_of_serial(func, final)
     made = attempts.kept or attempts.make(plan, final)
     llvm_text, assembled = made.llvm_text, made.assembled
     keep("llvm", lambda: llvm_text)
@@ -217,13 +219,39 @@ def _first_good(
     return passes.run_plan(func, target, least.plan, keep_pass)
 
 
+def _warn_of_serial(func: Func, final: Func) -> None:
+    """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
+    why = dict(final.attrs.get("not_ahead", ()))
+    for loop in walk(func.body) if why else ():
+        if isinstance(loop, For) and loop.kind == "pipelined" and loop.num_stages > 1:
+            for o in once(loop.body):
+                if isinstance(o, Copy) and o.loc.line in why:
+                    warn(
+                        CompileWarning,
+                        f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
+                        f"iteration: {why[o.loc.line]}",
+                        o.loc,
+                        "fill a whole buffer once in each iteration, before it is read, from a "
+                        "place that does not depend on the iteration before",
+                    )
+
+
 def _plan_text(
-    tried: Sequence[tuple[Plan, ResourceError | None]], packed: Sequence[str], choice: str
+    tried: Sequence[tuple[Plan, ResourceError | None]],
+    packed: Sequence[str],
+    final: Func,
+    choice: str,
 ) -> str:
-    """The plan that was kept, those that were tried before it and why they were not, what the
-    launch packs, and what they were chosen from."""
+    """The plan that was kept, which copies of loops with stages run ahead in it, or why they do
+    not, the plans that were tried before it and why they were not, what the launch packs, and what
+    they were chosen from."""
     *others, (kept, _) = tried
     lines = [f"kept: {kept.describe()}"]
+    lines += [
+        f"line {at}: ahead: {name}, by {agent}, versions: {versions}"
+        for at, name, versions, agent in final.attrs.get("ahead", ())
+    ]
+    lines += [f"line {at}: not ahead: {why}" for at, why in final.attrs.get("not_ahead", ())]
     lines += [f"packed: {', '.join(packed)}"] if packed else []
     lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
     return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")

@@ -54,7 +54,13 @@ def expand_pipeline(func: Func, target: Target) -> Func:
             return expander.expand(o)
         return None
 
-    return func.with_body(rewrite(func.body, visit))
+    func = func.with_body(rewrite(func.body, visit))
+    if expander.in_place:
+        ahead = tuple(x for x in func.attrs["ahead"] if x[0] not in expander.in_place)
+        why = "its tile does not divide among the threads, and would fill their registers"
+        left = tuple((line, why) for line in sorted(expander.in_place))
+        func = func.with_attrs(ahead=ahead, not_ahead=(*func.attrs.get("not_ahead", ()), *left))
+    return func
 
 
 class _Expander:
@@ -64,6 +70,7 @@ class _Expander:
         self.threads = threads
         self.barrier = (1, threads) if specialised else (0, 0)
         self.rings = 0
+        self.in_place: set[int] = set()  # lines of copies that do not run ahead after all
 
     def expand(self, loop: For) -> list[Op]:
         copies = ring_copies(loop)
@@ -83,6 +90,7 @@ class _Expander:
     def _in_place(self, loop: For, copies: list[Copy]) -> list[Op]:
         """Tiles that do not divide among the threads would fill their registers: nothing runs
         ahead."""
+        self.in_place.update(o.loc.line for o in copies)
         b = Builder(loop.loc)
         zero = const(b, 0)
         subst = _versions(b, copies, zero)

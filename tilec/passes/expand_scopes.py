@@ -42,8 +42,8 @@ from tilec.passes.utils.rings import (
     TensorMaps,
     elected,
     only_if,
+    settle,
     tma_boxes,
-    without_stray,
 )
 from tilec.passes.utils.slicing import NotClonable, Slice
 from tilec.passes.utils.teams import Teams
@@ -121,7 +121,7 @@ def _without_tma(func: Func) -> Func:
             return replace(o, agent="cp_async" if as_stored else "threads")
         return None
 
-    return without_stray(func.with_body(rewrite(func.body, visit)))
+    return settle(func.with_body(rewrite(func.body, visit)))
 
 
 def _hoist_buffers(

@@ -8,7 +8,8 @@ does in a ring's slot and TMA's next write there, is also a proxy fence.
 
 The pass walks each scope, keeping what has been read and written since the last barrier; a loop's
 body is walked until its end brings nothing new to its beginning, and behind the loop counts also
-what was so before it, unless it is known to run. Where threads part (a condition
+what was so before it, unless it is known to run. A barrier that only its first iteration needs
+stands in front of the loop. Where threads part (a condition
 that is not the same for all of them) no barrier may stand: what is inside counts as one access,
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
 conflict where their bytes overlap (`plan_shared` comes first; on the CPU, whose thread-level code
@@ -19,6 +20,7 @@ wait for the product tells each of them that all have read the operands."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir.analysis import uniformity_of
@@ -92,6 +94,10 @@ class _State:
         self.unfenced.clear()
         self.touched.clear()
 
+    def become(self, other: _State) -> None:
+        for f in fields(self):
+            setattr(self, f.name, getattr(other, f.name))
+
     def copy(self) -> _State:
         return _State(*(set(getattr(self, f.name)) for f in fields(self)))
 
@@ -104,6 +110,11 @@ class _Effects:
     waited: set[Span] = field(default_factory=set)  # reads that all threads wait for, each itself
     private: set[Span] = field(default_factory=set)  # each warp its own part, ordered by itself
     stored: set[Stored] = field(default_factory=set)
+
+
+def _syncs(blocks: Sequence[Block]) -> int:
+    """Barriers and proxy fences in the blocks."""
+    return sum(isinstance(o, (Barrier, ProxyFence)) for block in blocks for o in walk(block))
 
 
 def _overlap(xs: set[Span], ys: set[Span]) -> bool:
@@ -207,9 +218,9 @@ class _Placer:
                     self._before(o, state, ops)
                     ops.append(o)
                 case For():
-                    ops.append(self._loop(o, state))
+                    ops.append(self._loop(o, state, ops))
                 case While():
-                    cond, body = self._repeated((o.cond, o.body), state)
+                    cond, body = self._repeated((o.cond, o.body), state, ops)
                     self.block(o.cond, state)
                     ops.append(replace(o, cond=cond, body=body))
                 case If():
@@ -233,7 +244,7 @@ class _Placer:
                     ops.append(o)
         return block if tuple(ops) == block.ops else Block(block.args, tuple(ops))
 
-    def _loop(self, o: For, state: _State) -> For:
+    def _loop(self, o: For, state: _State, ops: list[Op]) -> For:
         rings = set()
         if o.kind == "pipelined":
             rings = {
@@ -242,7 +253,7 @@ class _Placer:
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         self.own_rings |= rings
-        (body,) = self._repeated((o.body,), state)
+        (body,) = self._repeated((o.body,), state, ops)
         if self._runs(o):
             self.block(o.body, state)
         self.own_rings -= rings
@@ -255,14 +266,38 @@ class _Placer:
         lo, hi = self.numbers.get(o.lo), self.numbers.get(o.hi)
         return lo is not None and hi is not None and lo < hi
 
-    def _repeated(self, regions: tuple[Block, ...], state: _State) -> list[Block]:
+    def _repeated(
+        self, regions: tuple[Block, ...], state: _State, ops: list[Op]
+    ) -> Sequence[Block]:
         """The regions of a loop, one behind the other. `state` becomes what may be so whenever they
-        begin."""
+        begin. What no iteration needs but the first stands in front of the loop, in `ops`."""
+        done, after = self._fixed(regions, state)
+        loc = regions[-1].ops[-1].loc
+        meeting = Barrier(*self.barrier, loc=loc)
+        front: tuple[Op, ...] = ()
+        for before in ((meeting,), (ProxyFence(loc=loc), meeting)):
+            if _syncs(done) == _syncs(regions):
+                break
+            first = state.copy()
+            first.meet()
+            if len(before) > 1:
+                first.fence()
+            tried, then = self._fixed(regions, first)
+            if _syncs(tried) < _syncs(done):
+                done, after, front = tried, then, before
+        ops += front
+        state.become(after)
+        return done
+
+    def _fixed(self, regions: Sequence[Block], state: _State) -> tuple[list[Block], _State]:
+        """The regions, where each may follow what is so at the loop's beginning, or the last one;
+        and what may be so whenever they begin."""
+        state = state.copy()
         while True:
             after = state.copy()
             done = [self.block(region, after) for region in regions]
             if not state.merge(after):
-                return done
+                return done, state
 
     def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""

@@ -28,7 +28,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import depends
-from tilec.passes.utils.rings import without_stray
+from tilec.passes.utils.rings import settle
 from tilec.target import Target
 
 MAX_BOX = 256  # elements of a TMA box in one dimension
@@ -41,7 +41,7 @@ def select_copies(func: Func, target: Target) -> Func:
     def visit(o: Op) -> Op | None:
         return chooser.choose(o) if isinstance(o, Copy) and not o.agent else None
 
-    return without_stray(func.with_body(rewrite(func.body, visit)))
+    return settle(func.with_body(rewrite(func.body, visit)))
 
 
 class _Chooser:

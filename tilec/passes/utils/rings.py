@@ -65,11 +65,18 @@ def with_versions(func: Func, versions: Mapping[Value, int], ahead: bool) -> Fun
     return func.with_body(rewrite(func.body, visit, subst))
 
 
-def without_stray(func: Func) -> Func:
+def settle(func: Func) -> Func:
     """`func`, where who brings each tile is known: what TMA was to bring and cannot, and threads
-    cannot bring for a later iteration of a loop, does not run ahead."""
-    if not func.attrs.get("specialise"):
-        return func
+    cannot bring for a later iteration of a loop, does not run ahead. `attrs["ahead"]` lists what
+    does: (line, buffer, versions, agent)."""
+    func = _without_stray(func) if func.attrs.get("specialise") else func
+    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+    rows = ((o.loc.line, o.dest.buffer, o.agent) for o in copies)
+    ahead = tuple((line, v.name, v.buffer.versions, agent) for line, v, agent in rows)
+    return func.with_attrs(ahead=ahead) if ahead else func
+
+
+def _without_stray(func: Func) -> Func:
     fine: set[Copy] = set()
     for loop in walk(func.body):
         if isinstance(loop, For):
