@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tilec.ir.agents import Agents, box_may_begin, ragged_tensors, same_order
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.layout import Layout, leading_run, tma_box
+from tilec.ir.layout import Layout, leading_run, tma_box, vector_width
 from tilec.ir.ops import (
     Binary,
     Const,
@@ -28,6 +28,7 @@ from tilec.ir.ops import (
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import depends
+from tilec.passes.utils.distribution import covering
 from tilec.passes.utils.rings import settle
 from tilec.target import Target
 
@@ -64,11 +65,22 @@ class _Chooser:
         vector = self.agents.vector(o)
         if o.ahead:
             agent = self.agents.of(o, o.dest.buffer not in self.not_by_tma)
-            if agent != "threads":
+            if agent == "tma" or (agent == "cp_async" and self._lies_adjacent(o, vector)):
                 return replace(o, agent=agent, vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):
             return replace(o, agent="tma_store", vector=vector)
         return replace(o, agent="threads", vector=vector)
+
+    def _lies_adjacent(self, o: Copy, vector: int) -> bool:
+        """Whether what one cp.async brings lies together in shared memory, too, in a layout that
+        the user may have given."""
+        memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)
+        assert memory is not None
+        if memory.shape != shape:
+            memory = memory.reshape(shape)
+        warps = int(self.func.attrs["threads"]) // self.target.warp_size
+        loop = covering(shape, self.target.warp_size, warps, vector)
+        return vector_width(loop, memory, vector) == vector
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
