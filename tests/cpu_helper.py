@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import interp_scalar as num
 import llvmlite.binding as llvm
 import numpy as np
 from interp import run_tile
 
 from tilec.codegen.assemble import _optimised as optimised
 from tilec.codegen.cpu import emit_cpu
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Func
+from tilec.ir.intervals import dtype_range
 from tilec.target import TARGETS, Target
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
@@ -73,10 +74,10 @@ class pack:
             if p.role == "tensor":
                 self.values.append(np.array([got.ctypes.data], np.uint64))
             elif p.role == "scalar":
-                self.values.append(np.array([got]).astype(num.NUMPY[p.value.dtype]))
+                self.values.append(np.array([got]).astype(num.numpy_dtype(p.value.dtype)))
             else:
                 n = got.shape[p.dim] if p.role == "size" else got.strides[p.dim] // got.itemsize
-                self.values.append(np.array([n]).astype(num.NUMPY[p.value.dtype]))
+                self.values.append(np.array([n]).astype(num.numpy_dtype(p.value.dtype)))
         pointers = [v.ctypes.data for v in self.values]
         self.table = (ctypes.c_void_p * len(pointers))(*pointers)
         self.pointer = ctypes.addressof(self.table)
@@ -107,17 +108,17 @@ def sample(rng: np.random.Generator, dtype: t.DType, n: int, mild: bool = False)
     if dtype == t.BOOL:
         return rng.integers(0, 2, n).astype(bool)
     if dtype.is_int:
-        low, high = num.int_range(dtype)
+        low, high = dtype_range(dtype)
         if mild:
-            return rng.integers(max(low, -9), 10, n).astype(num.NUMPY[dtype])
-        made = rng.integers(low, high, n, dtype=num.NUMPY[dtype], endpoint=True)
+            return rng.integers(max(low, -9), 10, n).astype(num.numpy_dtype(dtype))
+        made = rng.integers(low, high, n, dtype=num.numpy_dtype(dtype), endpoint=True)
         made[: n // 4] = (made[: n // 4] % 7).astype(made.dtype)
         made[:4] = [low, high, 0, 1]
         return made
     if mild:
-        return rng.standard_normal(n).astype(num.NUMPY[dtype])
+        return rng.standard_normal(n).astype(num.numpy_dtype(dtype))
     scale = np.exp2(rng.uniform(-30, 30, n))
     made = (rng.standard_normal(n) * scale).astype(np.float64)
     made[:12] = [0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -3.5, 1e-30, 448.0, 65520.0]
     with np.errstate(all="ignore"):
-        return made.astype(num.NUMPY[dtype])
+        return made.astype(num.numpy_dtype(dtype))

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 from interp import run_tile
-from interp_scalar import NUMPY
 
 from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
 from tilec.ir.core import Func, Op, walk
 from tilec.ir.parser import parse_func
 from tilec.ir.printer import print_func
+from tilec.ir.semantics import numpy_dtype
+from tilec.ir.types import DTYPES as OURS
 from tilec.ir.types import DType
 from tilec.ir.verify import verify
 
 Arrays = Mapping[str, np.ndarray]
-DTYPES: dict[Any, DType] = {np.dtype(n): d for d, n in NUMPY.items() if d.short not in ("tf32",)}
+DTYPES: dict[Any, DType] = {numpy_dtype(d): d for d in OURS.values() if d.short != "tf32"}
 
 
 def fact(name: str, array: np.ndarray, written: Any, sizes: Mapping[str, bool]) -> TensorFact:
@@ -82,7 +83,7 @@ def run(
     for name, shape, dtype in func.attrs["outputs"]:
         if name not in args:
             extents = [e if isinstance(e, int) else eval(e, {}, sizes) for e in shape]
-            args[name] = np.zeros(extents, NUMPY[dtype])
+            args[name] = np.zeros(extents, numpy_dtype(dtype))
     args["printed"] = run_tile(func, args, launch)
     return args
 

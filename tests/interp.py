@@ -21,10 +21,10 @@ from typing import Any
 
 import interp_memory  # noqa: F401  (fills the table of ops)
 import interp_ops  # noqa: F401
-import interp_scalar as num
 import numpy as np
 from interp_machine import EXECUTE, InterpError, Machine, Memory
 
+from tilec.ir import semantics as num
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.ops import scalar, schedule, thread
 
@@ -69,7 +69,7 @@ def bind(func: Func, args: Args) -> dict[Value, Any]:
         match p.role:
             case "tensor":
                 kind = p.value.buffer
-                if got.dtype != num.NUMPY[kind.dtype] or got.ndim != kind.rank:
+                if got.dtype != num.numpy_dtype(kind.dtype) or got.ndim != kind.rank:
                     raise InterpError(f"{p.arg}: {got.dtype} of {got.shape} given for {kind}")
                 for have, want in zip(got.shape, kind.shape):
                     if isinstance(want, int) and have != want:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 from interp_machine import InterpError, Machine, Memory, Results, executes, lane_of
 
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Op, Region, Value
 from tilec.ir.ops import schedule, tile
@@ -18,7 +18,7 @@ from tilec.ir.ops import schedule, tile
 def _alloc(m: Machine, o: tile.Alloc) -> tuple[Memory]:
     per_lane = o.type.space == "local" and m.lanes > 0
     shape = (m.lanes, *o.type.static_shape) if per_lane else o.type.static_shape
-    dtype = num.NUMPY[o.type.dtype]
+    dtype = num.numpy_dtype(o.type.dtype)
     if o.type.dtype.is_float:
         data = np.full(shape, np.nan).astype(dtype)
     else:
@@ -120,37 +120,36 @@ def _each_lane(m: Machine, buffers: Sequence[Value]) -> Iterator[Machine]:
         yield m.of_lane(lane)
 
 
-@executes(tile.Copy)
-def _copy(m: Machine, o: tile.Copy) -> None:
-    for one in _each_lane(m, (o.source.buffer, o.dest.buffer)):
-        got = read_region(one, o.source)
-        values = num.cast(got, o.source.dtype, o.dest.dtype).reshape(o.dest.extents)
-        write_region(one, o.dest, values)
+def execute_tile(m: Machine, o: Op) -> None:
+    """An op on regions: what it computes of those that it reads goes to those that it writes."""
+    effects = [e for e in o.effects() if e.region is not None]
+    written = [_boxed(e.region) for e in effects if e.writes]
+    read = {e.buffer for e in effects if e.reads}
+    for one in _each_lane(m, [r.buffer for r in written] + [*read]):
+        given: dict[str, Any] = {}
+        for name in o.operand_fields:
+            x = getattr(o, name)
+            if isinstance(x, Region) and x.buffer in read:
+                given[name] = read_region(one, x)
+            elif isinstance(x, Value) and isinstance(x.type, t.BufferType) and x in read:
+                given[name] = one.memory(x).data
+            elif isinstance(x, Value) and not isinstance(x.type, t.BufferType):
+                given[name] = one.get(x)
+        made = o.evaluate(**given)
+        for r, values in zip(written, made if isinstance(made, tuple) else (made,), strict=True):
+            if r.offsets:
+                write_region(one, r, values)
+            else:
+                one.memory(r.buffer).data[...] = values
 
 
-@executes(tile.Fill)
-def _fill(m: Machine, o: tile.Fill) -> None:
-    for one in _each_lane(m, (o.dest.buffer,)):
-        write_region(one, o.dest, one.get(o.value))
+def _boxed(r: Region | None) -> Region:
+    assert r is not None
+    return r
 
 
-@executes(tile.Gemm)
-def _gemm(m: Machine, o: tile.Gemm) -> None:
-    rows, cols, depth = o.shape
-    a = read_region(m, o.a).reshape(o.a.extents[-2:])
-    b = read_region(m, o.b).reshape(o.b.extents[-2:])
-    a, b = a.T if o.transpose_a else a, b.T if o.transpose_b else b
-    assert a.shape == (rows, depth) and b.shape == (depth, cols)
-    c = m.memory(o.c)
-    if o.c.dtype.is_int:
-        c_old = np.zeros_like(c.data) if o.clear else c.data
-        done = c_old.astype(np.int64) + a.astype(np.int64) @ b.astype(np.int64)
-    else:
-        if o.allow_tf32 and o.a.dtype == t.FLOAT32:
-            a, b = num.round_tf32(a), num.round_tf32(b)
-        c_old = np.zeros_like(c.data) if o.clear else c.data
-        done = c_old.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64)
-    c.data[...] = done.astype(c.data.dtype)
+for _cls in (tile.Copy, tile.Fill, tile.Gemm):
+    executes(_cls)(execute_tile)
 
 
 @executes(tile.Print)

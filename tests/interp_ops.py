@@ -5,57 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import interp_scalar as num
 import numpy as np
 from interp_machine import Machine, Memory, Results, executes
 
-from tilec.ir import types as t
-from tilec.ir.core import Value, walk
+from tilec.ir import semantics as num
+from tilec.ir.core import Op, Value, walk
 from tilec.ir.ops import control, scalar, schedule, thread
 
 WARP_SIZE = 32
 
 
-@executes(scalar.Const)
-def _const(m: Machine, o: scalar.Const) -> Results:
-    if o.dtype.is_float and o.dtype not in num.SATURATING:
-        return (num.cast(np.asarray(o.value, np.float64), t.FLOAT64, o.dtype),)
-    return (np.asarray(o.value).astype(num.NUMPY[o.dtype]),)
+def _evaluate(m: Machine, o: Op) -> Results:
+    return (o.evaluate(*map(m.get, o.operands)),)
 
 
-@executes(scalar.Binary)
-def _binary(m: Machine, o: scalar.Binary) -> Results:
-    return (num.binary(o.kind, m.get(o.lhs), m.get(o.rhs), o.lhs.dtype),)
-
-
-@executes(scalar.Unary)
-def _unary(m: Machine, o: scalar.Unary) -> Results:
-    return (num.unary(o.kind, m.get(o.operand), o.operand.dtype),)
-
-
-@executes(scalar.Fma)
-def _fma(m: Machine, o: scalar.Fma) -> Results:
-    return (num.fma(m.get(o.a), m.get(o.b), m.get(o.c), o.a.dtype),)
-
-
-@executes(scalar.Compare)
-def _compare(m: Machine, o: scalar.Compare) -> Results:
-    return (num.compare(o.kind, m.get(o.lhs), m.get(o.rhs)),)
-
-
-@executes(scalar.Select)
-def _select(m: Machine, o: scalar.Select) -> Results:
-    return (np.where(m.get(o.cond), m.get(o.on_true), m.get(o.on_false)),)
-
-
-@executes(scalar.Cast)
-def _cast(m: Machine, o: scalar.Cast) -> Results:
-    return (num.cast(m.get(o.operand), o.operand.dtype, o.dtype),)
-
-
-@executes(scalar.Bitcast)
-def _bitcast(m: Machine, o: scalar.Bitcast) -> Results:
-    return (num.bitcast(m.get(o.operand), o.dtype),)
+for _cls in (scalar.Const, scalar.Binary, scalar.Unary, scalar.Fma, scalar.Compare, scalar.Select,
+             scalar.Cast, scalar.Bitcast):  # fmt: skip
+    executes(_cls)(_evaluate)
 
 
 @executes(scalar.BlockIndex)

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 from lowered import Kernel
 
 from tilec.ir import ops
+from tilec.ir import semantics as num
 from tilec.ir.core import Func, Param, Value
 from tilec.ir.instr import MatrixRow, MmaRow, WgmmaRow, find_row, rows_of
 from tilec.ir.instr.nvidia import MMA_ROWS
 from tilec.ir.instr.row import registers_of
+from tilec.ir.intervals import dtype_range
 from tilec.ir.layout import Layout, swizzled, wgmma_operand
 from tilec.ir.types import (
     BFLOAT16,
@@ -65,7 +66,7 @@ class RowKernel(Kernel):
     def out(self, name: str, want: np.ndarray, dtype: DType) -> Value:
         """A tensor that shall hold `want` in the end; before, it holds something else."""
         self.want[name] = want
-        return self.given(name, np.full(want.size, 77).astype(num.NUMPY[dtype]), dtype)
+        return self.given(name, np.full(want.size, 77).astype(num.numpy_dtype(dtype)), dtype)
 
     def at_thread(self, each: int) -> Value:
         """Offset of this thread's first of `each` elements."""
@@ -116,9 +117,9 @@ class RowKernel(Kernel):
 
 def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
     if dtype.is_float:
-        return rng.standard_normal(shape).astype(num.NUMPY[dtype])
-    low, high = num.int_range(dtype)
-    return rng.integers(low, high, shape, endpoint=True).astype(num.NUMPY[dtype])
+        return rng.standard_normal(shape).astype(num.numpy_dtype(dtype))
+    low, high = dtype_range(dtype)
+    return rng.integers(low, high, shape, endpoint=True).astype(num.numpy_dtype(dtype))
 
 
 def held(layout: Layout, tile: np.ndarray) -> np.ndarray:
@@ -150,7 +151,7 @@ def mma_program(name: str, rng: np.random.Generator) -> Program:
         frags.append(k.to_fragment(v, layout.size("reg"), dtype, pack))
     zero = k.i32(0)
     k.op(ops.Mma, name, frags[2], zero, frags[0], zero, frags[1], zero)
-    d = k.out("d", values["d"].astype(num.NUMPY[row.c_dtype]), row.c_dtype)
+    d = k.out("d", values["d"].astype(num.numpy_dtype(row.c_dtype)), row.c_dtype)
     k.from_fragment(d, frags[2], row.c.size("reg"))
     return k.program(tolerance(row.c_dtype))
 
@@ -232,7 +233,7 @@ def wgmma_program(dtypes: Dtypes, a_from: str, b_from: str, rng: np.random.Gener
             left[1], right[1], left[2], right[2], a_from == "mn", b_from == "mn",
         )  # fmt: skip
         k.op(ops.WgmmaWait, 0, (acc, left[0]) if a_from == "r" else (acc,))
-        want = held(row.c, exact_product(a, b, c)).astype(num.NUMPY[row.c_dtype])
+        want = held(row.c, exact_product(a, b, c)).astype(num.numpy_dtype(row.c_dtype))
         k.from_fragment(k.out(f"d{n}", want, row.c_dtype), acc, count)
         k.op(ops.Barrier)  # the next product overwrites the operands
     return k.program(tolerance(row.c_dtype, row.coarse_sum))

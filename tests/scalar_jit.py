@@ -8,7 +8,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import interp_scalar as num
 import llvmlite.binding as llvm
 import numpy as np
 
@@ -16,6 +15,7 @@ from tilec.codegen.casts import memory_type
 from tilec.codegen.cpu_elementary import Elementary
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.ranges import Ranges
+from tilec.ir import semantics as num
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.llvm_printer import print_function
 from tilec.ir.types import BOOL, DType
@@ -81,7 +81,7 @@ def run(build: Build, arrays: Sequence[np.ndarray], dtypes: Sequence[DType], out
     engine.finalize_object()
     kinds = [ctypes.c_void_p] * (count + 1) + [ctypes.c_int64]
     call = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address("k"))
-    result = np.empty(len(arrays[0]), num.NUMPY[out])
-    given = [np.ascontiguousarray(a, num.NUMPY[d]) for a, d in zip(arrays, dtypes)]
+    result = np.empty(len(arrays[0]), num.numpy_dtype(out))
+    given = [np.ascontiguousarray(a, num.numpy_dtype(d)) for a, d in zip(arrays, dtypes)]
     call(*(a.ctypes.data for a in given), result.ctypes.data, len(result))
     return result

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from cpu_helper import Compiled, check, same
@@ -19,6 +18,7 @@ from interp import run_tile
 from programs import PROGRAMS, expected
 
 from tilec import passes
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Block, Func, Value
 from tilec.ir.ops import Store, Yield
@@ -54,7 +54,7 @@ class Maker:
     def tensor(self, name: str) -> Value:
         shape = tuple(self.upto(40) for _ in range(2))
         dtype = self.one_of(DTYPES)
-        data = self.rng.integers(-LIMIT, LIMIT + 1, shape).astype(num.NUMPY[dtype])
+        data = self.rng.integers(-LIMIT, LIMIT + 1, shape).astype(num.numpy_dtype(dtype))
         strides = None
         if self.rng.random() < 0.3:
             data, strides = data.T, (f"{name}_s0", f"{name}_s1")

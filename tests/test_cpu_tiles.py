@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from cpu_helper import Compiled, check, machine_for, pack, same, sample
@@ -13,6 +12,7 @@ from cpu_programs import Program
 
 from tilec.codegen.cpu_gemm import choose_block
 from tilec.codegen.cpu_machine import machine_of
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
@@ -239,7 +239,7 @@ def test_products_of_floats(dtype: t.DType, arch: str, rng: np.random.Generator)
     m, n, k = 50, 77, 31
     a = sample(rng, dtype, m * k, mild=True).reshape(m, k)
     b = sample(rng, dtype, k * n, mild=True).reshape(k, n)
-    c = np.full((m, n), np.nan, num.NUMPY[total])
+    c = np.full((m, n), np.nan, num.numpy_dtype(total))
     Compiled(func, arch)({"A": a, "B": b, "C": c}, (2, 3))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))

@@ -8,38 +8,39 @@ import re
 from fractions import Fraction
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 import scalar_jit as jit
 
 import tilec
 import tilec.language as T
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Builder
 from tilec.ir.fold import fold
+from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import MOST_NARROW
 
 INTS = (t.INT8, t.INT16, t.INT32, t.INT64, t.UINT8, t.UINT16, t.UINT32, t.UINT64)
 FLOATS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT64)
-BF16 = num.NUMPY[t.BFLOAT16]
+BF16 = num.numpy_dtype(t.BFLOAT16)
 N = T.dynamic("N")
 DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 
 def whole_edges(dtype: t.DType) -> np.ndarray:
-    low, high = num.int_range(dtype)
+    low, high = dtype_range(dtype)
     few = {low, low + 1, -7, -2, -1, 0, 1, 2, 5, dtype.bits - 1, dtype.bits, high - 1, high}
-    return np.array(sorted(n for n in few if low <= n <= high), num.NUMPY[dtype])
+    return np.array(sorted(n for n in few if low <= n <= high), num.numpy_dtype(dtype))
 
 
 def float_edges(dtype: t.DType) -> np.ndarray:
     few = [0.0, 4e-8, 0.1, 0.3, 0.5, 1.0, 3.0, 7.5, 127.9, 300.0, 1000.0, 65504.0, math.inf]
     if dtype.bits > 16 or dtype is t.BFLOAT16:
         few += [1e-38, 1e-30, 2.0**31, 2.0**63, 1e30]
-    return np.array([*few, *(-x for x in few), math.nan]).astype(num.NUMPY[dtype])
+    return np.array([*few, *(-x for x in few), math.nan]).astype(num.numpy_dtype(dtype))
 
 
 def pairs(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,8 +245,8 @@ def test_floats_to_integers(source: t.DType, where: str) -> None:
     """What is beyond the range becomes its end, nan 0."""
     a = float_edges(source)
     for dest in INTS if where == "cpu" else INTS[2:]:
-        low, high = num.int_range(dest)
-        got = np.full(len(a), 77, num.NUMPY[dest])
+        low, high = dtype_range(dest)
+        got = np.full(len(a), 77, num.numpy_dtype(dest))
         run_on(where, cast_table(source, dest), a, got)
         wide = a.astype(np.float64).tolist()
         want = [

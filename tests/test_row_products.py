@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, aligned, close, lowered, on_cpu, on_threads, tile_func
 from thread_interp import run_threads
 
 import tilec.language as T
+from tilec.ir import semantics as num
 from tilec.ir.core import Func, walk
+from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Gemm, Ldmatrix, Mma, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.types import DTYPES
 from tilec.passes.two_level_accumulation import two_level_accumulation
@@ -92,17 +93,19 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, acc: st
     """Random elements; a sum of them stays in the range of `acc`."""
     t = DTYPES[dtype]
     if not t.is_float:
-        low, high = num.int_range(t)
-        return rng.integers(low, high, shape, endpoint=True).astype(num.NUMPY[t])
-    return (rng.standard_normal(shape) * (0.5 if acc == "float16" else 1)).astype(num.NUMPY[t])
+        low, high = dtype_range(t)
+        return rng.integers(low, high, shape, endpoint=True).astype(num.numpy_dtype(t))
+    return (rng.standard_normal(shape) * (0.5 if acc == "float16" else 1)).astype(
+        num.numpy_dtype(t)
+    )
 
 
 def check(got: np.ndarray, want: np.ndarray, p: Product) -> None:
     if p.acc == "int32":
         out = DTYPES[p.out]
-        low, high = num.int_range(out) if not out.is_float else (-np.inf, np.inf)
+        low, high = dtype_range(out) if not out.is_float else (-np.inf, np.inf)
         if not out.is_float and out.bits < 32:
-            want = want.astype(num.NUMPY[out])  # int to int wraps
+            want = want.astype(num.numpy_dtype(out))  # int to int wraps
         elif out.is_float:
             close(got, want.astype(np.float64), 1e-3)
             return
@@ -330,7 +333,7 @@ def test_a_in_registers(a, tile, b, sums, row):
     arrays = {"A": aligned(left), "B": aligned(values(rng, (70, 130), b, sums))}
     arrays["C"] = aligned(values(rng, (80, 70), sums, ""))
     scaled = left.astype(np.float64) * 2
-    held = np.clip(scaled, -57344, 57344).astype(num.NUMPY[DTYPES[tile]]).astype(np.float64)
+    held = np.clip(scaled, -57344, 57344).astype(num.numpy_dtype(DTYPES[tile])).astype(np.float64)
     right = arrays["B"]
     if tf32:
         held, right = num.round_tf32(held.astype(np.float32)), num.round_tf32(right)

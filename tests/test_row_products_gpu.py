@@ -1,7 +1,6 @@
 """Products of every dtype on an NVIDIA GPU against float64 (int64): all orders, ragged sizes, A in
 registers, sums in two levels, outputs of every dtype. Outputs are poisoned before."""
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from test_row_products import (
@@ -17,6 +16,8 @@ from test_row_products import (
     values,
 )
 from test_tf32 import declared, with_ties
+
+from tilec.ir import semantics as num
 
 torch = pytest.importorskip("torch")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from interp import run_tile
 from programs import PROGRAMS, expected
 
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Block, Builder, Func, Param, Value, walk
 from tilec.ir.fold import normal
@@ -222,7 +222,7 @@ def test_random_expressions_keep_their_bits(dtype: t.DType, rng: np.random.Gener
         values: list[Any] = [rng.integers(0, 1 << 31), rng.integers(0, 9), 0]
         if dtype.is_float:
             values = [*rng.standard_normal(2).astype(np.float32), np.float32(-0.0)]
-        arrays = [np.zeros(40, num.NUMPY[dtype]) for _ in range(2)]
+        arrays = [np.zeros(40, num.numpy_dtype(dtype)) for _ in range(2)]
         for f, array in zip((func, done), arrays):
             run_tile(f, {"out": array, **dict(zip("abc", values))}, grid=(1,))
         if dtype.is_float:

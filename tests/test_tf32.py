@@ -5,7 +5,6 @@ instructions ignore the low 13 bits, as the hardware's do, so a rounding that is
 from collections.abc import Callable
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 import pytest
 from form_help import GFX942, SM80, SM90, aligned, close, lowered, on_cpu, tile_func
@@ -13,6 +12,7 @@ from test_row_products import Product, rows
 from thread_interp import run_threads
 
 import tilec.language as T
+from tilec.ir import semantics as num
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Alloc, Cast, CpAsync, Ldmatrix, TmaLoad
 from tilec.ir.types import FLOAT32, TFLOAT32

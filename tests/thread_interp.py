@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import interp_scalar as num
 import numpy as np
 from interp import Args, _grid, bind
 from race_check import Clock, RaceCheck
 
 from tilec.ir import ops
+from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
@@ -42,10 +42,10 @@ class _Shared:
 
     def load(self, address: np.ndarray, dtype: t.DType) -> np.ndarray:
         raw = self.bytes[address[..., None] + np.arange(dtype.bytes)]
-        return np.ascontiguousarray(raw).view(num.NUMPY[dtype])[..., 0]
+        return np.ascontiguousarray(raw).view(num.numpy_dtype(dtype))[..., 0]
 
     def store(self, address: np.ndarray, values: np.ndarray, dtype: t.DType) -> None:
-        raw = np.ascontiguousarray(values.astype(num.NUMPY[dtype]))[..., None].view(np.uint8)
+        raw = np.ascontiguousarray(values.astype(num.numpy_dtype(dtype)))[..., None].view(np.uint8)
         self.bytes[address[..., None] + np.arange(dtype.bytes)] = raw
 
 
@@ -226,16 +226,8 @@ class _Agent:
         get, put = self.get, self.set
         lanes = np.arange(self.n)
         match o:
-            case ops.Const():
-                put(o, num.array(o.value, o.dtype))
-            case ops.Binary():
-                put(o, num.binary(o.kind, get(o.lhs), get(o.rhs), o.lhs.dtype))
-            case ops.Unary():
-                put(o, num.unary(o.kind, get(o.operand), o.operand.dtype))
-            case ops.Fma():
-                put(o, num.fma(get(o.a), get(o.b), get(o.c), o.a.dtype))
-            case ops.Compare():
-                put(o, num.compare(o.kind, get(o.lhs), get(o.rhs)))
+            case ops.Const() | ops.Binary() | ops.Unary() | ops.Fma() | ops.Compare() | ops.Cast():
+                put(o, o.evaluate(*map(get, o.operands)))
             case ops.Select():
                 a, b, cond = get(o.on_true), get(o.on_false), get(o.cond).astype(bool)
                 put(o, np.where(cond if np.ndim(a) == 1 else cond[:, None], a, b))
@@ -243,8 +235,6 @@ class _Agent:
                 put(o, self.shuffle(o.value, lanes % self.size ^ o.mask))
             case ops.Shuffle():
                 put(o, self.shuffle(o.value, get(o.lane)))
-            case ops.Cast():
-                put(o, num.cast(get(o.operand), o.operand.dtype, o.dtype))
             case ops.BlockIndex():
                 put(o, np.int32(self.m.block[o.dim]))
             case ops.GridSize():
@@ -356,7 +346,7 @@ class _Agent:
             self.env[o.result] = 0
             return
         count = b.size if b.space == "local" else b.layout.size("reg")
-        kind = num.NUMPY[b.dtype]
+        kind = num.numpy_dtype(b.dtype)
         noise = self.m.noise.integers(1, 100, (self.n, count))
         self.frags[o.result] = noise.astype(kind)
 
@@ -401,7 +391,7 @@ class _Agent:
         lanes = o.lanes if load else getattr(o.value.type, "lanes", 1)
         mask = self.mask if o.guard is None else self.mask & self.get(o.guard).astype(bool)
         at = self.get(o.offset).astype(np.int64)[:, None] + np.arange(lanes)
-        kind = num.NUMPY[v.dtype]
+        kind = num.numpy_dtype(v.dtype)
         if load:
             other = 0 if o.other is None else self.get(o.other)[:, None]
             out = np.broadcast_to(np.asarray(other, kind), (self.n, lanes)).copy()
@@ -447,7 +437,7 @@ class _Agent:
 
     def realign(self, o: ops.Realign) -> np.ndarray:
         lanes = 128 // o.dtype.bits
-        words = np.ascontiguousarray(self.env[o.words]).view(num.NUMPY[o.dtype])
+        words = np.ascontiguousarray(self.env[o.words]).view(num.numpy_dtype(o.dtype))
         number = np.arange(lanes)
         got = np.take_along_axis(words, self.get(o.skip)[:, None] + number, 1)
         if o.valid is None:

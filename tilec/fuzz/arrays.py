@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilec.fuzz.numbers import Array as NumpyArray
-from tilec.fuzz.numbers import numpy_dtype
+from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import DTYPES
 
 VIEWS = (

@@ -12,6 +12,7 @@ import tilec.language as T
 from tilec.builtins.annotations import dtype_of
 from tilec.fuzz.buffers import Place
 from tilec.fuzz.numbers import Array, Number, arithmetic, function_of, index, pair, select
+from tilec.ir.semantics import function, unary
 from tilec.ir.types import BOOL, FLOAT32, INT32
 
 Slope = Callable[[Array, Array], Array]
@@ -62,12 +63,6 @@ class Maths:
     def fma(self, a: Any, b: Any, c: Any) -> Number:
         return arithmetic("add", arithmetic("mul", a, b), c)
 
-    def min(self, a: Any, b: Any) -> Any:
-        return arithmetic("min", a, b)
-
-    def max(self, a: Any, b: Any) -> Any:
-        return arithmetic("max", a, b)
-
     def ceildiv(self, a: Any, b: Any) -> Any:
         if not isinstance(a, Number) and not isinstance(b, Number):
             return -(-a // b)
@@ -80,33 +75,6 @@ class Maths:
 
     def floormod(self, a: Any, b: Any) -> Any:
         return a % b
-
-    def truncdiv(self, a: Any, b: Any) -> Any:
-        x, y = pair(a, b)
-        with np.errstate(all="ignore"):
-            down, rest = np.floor_divide(x.value, y.value), np.remainder(x.value, y.value)
-        exact = x.exact() and y.exact()
-        error = np.zeros(()) if exact else np.full(down.shape, np.inf)
-        short = (rest != 0) & ((x.value < 0) != (y.value < 0))
-        return Number(down + short.astype(down.dtype), x.dtype, error, x.fnuz)
-
-    def truncmod(self, a: Any, b: Any) -> Any:
-        return self.if_then_else(b == 0, 0 * a, a - b * self.truncdiv(a, b))
-
-    def bitwise_and(self, a: Any, b: Any) -> Any:
-        return arithmetic("and", a, b)
-
-    def bitwise_or(self, a: Any, b: Any) -> Any:
-        return arithmetic("or", a, b)
-
-    def bitwise_xor(self, a: Any, b: Any) -> Any:
-        return arithmetic("xor", a, b)
-
-    def shift_left(self, a: Any, b: Any) -> Any:
-        return arithmetic("shl", a, b)
-
-    def shift_right(self, a: Any, b: Any) -> Any:
-        return arithmetic("shr", a, b)
 
     def pow(self, a: Any, b: Any) -> Number:
         """For a > 0."""
@@ -132,89 +100,13 @@ class Maths:
         made.error = np.where(unsigned, np.inf, made.error)
         return made
 
-    # --- of integers ---
+    # --- of one number ---
 
     def bitwise_not(self, a: Number) -> Number:
         return Number(~a.value, a.dtype, a.error, a.fnuz)
 
-    def popcount(self, x: Number) -> Number:
-        return _of_bits(x, lambda b: b.sum(-1))
-
-    def clz(self, x: Number) -> Number:
-        return _of_bits(x, lambda b: np.where(b.any(-1), b.argmax(-1), b.shape[-1]))
-
-    # --- of floats ---
-
-    def isnan(self, x: Number) -> Number:
-        return Number(np.isnan(x.value), BOOL, np.where(np.isinf(x.error), np.inf, 0.0), x.fnuz)
-
-    def isinf(self, x: Number) -> Number:
-        return Number(np.isinf(x.value), BOOL, np.where(np.isinf(x.error), np.inf, 0.0), x.fnuz)
-
     def abs(self, x: Number) -> Number:
         return Number(np.abs(x.value), x.dtype, x.error, x.fnuz)
-
-    def floor(self, x: Number) -> Number:
-        return _whole(np.floor, x)
-
-    def ceil(self, x: Number) -> Number:
-        return _whole(np.ceil, x)
-
-    def trunc(self, x: Number) -> Number:
-        return _whole(np.trunc, x)
-
-    def round(self, x: Number) -> Number:
-        return _whole(np.rint, x)
-
-    def exp(self, x: Number) -> Number:
-        return function_of(x, np.exp, lambda v, e: np.exp(v + e), 4)
-
-    def exp2(self, x: Number) -> Number:
-        return function_of(x, np.exp2, lambda v, e: np.exp2(v + e), 4)
-
-    def exp10(self, x: Number) -> Number:
-        return function_of(x, lambda v: 10.0**v, lambda v, e: 10.0 ** (v + e) * 2.31, 4)
-
-    def log(self, x: Number) -> Number:
-        return function_of(x, np.log, _inverse, 4)
-
-    def log2(self, x: Number) -> Number:
-        return function_of(x, np.log2, lambda v, e: _inverse(v, e) / math.log(2), 4)
-
-    def log10(self, x: Number) -> Number:
-        return function_of(x, np.log10, _inverse, 4)
-
-    def log1p(self, x: Number) -> Number:
-        return function_of(x, np.log1p, lambda v, e: _inverse(v + 1, e), 4)
-
-    def sqrt(self, x: Number) -> Number:
-        return function_of(x, np.sqrt, lambda v, e: 0.5 * np.sqrt(_inverse(v, e)), 4)
-
-    def rsqrt(self, x: Number) -> Number:
-        return function_of(x, lambda v: 1 / np.sqrt(v), lambda v, e: _inverse(v, e) ** 1.5, 4)
-
-    def tanh(self, x: Number) -> Number:
-        return function_of(x, np.tanh, _one, 4)
-
-    def sigmoid(self, x: Number) -> Number:
-        return function_of(x, lambda v: 1 / (1 + np.exp(-v)), _one, 8)
-
-    def erf(self, x: Number) -> Number:
-        return function_of(
-            x, np.vectorize(math.erf, otypes=[np.float64]), lambda v, e: _one(v, e) * 1.13, 4
-        )
-
-    def sin(self, x: Number) -> Number:
-        return function_of(x, np.sin, _one, 8)
-
-    def cos(self, x: Number) -> Number:
-        return function_of(x, np.cos, _one, 8)
-
-    def tan(self, x: Number) -> Number:
-        def slope(v: Array, e: Array) -> Array:
-            return _inverse(np.abs(np.cos(v)), e) ** 2
-
-        return function_of(x, np.tan, slope, 8)
 
 
 def _one(v: Array, e: Array) -> Array:
@@ -249,15 +141,74 @@ def _of_two(function: Callable[..., Any], moved: Callable[..., Array], a: Any, b
     return made
 
 
-def _of_bits(x: Number, function: Callable[[Array], Array]) -> Number:
-    """A function of an integer's bits, the highest one first."""
-    item = x.value.dtype.itemsize
-    raw = np.ascontiguousarray(x.value).reshape(*x.value.shape, 1).view(np.uint8)
-    bits = np.unpackbits(raw.reshape(*x.value.shape, item)[..., ::-1], axis=-1)
-    error = np.where(x.errors() > 0, np.inf, 0.0)
-    return Number(function(bits), x.dtype, error, x.fnuz)
-
-
 def _whole(f: Callable[..., Any], x: Number) -> Number:
     low, high = f(x.value - x.error), f(x.value + x.error)
     return Number(f(x.value), x.dtype, np.where(low == high, 0.0, x.error + 1), x.fnuz)
+
+
+# --- words that are a kind of op ---
+
+
+def _tested(kind: str) -> Callable[[Maths, Number], Number]:
+    def test(self: Maths, x: Number) -> Number:
+        return Number(function(kind)(x.value), BOOL, _unclear(np.isinf(x.error)), x.fnuz)
+
+    return test
+
+
+def _counted(kind: str) -> Callable[[Maths, Number], Number]:
+    def count(self: Maths, x: Number) -> Number:
+        return Number(unary(kind, x.value, x.dtype), x.dtype, _unclear(x.errors() > 0), x.fnuz)
+
+    return count
+
+
+def _unclear(where: Array) -> Array:
+    return np.where(where, np.inf, 0.0)
+
+
+def _combined(kind: str) -> Callable[[Maths, Any, Any], Number]:
+    return lambda self, a, b: arithmetic(kind, a, b)
+
+
+def _made_whole(kind: str) -> Callable[[Maths, Number], Number]:
+    return lambda self, x: _whole(function(kind), x)
+
+
+def _rounded(kind: str, slope: Slope, ulps: float) -> Callable[[Maths, Number], Number]:
+    return lambda self, x: function_of(x, function(kind), slope, ulps)
+
+
+_SLOPES: dict[str, tuple[Slope, float]] = {
+    "exp": (lambda v, e: np.exp(v + e), 4),
+    "exp2": (lambda v, e: np.exp2(v + e), 4),
+    "exp10": (lambda v, e: 10.0 ** (v + e) * 2.31, 4),
+    "log": (_inverse, 4),
+    "log2": (lambda v, e: _inverse(v, e) / math.log(2), 4),
+    "log10": (_inverse, 4),
+    "log1p": (lambda v, e: _inverse(v + 1, e), 4),
+    "sqrt": (lambda v, e: 0.5 * np.sqrt(_inverse(v, e)), 4),
+    "rsqrt": (lambda v, e: _inverse(v, e) ** 1.5, 4),
+    "tanh": (_one, 4),
+    "sigmoid": (_one, 8),
+    "erf": (lambda v, e: _one(v, e) * 1.13, 4),
+    "sin": (_one, 8),
+    "cos": (_one, 8),
+    "tan": (lambda v, e: _inverse(np.abs(np.cos(v)), e) ** 2, 8),
+}
+"""Of each function how steep it is at most within an error of a number, and how many roundings a
+target's result may be off."""
+
+_TWO = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl",
+        "shift_right": "shr", "min": "min", "max": "max", "truncdiv": "truncdiv",
+        "truncmod": "truncmod"}  # fmt: skip
+
+_WORDS: dict[str, Callable[..., Number]] = {
+    **{kind: _tested(kind) for kind in ("isnan", "isinf")},
+    **{kind: _counted(kind) for kind in ("popcount", "clz")},
+    **{kind: _made_whole(kind) for kind in ("floor", "ceil", "trunc", "round")},
+    **{word: _combined(kind) for word, kind in _TWO.items()},
+    **{kind: _rounded(kind, *how) for kind, how in _SLOPES.items()},
+}
+for _word, _meaning in _WORDS.items():
+    setattr(Maths, _word, _meaning)

@@ -16,11 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tilec.ir.semantics import SATURATING, binary, cast, function, numpy_dtype
 from tilec.ir.types import (
-    BFLOAT16,
     BOOL,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
     FLOAT32,
     FLOAT64,
     INT32,
@@ -30,17 +28,6 @@ from tilec.ir.types import (
 
 Array = np.ndarray[Any, Any]
 
-KINDS: dict[DType, Any] = {
-    BFLOAT16: ml_dtypes.bfloat16,
-    FLOAT8_E4M3: ml_dtypes.float8_e4m3fn,
-    FLOAT8_E5M2: ml_dtypes.float8_e5m2,
-    BOOL: np.bool_,
-    TFLOAT32: np.float32,
-}
-FNUZ: dict[DType, Any] = {
-    FLOAT8_E4M3: ml_dtypes.float8_e4m3fnuz,
-    FLOAT8_E5M2: ml_dtypes.float8_e5m2fnuz,
-}
 MANTISSA = {"f64": 53, "f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3}
 _NO_ERROR = np.zeros(())
 
@@ -52,29 +39,18 @@ class Unclear(Exception):
     """The program's meaning hangs on how its numbers are rounded."""
 
 
-def numpy_dtype(dtype: DType, fnuz: bool = False) -> np.dtype[Any]:
-    """NumPy's type of an array of `dtype`. `fnuz`: float8 is AMD's."""
-    made: np.dtype[Any] = np.dtype(
-        FNUZ[dtype] if fnuz and dtype in FNUZ else KINDS.get(dtype, dtype.name)
-    )
-    return made
-
-
 def held(dtype: DType) -> np.dtype[Any]:
     """NumPy's type in which a Number of `dtype` holds its values."""
-    return np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
+    made: np.dtype[Any] = np.dtype(np.float64) if dtype.is_float else numpy_dtype(dtype)
+    return made
 
 
 def rounded(value: Array, dtype: DType, fnuz: bool = False) -> Array:
     """float64 values to nearest even in `dtype`; float8 saturates."""
-    if dtype is FLOAT64:
-        return value
-    kind = numpy_dtype(dtype, fnuz)
-    if dtype in FNUZ:
-        most = float(_finfo(kind).max)
-        value = np.clip(value, -most, most)
+    kept = FLOAT32 if dtype is TFLOAT32 else dtype  # rounded when it is used, see `Number.to`
     with np.errstate(all="ignore"):
-        return value.astype(kind).astype(np.float64)
+        made: Array = cast(value, FLOAT64, kept, fnuz).astype(np.float64)
+    return made
 
 
 def largest(dtype: DType, fnuz: bool = False) -> float:
@@ -130,7 +106,7 @@ class Number:
         wide = self.value.astype(np.float64)
         made = rounded(wide, dtype, self.fnuz)
         if self.exact():
-            error = np.where(np.isnan(wide) & (dtype in FNUZ), np.inf, 0.0)
+            error = np.where(np.isnan(wide) & (dtype in SATURATING), np.inf, 0.0)
             if dtype is TFLOAT32:  # rounded when it is stored, or when it is used, or never
                 error = np.where(inexact_tf32(made), _half_step(wide, dtype), error)
             if dtype.bits < 32:  # some convert by way of float32
@@ -142,19 +118,13 @@ class Number:
         return Number(made, dtype, np.where(beyond, np.inf, slack), self.fnuz)
 
     def _to_int(self, dtype: DType) -> Number:
-        kind = numpy_dtype(dtype)
         if not self.dtype.is_float:
-            return Number(self.value.astype(kind), dtype, self.error, self.fnuz)
-        limits = np.iinfo(kind)
-        low, high = float(limits.min), float(limits.max)
+            made = cast(self.value, self.dtype, dtype)
+            return Number(made, dtype, self.error, self.fnuz)
 
         def truncated(x: Array) -> Array:
-            x = np.trunc(np.nan_to_num(x, nan=0.0))
-            inside = np.clip(x, low, high)
-            if dtype.bits < 64:
-                return inside.astype(kind)
-            below = np.where(x >= high, 0, inside).astype(kind)
-            return np.where(x >= high, kind.type(limits.max), below)
+            made: Array = cast(x, FLOAT64, dtype)
+            return made
 
         made = truncated(self.value)
         near = self.error + 1
@@ -234,22 +204,22 @@ class Number:
         return Number(~self.value, self.dtype, self.error, self.fnuz)
 
     def __lt__(self, other: Any) -> Number:
-        return compare(np.less, self, other)
+        return compare("lt", self, other)
 
     def __le__(self, other: Any) -> Number:
-        return compare(np.less_equal, self, other)
+        return compare("le", self, other)
 
     def __gt__(self, other: Any) -> Number:
-        return compare(np.greater, self, other)
+        return compare("gt", self, other)
 
     def __ge__(self, other: Any) -> Number:
-        return compare(np.greater_equal, self, other)
+        return compare("ge", self, other)
 
     def __eq__(self, other: object) -> Number:  # type: ignore[override]
-        return compare(np.equal, self, other)
+        return compare("eq", self, other)
 
     def __ne__(self, other: object) -> Number:  # type: ignore[override]
-        return compare(np.not_equal, self, other)
+        return compare("ne", self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -318,13 +288,6 @@ def settle(value: Array, error: Array, dtype: DType, fnuz: bool = False, ulps: f
     return Number(made, dtype, np.where(beyond, np.inf, error), fnuz)
 
 
-_INTEGER: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide,
-    "mod": np.mod, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum,
-}  # fmt: skip
-
-
 def arithmetic(kind: str, left: Any, right: Any) -> Number:
     """`left kind right` for two numbers, one of which may be a literal."""
     a, b = pair(left, right)
@@ -334,7 +297,7 @@ def arithmetic(kind: str, left: Any, right: Any) -> Number:
     x, y, ea, eb, dtype = a.value, b.value, a.error, b.error, a.dtype
     with np.errstate(all="ignore"):
         if not dtype.is_float:
-            made = _INTEGER[kind](x, y).astype(x.dtype)
+            made = binary(kind, x, y, dtype)
             if not (ea.any() or eb.any()):
                 return Number(made, dtype, _NO_ERROR, fnuz)
             linear = kind in ("add", "sub", "min", "max")
@@ -358,7 +321,7 @@ def arithmetic(kind: str, left: Any, right: Any) -> Number:
                 error = np.where((ea == 0) & (eb == 0) & (y != 0), 0.0, error)
                 return settle(q, error, dtype, fnuz, 4)
             case "min" | "max":
-                made = (np.minimum if kind == "min" else np.maximum)(x, y)
+                made = binary(kind, x, y, FLOAT64)
                 error = np.where(np.abs(x - y) > ea + eb, np.where(made == x, ea, eb), ea + eb)
                 same = (x == y) & (ea == 0) & (eb == 0)  # of infinities, too
                 error = np.where(np.isnan(x - y) & ~same, np.inf, error)
@@ -366,15 +329,16 @@ def arithmetic(kind: str, left: Any, right: Any) -> Number:
     raise TypeError(f"{kind} of {dtype.name}")
 
 
-def compare(function: Callable[..., Any], left: Any, right: Any) -> Number:
+def compare(kind: str, left: Any, right: Any) -> Number:
     """A bool, whose error is infinite where it hangs on rounding."""
     a, b = pair(left, right)
     e = a.error + b.error
+    made = function(kind)(a.value, b.value)
     if not e.any():
-        return Number(function(a.value, b.value), BOOL, fnuz=a.fnuz)
+        return Number(made, BOOL, fnuz=a.fnuz)
     gap = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64))
     unclear = (e > 0) & ~(gap > e)
-    return Number(function(a.value, b.value), BOOL, np.where(unclear, np.inf, 0.0), a.fnuz)
+    return Number(made, BOOL, np.where(unclear, np.inf, 0.0), a.fnuz)
 
 
 def select(cond: Any, on_true: Any, on_false: Any) -> Number:

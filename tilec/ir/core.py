@@ -159,6 +159,12 @@ class Op:
     def verify(self) -> None:
         """Raise InternalError where operands and attributes contradict one another."""
 
+    def evaluate(self, *args: Any, **read: Any) -> Any:
+        """What it computes, in NumPy. `read`: by the names of its operand fields the arrays that it
+        reads, scalars and the contents of regions and buffers. Gives its result, or the contents of
+        the regions that it writes (a tuple, in the order of its effects, of several)."""
+        raise InternalError(f"what {self.opname} computes is not said", self.loc)
+
     def effects(self) -> Effects:
         """What it does besides giving its results (`tilec.ir.effects`). Every class that is neither
         pure nor made of regions states it."""

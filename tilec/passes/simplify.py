@@ -9,7 +9,7 @@ from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
-from tilec.ir.fold import Number, fold, literal
+from tilec.ir.fold import Number, fold
 from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import (
     Binary,
@@ -22,7 +22,7 @@ from tilec.ir.ops import (
     Yield,
     yielded,
 )
-from tilec.ir.types import DType, ScalarType
+from tilec.ir.types import BOOL, DType, ScalarType
 from tilec.passes.utils.dce import keep_results, sweep
 from tilec.passes.utils.identities import COMMUTATIVE, Env, reduce
 from tilec.target import Target
@@ -126,7 +126,7 @@ class _Forward:
 
     def constant(self, value: Number, dtype: DType) -> Value:
         """The constant `value` (normal, see `tilec.ir.fold`), made here if it is not at hand."""
-        made = Const(literal(value, dtype), dtype, loc=self.loc)
+        made = Const(bool(value) if dtype == BOOL else value, dtype, loc=self.loc)
         key = self.key(made)
         found = self.table.get(key)
         if found is None:

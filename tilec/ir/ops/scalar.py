@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilec.ir import semantics
 from tilec.ir.core import Op, Value, op
 from tilec.ir.errors import InternalError
+from tilec.ir.semantics import Array
 from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
 
 # Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's
@@ -78,6 +80,9 @@ class Const(Op):
     def infer(self) -> Sequence[Type]:
         return (ScalarType(self.dtype),)
 
+    def evaluate(self) -> Array:
+        return semantics.literal(self.value, self.dtype)
+
 
 @op("binary", pure=True)
 class Binary(Op):
@@ -98,6 +103,9 @@ class Binary(Op):
         if self.lhs.type != self.rhs.type:
             raise InternalError(f"{self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
 
+    def evaluate(self, lhs: Array, rhs: Array) -> Array:
+        return semantics.binary(self.kind, lhs, rhs, self.lhs.dtype)
+
 
 @op("unary", pure=True)
 class Unary(Op):
@@ -115,6 +123,9 @@ class Unary(Op):
         if self.kind not in UNARY_KINDS:
             raise InternalError(f"unknown unary kind {self.kind}", self.loc)
 
+    def evaluate(self, operand: Array) -> Array:
+        return semantics.unary(self.kind, operand, self.operand.dtype)
+
 
 @op("fma", pure=True)
 class Fma(Op):
@@ -126,6 +137,9 @@ class Fma(Op):
 
     def infer(self) -> Sequence[Type]:
         return (self.a.type,)
+
+    def evaluate(self, a: Array, b: Array, c: Array) -> Array:
+        return semantics.fma(a, b, c, self.a.dtype)
 
 
 @op("compare", pure=True)
@@ -147,6 +161,9 @@ class Compare(Op):
                 f"compare {self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc
             )
 
+    def evaluate(self, lhs: Array, rhs: Array) -> Array:
+        return semantics.compare(self.kind, lhs, rhs)
+
 
 @op("select", pure=True)
 class Select(Op):
@@ -163,6 +180,9 @@ class Select(Op):
         if self.on_true.type != self.on_false.type:
             raise InternalError(f"select of {self.on_true.type} and {self.on_false.type}", self.loc)
 
+    def evaluate(self, cond: Array, on_true: Array, on_false: Array) -> Array:
+        return semantics.np.where(cond, on_true, on_false)
+
 
 @op("cast", pure=True)
 class Cast(Op):
@@ -174,6 +194,9 @@ class Cast(Op):
 
     def infer(self) -> Sequence[Type]:
         return (_with_dtype(self.operand.type, self.dtype),)
+
+    def evaluate(self, operand: Array) -> Array:
+        return semantics.cast(operand, self.operand.dtype, self.dtype)
 
 
 @op("bitcast", pure=True)
@@ -189,6 +212,9 @@ class Bitcast(Op):
     def verify(self) -> None:
         if self.operand.dtype.bits != self.dtype.bits:
             raise InternalError(f"bitcast of {self.operand.dtype} to {self.dtype}", self.loc)
+
+    def evaluate(self, operand: Array) -> Array:
+        return semantics.bitcast(operand, self.dtype)
 
 
 @op("block_index", pure=True)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tilec.ir import semantics
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
-from tilec.ir.types import BufferType, ScalarType, Type
+from tilec.ir.semantics import Array
+from tilec.ir.types import FLOAT32, BufferType, ScalarType, Type
 
 ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma"}  # of who moves a copy's data
 _TURNED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
@@ -110,6 +112,10 @@ class Copy(Op):
             return source, dest
         return source, dest, Effect("update", Region(self.staging), private=True)
 
+    def evaluate(self, source: Array) -> Array:
+        converted = semantics.cast(source, self.source.dtype, self.dest.dtype)
+        return converted.reshape(self.dest.extents)
+
 
 @op("fill")
 class Fill(Op):
@@ -125,6 +131,9 @@ class Fill(Op):
 
     def effects(self) -> Effects:
         return (Effect("write", self.dest),)
+
+    def evaluate(self, value: Array) -> Array:
+        return semantics.np.full(self.dest.extents, value)
 
 
 @op("gemm")
@@ -202,6 +211,17 @@ class Gemm(Op):
             Effect("read", self.b, engine),
             Effect("write" if self.clear else "update", c, engine),
         )
+
+    def evaluate(
+        self, a: Array, b: Array, c: Array | None = None, accumulate: Array | None = None
+    ) -> Array:
+        a, b = (x.reshape(r.extents[-2:]) for x, r in ((a, self.a), (b, self.b)))
+        a, b = a.T if self.transpose_a else a, b.T if self.transpose_b else b
+        if self.allow_tf32:
+            rounds = {FLOAT32: semantics.round_tf32}
+            a, b = (rounds.get(r.dtype, lambda x: x)(x) for x, r in ((a, self.a), (b, self.b)))
+        kept = c if accumulate is None or accumulate else None
+        return semantics.product(a, b, kept, self.c.dtype)
 
 
 @op("print")

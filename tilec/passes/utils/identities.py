@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilec.ir.core import Op, Value
-from tilec.ir.fold import Number, fold, wrap
+from tilec.ir.fold import Number, fold
 from tilec.ir.ops import Binary, Cast, Compare, Select, Unary
+from tilec.ir.semantics import wrap
 from tilec.ir.types import DType, ScalarType
 
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "min", "max"})
