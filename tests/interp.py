@@ -10,7 +10,8 @@ that asks for its thread index runs the same way with its threads as the lanes (
 free of races). On-chip memory starts as noise, an index out of an on-chip buffer raises
 `InterpError`.
 
-A new op is one function decorated with `@executes(Class)`, in `interp_ops` or `interp_memory`.
+What an op computes is its own to say (`Op.evaluate`); those about control flow, threads or printing
+are functions decorated with `@executes(Class)`, in `interp_ops` or `interp_memory`.
 """
 
 from __future__ import annotations

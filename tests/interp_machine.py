@@ -99,9 +99,7 @@ class Machine:
         for o in block.ops:
             if isinstance(o, control.Yield):
                 return tuple(self.get(v) for v in o.values)
-            execute = EXECUTE.get(type(o))
-            if execute is None:
-                raise InterpError(f"the interpreter does not know {o.opname} (line {o.loc.line})")
+            execute = EXECUTE.get(type(o)) or EXECUTE[Op]
             got = execute(self, o)
             for r, x in zip(o.results, got or (), strict=True):
                 self.env[r] = x

@@ -120,8 +120,11 @@ def _each_lane(m: Machine, buffers: Sequence[Value]) -> Iterator[Machine]:
         yield m.of_lane(lane)
 
 
-def execute_tile(m: Machine, o: Op) -> None:
-    """An op on regions: what it computes of those that it reads goes to those that it writes."""
+@executes(Op)
+def _evaluate(m: Machine, o: Op) -> Results | None:
+    """Any other op: what it computes of what it reads is its result, or goes where it writes."""
+    if o.pure:
+        return (o.evaluate(*map(m.get, o.operands)),)
     effects = [e for e in o.effects() if e.region is not None]
     written = [_boxed(e.region) for e in effects if e.writes]
     read = {e.buffer for e in effects if e.reads}
@@ -141,15 +144,12 @@ def execute_tile(m: Machine, o: Op) -> None:
                 write_region(one, r, values)
             else:
                 one.memory(r.buffer).data[...] = values
+    return None
 
 
 def _boxed(r: Region | None) -> Region:
     assert r is not None
     return r
-
-
-for _cls in (tile.Copy, tile.Fill, tile.Gemm):
-    executes(_cls)(execute_tile)
 
 
 @executes(tile.Print)

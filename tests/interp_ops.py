@@ -9,19 +9,10 @@ import numpy as np
 from interp_machine import Machine, Memory, Results, executes
 
 from tilec.ir import semantics as num
-from tilec.ir.core import Op, Value, walk
+from tilec.ir.core import Value, walk
 from tilec.ir.ops import control, scalar, schedule, thread
 
 WARP_SIZE = 32
-
-
-def _evaluate(m: Machine, o: Op) -> Results:
-    return (o.evaluate(*map(m.get, o.operands)),)
-
-
-for _cls in (scalar.Const, scalar.Binary, scalar.Unary, scalar.Fma, scalar.Compare, scalar.Select,
-             scalar.Cast, scalar.Bitcast):  # fmt: skip
-    executes(_cls)(_evaluate)
 
 
 @executes(scalar.BlockIndex)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from tilec.ir.analysis import Level, Uniformity, uniformity_of
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
+from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
@@ -377,8 +378,9 @@ def _needs(o: Op) -> Level | None:
         return Level.WARP
     if isinstance(o, Parallel) or o.opname == "barrier":
         return Level.BLOCK
-    if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
-        return None
+    if type(o) not in ELEMENTWISE:
+        if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
+            return None
     spaces = {v.type.space for v in o.operands if isinstance(v.type, BufferType)}
     return None if spaces <= {"local", "global"} and "local" in spaces else Level.BLOCK
 
