@@ -78,9 +78,10 @@ class _Chooser:
         assert memory is not None
         if memory.shape != shape:
             memory = memory.reshape(shape)
-        warps = int(self.func.attrs["threads"]) // self.target.warp_size
-        loop = covering(shape, self.target.warp_size, warps, vector)
-        return vector_width(loop, memory, vector) == vector
+        every = covering(
+            shape, 1, 1, vector
+        )  # one access after the other, none outside of the tile
+        return vector_width(every, memory, vector) == vector
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
