@@ -40,7 +40,7 @@ from benchmarks.harness import save
 PARTS = {
     "read": [("tilec.jit.build", "trace_variant")],
     "choose": [("tilec.tune", "Chooser.choose")],
-    "passes": [("tilec.passes", "_run")],
+    "passes": [("tilec.passes", "apply")],
     "verify": [("tilec.passes", "verify")],
     "print": [("tilec.codegen", "emit")],
     "llvm": [("tilec.jit.attempts", "assemble")],

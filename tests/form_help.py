@@ -15,11 +15,12 @@ import tilec
 from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
-from tilec.ir.plan import Plan, plans
 from tilec.ir.printer import print_func
+from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes import run_plan
 from tilec.target import Target, find_target
+from tilec.tune.plans import plans
 
 Arrays = dict[str, np.ndarray]
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))

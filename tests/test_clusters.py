@@ -35,9 +35,10 @@ from tilec.ir.ops import (
 )
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
-from tilec.passes import run, run_plan
+from tilec.passes import run_plan
 from tilec.passes.utils.multicast import cut
 from tilec.runtime.driver import check_grid, launched_grid
+from tilec.tune.fit import first_fit
 
 M, N, K, P = T.dynamic("M, N, K, P")
 
@@ -369,7 +370,7 @@ def test_targets_without_clusters_take_each_block_alone() -> None:
     arrays, want = clustered_arrays()
     source = tile_func(clustered(2), arrays)
     for target in (SM80, GFX942):
-        func = run(source, target)
+        func = first_fit(source, target)
         assert launched_cluster(func) == (1, 1, 1)
         arrays["C"][:] = np.nan
         run_threads(func, target, arrays)

@@ -13,7 +13,7 @@ from test_gpu import build_matmul, operands  # noqa: E402
 import tilec  # noqa: E402
 import tilec.language as T  # noqa: E402
 from tilec.ir.errors import LaunchError  # noqa: E402
-from tilec.ir.plan import Plan  # noqa: E402
+from tilec.ir.schedule import Plan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

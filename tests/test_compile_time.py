@@ -25,6 +25,7 @@ from tilec.jit.attempts import Attempt, Attempts
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.target import find_target
+from tilec.tune import fit
 
 SM90 = find_target("cuda:sm_90a")
 N = T.dynamic("N")
@@ -178,8 +179,8 @@ def test_what_spills_much_is_not_made_again_for_more_blocks() -> None:
 def test_the_collector_of_cycles_stands_still(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     """It took 0.4 of the 1.6 s of a product of 1000x1001x1000."""
     seen: list[bool] = []
-    run = passes.run
-    monkeypatch.setattr(passes, "run", lambda *a: (seen.append(gc.isenabled()), run(*a))[1])
+    run = fit.first_fit
+    monkeypatch.setattr(fit, "first_fit", lambda *a: (seen.append(gc.isenabled()), run(*a))[1])
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
 
     @tilec.kernel

@@ -17,13 +17,13 @@ from cpu_programs import Program
 from interp import run_tile
 from programs import PROGRAMS, expected
 
-from tilec import passes
 from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Block, Func, Value
 from tilec.ir.ops import Store, Yield
 from tilec.ir.parser import parse_func
 from tilec.target import TARGETS
+from tilec.tune.fit import first_fit
 
 DTYPES = (t.FLOAT32, t.FLOAT16, t.BFLOAT16, t.INT32, t.INT8, t.FLOAT64)
 LIMIT = 8  # every stored number lies in [-LIMIT, LIMIT]
@@ -208,7 +208,7 @@ def test_programs_as_written_and_after_the_passes(
     text, make = PROGRAMS[name]
     args = make(rng)
     func = parse_func(text)
-    for form in (func, passes.run(func, TARGETS["cpu"])):
+    for form in (func, first_fit(func, TARGETS["cpu"])):
         mine = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
         Compiled(form, arch)(mine, grid_of(func, args))
         for output, want in expected(name, args).items():

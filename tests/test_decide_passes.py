@@ -13,7 +13,6 @@ from programs import PROGRAMS
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Alloc, BlockIndex, Copy, For, Gemm, Parallel, UseSwizzle
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import with_plan
 from tilec.ir.schedule import Plan
 from tilec.passes.block_order import block_order
 from tilec.passes.infer_layouts import infer_layouts
@@ -23,6 +22,7 @@ from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import by_policy, partitions, select_gemm
 from tilec.passes.simplify import simplify
+from tilec.passes.utils.plans import with_plan
 from tilec.target import find_target
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))

@@ -49,7 +49,7 @@ from tilec.ir.ops import (
     TmaStore,
     Yield,
 )
-from tilec.ir.plan import Plan, plans
+from tilec.ir.schedule import Plan
 from tilec.ir.types import (
     BFLOAT16,
     FLOAT16,
@@ -65,6 +65,7 @@ from tilec.passes import EXPAND, run_plan
 from tilec.passes.select_copies import select_copies
 from tilec.support.tools import find_ptxas
 from tilec.target import Target
+from tilec.tune.plans import plans
 
 NUMPY = {
     FLOAT32: np.float32,

@@ -37,9 +37,12 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import Plan, plans, with_plan
-from tilec.passes import DECIDE, EXPAND, NORMALISE, run, run_plan
+from tilec.ir.schedule import Plan
+from tilec.passes import DECIDE, EXPAND, NORMALISE, run_plan
+from tilec.passes.utils.plans import with_plan
 from tilec.target import Target, find_target
+from tilec.tune.fit import first_fit
+from tilec.tune.plans import plans
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 
@@ -128,17 +131,17 @@ def test_no_producer_where_nothing_runs_ahead() -> None:
 
 def test_stores_that_are_seen_again_do_not_leave_through_tma() -> None:
     """TMA's stores arrive at any time until the kernel ends."""
-    leaves = run(traced("product_of_each_step"), SM90)
+    leaves = first_fit(traced("product_of_each_step"), SM90)
     assert found(leaves, TmaStore)
     assert all(o.read for o in found(leaves, TmaStoreWait)), "the launch's end waits for the rest"
-    assert not found(run(traced("product_read_again"), SM90), TmaStore)
+    assert not found(first_fit(traced("product_read_again"), SM90), TmaStore)
     text = matmul_text(64, 64, 32, 2, 128, 0, 0)
-    assert found(run(parse_func(text), SM90), TmaStore)
+    assert found(first_fit(parse_func(text), SM90), TmaStore)
     store = "  copy %acc[%zero, %zero], (64, 64), %C[%row, %col], (64, 64)"
     again = text.replace(
         store, "  for.serial %zero, %steps, %one body(%q: i32) {\n  " + store + "\n  yield\n  }"
     )
-    assert not found(run(parse_func(again), SM90), TmaStore), "the same place twice"
+    assert not found(first_fit(parse_func(again), SM90), TmaStore), "the same place twice"
 
 
 def test_what_follows_the_last_loop_lies_where_its_ring_was() -> None:
@@ -180,7 +183,7 @@ def test_variables_do_not_hide_a_copy() -> None:
     copies = [o for o in found(func, Copy) if o.dest.buffer.buffer.space == "shared"]
     assert {o.agent for o in copies} == {"cp_async"}
     assert len(found(func, TmaLoad)) == 0
-    func = run(traced("product_offsets_in_variables"), SM90)
+    func = first_fit(traced("product_offsets_in_variables"), SM90)
     assert len(found(func, TmaLoad)) == 2
 
 
@@ -231,7 +234,7 @@ def test_buffers_that_never_meet_share_bytes() -> None:
     func = until(parse_func(TWO_TILES), SM80, "plan_shared")
     assert places(func) == {"first": (0, 16384), "second": (0, 16384)}
     assert func.attrs["shared_bytes"] == 16384
-    done = run(parse_func(TWO_TILES), SM80)
+    done = first_fit(parse_func(TWO_TILES), SM80)
     assert len(found(done, Barrier)) == 3, "written, read, written, read"
 
 
@@ -262,7 +265,7 @@ def test_places_are_aligned_and_apart(target: Target) -> None:
 def test_too_much_shared_memory(target: Target, stages: int) -> None:
     text = matmul_text(256, 128, 64, 12, 256, 0, 0)
     with pytest.raises(ResourceError) as caught:
-        run(parse_func(text), target)
+        first_fit(parse_func(text), target)
     message = str(caught.value)
     need = 12 * (256 * 64 + 64 * 128) * 2
     assert f"{target.shared_bytes:,}" in message and str(target) in message
@@ -271,10 +274,10 @@ def test_too_much_shared_memory(target: Target, stages: int) -> None:
     assert need <= named < need + 20_000, "the rings, a staged store, barriers"
     assert f"num_stages={stages} fits" in message
     fits = matmul_text(256, 128, 64, stages, 256, 0, 0)
-    assert run(parse_func(fits), target).attrs["shared_bytes"] <= target.shared_bytes
+    assert first_fit(parse_func(fits), target).attrs["shared_bytes"] <= target.shared_bytes
     tight = matmul_text(256, 128, 64, stages + 1, 256, 0, 0)
     with pytest.raises(ResourceError):
-        run(parse_func(tight), target)
+        first_fit(parse_func(tight), target)
 
 
 # --- insert_sync --------------------------------------------------------------------------------
@@ -327,7 +330,7 @@ def test_every_barrier_is_needed(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_NEEDED)
 @pytest.mark.parametrize("target", [SM90, SM80, GFX942], ids=str)
 def test_no_barrier_where_nothing_is_exchanged(name: str, target: Target) -> None:
-    assert not found(run(traced(name), target), Barrier)
+    assert not found(first_fit(traced(name), target), Barrier)
 
 
 @pytest.mark.parametrize("threads, barriers", [(128, 1), (256, 2)])

@@ -11,9 +11,9 @@ from thread_interp import run_threads
 from tilec.ir.core import walk
 from tilec.ir.ops import Fill, For, Gemm, If, Wgmma
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import plans
 from tilec.passes import run_plan
 from tilec.passes.fold_clears import fold_clears
+from tilec.tune.plans import plans
 
 
 @pytest.mark.parametrize("plan", [0, 2, 6])

@@ -21,9 +21,9 @@ from thread_interp import run_threads
 import tilec
 from tilec.ir.core import Func, walk
 from tilec.ir.ops import Scope, TmaLoad
-from tilec.ir.plan import plans
 from tilec.passes import run_plan
 from tilec.target import Target
+from tilec.tune.plans import plans
 
 Rng = np.random.Generator
 TARGETS = pytest.mark.parametrize("target", GPUS, ids=lambda t: t.arch)

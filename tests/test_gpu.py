@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import tilec  # noqa: E402
 import tilec.language as T  # noqa: E402
-from tilec.ir.plan import Plan  # noqa: E402
+from tilec.ir.schedule import Plan  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

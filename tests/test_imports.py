@@ -27,7 +27,7 @@ def test_importing_tilec_loads_neither_torch_nor_a_driver_nor_llvm() -> None:
 
 def test_what_only_compiling_needs_is_loaded_by_the_first_compilation() -> None:
     loaded = loaded_by("tilec")
-    late = ("numpy", "tilec.ir.ops", "tilec.ir.core", "tilec.ir.plan", "tilec.ir.layout")
+    late = ("numpy", "tilec.ir.ops", "tilec.ir.core", "tilec.ir.layout")
     late += ("tilec.frontend", "tilec.passes", "tilec.codegen", "tilec.tune", "tilec.language")
     late += ("tilec.sim", "tilec.jit.simulate")
     assert "tilec.kernel" in loaded and loaded.isdisjoint(late)
@@ -84,7 +84,7 @@ def test_kernels_from_the_disk_cache_load_nothing_of_the_compiler(tmp_path: Path
         said.append(done.stdout.splitlines())
     assert said[0][1] == said[1][1], "the same code"
     compiling, cached = (set(lines[0].split()) for lines in said)
-    assert {"llvmlite", "tilec.ir.ops", "tilec.frontend.calls", "tilec.ir.plan"} <= compiling
+    assert {"llvmlite", "tilec.ir.ops", "tilec.frontend.calls", "tilec.tune.plans"} <= compiling
     loaded = {m for m in cached - loaded_by(IMPORTED) if m.startswith("tilec.")}
     assert "llvmlite" not in cached and loaded == {
         "tilec.frontend", "tilec.frontend.signature", "tilec.frontend.source", "tilec.ir.schedule",

@@ -13,8 +13,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import Barrier, For, While
-from tilec.ir.plan import plans
 from tilec.passes import run_plan
+from tilec.tune.plans import plans
 
 M, N = T.dynamic("M, N")
 WIDTH = 128

@@ -28,9 +28,9 @@ from tilec.ir.ops import (
     Wgmma,
 )
 from tilec.ir.parser import parse_func
-from tilec.ir.plan import plans
 from tilec.passes import run_plan
 from tilec.target import Target, find_target
+from tilec.tune.plans import plans
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 # Which of a target's plans are run: persistent, ping-pong and not persistent, staged and direct.

@@ -13,13 +13,14 @@ from place_programs import PLACES, Place
 
 import tilec
 import tilec.language as T
-from tilec import passes
 from tilec.ir.core import Block, Func, Op, walk
 from tilec.ir.ops import Alloc, Barrier, Copy, For, Gemm, If, Scope, TmaLoad, WgmmaWait, While
-from tilec.ir.plan import Plan, plans
+from tilec.ir.schedule import Plan
 from tilec.jit import simulate
 from tilec.passes import run_plan
 from tilec.target import Target
+from tilec.tune import fit
+from tilec.tune.plans import plans
 
 EACH = pytest.mark.parametrize("place", PLACES, ids=lambda p: p.name)
 WAYS = [
@@ -66,7 +67,7 @@ def test_every_schedule_is_right(
         on_plan(plan, None)
         return done
 
-    monkeypatch.setattr(passes, "run", only)
+    monkeypatch.setattr(fit, "first_fit", only)
     monkeypatch.setattr(simulate, "_resident", lambda *_: 1)
     monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
     kernel = tilec.kernel(place.kernel.function)

@@ -19,13 +19,13 @@ from tilec.ir.errors import InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.jit.simulate import launch_of, records_for
-from tilec.passes import run
 from tilec.passes.utils.distribution import covering
 from tilec.passes.utils.registers import at_launch, budget, register_split, widest_wgmma
 from tilec.sim.launch import Wishes
 from tilec.sim.launch import run as simulate
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
+from tilec.tune.fit import first_fit
 
 M, K = T.dynamic("M, K")
 
@@ -87,7 +87,7 @@ def test_the_simulator_knows_the_registers_at_launch():
 def test_a_fragment_that_no_thread_can_hold(target):
     text = matmul_text(256, 256, 32, 2, 256, 0, 0)
     with pytest.raises(ResourceError) as caught:
-        run(parse_func(text), target)
+        first_fit(parse_func(text), target)
     message = str(caught.value)
     assert "256x256 float32 fragment acc takes 256 registers of each of 256 threads" in message
     assert caught.value.hint.startswith(("halve the tile: 128x256", "threads=512"))
@@ -99,7 +99,7 @@ def test_wide_products_split_where_the_launch_has_few_registers():
     """With four warpgroups in a block an n=256 instruction does not compile (C7602)."""
     assert widest_wgmma(256, True, SM90) == 256
     assert widest_wgmma(384, True, SM90) == 200
-    func = run(parse_func(matmul_text(192, 256, 32, 2, 384, 0, 1)), SM90)
+    func = first_fit(parse_func(matmul_text(192, 256, 32, 2, 384, 0, 1)), SM90)
     rows = {o.row for o in walk(func.body) if isinstance(o, Wgmma)}
     assert all(int(r.split("n")[1].split("k")[0]) <= 200 for r in rows)
     scopes = [o for o in func.body.ops if isinstance(o, Scope)]

@@ -28,9 +28,11 @@ from tilec.ir.ops import (
     Version,
     WarpSync,
 )
-from tilec.ir.plan import Plan, plans
+from tilec.ir.schedule import Plan
 from tilec.passes import insert_sync, run_plan
 from tilec.target import Target
+from tilec.tune import fit
+from tilec.tune.plans import plans
 
 Change = Callable[[Func], Func]
 
@@ -110,7 +112,7 @@ def simulated(
 
     expand = tuple((sync if f is insert_sync else f, c) for f, c in passes.EXPAND)
     mp.setattr(passes, "EXPAND", expand)
-    mp.setattr(passes, "run", only)
+    mp.setattr(fit, "first_fit", only)
     mp.setenv("TILEC_DISABLE_CACHE", "1")
     arrays, want = program.arrays((2, 1), 4)
     report = tilec.simulate(tilec.kernel(program.kernel.function), **arrays)

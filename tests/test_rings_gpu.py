@@ -15,7 +15,8 @@ from place_programs import PLACES, Place  # noqa: E402
 from ring_programs import PROGRAMS, RingProgram  # noqa: E402
 
 from tilec.ir.errors import ResourceError  # noqa: E402
-from tilec.ir.plan import Plan, plans  # noqa: E402
+from tilec.ir.schedule import Plan  # noqa: E402
+from tilec.tune.plans import plans  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

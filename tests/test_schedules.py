@@ -16,9 +16,10 @@ import tilec
 import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import For
-from tilec.ir.plan import Plan, plans
+from tilec.ir.schedule import Plan
 from tilec.jit.build import trace_variant
 from tilec.target import find_target
+from tilec.tune.plans import plans
 from tilec.tune.work import read_work
 
 M, N, K = T.dynamic("M, N, K")

@@ -20,11 +20,11 @@ from user_programs import CASES
 from tilec.codegen import emit_records, gpu
 from tilec.ir.instr import MATRIX_ROWS, MmaRow, WgmmaRow, cluster, memory, sync
 from tilec.ir.llvm import Function
-from tilec.passes import run
 from tilec.sim.fused import fma
 from tilec.sim.intrinsics import intrinsic, round_tf32
 from tilec.sim.undefined import UNDEF
 from tilec.target import find_target
+from tilec.tune.fit import first_fit
 
 RNG = np.random.default_rng(11)
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -54,7 +54,7 @@ def meaningless(f: Function) -> Iterator[str]:
 def test_every_record_of_the_programs_has_a_meaning(target: str) -> None:
     seen, missing = set(), set()
     for name in sorted(CASES):
-        func = run(tile_func(CASES[name], arrays_of(name)), find_target(target))
+        func = first_fit(tile_func(CASES[name], arrays_of(name)), find_target(target))
         emitter, _ = emit_records(func, find_target(target))
         missing |= set(meaningless(emitter.f))
         seen |= {i.row for b in emitter.f.blocks for i in b.insts if i.row}

@@ -14,13 +14,13 @@ from tilec.codegen import emit_records
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.parser import parse_func
-from tilec.passes import run
 from tilec.sim.findings import Findings
 from tilec.sim.numbers import KINDS
 from tilec.sim.order import Clocks
 from tilec.sim.places import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
 from tilec.sim.storage import Storage
 from tilec.target import find_target
+from tilec.tune.fit import first_fit
 
 T = np.arange(64)
 KIND_OF = {"float32": "float", "float16": "half", "int32": "i32", "uint8": "i8"}
@@ -329,7 +329,7 @@ def test_shared_memory_starts_as_noise():
 def test_buffers_and_granules_of_a_kernel(target: str):
     """Every element of every buffer is found at the byte where its layout puts it."""
     found = find_target(target)
-    func = run(parse_func(matmul_text(128, 128, 64, 3, 128, False, False)), found)
+    func = first_fit(parse_func(matmul_text(128, 128, 64, 3, 128, False, False)), found)
     function = emit_records(func, found)[0].f
     buffers = [b for b in shared_buffers(func) if b.bits < 64]
     assert len(buffers) >= 2

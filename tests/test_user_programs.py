@@ -17,10 +17,11 @@ from tilec.codegen import assemble, emit
 from tilec.frontend import Specialisation, TensorFact, bind_constants, read_signature, trace
 from tilec.ir.core import Func
 from tilec.ir.errors import ResourceError
-from tilec.ir.plan import plans
 from tilec.ir.verify import verify
-from tilec.passes import run, run_plan
+from tilec.passes import run_plan
 from tilec.target import Target, find_target
+from tilec.tune.fit import first_fit
+from tilec.tune.plans import plans
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 TARGETS = (SM90, SM80, GFX942)
@@ -110,7 +111,7 @@ def test_numbers(name: str, target: Target, plan: str) -> None:
 @pytest.mark.parametrize(("name", "target"), list(compilations()))
 def test_compiles_cleanly(name: str, target: Target) -> None:
     case = CASES[name]
-    made: Any = assemble(emit(run(tile_func(case, arrays_of(name)), target), target), target)
+    made: Any = assemble(emit(first_fit(tile_func(case, arrays_of(name)), target), target), target)
     assert made.advisories == ()
     if made.binary is not None:
         assert made.spilled_bytes == 0

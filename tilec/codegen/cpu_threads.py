@@ -52,9 +52,8 @@ from tilec.ir.ops import (
     While,
     Yield,
 )
+from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
-
-DEFAULT_THREADS = 128
 
 
 def expand_threads(func: Func) -> Func:

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+DEFAULT_THREADS = 128  # that compute, where nobody says how many
+
 
 @dataclass(frozen=True)
 class Plan:
     """What may be chosen.
 
-    `threads`: threads that compute, where the user left them open (None: 128).
+    `threads`: threads that compute, where the user left them open (None:
+    `DEFAULT_THREADS`).
     `specialise`: producer warps bring tiles by TMA, the user's threads compute.
     `persistent`: each block of the launch walks over several blocks of the user's grid.
     `teams`: how many sets of the user's threads a launched block holds; with 2, each computes

@@ -34,6 +34,7 @@ from tilec.jit.stages import Dump, Stages
 from tilec.passes.select_gemm import check_threads
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
+from tilec.tune import fit
 
 _ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
@@ -206,7 +207,7 @@ def _first_good(
         tried.append((plan, error))
 
     try:
-        return passes.run(func, target, keep_pass, ranked, on_plan, attempts.check, only_ranked)
+        return fit.first_fit(func, target, keep_pass, ranked, on_plan, attempts.check, only_ranked)
     except (ResourceError, Settled) as error:
         least = attempts.least
         if least is None or least.plan is None:

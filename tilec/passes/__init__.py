@@ -7,16 +7,9 @@ times between passes. What several of them use, or one calls for a part of its w
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
-from tilec.ir.analysis import asks_for_threads
-from tilec.ir.core import Func, Op, walk
-from tilec.ir.errors import ResourceError
-from tilec.ir.footprint import stages_of
-from tilec.ir.ops import For
-from tilec.ir.plan import Wanted, check_kept, plans, take_wanted, with_plan
+from tilec.ir.core import Func, Op
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.batch_loads import batch_loads
@@ -51,14 +44,13 @@ from tilec.passes.simplify import simplify
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.sum_parts import sum_parts
 from tilec.passes.two_level_accumulation import two_level_accumulation
+from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
 Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
-OnPlan = Callable[[Plan, ResourceError | None], None]
-Accept = Callable[[Plan, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
     (mem2reg, "TILE"),
@@ -107,92 +99,23 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def run(
-    func: Func,
-    target: Target,
-    on_stage: OnStage | None = None,
-    ranked: Sequence[Plan] = (),
-    on_plan: OnPlan | None = None,
-    accept: Accept | None = None,
-    only_ranked: bool = False,
-) -> Func:
-    """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
-    for GPUs.
-
-    `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
-    called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
-    tried (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises
-    CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
-    """
-    func, wanted = take_wanted(func)
-    func = _run(NORMALISE, func, target, on_stage)
-    if target.kind == "cpu":
-        return _run(HOST, func, target, on_stage) if asks_for_threads(func) else func
-    first: ResourceError | None = None
-    tried: set[Plan] = set()
-    pending = deque(ranked if only_ranked else (*ranked, *plans(func, target, wanted)))
-    while pending:
-        plan = pending.popleft()
-        if plan in tried:
-            continue
-        tried.add(plan)
-        kept: list[tuple[str, Func]] = []
-        try:
-            done = _run((*DECIDE, *EXPAND), with_plan(func, plan), target, _recorder(kept))
-            if accept is not None:
-                accept(plan, done)
-        except ResourceError as error:
-            if error.loc == func.loc and wanted.loc is not None:
-                error.loc = wanted.loc  # what the user fixed does not fit
-            first = first or error
-            if on_plan is not None:
-                on_plan(plan, error)
-            if _fewer_stages_help(func, plan, wanted, error):
-                pending.appendleft(replace(plan, stages=error.stages))
-            continue
-        check_kept(done, wanted)
-        if on_plan is not None:
-            on_plan(plan, None)
-        if on_stage is not None:
-            for name, stage in kept:
-                on_stage(name, stage)
-        return done
-    assert first is not None
-    raise first
-
-
-def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceError) -> bool:
-    return (
-        1 <= error.stages < plan.stages
-        and "stages" not in wanted.fields
-        and any(
-            stages_of(o, error.stages) < stages_of(o, plan.stages)
-            for o in walk(func.body)
-            if isinstance(o, For) and o.kind == "pipelined"
-        )
-    )
-
-
 def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
-    func = _run(NORMALISE, take_wanted(func)[0], target, on_stage)
-    return _run((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
+    func = apply(NORMALISE, take_wanted(func)[0], target, on_stage)
+    return apply((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
 
 
-def _recorder(kept: list[tuple[str, Func]]) -> OnStage:
-    return lambda name, func: kept.append((name, func))
-
-
-def _run(
+def apply(
     passes: tuple[tuple[Pass, str], ...], func: Func, target: Target, on_stage: OnStage | None
 ) -> Func:
+    """Some of the passes, verified and shown one by one."""
     verified: tuple[Func, str] | None = None
     checked: set[Op] = set()
-    for apply, contract in passes:
-        func = apply(func, target)
+    for one, contract in passes:
+        func = one(func, target)
         if verified != (func, contract):  # it is another function, or more is asked of it
             verify(func, contract, checked)
             verified = func, contract
         if on_stage is not None:
-            on_stage(apply.__name__, func)
+            on_stage(one.__name__, func)
     return func

@@ -24,7 +24,6 @@ from math import prod
 from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
-from tilec.ir.footprint import DEFAULT_THREADS
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Alloc,
@@ -39,6 +38,7 @@ from tilec.ir.ops import (
     Print,
     Yield,
 )
+from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.addressing import conjunction

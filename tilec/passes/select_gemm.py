@@ -24,6 +24,7 @@ from tilec.ir.instr import MatrixRow, rows_of
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
+from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import (
     FLOAT8_E4M3,
     FLOAT8_E5M2,
@@ -42,7 +43,6 @@ from tilec.target import Target
 Dtypes = tuple[DType, DType, DType]
 """Of A, B and C."""
 
-DEFAULT_THREADS = 128
 MAX_PRODUCT_REGISTERS = 208  # of a thread for accumulators and a fragment A of one product
 FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 

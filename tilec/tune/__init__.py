@@ -5,6 +5,11 @@ work    what the kernel does, read from its TILE form
 cost    seconds of one plan, from the work and the target's speeds
 rank    all plans of a kernel, best first
 choose  the compile-time arguments and the plan for one launch
+
+plans      those worth trying for a kernel
+footprint  what they keep in shared memory
+fit        the first that the passes find to fit
+packing    operands that are copied first
 """
 
 from tilec.tune.choose import Choice, Chooser

@@ -19,10 +19,10 @@ import math
 from dataclasses import dataclass
 
 from tilec.ir.instr import MatrixRow
-from tilec.ir.plan import TEAM_THREADS
 from tilec.ir.schedule import Plan
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
+from tilec.tune.plans import TEAM_THREADS
 from tilec.tune.work import Numbers
 
 MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait for nothing

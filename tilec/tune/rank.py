@@ -13,20 +13,13 @@ from typing import Any
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import Alloc, Gemm
-from tilec.ir.plan import (
-    PARTS,
-    Wanted,
-    has_pipelined_product,
-    plans,
-    take_wanted,
-)
-from tilec.ir.schedule import Plan
+from tilec.ir.schedule import DEFAULT_THREADS, Plan
 from tilec.passes.block_order import can_persist
 from tilec.passes.cluster_split_k import check_shared
 from tilec.passes.select_gemm import Selection, check_threads
+from tilec.passes.utils.plans import Wanted, take_wanted
 from tilec.passes.utils.registers import (
     MOST_LACKING,
     OTHER_REGISTERS,
@@ -41,6 +34,8 @@ from tilec.tune.cost import (
     estimate,
     multiprocessors_for,
 )
+from tilec.tune.footprint import Footprint, footprint
+from tilec.tune.plans import PARTS, has_pipelined_product, plans
 from tilec.tune.work import Numbers, Values, Work, read_work
 
 # Registers of a thread that element-wise work on the accumulators takes, and the more of it in a

@@ -287,7 +287,7 @@ class UseSwizzle(Op):
 
 @op("annotate_schedule")
 class AnnotateSchedule(Op):
-    """What the user fixes of the plan: pairs of a field of `tilec.ir.plan.Plan` and its value."""
+    """What the user fixes of the plan (`tilec.ir.schedule`): pairs of a field and its value."""
 
     choices: tuple[tuple[str, Any], ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.ir.agents import (
     REGISTER_VERSIONS,
@@ -16,33 +16,16 @@ from tilec.ir.agents import (
     ragged_tensors,
 )
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
+from tilec.ir.schedule import DEFAULT_THREADS, Plan
+from tilec.passes.utils.plans import stages_of
 from tilec.target import Target
 
-if TYPE_CHECKING:
-    from tilec.ir.schedule import Plan
-
 MOST_STAGES = 8  # that tilec takes by itself
-DEFAULT_THREADS = 128
 STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
-
-
-def is_open(o: Op) -> bool:
-    """Whether the plan says how many stages this loop has."""
-    return isinstance(o, For) and o.kind == "pipelined" and o.num_stages < 0
-
-
-def stages_of(o: For, chosen: int) -> int:
-    """The stages of a pipelined loop under a plan with `chosen` ones: the author's number is the
-    least, and a loop with a tile product in it may have more, unless he says in which stage each
-    statement works."""
-    if is_open(o):
-        return chosen
-    deeper = o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
-    return max(o.num_stages, chosen) if deeper else o.num_stages
 
 
 @dataclass(frozen=True)

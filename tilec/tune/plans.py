@@ -1,24 +1,24 @@
 """The plans (`tilec.ir.schedule`) worth trying for a kernel.
 
-The passes read a plan from the function's attributes; the driver tries plans in order and keeps
-the first whose exact budget of shared memory and registers holds. What the user wrote is never
+The passes read a plan from the function's attributes; plans are tried in order (`fit`), and the
+first is kept whose shared memory and registers the passes find to fit. What the user wrote is never
 changed by a plan: `T.annotate_schedule` fixes fields of every plan that is tried."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Func, Op, rewrite, walk
-from tilec.ir.errors import CompileError, ResourceError
-from tilec.ir.footprint import DEFAULT_THREADS, Footprint, footprint, stages_of
+from tilec.ir.core import Func, walk
+from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.loc import Loc
-from tilec.ir.ops import AnnotateSchedule, For, Gemm, ThreadIndex, yielded
-from tilec.ir.schedule import Plan, name_of
+from tilec.ir.ops import For, Gemm, ThreadIndex, yielded
+from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
+from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
+from tilec.tune.footprint import Footprint, footprint
 
 TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
@@ -27,46 +27,6 @@ SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
 # takes code of its own.
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MOST_PARTS = 1024
-
-
-def with_plan(func: Func, plan: Plan) -> Func:
-    """`func` with the plan's choices as attributes and as the stages of its open loops."""
-    chosen = asdict(plan)
-    chosen["plan"] = chosen.pop("name")
-    threads = chosen.pop("threads")
-    if threads is not None:
-        chosen["threads"] = threads
-
-    def visit(o: Op) -> Op | None:
-        if isinstance(o, For) and o.kind == "pipelined":
-            return replace(o, num_stages=stages_of(o, plan.stages))
-        return None
-
-    return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Fields of the plan that the user fixed, and where."""
-
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    loc: Loc | None = None
-
-
-def take_wanted(func: Func) -> tuple[Func, Wanted]:
-    """`func` without its `annotate_schedule`, and what that says. Stages that it fixes are those of
-    every loop with stages: none has a number of its own any more."""
-    found = [o for o in walk(func.body) if isinstance(o, AnnotateSchedule)]
-    if not found:
-        return func, Wanted()
-    fields = dict(found[0].choices)
-
-    def visit(o: Op) -> None | Op | list[Op]:
-        if "stages" in fields and isinstance(o, For) and o.kind == "pipelined" and o.num_stages > 1:
-            return replace(o, num_stages=-1)
-        return [] if isinstance(o, AnnotateSchedule) else None
-
-    return func.with_body(rewrite(func.body, visit)), Wanted(fields, found[0].loc)
 
 
 def plans(
@@ -175,25 +135,6 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
         if plan.cluster != (1, 1, 1):
             return refuse(f"cluster={plan.cluster}: {target} has no clusters", "leave it out")
     return None
-
-
-def check_kept(func: Func, wanted: Wanted) -> None:
-    """Raise CompileError where a pass could not give the user the schedule he asked for."""
-    reasons = {
-        "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
-        "specialise": (
-            "no copy of a T.Pipelined loop can be brought by TMA",
-            ", or copy tiles whose first columns, and whose tensor's rows, are known to begin at "
-            "multiples of 16 bytes",
-        ),
-    }
-    for name, (reason, more) in reasons.items():
-        if wanted.fields.get(name) and not func.attrs.get(name):
-            raise CompileError(
-                f"T.annotate_schedule({name}=True) cannot hold for {func.name}: {reason}",
-                wanted.loc,
-                f"leave {name} out{more}",
-            )
 
 
 def has_pipelined_product(func: Func) -> bool:

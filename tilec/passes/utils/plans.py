@@ -1,0 +1,68 @@
+"""A plan (`tilec.ir.schedule`) in the function that the passes get, and what the user fixed of it
+by `T.annotate_schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tilec.ir.core import Func, Op, rewrite, walk
+from tilec.ir.loc import Loc
+from tilec.ir.ops import AnnotateSchedule, For, Gemm
+from tilec.ir.schedule import Plan
+
+
+def is_open(o: Op) -> bool:
+    """Whether the plan says how many stages this loop has."""
+    return isinstance(o, For) and o.kind == "pipelined" and o.num_stages < 0
+
+
+def stages_of(o: For, chosen: int) -> int:
+    """The stages of a pipelined loop under a plan with `chosen` ones: the author's number is the
+    least, and a loop with a tile product in it may have more, unless he says in which stage each
+    statement works."""
+    if is_open(o):
+        return chosen
+    deeper = o.num_stages > 1 and not o.stage and any(isinstance(x, Gemm) for x in walk(o.body))
+    return max(o.num_stages, chosen) if deeper else o.num_stages
+
+
+def with_plan(func: Func, plan: Plan) -> Func:
+    """`func` with the plan's choices as attributes and as the stages of its open loops."""
+    chosen = asdict(plan)
+    chosen["plan"] = chosen.pop("name")
+    threads = chosen.pop("threads")
+    if threads is not None:
+        chosen["threads"] = threads
+
+    def visit(o: Op) -> Op | None:
+        if isinstance(o, For) and o.kind == "pipelined":
+            return replace(o, num_stages=stages_of(o, plan.stages))
+        return None
+
+    return func.with_attrs(**chosen).with_body(rewrite(func.body, visit))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Fields of the plan that the user fixed, and where."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    loc: Loc | None = None
+
+
+def take_wanted(func: Func) -> tuple[Func, Wanted]:
+    """`func` without its `annotate_schedule`, and what that says. Stages that it fixes are those of
+    every loop with stages: none has a number of its own any more."""
+    found = [o for o in walk(func.body) if isinstance(o, AnnotateSchedule)]
+    if not found:
+        return func, Wanted()
+    fields = dict(found[0].choices)
+
+    def visit(o: Op) -> None | Op | list[Op]:
+        if "stages" in fields and isinstance(o, For) and o.kind == "pipelined" and o.num_stages > 1:
+            return replace(o, num_stages=-1)
+        return [] if isinstance(o, AnnotateSchedule) else None
+
+    return func.with_body(rewrite(func.body, visit)), Wanted(fields, found[0].loc)

@@ -1,0 +1,107 @@
+"""The first of a kernel's plans that fits: each is taken through the passes, which raise
+ResourceError where the target lacks shared memory or registers for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilec import passes
+from tilec.ir.analysis import asks_for_threads
+from tilec.ir.core import Func, walk
+from tilec.ir.errors import CompileError, ResourceError
+from tilec.ir.ops import For
+from tilec.ir.schedule import Plan
+from tilec.passes.utils.plans import Wanted, stages_of, take_wanted, with_plan
+from tilec.target import Target
+from tilec.tune.plans import plans
+
+OnPlan = Callable[[Plan, ResourceError | None], None]
+Accept = Callable[[Plan, Func], None]
+
+
+def first_fit(
+    func: Func,
+    target: Target,
+    on_stage: passes.OnStage | None = None,
+    ranked: Sequence[Plan] = (),
+    on_plan: OnPlan | None = None,
+    accept: Accept | None = None,
+    only_ranked: bool = False,
+) -> Func:
+    """Take a TILE function to what the target's code generator reads: TILE for the CPU, LOWERED
+    for GPUs.
+
+    `ranked` are plans to try before the safe ones, or alone, best first. `on_stage(name, func)` is
+    called after every pass of the plan that was kept, `on_plan(plan, error)` for each plan that was
+    tried (None: it was kept), `accept(plan, func)` for each whose resources fit. Raises
+    CompileError and its kinds; the first plan is taken for which `accept` raises no ResourceError.
+    """
+    func, wanted = take_wanted(func)
+    func = passes.apply(passes.NORMALISE, func, target, on_stage)
+    if target.kind == "cpu":
+        return passes.apply(passes.HOST, func, target, on_stage) if asks_for_threads(func) else func
+    first: ResourceError | None = None
+    tried: set[Plan] = set()
+    pending = deque(ranked if only_ranked else (*ranked, *plans(func, target, wanted)))
+    while pending:
+        plan = pending.popleft()
+        if plan in tried:
+            continue
+        tried.add(plan)
+        kept: dict[str, Func] = {}
+        try:
+            chosen = with_plan(func, plan)
+            done = passes.apply((*passes.DECIDE, *passes.EXPAND), chosen, target, kept.__setitem__)
+            if accept is not None:
+                accept(plan, done)
+        except ResourceError as error:
+            if error.loc == func.loc and wanted.loc is not None:
+                error.loc = wanted.loc  # what the user fixed does not fit
+            first = first or error
+            if on_plan is not None:
+                on_plan(plan, error)
+            if _fewer_stages_help(func, plan, wanted, error):
+                pending.appendleft(replace(plan, stages=error.stages))
+            continue
+        check_kept(done, wanted)
+        if on_plan is not None:
+            on_plan(plan, None)
+        if on_stage is not None:
+            for name, stage in kept.items():
+                on_stage(name, stage)
+        return done
+    assert first is not None
+    raise first
+
+
+def _fewer_stages_help(func: Func, plan: Plan, wanted: Wanted, error: ResourceError) -> bool:
+    return (
+        1 <= error.stages < plan.stages
+        and "stages" not in wanted.fields
+        and any(
+            stages_of(o, error.stages) < stages_of(o, plan.stages)
+            for o in walk(func.body)
+            if isinstance(o, For) and o.kind == "pipelined"
+        )
+    )
+
+
+def check_kept(func: Func, wanted: Wanted) -> None:
+    """Raise CompileError where a pass could not give the user the schedule he asked for."""
+    reasons = {
+        "persistent": ("it has no T.Pipelined loop, or walks over the grid by itself", ""),
+        "specialise": (
+            "no copy of a T.Pipelined loop can be brought by TMA",
+            ", or copy tiles whose first columns, and whose tensor's rows, are known to begin at "
+            "multiples of 16 bytes",
+        ),
+    }
+    for name, (reason, more) in reasons.items():
+        if wanted.fields.get(name) and not func.attrs.get(name):
+            raise CompileError(
+                f"T.annotate_schedule({name}=True) cannot hold for {func.name}: {reason}",
+                wanted.loc,
+                f"leave {name} out{more}",
+            )
