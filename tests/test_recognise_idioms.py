@@ -90,13 +90,13 @@ COPIES = {
         "parallel (4, 8) body(%i: i32, %j: i32) {"
         " %r = binary.add %r0, %i %k = binary.add %j, %c0 %v = load %A[%r, %k] store %S[%i, "
         "%j], %v }",
-        "%c0_1 = const 0, i32\n%c0_2 = const 0, i32\n"
-        "copy %A[%r0, %c0], (4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "%c0_1 = const 0, i32\n"
+        "copy %A[%r0, %c0], (4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "converted": (
         "parallel (4, 8) body(%i: i32, %j: i32) {"
         " %k = binary.add %j, %c0 %v = load %B[%i, %k] %w = cast %v, f32 store %S[%i, %j], %w }",
-        "copy %B[%c0_3, %c0], (4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "copy %B[%c0_1, %c0], (4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "part of a tile, negative offset": (
         "parallel (3, 5) body(%i: i32, %j: i32) { %r = binary.sub %i, %one %k = binary.sub "
@@ -108,11 +108,11 @@ COPIES = {
     "constant inside": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %t = const 2, i32 %r = binary.add %i, %t"
         " %k = binary.add %r, %r0 %v = load %A[%k, %j] store %S[%i, %j], %v }",
-        "copy %A[%k, %c0_3], (4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "copy %A[%k, %c0_1], (4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "leading index": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %v = load %C[%n, %i, %j] store %S[%i, %j], %v }",
-        "copy %C[%n, %c0_3, %c0_4], (1, 4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "copy %C[%n, %c0_1, %c0_1], (1, 4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "one dimension": (
         "parallel (8) body(%j: i32) { %k = binary.add %c0, %j %v = load %V[%k] store %S[%one, "
@@ -121,37 +121,37 @@ COPIES = {
     ),
     "a row of length one": (
         "parallel (1, 8) body(%i: i32, %j: i32) { %v = load %A[%i, %j] store %S[%i, %j], %v }",
-        "copy %A[%c0_3, %c0_4], (1, 8), %S[%c0_1, %c0_2], (1, 8)",
+        "copy %A[%c0_1, %c0_1], (1, 8), %S[%c0_1, %c0_1], (1, 8)",
     ),
     "to global, rounded": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %r = binary.add %r0, %i %v = load %S[%i, %j]"
         " %h = cast %v, f16 store %B[%r, %j], %h }",
-        "copy %S[%c0_2, %c0_3], (4, 8), %B[%r0, %c0_1], (4, 8)",
+        "copy %S[%c0_1, %c0_1], (4, 8), %B[%r0, %c0_1], (4, 8)",
     ),
     "columns first": (
         "parallel (8, 4) body(%j: i32, %i: i32) { %v = load %A[%i, %j] store %S[%i, %j], %v }",
-        "copy %A[%c0_3, %c0_4], (4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "copy %A[%c0_1, %c0_1], (4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "wide indices": (
         "%w0 = cast %c0, i64 parallel (4, 8) body(%i: i32, %j: i32) { %w = cast %j, i64"
         " %k = binary.add %w0, %w %v = load %A[%i, %k] store %S[%i, %j], %v }",
-        "copy %A[%c0_3, %w0], (4, 8), %S[%c0_1, %c0_2], (4, 8)",
+        "copy %A[%c0_1, %w0], (4, 8), %S[%c0_1, %c0_1], (4, 8)",
     ),
     "the user's width": (
         "parallel (4, 8), coalesced_width=4 body(%i: i32, %j: i32) {"
         " %v = load %A[%i, %j] store %S[%i, %j], %v }",
-        "copy %A[%c0_3, %c0_4], (4, 8), %S[%c0_1, %c0_2], (4, 8), coalesced_width=4",
+        "copy %A[%c0_1, %c0_1], (4, 8), %S[%c0_1, %c0_1], (4, 8), coalesced_width=4",
     ),
 }  # fmt: skip
 
 FILLS = {
     "whole tile": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %z = const 1.5, f32 store %S[%i, %j], %z }",
-        "fill %S[%c0_1, %c0_2], (4, 8), %z",
+        "fill %S[%c0_1, %c0_1], (4, 8), %z",
     ),
     "a value from outside": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %y = binary.mul %x, %x store %S[%i, %j], %y }",
-        "fill %S[%c0_1, %c0_2], (4, 8), %y",
+        "fill %S[%c0_1, %c0_1], (4, 8), %y",
     ),
     "a region of a tensor": (
         "parallel (4, 8) body(%i: i32, %j: i32) { %r = binary.add %r0, %i store %A[%r, %j], %x }",

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
@@ -43,11 +44,14 @@ def hoist_accesses(func: Func, target: Target) -> Func:
     overlapping = bool(func.attrs.get("may_alias"))
     threads, specialised = int(func.attrs["threads"]), bool(func.attrs.get("specialise"))
     room = budget(threads, specialised, target) - WORKING
+    facts = facts_of(func)
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Parallel) or o.layout is None or o.agent:
             return None
-        return _Lift(o, o.layout, room).ops() if _is_open(o, o.layout, overlapping) else None
+        if not _is_open(o, o.layout, overlapping, facts):
+            return None
+        return _Lift(o, o.layout, room, facts).ops()
 
     return func.with_body(rewrite(func.body, visit))
 
@@ -63,8 +67,8 @@ class _Lifted:
 class _Lift(LoopRegions):
     """One loop that is taken apart."""
 
-    def __init__(self, o: Parallel, layout: Layout, room: int) -> None:
-        super().__init__(o)
+    def __init__(self, o: Parallel, layout: Layout, room: int, facts: Facts) -> None:
+        super().__init__(o, facts)
         self.layout = layout
         self.room = room
         self.own = {a.op: a for a in fragment_accesses(o)}
@@ -297,7 +301,7 @@ def _words(layout: Layout | None, dtype: DType) -> int:
     return 0 if layout is None else -(-layout.size("reg") * dtype.bits // 32)
 
 
-def _is_open(p: Parallel, layout: Layout, overlapping: bool) -> bool:
+def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bool:
     """Whether the loop is one over a whole fragment, some of its accesses are narrower than they
     might be, and taking its loads before all of its stores changes nothing."""
     if layout.shape != p.extents or layout.replicas("lane") * layout.replicas("warp") > 1:
@@ -311,7 +315,7 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool) -> bool:
     wide = all(
         dim == layout.rank - 1
         and v.dtype.bits * run >= 8 * MAX_VECTOR_BYTES
-        and last in (i[-1], *_terms(p, i[-1]))
+        and facts.slope(i[-1], last) == 1
         for v, i in (
             (o.dest if isinstance(o, Store) else o.source, o.indices) for o in stores + loads
         )
@@ -331,8 +335,3 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool) -> bool:
         ):
             return False
     return all(written.get(o.source, o.indices) == o.indices for o in loads)
-
-
-def _terms(p: Parallel, v: Value) -> tuple[Value, ...]:
-    """The operands of the op that makes `v` in the loop's body."""
-    return next((o.operands for o in p.body.ops if v in o.results), ())

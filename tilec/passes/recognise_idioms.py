@@ -4,6 +4,7 @@ know how to move.
 
 from __future__ import annotations
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Region, Value, rewrite
 from tilec.ir.ops import Cast, Copy, Fill, Load, Parallel, Store, Yield
 from tilec.ir.types import BufferType
@@ -20,13 +21,14 @@ def recognise_idioms(func: Func, target: Target) -> Func:
     a, j + b] = src[c, i + d, j]`. An access out of a global tensor's bounds means the same in both
     forms. Every other loop is left alone.
     """
-    return func.with_body(rewrite(func.body, _raise))
+    facts = facts_of(func)
 
+    def visit(o: Op) -> list[Op] | None:
+        if not isinstance(o, Parallel) or o.layout is not None or 0 in o.extents:
+            return None
+        return _Loop(o, facts).raised()
 
-def _raise(o: Op) -> list[Op] | None:
-    if not isinstance(o, Parallel) or o.layout is not None or 0 in o.extents:
-        return None
-    return _Loop(o).raised()
+    return func.with_body(rewrite(func.body, visit))
 
 
 class _Loop(LoopRegions):
@@ -65,7 +67,7 @@ class _Loop(LoopRegions):
         return Copy(source, dest, coalesced_width=self.o.coalesced_width, loc=store.loc)
 
     def fill(self, store: Store, dest: Region) -> Op | None:
-        whole = dest.is_whole and all(self.is_zero(v) for v in dest.offsets)
+        whole = dest.is_whole and self.zeros.issuperset(dest.offsets)
         if _space(store.dest) != "global" and not whole:
             return None
         value = self.invariant(store.value)
