@@ -21,6 +21,7 @@ from tilec.runtime.driver import DriverError, argument_block, check_grid, launch
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
+from tilec.target import find_target
 
 SEED = random.Random(2024)
 
@@ -418,7 +419,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_grid_limits(grid: tuple[int, int, int], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
-        check_grid(image(), grid, cuda.GRID_LIMITS)
+        check_grid(image(), grid, find_target("cuda:sm_90a").grid_limits)
 
 
 def test_scalar_that_does_not_fit() -> None:

@@ -443,7 +443,7 @@ def test_no_room(memory: Memory) -> None:
 
 
 def test_too_many_blocks_in_z() -> None:
-    limits = cuda.GRID_LIMITS
+    limits = SM90.grid_limits
     check_grid(own(), (4, 3, 8000), limits)
     with pytest.raises(LaunchError, match=r"8200 blocks in z, and 8 launched blocks share"):
         check_grid(own(), (4, 3, 8200), limits)

@@ -119,7 +119,8 @@ class Target:
     memory (LDS) one block may use, `local_bytes` the memory of its own that one thread may use (0:
     no limit is known); `registers` the 32-bit registers of one multiprocessor that
     blocks share; `multiprocessors` a default for grids of persistent kernels when no device is at
-    hand; `residency` how many blocks share one (None: unknown); `speeds` what predictions count
+    hand; `grid_limits` the most blocks of a grid in each dimension, `grid_blocks` in all;
+    `residency` how many blocks share one (None: unknown); `speeds` what predictions count
     with; `llvm_features` what LLVM's code generator is told besides `arch`."""
 
     name: str
@@ -132,6 +133,8 @@ class Target:
     max_registers_per_thread: int = 255
     max_threads: int = 1024
     multiprocessors: int = 1
+    grid_limits: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    grid_blocks: int = 2**63 - 1
     fragment_registers: int = 0
     features: frozenset[str] = field(default_factory=frozenset)
     residency: Residency | None = None
@@ -162,6 +165,9 @@ _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster"
 # oldest that has all of an architecture's instructions: the newest drivers are not needed.
 _CUDA_LOCAL = 512 << 10
 _SCRATCH = 127 << 10
+# HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
+# all in x.
+_HIP_GRID = (2**32 // 1024 - 1, 65535, 65535)
 
 TARGETS: dict[str, Target] = {
     t.name: t
@@ -202,6 +208,7 @@ TARGETS: dict[str, Target] = {
             registers=131_072,
             max_registers_per_thread=512,
             multiprocessors=304,
+            grid_limits=_HIP_GRID,
             fragment_registers=192,
             features=frozenset({"mfma", "mfma_xf32", "float8_fnuz"}),
             residency=Residency(2048, 32, 65_536, 0, 512),
@@ -217,12 +224,23 @@ TARGETS: dict[str, Target] = {
             registers=131_072,
             max_registers_per_thread=512,
             multiprocessors=256,
+            grid_limits=_HIP_GRID,
             fragment_registers=192,
             features=frozenset({"mfma", "mfma_cdna4", "lds_dma_128"}),
             residency=Residency(2048, 32, 163_840, 0, 512),
             speeds=_MI355X,
         ),
-        Target("cpu", "cpu", "host", 1, 1 << 20, max_threads=1, features=frozenset({"printf"})),
+        Target(
+            "cpu",
+            "cpu",
+            "host",
+            1,
+            1 << 20,
+            max_threads=1,
+            grid_limits=(2**31 - 1,) * 3,
+            grid_blocks=2**31 - 1,
+            features=frozenset({"printf"}),
+        ),
     )
 }
 
@@ -243,6 +261,13 @@ NOT_YET = ("cuda:sm_89", "hip:gfx90a", "hip:gfx1100")
 def meant_target(name: object) -> str:
     """The target or vendor that others call `name`; "" where none is known."""
     return _OTHER_NAMES.get(name.lower(), "") if isinstance(name, str) else ""
+
+
+def cuda_target(major: int, minor: int) -> Target | None:
+    """The target that a CUDA device of this compute capability runs; None where there is none.
+    Code for sm_80 runs on all of 8.x, code for sm_90a on 9.0 alone."""
+    name = "cuda:sm_90a" if (major, minor) == (9, 0) else "cuda:sm_80" if major == 8 else ""
+    return TARGETS.get(name)
 
 
 def find_target(name: str) -> Target:

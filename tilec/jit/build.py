@@ -26,7 +26,7 @@ from tilec.ir.printer import print_func
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled
-from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
+from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
 from tilec.jit.launch_grid import grid_text
 from tilec.jit.occupancy import occupancy
 from tilec.jit.specialise import Facts
@@ -36,7 +36,6 @@ from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
 
-_ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 _FORMATS = {"cuda": "cubin", "hip": "hsaco", "cpu": "object"}
 
 
@@ -181,7 +180,7 @@ def build(
     llvm_text, assembled = made.llvm_text, made.assembled
     keep("llvm", lambda: llvm_text)
     keep("llvm-opt", lambda: assembled.llvm_opt)
-    keep(_ASSEMBLY[target.kind], lambda: assembled.asm)
+    keep(ASSEMBLY[target.kind], lambda: assembled.asm)
     if target.kind == "cuda" and assembled.binary is not None:
         binary = assembled.binary
         stages.add("sass", lambda: disassemble(binary, target))

@@ -32,12 +32,13 @@ from tilec.runtime.arguments import (
     read_arguments,
     row_fact,
 )
-from tilec.runtime.devices import driver, grid_limits
+from tilec.runtime.devices import driver
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
 from tilec.runtime.tensors import allocator, common_kind, read_tensor, usual_array
 from tilec.support.lazy import Lazy
+from tilec.target import find_target
 
 if TYPE_CHECKING:
     from tilec.ir import schedule
@@ -46,7 +47,7 @@ else:  # whoever only launches does not need it
     schedule = Lazy("tilec.ir.schedule")
 
 FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
-_ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
+ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 
 
 class CompiledKernel:
@@ -100,7 +101,7 @@ class CompiledKernel:
     @property
     def asm(self) -> str:
         """PTX, GCN assembly or host assembly."""
-        return self.stages[_ASSEMBLY[self.target.split(":")[0]]]
+        return self.stages[ASSEMBLY[self.target.split(":")[0]]]
 
     def __repr__(self) -> str:
         arguments = ", ".join(_parameter(a).describe() for a in self.image.arguments)
@@ -172,7 +173,8 @@ class CompiledKernel:
             }
             given = spread_grid(evaluate(self.image.grid, values, f"the grid of {self.name}"), {})
         none = any(t.is_empty for t in call.tensors.values())
-        check_grid(self.image, given, *grid_limits(self.target.split(":")[0]), none)
+        target = find_target(self.target)
+        check_grid(self.image, given, target.grid_limits, target.grid_blocks, none)
         return given
 
     def output_makers(self, call: Call) -> dict[str, Callable[[], Any]]:

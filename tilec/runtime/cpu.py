@@ -24,7 +24,6 @@ from tilec.runtime.block import Block, BlockLayout
 from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
 
-GRID_LIMITS: Grid = (2**31 - 1, 2**31 - 1, 2**31 - 1)
 # A thread takes a share of the blocks that is this much smaller than an even one, so that a
 # thread that the system has taken away for a while holds up little.
 _SHARES_PER_THREAD = 4
@@ -180,8 +179,6 @@ class CpuDriver:
     """The processor this program runs on."""
 
     kind = "cpu"
-    grid_limits = GRID_LIMITS
-    total_limit = 2**31 - 1
 
     def __init__(self) -> None:
         llvm.initialize_native_target()

@@ -24,12 +24,12 @@ from tilec.runtime.image import Image, Resources
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 from tilec.runtime.workspace import Workspaces, owner_of, with_workspace, workspace_params
+from tilec.target import cuda_target
 
 # Every bit of an address that a processor maps by itself, and every other one.
 _PROBES = tuple(
     pattern & (1 << 47) - 16 for pattern in (-1, 0x5555555555555555, 0x3333333333333333)
 )
-GRID_LIMITS: Grid = (2**31 - 1, 65535, 65535)
 
 
 class LaunchConfig(ctypes.Structure):
@@ -72,8 +72,6 @@ class CudaDriver:
     """The CUDA driver of this machine. Raises DriverError where there is none, or no device."""
 
     kind = "cuda"
-    grid_limits = GRID_LIMITS
-    total_limit = 2**63 - 1
 
     def __init__(self) -> None:
         self.api = _import_bindings()
@@ -115,13 +113,12 @@ class CudaDriver:
         names = self.api.CUdevice_attribute
         major = self._attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, index)
         minor = self._attribute(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, index)
-        if (major, minor) == (9, 0):
-            return "cuda:sm_90a"
-        if major == 8:
-            return "cuda:sm_80"
-        raise DriverError(
-            f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_90"
-        )
+        found = cuda_target(major, minor)
+        if found is None:
+            raise DriverError(
+                f"cuda:{index} is an sm_{major}{minor}; tilec compiles for sm_80 to sm_90"
+            )
+        return found.name
 
     def current_stream(self, index: int) -> int:
         torch = sys.modules.get("torch")

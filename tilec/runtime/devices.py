@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError, shown
 from tilec.runtime.cuda import CudaDriver
-from tilec.runtime.driver import Driver, DriverError, Grid
+from tilec.runtime.driver import Driver, DriverError
 from tilec.runtime.hip import HipDriver
 from tilec.support.lazy import Lazy
 from tilec.target import find_target
@@ -34,18 +34,6 @@ def driver(kind: str) -> Driver:
             found = _drivers.get(kind) or _STARTERS[kind]()
             _drivers[kind] = found
     return found
-
-
-def grid_limits(kind: str) -> tuple[Grid, int]:
-    """The most blocks that a device of this kind counts to, in each dimension and in all; no
-    device is needed for "cuda" and "hip"."""
-    match kind:
-        case "cuda":
-            return CudaDriver.grid_limits, CudaDriver.total_limit
-        case "hip":
-            return HipDriver.grid_limits, HipDriver.total_limit
-    device = driver(kind)
-    return device.grid_limits, device.total_limit
 
 
 @functools.cache

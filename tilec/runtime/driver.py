@@ -77,8 +77,6 @@ class Driver(Protocol):
     """One kind of device."""
 
     kind: str
-    grid_limits: Grid
-    total_limit: int
 
     def target_of(self, index: int) -> str:
         """The target that device `index` runs, e.g. "cuda:sm_90a"."""

@@ -17,10 +17,6 @@ from tilec.runtime.driver import DriverError, Grid, Kernel, NoTensorMaps, Ready
 from tilec.runtime.image import Image
 from tilec.runtime.workspace import Workspaces, owner_of, with_workspace, workspace_params
 
-# HIP counts blocks times threads in 32 bits in each dimension; blocks have at most 1024 threads,
-# all in x.
-GRID_LIMITS: Grid = (2**32 // 1024 - 1, 65535, 65535)
-
 
 def _import_bindings() -> Any:
     try:
@@ -36,8 +32,6 @@ class HipDriver:
     """The HIP run time of this machine. Raises DriverError where there is none, or no device."""
 
     kind = "hip"
-    grid_limits = GRID_LIMITS
-    total_limit = 2**63 - 1
 
     def __init__(self) -> None:
         self.api = _import_bindings()
