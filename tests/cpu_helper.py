@@ -17,6 +17,7 @@ from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.core import Func
 from tilec.ir.intervals import dtype_range
+from tilec.passes import HOST
 from tilec.target import TARGETS, Target
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int32] * 5)
@@ -41,6 +42,8 @@ class Compiled:
         target = TARGETS["cpu"] if arch == "host" else Target("cpu", "cpu", arch, 1)
         self.seconds: dict[str, float] = {}
         start = time.process_time()
+        for apply, _ in HOST:
+            func = apply(func, target)
         self.text = emit_cpu(func, target)
         self.seconds["emit"] = time.process_time() - start
         start = time.process_time()

@@ -4,11 +4,9 @@
 
 runs the blocks [first, past) of a gx * gy * gz grid, counted with x fastest, one after the other;
 who calls it spreads the blocks over threads. `args[i]` points at the value of ABI parameter i: for
-a tensor the address of its data, for a size, stride or scalar the number. A CPU needs no fragments
-and no barriers, so nothing after the TILE contract is wanted:
+a tensor the address of its data, for a size, stride or scalar the number. `passes.HOST` has made
+loops of the tile ops and of what threads do; what is left is
 
-    tile ops      -> parallel loops, and products in one canonical form   (cpu_tiles)
-    thread index  -> parallel loops over the threads                      (cpu_threads)
     parallel      -> loops of vector code                                 (cpu_parallel, cpu_loops)
     gemm          -> calls of register-blocked micro-kernels              (cpu_gemm)
 
@@ -24,8 +22,6 @@ from tilec.codegen.cpu_access import Memory, memory_type_bytes
 from tilec.codegen.cpu_emitter import LINE, Emitter
 from tilec.codegen.cpu_machine import Machine, machine_of
 from tilec.codegen.cpu_print import PrintingEmitter
-from tilec.codegen.cpu_threads import expand_threads
-from tilec.codegen.cpu_tiles import expand_tiles
 from tilec.codegen.lanes import constant, memory_type
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Param, Value, walk
@@ -51,7 +47,6 @@ def emit_cpu(func: Func, target: Target) -> str:
     Raises CompileError, at the user's line, for what has no meaning or no code on a CPU.
     """
     machine = machine_of(target)
-    func = expand_threads(func.with_body(expand_tiles(func.body)))
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
     e = PrintingEmitter(fn, machine, facts_of(func), _GRID)

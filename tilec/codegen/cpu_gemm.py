@@ -84,7 +84,7 @@ class MicroKernels:
     functions: dict[Shape, Function] = field(default_factory=dict)
 
     def call(self, fn: Function, o: Gemm, pointers: Sequence[Val], strides: Sequence[int]) -> None:
-        """Append a call for the canonical `o` (see `cpu_tiles`) on the first elements of A, B and
+        """Append a call for the canonical `o` (see `lower_tiles`) on the first elements of A, B and
         C. `strides`: the last two of each of them.
         """
         m, n, k = o.shape

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from tilec.codegen.cpu_access import Ramp, memory_type_bytes
 from tilec.codegen.cpu_emitter import Emitter
-from tilec.codegen.cpu_parallel import Check, LoopFacts, varying
+from tilec.codegen.cpu_parallel import Check, LoopFacts
 from tilec.codegen.lanes import constant, counted, iota, mangled, shaped, splat
 from tilec.ir import ops
 from tilec.ir.affine import Affine
@@ -27,6 +27,7 @@ from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Val, int_val
 from tilec.ir.ops import Const, Gemm, Load, Parallel, Print, Store, Yield, yielded
 from tilec.ir.types import BOOL
+from tilec.ir.varying import varying
 
 Proofs = dict[int, tuple[bool, ...]]
 """`Emitter.proved` of the accesses of a loop."""

@@ -3,7 +3,7 @@
 A class of tile ops that does one thing to each element of its regions says here what that is, by a
 function decorated with `elementwise`. Nothing else is needed to compile it: a GPU's passes make the
 loop once layouts are decided, in the layout of the fragment that takes part or else coalesced
-(`lower_copies`), and the CPU's code generator makes it first of all (`cpu_tiles`)."""
+(`lower_copies`), the CPU's make it at once (`lower_tiles`)."""
 
 from __future__ import annotations
 

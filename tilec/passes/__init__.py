@@ -32,6 +32,8 @@ from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_stores import lower_stores
+from tilec.passes.lower_threads import lower_threads
+from tilec.passes.lower_tiles import lower_tiles
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.plan_pipeline import plan_pipeline
@@ -63,7 +65,12 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (lower_prints, "TILE"),
 )
 
-HOST: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)  # code is cut at its barriers
+THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)
+
+HOST: tuple[tuple[Pass, str], ...] = (
+    (lower_tiles, "TILE"),
+    (lower_threads, "TILE"),  # code is cut at its barriers and around loops over tiles
+)
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles

@@ -41,7 +41,8 @@ def first_fit(
     func, wanted = take_wanted(func)
     func = passes.apply(passes.NORMALISE, func, target, on_stage)
     if target.kind == "cpu":
-        return passes.apply(passes.HOST, func, target, on_stage) if asks_for_threads(func) else func
+        sync = passes.THREADS if asks_for_threads(func) else ()
+        return passes.apply((*sync, *passes.HOST), func, target, on_stage)
     first: ResourceError | None = None
     tried: set[Plan] = set()
     pending = deque(ranked if only_ranked else (*ranked, *plans(func, target, wanted)))

@@ -1,10 +1,10 @@
-"""Thread-level code on the CPU: what depends on the thread index becomes parallel loops over the
-threads.
+"""lower_threads: on a target whose blocks are one thread, what depends on the thread index becomes
+parallel loops over the threads.
 
-A body that asks for its thread index is cut where all threads must have come (at a barrier, which
-`insert_sync` has put wherever threads exchange data, a tile op, a loop that contains one), and what
-lies between two cuts runs for one thread after the other, or rather, for a vector of threads at
-once:
+Before: tile ops are parallel loops (`lower_tiles`), barriers stand wherever threads exchange data
+(`insert_sync`). After: no thread index. A body that asks for it is cut where all threads must have
+come (at a barrier, a loop over a tile, a loop that contains one), and what lies between two cuts
+runs for one thread after the other, or rather, for a vector of threads at once:
 
     t = thread_index                   parallel (threads) body(t) { S[t] = f(t) }
     S[t] = f(t)                 ->     (barrier)
@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec.codegen.cpu_parallel import varying
 from tilec.ir.analysis import Level, asks_for_threads, uniformity_of
 from tilec.ir.core import (
     Block,
@@ -54,10 +53,13 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.ir.varying import varying
+from tilec.target import Target
 
 
-def expand_threads(func: Func) -> Func:
-    """`func` without thread_index; the same object if it has none."""
+def lower_threads(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError where threads would not come to a barrier
+    together."""
     if not asks_for_threads(func):
         return func
     func = _ask_once(func)

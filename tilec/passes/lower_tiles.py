@@ -1,16 +1,15 @@
-"""Tile ops as parallel loops: `copy`, `fill`, their like and the packing for `gemm`, in the IR
-itself.
+"""lower_tiles: on a target whose blocks are one thread, tile ops become parallel loops, and
+products what micro-kernels take.
 
-After `expand_tiles` a body has no elementwise tile op, and every Gemm is in the one form the
-micro-kernels take: all three operands on chip and of the type they are computed in, B not
-transposed.
-"""
+Before: TILE. After: no elementwise tile op, and every `gemm` is in one form: all three operands on
+chip and of the type they are computed in, B not transposed. What is not is packed into a new
+buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.core import Block, Builder, Op, Region, Value, rewrite
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Gemm, Load, Parallel, Store
@@ -23,14 +22,15 @@ from tilec.ir.types import (
     DType,
     ScalarType,
 )
+from tilec.target import Target
 
 
-def expand_tiles(body: Block) -> Block:
-    """`body` with its tile ops replaced as the module's opening says."""
-    return rewrite(body, _expand)
+def lower_tiles(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError for a sum of floats in an integer."""
+    return func.with_body(rewrite(func.body, _lower))
 
 
-def _expand(o: Op) -> Sequence[Op] | None:
+def _lower(o: Op) -> Sequence[Op] | None:
     if isinstance(o, Gemm):
         b = Builder(o.loc)
         _gemm(b, o)
