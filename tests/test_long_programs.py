@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,17 @@ THREADS = {  # bodies of one thread
 }
 
 
+INDICES = {  # of two thousand steps, and of a hundred T.min of a T.max
+    "steps": ["j = j + i - i"] * 2000,
+    "folded": [f"j = T.min(T.max(j - {k % 7}, {k} - b), N - {k} + b)" for k in range(100)],
+}
+
+
 def source(name: str) -> str:
+    if name in INDICES:
+        return HEADER + indented(
+            "\n    ".join(["for i in T.Parallel(128):", "j = i", *INDICES[name], "B[i] = A[j]"]), 2
+        )
     if name in ELEMENTS:
         body = "for i in T.Parallel(128):\n" + indented(ELEMENTS[name], 1)
     else:
@@ -126,6 +137,16 @@ def test_a_long_chain_compiles_for_every_target(
     for target in TARGETS:
         made = chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
         assert "chain" in made.stages["tile"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_long_indices_compile_within_a_second(target: str, tmp_path: Path, no_ptxas: None) -> None:
+    """A second on a quiet machine; twice that here."""
+    for name in INDICES:
+        chain = kernel(name, tmp_path)
+        start = time.process_time()
+        chain.compile(*[tilec.spec((1024,), "float32")] * 2, target=target)
+        assert time.process_time() - start < 2, name
 
 
 @pytest.mark.parametrize("name", [*ELEMENTS, *THREADS])

@@ -81,18 +81,13 @@ class Indices(Forms):
         depth = min((self.of(v).depth for v in a.terms), default=0)
         return Reach(lo, hi, attained, depth, roots=roots)
 
-    def unknown(self, o: Op, parts: Sequence[Affine]) -> Affine:
+    def unknown(self, o: Op, parts: Sequence[Affine], found: Range) -> Affine:
         result = o.results[0]
-        lo, hi = self.result_range(o, parts) or (None, None)
         behind = [self.reach_of(p) for p in parts if p.terms]
         attained = False
         if isinstance(o, Binary) and o.kind == "floordiv" and (parts[1].constant or 0) > 0:
             attained = behind[0].attained
-        self._unknowns[result] = Reach(
-            lo,
-            hi,
-            attained,
-            min((r.depth for r in behind), default=0),
-            roots=behind[0].roots if attained else frozenset(),
-        )
+        depth = min((r.depth for r in behind), default=0)
+        roots = behind[0].roots if attained else frozenset()
+        self._unknowns[result] = Reach(*found, attained, depth, roots=roots)
         return Affine.of(result)

@@ -103,8 +103,8 @@ class Forms:
         """The sum that an integer is."""
         return self._forms.get(value) or Affine.of(value)
 
-    def unknown(self, o: Op, parts: Sequence[Affine]) -> Affine:
-        """What `o` makes, if that is no sum of its operands `parts`."""
+    def unknown(self, o: Op, parts: Sequence[Affine], found: Range) -> Affine:
+        """What `o` makes, if that is no sum of its operands `parts`; it lies in `found`."""
         return Affine.of(o.results[0])
 
     def reach(self, a: Affine) -> Range:
@@ -121,9 +121,10 @@ class Forms:
     def note(self, o: Op) -> None:
         """Find the sum that an op of `LINEAR` makes; its operands have been noted."""
         parts = [self.form(v) for v in o.operands]
-        made = None if self.result_range(o, parts) is None else self._sum(o, parts)
+        found = self.result_range(o, parts)
+        made = None if found is None else self._sum(o, parts)
         if made is None or len(made.terms) > _MOST_TERMS:
-            made = self.unknown(o, parts)
+            made = self.unknown(o, parts, found or (None, None))
         self._forms[o.results[0]] = made
 
     def result_range(self, o: Op, parts: Sequence[Affine]) -> Range | None:
@@ -200,7 +201,7 @@ def _is_index(dtype: DType) -> bool:
 
 def _bounds(found: Range, dtype: DType) -> Range:
     """`found`, without the bounds that an index only has because its dtype ends there."""
-    if not _is_index(dtype):
+    if found == (None, None) or not _is_index(dtype):
         return found
     limits = dtype_range(dtype)
     lo, hi = (None if n == limit else n for n, limit in zip(found, limits))
