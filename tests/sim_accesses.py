@@ -8,28 +8,19 @@ import numpy as np
 
 from tilec.ir.llvm import Inst, Val
 from tilec.ir.loc import Loc
+from tilec.sim.buffers import SHARED_BASE, SharedBuffer
+from tilec.sim.clocks import Clocks, Order
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.memory import Memory
 from tilec.sim.numbers import BYTES
-from tilec.sim.order import Clocks, Order
-from tilec.sim.places import SHARED_BASE, SharedBuffer
 from tilec.sim.program import Access
 from tilec.sim.tensors import GlobalTensor
+from tilec.sim.threads import Threads
 
 SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
-
-
-class Agent:
-    """Threads that go the same way."""
-
-    def __init__(self, block: Block, lanes: Any) -> None:
-        self.block, self.lanes, self.inst = block, np.atleast_1d(np.asarray(lanes)), None
-
-    def full(self, x: Any) -> Any:
-        return np.broadcast_to(x, self.lanes.shape)
 
 
 class Block:
@@ -73,7 +64,9 @@ class Block:
         self.shadow = self.memory.shared.shadow
         self.line = 0
 
-    def report(self, agent: Agent, kind: Any, message: str, *locations: Any, **about: Any) -> None:
+    def report(
+        self, active: Threads, kind: Any, message: str, *locations: Any, **about: Any
+    ) -> None:
         self.findings.add(kind, message, locations, **about)
 
     # --- accesses ---
@@ -84,47 +77,47 @@ class Block:
         inst.buffer = buffer
         return inst
 
-    def agent(self, lanes: Any, opcode: str = "call", buffer: str = "") -> Agent:
-        """An agent that executes a record of its own line."""
-        agent = Agent(self, lanes)
-        agent.inst = self._inst(opcode, buffer)
-        return agent
+    def active(self, lanes: Any, opcode: str = "call", buffer: str = "") -> Threads:
+        """Threads that execute a record of its own line."""
+        active = Threads(self, np.atleast_1d(np.asarray(lanes)))
+        active.inst = self._inst(opcode, buffer)
+        return active
 
     def all(self) -> Any:
         return np.arange(self.threads)
 
-    def access(self, agent: Agent, space: str, kind: str, count: int, align: int) -> Access:
+    def access(self, active: Threads, space: str, kind: str, count: int, align: int) -> Access:
         size = BYTES[kind]
-        return Access(agent.inst, space, kind, count, count > 1, align or size * count, size)
+        return Access(active.inst, space, kind, count, count > 1, align or size * count, size)
 
     def load(
         self, lanes: Any, at: Any, kind: str = "float", count: int = 1, *, align: int = 0,
         buffer: str = "", space: str = "shared",
     ) -> Any:  # fmt: skip
         """Threads read at byte `at` of shared memory, or at an address of a tensor."""
-        agent = self.agent(lanes, "load", buffer)
+        active = self.active(lanes, "load", buffer)
         base = SHARED_BASE if space == "shared" else 0
-        access = self.access(agent, space, kind, count, align)
-        return self.memory.load(agent, np.int64(base) + np.asarray(at, np.int64), access)
+        access = self.access(active, space, kind, count, align)
+        return self.memory.load(active, np.int64(base) + np.asarray(at, np.int64), access)
 
     def store(
         self, lanes: Any, at: Any, value: Any, kind: str = "float", count: int = 1, *,
         align: int = 0, buffer: str = "", space: str = "shared",
     ) -> None:  # fmt: skip
-        agent = self.agent(lanes, "store", buffer)
+        active = self.active(lanes, "store", buffer)
         base = SHARED_BASE if space == "shared" else 0
-        access = self.access(agent, space, kind, count, align)
-        self.memory.store(agent, np.int64(base) + np.asarray(at, np.int64), value, access)
+        access = self.access(active, space, kind, count, align)
+        self.memory.store(active, np.int64(base) + np.asarray(at, np.int64), value, access)
 
     def engine_read(self, lanes: Any, at: Any, size: int, column: Any, issuers: Any = None) -> Any:
-        agent = self.agent(lanes)
-        return self.memory.engine_read(agent, SHARED_BASE + np.asarray(at), size, column, issuers)
+        active = self.active(lanes)
+        return self.memory.engine_read(active, SHARED_BASE + np.asarray(at), size, column, issuers)
 
     def engine_write(
         self, lanes: Any, at: Any, data: Any, column: Any, issuers: Any = None
     ) -> None:
-        agent = self.agent(lanes)
-        self.memory.engine_write(agent, SHARED_BASE + np.asarray(at), data, column, issuers)
+        active = self.active(lanes)
+        self.memory.engine_write(active, SHARED_BASE + np.asarray(at), data, column, issuers)
 
     # --- order ---
 

@@ -12,15 +12,15 @@ from tilec.ir.instr import Asm, Intrinsic, Row
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.passes.utils.registers import at_launch
-from tilec.sim.agent import Agent
 from tilec.sim.barriers import Barriers
+from tilec.sim.buffers import SHARED_BASE
+from tilec.sim.clocks import Clocks, Order
 from tilec.sim.engines import Engines
 from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.memory import Memory
-from tilec.sim.order import Clocks, Order
-from tilec.sim.places import SHARED_BASE
 from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.sim.thread_state import ThreadState
 from tilec.target import find_target
 
 SHARED_BYTES = 96 * 1024
@@ -42,6 +42,7 @@ class Bench:
         self.maps: list[TensorMap] = []
         clocks = Clocks(threads, self.target.warp_size, blocks)
         memories: list[Memory] = []
+        barriers: list[Barriers] = []
         shared = GlobalMemory(self.tensors)
         self.blocks: list[Any] = []
         for rank in range(blocks):
@@ -50,46 +51,47 @@ class Bench:
                 index=(rank, 0, 0),
                 grid=(blocks, 1, 1),
                 cluster_dims=(blocks, 1, 1),
-                cluster=self.blocks,
                 threads=threads,
                 warp_size=self.target.warp_size,
                 target=self.target,
-                setting=SimpleNamespace(at_launch=at_launch(threads, self.target)),
-                maps=self.maps,
+                checks=True,
                 executing=None,
                 report=self._report,
             )
             block.memory = Memory(block.order, shared, SHARED_BYTES, granule=1, cluster=memories)
-            block.barriers = Barriers(block)
-            block.engines = Engines(block)
+            launched = at_launch(threads, self.target)
+            block.barriers = Barriers(block, barriers, launched)
+            block.engines = Engines(block, block.memory, block.barriers, self.maps)
             self.blocks.append(block)
         self.lines = 0
 
-    def _report(self, agent: Any, kind: Any, message: str, *places: Loc, **more: Any) -> None:
+    def _report(self, active: Any, kind: Any, message: str, *places: Loc, **more: Any) -> None:
         self.findings.add(kind, message, places, **more)
 
     @property
     def kinds(self) -> list[str]:
         return [f.kind for f in self.findings]
 
-    def agent(self, lanes: Any = None, block: int = 0) -> Agent:
+    def active(self, lanes: Any = None, block: int = 0) -> ThreadState:
         threads = self.blocks[block].threads
         lanes = np.arange(threads) if lanes is None else np.asarray(lanes)
-        return Agent(self.blocks[block], lanes, [], 0, None)
+        return ThreadState(self.blocks[block], lanes, [], 0, None)
 
-    def run(self, agent: Agent, what: Row | Asm | Intrinsic, *args: Any, buffer: str = "") -> Any:
+    def run(
+        self, active: ThreadState, what: Row | Asm | Intrinsic, *args: Any, buffer: str = ""
+    ) -> Any:
         """Execute a row with registers as NumPy scalars or arrays; gives its results, or what the
-        agent waits for."""
+        active waits for."""
         self.lines += 1
         form = what.asm if isinstance(what, Row) else what
         name = what.name if isinstance(what, Row) else ""
         loc = Loc(__file__, self.lines, 0, 1)
-        agent.inst = Inst("asm", None, (), "", name, loc, "", form.meaning, buffer)
-        return form.meaning(agent, *args)
+        active.inst = Inst("asm", None, (), "", name, loc, "", form.meaning, buffer)
+        return form.meaning(active, *args)
 
-    def pass_(self, agent: Agent, what: Row, *args: Any) -> None:
+    def pass_(self, active: ThreadState, what: Row, *args: Any) -> None:
         """Execute a row that may wait, and go on; it must be possible."""
-        waiting = self.run(agent, what, *args)
+        waiting = self.run(active, what, *args)
         ready = waiting.ready()
         assert ready.all(), waiting.describe()
         waiting.finish(ready)
@@ -99,12 +101,12 @@ class Bench:
     def bytes(self, block: int = 0) -> np.ndarray:
         return self.blocks[block].memory.shared.storage.data
 
-    def put(self, offset: int, values: np.ndarray, agent: Agent | None = None) -> None:
+    def put(self, offset: int, values: np.ndarray, active: ThreadState | None = None) -> None:
         """Store bytes as thread 0 does, ordered before everything: all threads know of it."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        block = self.blocks[0] if agent is None else agent.block
-        everyone = Agent(block, np.arange(block.threads), [], 0, None)
-        first = Agent(block, np.arange(1), [], 0, None)
+        block = self.blocks[0] if active is None else active.block
+        everyone = ThreadState(block, np.arange(block.threads), [], 0, None)
+        first = ThreadState(block, np.arange(1), [], 0, None)
         first.inst = Inst("store", None, (), "")
         at = SHARED_BASE + offset + np.arange(len(data))
         block.memory._put(  # one byte after the other, all by thread 0

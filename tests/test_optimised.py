@@ -156,7 +156,7 @@ def test_a_division_is_undefined_at_once(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["udiv", "sdiv", "urem", "srem"])
 def test_a_division_by_a_literal_keeps_what_is_undefined(op: str) -> None:
-    """It is spelled without `Agent.divide`, which looks at no dividend of it."""
+    """It is spelled without `ThreadState.divide`, which looks at no dividend of it."""
     nothing, lost = Undefined(POISON, 0, None), np.array([False, True, False, True])
     made = numbers.each(numbers.BINARY[op], nothing, np.int32(5))
     assert is_undefined(made)

@@ -104,12 +104,12 @@ def test_amd_waves():
 
 def test_engines_and_operations():
     block = Block()
-    agent = block.agent([0])
+    active = block.active([0])
     engine = block.order.engine(("mbarrier", 0))
-    block.memory.engine_write(agent, [1024, 1040], np.zeros((2, 16), np.uint8), engine)
-    block.counts.flops(agent.inst, "float16", 4096)
-    block.counts.flops(agent.inst, "float16", 4096)
-    block.counts.special(agent.inst, 64)
+    block.memory.engine_write(active, [1024, 1040], np.zeros((2, 16), np.uint8), engine)
+    block.counts.flops(active.inst, "float16", 4096)
+    block.counts.flops(active.inst, "float16", 4096)
+    block.counts.special(active.inst, 64)
     (line,) = block.counts.lines
     assert line.engine_shared_written == 32 and line.flops == {"float16": 8192}
     assert line.special == 64

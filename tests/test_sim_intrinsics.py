@@ -242,7 +242,7 @@ def test_float8_of_ptx(word: str) -> None:
     ],
 )
 def test_float8_of_amd(target: str, word: str, kind: Any, nan: int) -> None:
-    m = Bench(128, target).agent()
+    m = Bench(128, target).active()
     x = (RNG.standard_normal(100) * 5).astype(np.float32)
     y = x[::-1].copy()
     x[0] = np.nan
@@ -261,7 +261,7 @@ def test_float8_of_amd(target: str, word: str, kind: Any, nan: int) -> None:
 
 def test_shuffles_of_ptx() -> None:
     bench = Bench(96)
-    m = bench.agent()
+    m = bench.active()
     x = RNG.integers(0, 1000, 96).astype(np.int32)
     lane = RNG.integers(0, 32, 96).astype(np.int32)
     every, last = np.int32(-1), np.int32(31)
@@ -270,17 +270,17 @@ def test_shuffles_of_ptx() -> None:
     for flip in (1, 2, 4, 8, 16, 5):
         got = of("llvm.nvvm.shfl.sync.bfly.i32", every, x, np.int32(flip), last, m=m)
         assert got.tolist() == [x[t ^ flip] for t in range(96)]
-    part = bench.agent(range(32, 64))
+    part = bench.active(range(32, 64))
     got = of("llvm.nvvm.shfl.sync.bfly.i32", every, x[32:64], np.int32(3), last, m=part)
     assert got.tolist() == [x[t ^ 3] for t in range(32, 64)] and not bench.kinds
-    half = bench.agent(range(16))
+    half = bench.active(range(16))
     of("llvm.nvvm.shfl.sync.bfly.i32", every, x[:16], np.int32(16), last, m=half)
     assert bench.kinds == ["barrier divergence"]
 
 
 def test_shuffles_of_amd() -> None:
     bench = Bench(128, "hip:gfx942")
-    m = bench.agent()
+    m = bench.active()
     x = RNG.integers(0, 1000, 128).astype(np.int32)
     for mask in (1, 2, 3):
         control = np.int32(sum((i ^ mask) << 2 * i for i in range(4)))
@@ -299,7 +299,7 @@ def test_shuffles_of_amd() -> None:
 
 def test_who_and_where() -> None:
     bench = Bench(64, blocks=2)
-    m = bench.agent(range(5, 9), 1)
+    m = bench.active(range(5, 9), 1)
     assert of("llvm.nvvm.read.ptx.sreg.tid.x", m=m).tolist() == [5, 6, 7, 8]
     assert of("llvm.nvvm.read.ptx.sreg.ctaid.x", m=m) == 1
     assert of("llvm.nvvm.read.ptx.sreg.nctaid.x", m=m) == 2

@@ -14,10 +14,10 @@ from tilec.codegen import emit_records
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.parser import parse_func
+from tilec.sim.buffers import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
+from tilec.sim.clocks import Clocks
 from tilec.sim.findings import Findings
 from tilec.sim.numbers import KINDS
-from tilec.sim.order import Clocks
-from tilec.sim.places import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
 from tilec.sim.storage import Storage
 from tilec.target import find_target
 from tilec.tune.fit import first_fit
@@ -294,13 +294,13 @@ def test_read_of_an_output_that_nobody_wrote():
 def test_engines_between_tensor_and_shared_memory():
     block, _, array = pair()
     start, pieces = address(block), np.arange(16) * 16
-    agent = block.agent([0])
+    active = block.active([0])
     load, out = block.order.engine(("mbarrier", 0)), block.order.engine(("tma store", 0, "out"))
-    data = block.memory.engine_read(agent, start + pieces, 16, load)
+    data = block.memory.engine_read(active, start + pieces, 16, load)
     assert data.tobytes() == array.tobytes()
-    block.memory.engine_write(agent, 1024 + pieces, data[::-1], load)
+    block.memory.engine_write(active, 1024 + pieces, data[::-1], load)
     block.order.acquire(T[:1], block.order.completion(load))
-    block.memory.engine_write(agent, start + pieces, data[::-1], out)
+    block.memory.engine_write(active, start + pieces, data[::-1], out)
     assert (array.reshape(16, 4)[::-1].tobytes()) == data.tobytes() and not block.kinds()
     block.load(T, start + T * 4, space="global")
     assert block.kinds() == ["read before wait"]

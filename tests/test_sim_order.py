@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers, tensor
 
-from tilec.sim.memory import at_block
-from tilec.sim.order import ALWAYS, Clocks, Order
-from tilec.sim.places import SHARED_BASE
+from tilec.sim.buffers import SHARED_BASE, at_block
+from tilec.sim.clocks import ALWAYS, Clocks, Order
 
 T = np.arange(64)
 
@@ -399,7 +398,7 @@ def test_ldmatrix_needs_the_whole_warp():
         if sync:
             for w in (T[:32], T[32:]):
                 block.barrier(w)
-        got = block.memory.warp_read(block.agent(T), 1024 + T * 16)
+        got = block.memory.warp_read(block.active(T), 1024 + T * 16)
         assert block.kinds() == ([] if sync else ["data race"])
         assert (got.view(np.float32)[:, 0] == numbers(64)).all()
 
@@ -413,8 +412,8 @@ def test_blocks_of_a_cluster_are_ordered_by_its_barriers():
         clock = blocks[1].order.release(lanes)
         if ordered:
             blocks[0].order.acquire(lanes, clock)
-        agent = blocks[0].agent(lanes)
-        got = blocks[0].memory.peer_read(agent, at_block(1024 + lanes * 4, np.int32(1)), 4)
+        active = blocks[0].active(lanes)
+        got = blocks[0].memory.peer_read(active, at_block(1024 + lanes * 4, np.int32(1)), 4)
         assert (got.view(np.float32)[:, 0] == numbers(32)).all()
         kinds = blocks[0].kinds() + blocks[1].kinds()
         assert kinds == ([] if ordered else ["data race"])
@@ -430,7 +429,7 @@ def test_checks_are_quick():
     at = lanes[:, None] * 4 + np.arange(4)
     block.store(lanes, lanes * 16, tuple(numbers(256, i) for i in range(4)), count=4)
     block.barrier()
-    agent, team = block.agent(lanes), block.order.team(lanes)
+    active, team = block.active(lanes), block.order.team(lanes)
 
     def measure(fn) -> float:
         fn()
@@ -439,14 +438,14 @@ def test_checks_are_quick():
             fn()
         return (time.perf_counter() - start) / 20
 
-    read = measure(lambda: block.shadow.read(agent, team, at, agent.inst))
-    write = measure(lambda: block.shadow.write(agent, team, at, agent.inst, lambda: at[:, 0] < 0))
+    read = measure(lambda: block.shadow.read(active, team, at, active.inst))
+    write = measure(lambda: block.shadow.write(active, team, at, active.inst, lambda: at[:, 0] < 0))
     one = block.order.team(lanes[:1])
     engine = block.order.engine(("mbarrier", 0))
     block.order.fence(lanes)
     block.order.acquire(lanes[:1], block.order.release(lanes))
     spot = slice(4096, 8192)
-    box = measure(lambda: block.shadow.engine_write(agent, one, engine, spot, agent.inst))
+    box = measure(lambda: block.shadow.engine_write(active, one, engine, spot, active.inst))
     print(f"read {read * 1e6:.0f} us, write {write * 1e6:.0f} us, box {box * 1e6:.0f} us")
     assert read < 6e-4 and write < 6e-4 and box < 3e-3
 
@@ -516,7 +515,7 @@ def random_step(rng, block: Block, model: Model, engines, space: str) -> tuple[b
             bad = model.unordered_engine(int(one[0]), covered)
         data = rng.integers(0, 256, (2, 4), np.uint8)
         at = covered * 4 + (start or SHARED_BASE)
-        block.memory.engine_write(block.agent(one), at, data, engine)
+        block.memory.engine_write(block.active(one), at, data, engine)
         model.note([engine] * 2, covered, True)
     elif what < 5:
         bad = False

@@ -22,8 +22,8 @@ from tilec.ir.instr import (
 from tilec.ir.instr import memory as moves
 from tilec.ir.layout import swizzled
 from tilec.ir.layout.descriptors import wgmma_operand
-from tilec.sim.matrices import kind_of
-from tilec.sim.places import SHARED_BASE
+from tilec.ir.semantics import numpy_dtype
+from tilec.sim.buffers import SHARED_BASE
 from tilec.sim.tensors import TensorMap
 from tilec.sim.undefined import UNDEF
 from tilec.target import TARGETS
@@ -58,8 +58,8 @@ SOME = [n for n, r in MATRIX_ROWS.items() if isinstance(r, MmaRow)]
 def test_mma(name):
     row = find_row(name)
     bench = Bench(64, "cuda:sm_80")
-    agent = bench.agent()
-    kinds = [kind_of(t) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    active = bench.active()
+    kinds = [numpy_dtype(t) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
     shapes = ((row.m, row.k), (row.k, row.n), (row.m, row.n))
     per_warp, want = [], []
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_mma(name):
     form = row.asm()
     llvm = {"i32": np.int32, "float": np.float32, "double": np.float64}
     words = [w.view(llvm[t]) for w, t in zip(words, form.inputs, strict=True)]
-    got = bench.run(agent, form, *words)
+    got = bench.run(active, form, *words)
     assert [x.dtype for x in got] == [llvm[t] for t in form.outputs]
     for w in range(2):
         mine = [x[32 * w : 32 * w + 32] for x in got]
@@ -98,7 +98,7 @@ def test_mfma(name, target):
     row = find_row(name)
     bench = Bench(128, target)
     fnuz = bench.target.has("float8_fnuz")
-    kinds = [kind_of(t, fnuz) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    kinds = [numpy_dtype(t, fnuz) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
     shapes = ((row.m, row.k), (row.k, row.n), (row.m, row.n))
     form = row.intrinsic()
     operands, want = [[], [], []], []
@@ -118,7 +118,7 @@ def test_mfma(name, target):
         return np.ascontiguousarray(held).view(llvm[type])[:, 0]
 
     args = [value(h, t) for h, t in zip(operands, form.inputs)]
-    (got,) = bench.run(bench.agent(), form, *args, *map(np.int32, form.constants))
+    (got,) = bench.run(bench.active(), form, *args, *map(np.int32, form.constants))
     for w in range(2):
         wanted = registers_of(row.c, want[w])[..., 0]
         for g, x in zip(got, wanted, strict=True):
@@ -133,7 +133,7 @@ def test_mfma(name, target):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_and_stmatrix(count, transposed):
     bench = Bench(64)
-    agent = bench.agent()
+    active = bench.active()
     tiles = numbers((2, 8 * count, 8), np.int16)
     where = RNG.permutation(64)[: 2 * 8 * count].reshape(2, -1) * 16
     for w in range(2):
@@ -144,7 +144,7 @@ def test_ldmatrix_and_stmatrix(count, transposed):
     address = (SHARED_BASE + where[np.arange(64) // 32, rows]).astype(np.int32)
     address[lane >= 8 * count] = 12345  # nobody looks
     row = moves.ldmatrix(count, transposed)
-    got = bench.run(agent, row, address)
+    got = bench.run(active, row, address)
     assert len(got) == count and not bench.kinds
     for w in range(2):
         wanted = row.meaning(tiles[w])  # (2 * count, 32)
@@ -152,7 +152,7 @@ def test_ldmatrix_and_stmatrix(count, transposed):
         np.testing.assert_array_equal(pairs.reshape(32, -1).T, wanted)
     base = 8192
     elsewhere = (SHARED_BASE + base + where[np.arange(64) // 32, rows]).astype(np.int32)
-    assert bench.run(agent, moves.stmatrix(count, transposed), elsewhere, *got) is None
+    assert bench.run(active, moves.stmatrix(count, transposed), elsewhere, *got) is None
     for w in range(2):
         for r in range(8 * count):
             at = base + where[w, r]
@@ -163,8 +163,8 @@ def test_ldmatrix_and_stmatrix(count, transposed):
 def test_ldmatrix_of_half_a_warp_is_reported():
     bench = Bench(64)
     bench.put(0, numbers(256, np.int16))
-    agent = bench.agent(range(20))
-    got = bench.run(agent, moves.ldmatrix(2), np.full(20, SHARED_BASE, np.int32))
+    active = bench.active(range(20))
+    got = bench.run(active, moves.ldmatrix(2), np.full(20, SHARED_BASE, np.int32))
     assert got[0].shape == (20,) and bench.kinds == ["barrier divergence"]
 
 
@@ -200,8 +200,8 @@ def test_wgmma_k_major(name, width, place, accumulate):
     k = width * 8 // bits * 2
     steps = k // row.k
     bench = Bench(256)
-    agent = bench.agent()
-    kinds = [kind_of(t) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
+    active = bench.active()
+    kinds = [numpy_dtype(t) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
     a, c = numbers((2, 64, k), kinds[0]), numbers((2, 64, row.n), kinds[2])
     b = numbers((row.n, k), kinds[1])
     layout = None
@@ -233,7 +233,7 @@ def test_wgmma_k_major(name, width, place, accumulate):
         registers = [UNDEF] * len(registers)  # what is overwritten may be anything
     if accumulate != "never":
         args += registers
-    got = bench.run(agent, form, *args)
+    got = bench.run(active, form, *args)
     assert not list(bench.findings)
     for g in range(2):
         start = c[g] if accumulate == "always" else np.zeros_like(c[g])
@@ -263,7 +263,7 @@ def test_wgmma_mn_major(width, transposed):
     args = []
     for offset, o in ((0, of_a), (32768, of_b)):
         args.append(descriptor(o, SHARED_BASE + offset))
-    got = bench.run(bench.agent(), form, *args)
+    got = bench.run(bench.active(), form, *args)
     half = len(got) // 2
     for block in range(2):
         want = a[64 * block : 64 * block + 64].astype(np.float32) @ b.astype(np.float32)
@@ -276,17 +276,18 @@ def test_wgmma_keeps_shared_memory_until_it_is_waited_for():
     row = find_row("wgmma.m64n8k16.f16")
     for wait in (False, True):
         bench = Bench(128)
-        agent = bench.agent()
+        active = bench.active()
         a, b = numbers((64, 64), np.float16), numbers((8, 64), np.float16)
         layouts = stored(bench, 0, a, 16, 128), stored(bench, 8192, b, 16, 128)
         of_a, of_b = (wgmma_operand(x, 16, "k") for x in layouts)
         form = row.product(1, of_a.k_steps, of_b.k_steps, accumulate="never")
         descriptors = descriptor(of_a, SHARED_BASE), descriptor(of_b, SHARED_BASE + 8192)
-        got = bench.run(agent, form, *descriptors)
+        got = bench.run(active, form, *descriptors)
         if wait:
-            bench.run(agent, wgmma_wait(0, ["f"] * len(got)), *got)
+            bench.run(active, wgmma_wait(0, ["f"] * len(got)), *got)
         bench.run(
-            agent, moves.stmatrix(1), np.int32(SHARED_BASE) + 16 * (np.arange(128) % 8).astype("i4")
+            active, moves.stmatrix(1),
+            np.int32(SHARED_BASE) + 16 * (np.arange(128) % 8).astype("i4")
             + 1024 * (np.arange(128) // 32).astype("i4"), np.zeros(128, np.int32),
         )  # fmt: skip
         assert ("overwritten before read" in bench.kinds) is not wait
@@ -296,17 +297,17 @@ def test_wgmma_reads_what_a_proxy_fence_has_shown():
     row = find_row("wgmma.m64n8k16.f16")
     for fence in (False, True):
         bench = Bench(128)
-        agent = bench.agent()
+        active = bench.active()
         bench.put(0, numbers((64 + 8, 64), np.float16))
         lanes = np.arange(128)
         address = (SHARED_BASE + 2048 * (lanes // 32) + 16 * (lanes % 32)).astype(np.int32)
-        bench.run(agent, moves.stmatrix(4), address, *np.zeros((4, 128), np.int32))
+        bench.run(active, moves.stmatrix(4), address, *np.zeros((4, 128), np.int32))
         if fence:
-            bench.run(agent, sync.PROXY_FENCE)
-        bench.pass_(agent, sync.BARRIER_SYNC, np.int32(0), np.int32(128))
+            bench.run(active, sync.PROXY_FENCE)
+        bench.pass_(active, sync.BARRIER_SYNC, np.int32(0), np.int32(128))
         form = row.product(1, (0,), (0,), accumulate="never")
         field = 1 << 62 | 64 << 32 | 1 << 16
-        bench.run(agent, form, *(
+        bench.run(active, form, *(
             np.int64(field | SHARED_BASE + at >> 4) for at in (0, 8192)
         ))  # fmt: skip
         assert ("missing proxy fence" in bench.kinds) is not fence
@@ -326,12 +327,12 @@ def map_of(bench, a, dims, box, swizzle, dtype):
     )  # fmt: skip
 
 
-def arm(bench, agent, at, bytes):
+def arm(bench, active, at, bytes):
     """Make an mbarrier of one arrival that expects `bytes`."""
-    one = bench.agent([0], bench.blocks.index(agent.block))
+    one = bench.active([0], bench.blocks.index(active.block))
     bench.run(one, sync.mbarrier_init(1), np.int32(at))
     bench.run(one, sync.MBARRIER_INIT_FENCE)
-    bench.pass_(agent, sync.BARRIER_SYNC, np.int32(0), np.int32(agent.block.threads))
+    bench.pass_(active, sync.BARRIER_SYNC, np.int32(0), np.int32(active.block.threads))
     bench.run(one, sync.mbarrier_expect(bytes), np.int32(at))
     return one
 
@@ -339,10 +340,10 @@ def arm(bench, agent, at, bytes):
 GATE = SHARED_BASE + 90000
 
 
-def load(bench, agent, at, corner):
+def load(bench, active, at, corner):
     """The box of map 0 at a corner of two coordinates, to address `at`."""
     words = *map(np.int32, corner), np.int32(GATE)
-    bench.run(agent, moves.tma_load(2), np.int32(at), np.int64(0), *words)
+    bench.run(active, moves.tma_load(2), np.int32(at), np.int64(0), *words)
 
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
@@ -352,12 +353,12 @@ def test_tma_load_2d(swizzle, corner):
     a = numbers((17, 72), np.float16)
     bench = Bench(64, arrays={"A": a})
     map_of(bench, a, (1, 0), box, swizzle, dt.FLOAT16)
-    agent = bench.agent()
+    active = bench.active()
     bytes = 2 * box[0] * box[1]
-    one = arm(bench, agent, GATE, bytes)
+    one = arm(bench, active, GATE, bytes)
     at = SHARED_BASE + 2048
     load(bench, one, at, corner)
-    bench.pass_(agent, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
+    bench.pass_(active, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
     want = np.zeros(box[::-1], np.float16)
     for y in range(box[1]):
         for x in range(box[0]):
@@ -377,7 +378,7 @@ def test_a_tma_store_ends_at_a_multiple_of_16_bytes():
     bench = Bench(32, arrays={"A": a})
     map_of(bench, a[:, :19], (1, 0), (16, 4), 0, dt.INT32)
     bench.put(1024, numbers((4, 16), np.int32))
-    one = bench.agent([0])
+    one = bench.active([0])
     for column in (0, 16):
         assert not list(bench.findings)
         words = np.int32(column), np.int32(0), np.int32(SHARED_BASE + 1024)
@@ -397,21 +398,21 @@ def test_tma_of_other_ranks(dims, store):
     bench = Bench(32, arrays={"A": a})
     order = tuple(reversed(range(dims)))
     map_of(bench, a, order, box, 0, dt.INT32)
-    agent = bench.agent()
+    active = bench.active()
     corner = [8, 1, 1 if store else -1, 0, 2][:dims]
     count = int(np.prod(box))
     tile = numbers(box[::-1], np.int32)
     at = SHARED_BASE + 1024
     if store:
         bench.put(1024, tile)
-        one = bench.agent([0])
+        one = bench.active([0])
         words = *map(np.int32, corner), np.int32(at)
         bench.run(one, moves.tma_store(dims), np.int64(0), *words)
-        bench.run(agent, moves.tma_store(dims, True), np.int64(0), *words, np.int32(0))
+        bench.run(active, moves.tma_store(dims, True), np.int64(0), *words, np.int32(0))
         bench.run(one, moves.TMA_STORE_COMMIT)
         bench.run(one, moves.tma_store_wait(0, False))
     else:
-        one = arm(bench, agent, GATE, 4 * count)
+        one = arm(bench, active, GATE, 4 * count)
         words = *map(np.int32, corner), np.int32(GATE)
         bench.run(one, moves.tma_load(dims), np.int32(at), np.int64(0), *words)
     want = np.zeros(box[::-1], np.int32)
@@ -433,7 +434,7 @@ def test_tma_rounds_to_tf32():
     a[0, :5] = [np.nan, np.inf, -np.inf, 3.4028e38, 1e-41]
     bench = Bench(32, arrays={"A": a})
     map_of(bench, a, (1, 0), (32, 8), 0, dt.TFLOAT32)
-    one = arm(bench, bench.agent(), GATE, 1024)
+    one = arm(bench, bench.active(), GATE, 1024)
     load(bench, one, SHARED_BASE, (0, 0))
     got = bench.bytes()[:1024].view(np.uint32).reshape(8, 32)
     assert (got & 0x1FFF == 0).all() and got[0, 0] == 0x7FFFE000
@@ -446,15 +447,15 @@ def test_tma_to_several_blocks():
     a = numbers((16, 16), np.float16)
     bench = Bench(64, arrays={"A": a}, blocks=4)
     map_of(bench, a, (1, 0), (16, 16), 32, dt.FLOAT16)
-    agents = [bench.agent(block=r) for r in range(4)]
-    ones = [arm(bench, m, GATE, 512) for m in agents]
-    waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in agents]
+    halves = [bench.active(block=r) for r in range(4)]
+    ones = [arm(bench, m, GATE, 512) for m in halves]
+    waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in halves]
     for w in waits:
         assert w.ready().all()
         w.finish(w.ready())
     words = np.int32(0), np.int32(0), np.int32(GATE), np.int32(0b1010)
     bench.run(ones[1], moves.tma_load(2, True), np.int32(SHARED_BASE), np.int64(0), *words)
-    for r, m in enumerate(agents):
+    for r, m in enumerate(halves):
         wait = bench.run(m, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
         assert wait.ready().all() == (r in (1, 3))
     np.testing.assert_array_equal(bench.bytes(1)[:512], bench.bytes(3)[:512])
@@ -472,32 +473,32 @@ def test_a_tma_load_over_what_threads_have_used(reader, fence):
     a = numbers((16, 16), np.float16)
     bench = Bench(32, arrays={"A": a}, blocks=2)
     map_of(bench, a, (1, 0), (16, 16), 0, dt.FLOAT16)
-    agent, peer = (bench.agent(block=r) for r in range(2))
-    one = arm(bench, agent, GATE, 512)
+    active, peer = (bench.active(block=r) for r in range(2))
+    one = arm(bench, active, GATE, 512)
     load(bench, one, SHARED_BASE, (0, 0))
-    bench.pass_(agent, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
-    meet(bench, agent, peer)
+    bench.pass_(active, sync.MBARRIER_WAIT, np.int32(GATE), np.int32(0))
+    meet(bench, active, peer)
     place = (SHARED_BASE + 16 * np.arange(32)).astype(np.int32)
-    user = agent
+    user = active
     if reader == "ldmatrix":
-        bench.run(agent, moves.ldmatrix(4), place)
+        bench.run(active, moves.ldmatrix(4), place)
     elif reader == "stmatrix":
-        bench.run(agent, moves.stmatrix(4), place, *np.zeros((4, 32), np.int32))
+        bench.run(active, moves.stmatrix(4), place, *np.zeros((4, 32), np.int32))
     else:
         user = peer
         bench.run(peer, cluster.cluster_load(4), place, np.int32(0))
     if fence:
         bench.run(user, sync.PROXY_FENCE)
-    meet(bench, agent, peer)
+    meet(bench, active, peer)
     assert not bench.kinds
     bench.run(one, sync.mbarrier_expect(512), np.int32(GATE))
     load(bench, one, SHARED_BASE, (0, 0))
     assert bench.kinds == ([] if fence else ["missing proxy fence"])
 
 
-def meet(bench, *agents):
+def meet(bench, *halves):
     """All threads of the cluster."""
-    waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in agents]
+    waits = [bench.run(m, cluster.CLUSTER_BARRIER) for m in halves]
     for wait in waits:
         wait.finish(wait.ready())
 
@@ -513,9 +514,9 @@ def test_a_tma_box_begins_at_16_bytes_of_a_row(column, store):
     bench.put(0, numbers((16, 16), np.float16))
     if store:
         words = np.int32(column), np.int32(0), np.int32(SHARED_BASE)
-        bench.run(bench.agent([0]), moves.tma_store(2), np.int64(0), *words)
+        bench.run(bench.active([0]), moves.tma_store(2), np.int64(0), *words)
     else:
-        load(bench, arm(bench, bench.agent(), GATE, 512), SHARED_BASE, (column, 0))
+        load(bench, arm(bench, bench.active(), GATE, 512), SHARED_BASE, (column, 0))
     kinds = ["misaligned access"] if column % 8 else []
     assert bench.kinds == kinds + ["out of bounds"] * (store and column < 0)
 
@@ -524,7 +525,7 @@ def test_a_tma_box_must_be_aligned():
     a = numbers((16, 16), np.float16)
     bench = Bench(32, arrays={"A": a})
     map_of(bench, a, (1, 0), (16, 16), 0, dt.FLOAT16)
-    one = arm(bench, bench.agent(), GATE, 512)
+    one = arm(bench, bench.active(), GATE, 512)
     load(bench, one, SHARED_BASE + 16, (0, 0))
     assert bench.kinds == ["misaligned access"]
 
@@ -537,17 +538,17 @@ def test_a_tma_box_must_be_aligned():
 def test_cp_async(bytes, wait):
     a = numbers(64 * 16, np.int8)
     bench = Bench(64, "cuda:sm_80", {"A": a})
-    agent = bench.agent()
+    active = bench.active()
     source = bench.tensors[0].address + bytes * RNG.permutation(64)
     dest = (SHARED_BASE + bytes * RNG.permutation(64)).astype(np.int32)
     valid = RNG.integers(0, bytes + 1, 64).astype(np.int32)
-    bench.run(agent, moves.cp_async(bytes, True), dest, source, valid)
-    bench.run(agent, moves.CP_ASYNC_COMMIT)
-    bench.run(agent, moves.cp_async(bytes), dest + np.int32(4096), source)
-    bench.run(agent, moves.CP_ASYNC_COMMIT)
+    bench.run(active, moves.cp_async(bytes, True), dest, source, valid)
+    bench.run(active, moves.CP_ASYNC_COMMIT)
+    bench.run(active, moves.cp_async(bytes), dest + np.int32(4096), source)
+    bench.run(active, moves.CP_ASYNC_COMMIT)
     if wait:
-        bench.run(agent, moves.cp_async_wait(1))
-    bench.pass_(agent, sync.BARRIER_SYNC, np.int32(0), np.int32(64))
+        bench.run(active, moves.cp_async_wait(1))
+    bench.pass_(active, sync.BARRIER_SYNC, np.int32(0), np.int32(64))
     for lane in range(64):
         at, first = dest[lane] - SHARED_BASE, source[lane] - bench.tensors[0].address
         want = a[first : first + bytes].copy()
@@ -556,12 +557,12 @@ def test_cp_async(bytes, wait):
         np.testing.assert_array_equal(bench.bytes()[at:][:bytes].view(np.int8), want)
     assert not bench.kinds
     at = np.full(64, SHARED_BASE, np.int32)
-    bench.blocks[0].memory.warp_read(agent, at, bytes)
+    bench.blocks[0].memory.warp_read(active, at, bytes)
     assert bench.kinds == ([] if wait else ["read before wait"])
-    bench.blocks[0].memory.warp_read(agent, at + 4096, bytes)
+    bench.blocks[0].memory.warp_read(active, at + 4096, bytes)
     assert "read before wait" in bench.kinds
 
 
 def test_float8_is_the_targets():
-    assert kind_of(dt.FLOAT8_E4M3) == ml_dtypes.float8_e4m3fn
-    assert kind_of(dt.FLOAT8_E4M3, fnuz=True) == ml_dtypes.float8_e4m3fnuz
+    assert numpy_dtype(dt.FLOAT8_E4M3) == ml_dtypes.float8_e4m3fn
+    assert numpy_dtype(dt.FLOAT8_E4M3, fnuz=True) == ml_dtypes.float8_e4m3fnuz

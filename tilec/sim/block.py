@@ -5,35 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Func
 from tilec.ir.llvm import Inst
-from tilec.ir.loc import Loc
-from tilec.ir.ops import Scope
 from tilec.sim.barriers import Barriers
+from tilec.sim.buffers import RegisterBuffer, SharedBuffer, shared_buffers
+from tilec.sim.clocks import Clocks
 from tilec.sim.counts import Counts
 from tilec.sim.engines import Engines
-from tilec.sim.findings import Findings, Kind
+from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.intrinsics import DISPATCH_PACKET, intrinsic
-from tilec.sim.memory import Memory
-from tilec.sim.order import Clocks
-from tilec.sim.places import SharedBuffer, shared_buffers
+from tilec.sim.memory import Memory, TracedMemory
 from tilec.sim.printing import lines_of
+from tilec.sim.program import Access
 from tilec.sim.tensors import TensorMap
-from tilec.sim.trace import RegisterBuffer, Tracer
-from tilec.sim.traced_memory import TracedMemory
+from tilec.sim.threads import BlockInfo, Coordinates, Threads
+from tilec.sim.trace import Tracer
 from tilec.sim.updates import Updates, updates
 from tilec.target import Target
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
-    from tilec.sim.program import Access
-
-Index = tuple[int, int, int]
 
 _GRID_OF_PACKET = 12  # bytes from the packet's start to the grid's three sizes, in threads
 
@@ -49,8 +42,8 @@ class Setting:
     target: Target
     parameters: Sequence[Any]
     maps: Sequence[TensorMap]
-    grid: Index
-    cluster: Index
+    grid: Coordinates
+    cluster: Coordinates
     globals: GlobalMemory
     findings: Findings
     counts: Counts
@@ -79,29 +72,30 @@ class Setting:
         return shared_buffers(self.func)
 
 
-class Block:
-    """One block; `cluster` are those of its cluster by rank, itself included."""
+class Block(BlockInfo):
+    """One block. `memories` and `barriers`: those of its cluster by rank, to which its own are
+    added."""
 
     def __init__(
         self,
         setting: Setting,
-        index: Index,
+        index: Coordinates,
         clocks: Clocks,
-        cluster: list[Block],
         memories: list[Memory],
+        barriers: list[Barriers],
         party: int,
     ) -> None:
-        self.setting, self.index, self.cluster = setting, index, cluster
-        cluster.append(self)
+        self.setting, self.index = setting, index
+        self.func, self.findings, self.registers = setting.func, setting.findings, setting.registers
         self.target, self.warp_size = setting.target, setting.target.warp_size
-        self.threads, self.parameters = setting.threads, setting.parameters
-        self.grid, self.cluster_dims, self.maps = setting.grid, setting.cluster, setting.maps
-        self.order = clocks.order(len(cluster) - 1)
+        self.checks, self.threads = setting.checks, setting.threads
+        self.grid, self.cluster_dims = setting.grid, setting.cluster
+        self.order = clocks.order(len(memories))
         self.steps: Callable[[], int] = int  # segments that the cluster has run
-        self.executing: Inst | None = None  # the last row or store that an agent came to
+        self.executing = None
         self.memory = self._memory(memories, party)
-        self.barriers = Barriers(self)
-        self.engines = Engines(self)
+        self.barriers = Barriers(self, barriers, setting.at_launch)
+        self.engines = Engines(self, self.memory, self.barriers, setting.maps)
 
     def _memory(self, memories: list[Memory], party: int) -> Memory:
         s = self.setting
@@ -128,7 +122,7 @@ class Block:
         self.barriers.finish()
         self.engines.finish()
 
-    # --- what agents ask for ---
+    # --- what threads ask for ---
 
     def meaning(self, inst: Inst) -> Callable[..., Any]:
         """What a row or intrinsic does."""
@@ -142,56 +136,15 @@ class Block:
         dim = (int(at) - DISPATCH_PACKET - _GRID_OF_PACKET) // 4
         return np.int32(self.grid[dim] * (self.threads if dim == 0 else 1))
 
-    def print_line(self, agent: Agent, name: str, values: tuple[Any, ...]) -> None:
-        """T.print, of each of the agent's threads: on stdout, and kept for the report."""
-        for line in lines_of(self.setting.strings[name], values, len(agent.lanes)):
+    def print_line(self, active: Threads, name: str, values: tuple[Any, ...]) -> None:
+        """T.print, of each of the threads: on stdout, and kept for the report."""
+        for line in lines_of(self.setting.strings[name], values, len(active.lanes)):
             self.setting.printed.append(line)
             print(line)
 
-    def written_register(self, agent: Agent, inst: Inst, slot: str, value: Any) -> None:
+    def written_register(self, active: Threads, inst: Inst, slot: str, value: Any) -> None:
         """A stack slot that is traced has got a value."""
         assert self.setting.tracer is not None
         self.setting.tracer.register_written(
-            slot, value, agent.lanes, self.index, inst.loc, self.steps()
+            slot, value, active.lanes, self.index, inst.loc, self.steps()
         )
-
-    # --- findings ---
-
-    def report(
-        self,
-        agent: Agent | None,
-        kind: Kind,
-        message: str,
-        *locations: Loc,
-        buffer: str = "",
-        indices: Sequence[tuple[int, ...]] = (),
-        threads: Sequence[int] = (),
-        warps: Sequence[int] = (),
-        details: Sequence[str] = (),
-    ) -> None:
-        """A fault of this block. Without `threads` those of the agent are meant."""
-        if not len(threads) and agent is not None and not details:
-            threads = agent.lanes.tolist()
-        if not len(warps):
-            warps = sorted({int(t) // self.warp_size for t in threads})
-        self.setting.findings.add(
-            kind,
-            message,
-            locations,
-            buffer=buffer,
-            indices=indices,
-            threads=threads,
-            warps=warps,
-            roles=roles_of(self.setting.func, warps),
-            block=self.index,
-            details=details,
-        )
-
-
-def roles_of(func: Func, warps: Sequence[int]) -> tuple[str, ...]:
-    """What these warps do, by the names of their scopes; nothing where all do the same."""
-    scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
-    found = [
-        o.name for o in scopes if any(o.first_warp <= w < o.first_warp + o.warps for w in warps)
-    ]
-    return tuple(dict.fromkeys(found))

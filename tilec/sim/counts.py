@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
+from tilec.sim.threads import Threads
 
 BANKS = 32
 BANK_BYTES = 4
@@ -110,32 +108,32 @@ class Counts:
     # --- what memory and engines say ---
 
     def shared(
-        self, agent: Agent, inst: Inst | None, at: Offsets, size: int, *, write: bool
+        self, active: Threads, inst: Inst | None, at: Offsets, size: int, *, write: bool
     ) -> None:
         """Lanes access `size` bytes each of shared memory at offsets `at` (lanes, or one for
         all)."""
         line = self._of(inst)
-        requests, waves, ideal, ways = self._cost(agent, at, size, BANKS * BANK_BYTES, _wavefronts)
+        requests, waves, ideal, ways = self._cost(active, at, size, BANKS * BANK_BYTES, _wavefronts)
         line.shared_requests += requests
         line.wavefronts += waves
         line.ideal_wavefronts += ideal
         line.ways = max(line.ways, ways)
-        total = size * len(agent.lanes)
+        total = size * len(active.lanes)
         if write:
             line.shared_written += total
         else:
             line.shared_read += total
 
     def globals(
-        self, agent: Agent, inst: Inst | None, at: Offsets, size: int, *, write: bool
+        self, active: Threads, inst: Inst | None, at: Offsets, size: int, *, write: bool
     ) -> None:
         """The same of global memory, at addresses."""
         line = self._of(inst)
-        requests, sectors, ideal, _ = self._cost(agent, at, size, SECTOR_BYTES, _sectors)
+        requests, sectors, ideal, _ = self._cost(active, at, size, SECTOR_BYTES, _sectors)
         line.global_requests += requests
         line.sectors += sectors
         line.ideal_sectors += ideal
-        total = size * len(agent.lanes)
+        total = size * len(active.lanes)
         if write:
             line.global_written += total
         else:
@@ -157,17 +155,17 @@ class Counts:
         """`count` special-function operations, of all lanes together."""
         self._of(inst).special += count
 
-    def shuffles(self, agent: Agent, inst: Inst | None) -> None:
+    def shuffles(self, active: Threads, inst: Inst | None) -> None:
         """Each warp exchanges a word between its lanes."""
-        warps = np.unique(agent.lanes // agent.block.warp_size)
+        warps = np.unique(active.lanes // active.block.warp_size)
         self._of(inst).shuffles += len(warps)
 
-    def _cost(self, agent: Agent, at: Offsets, size: int, period: int, count: Any) -> Cost:
+    def _cost(self, active: Threads, at: Offsets, size: int, period: int, count: Any) -> Cost:
         """What an access costs, remembered by its pattern of addresses."""
-        lanes = agent.lanes
+        lanes = active.lanes
         first, base = int(lanes[0]), int(at[0])
         dense = int(lanes[-1]) - first + 1 == len(lanes)
-        warp = agent.block.warp_size
+        warp = active.block.warp_size
         who = (first % warp, len(lanes)) if dense else lanes.tobytes()
         key = (period, size, warp, base % period, who, (at - base).tobytes())
         found = self._costs.get(key)

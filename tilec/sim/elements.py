@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.sim.order import Numbers
+from tilec.sim.clocks import Numbers
 
 Truths = NDArray[np.bool_]
 Places = TypeVar("Places", int, Numbers)

@@ -8,7 +8,7 @@ changes what is still being read, is reported by whoever checks that access."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +17,17 @@ from tilec.ir.instr.row import MatrixRow
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.types import TFLOAT32
-from tilec.sim.barriers import PEER_READ
+from tilec.sim.barriers import PEER_READ, Barriers
+from tilec.sim.buffers import at_block
+from tilec.sim.clocks import Clock
 from tilec.sim.findings import Kind
 from tilec.sim.in_flight import Flight, in_flight, settled, touched, waited
 from tilec.sim.intrinsics import round_tf32
-from tilec.sim.memory import at_block
-from tilec.sim.order import Clock
+from tilec.sim.memory import Memory
 from tilec.sim.tensors import TensorMap
+from tilec.sim.threads import BlockInfo, Threads
 from tilec.sim.tma import ALIGNMENT, PIECE, Box, box_at
 from tilec.sim.warpgroups import WARPS, product
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
-    from tilec.sim.block import Block
 
 Ints = NDArray[np.int64]
 
@@ -58,10 +56,12 @@ class Groups:
 
 
 class Engines:
-    """The engines of one block."""
+    """The engines of one block. `maps`: the tensor maps of the launch."""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
+    def __init__(
+        self, block: BlockInfo, memory: Memory, barriers: Barriers, maps: Sequence[TensorMap]
+    ) -> None:
+        self.block, self.memory, self.barriers, self.maps = block, memory, barriers, maps
         warpgroups = -(-block.threads // (WARPS * block.warp_size))
         self._copies = Groups(block.threads)
         self._copy_columns = np.full(block.threads, -1, np.int64)
@@ -79,43 +79,43 @@ class Engines:
         columns: Ints = self._copy_columns[lanes]
         return columns
 
-    def cp_async(self, agent: Agent, dest: Any, source: Any, bytes: int, valid: Any) -> None:
+    def cp_async(self, active: Threads, dest: Any, source: Any, bytes: int, valid: Any) -> None:
         """See `Machine.cp_async`. Where fewer than `bytes` are read, threads are taken together
         that read as many."""
-        memory, lanes = self.block.memory, agent.lanes
-        source, columns = agent.full(source), self._columns(lanes)
+        memory, lanes = self.memory, active.lanes
+        source, columns = active.full(source), self._columns(lanes)
         data = np.zeros((len(lanes), bytes), np.uint8)
-        sizes = agent.full(bytes if valid is None else valid)
+        sizes = active.full(bytes if valid is None else valid)
         if (source[sizes > 0] % bytes).any():
             self._report(
-                agent,
+                active,
                 "misaligned access",
                 f"cp.async of {bytes} bytes from an address that is not a multiple of them",
             )
         for size in np.unique(np.clip(sizes, 0, bytes)).tolist():
             mine = np.clip(sizes, 0, bytes) == size
             if size:
-                got = memory.engine_read(agent, source[mine], size, columns[mine], lanes[mine])
+                got = memory.engine_read(active, source[mine], size, columns[mine], lanes[mine])
                 data[mine, :size] = got
-        memory.engine_write(agent, agent.full(dest), data, columns, lanes)
+        memory.engine_write(active, active.full(dest), data, columns, lanes)
 
-    def cp_async_commit(self, agent: Agent) -> None:
-        self._copies.commit(agent.lanes, self.block.order.mark())
+    def cp_async_commit(self, active: Threads) -> None:
+        self._copies.commit(active.lanes, self.block.order.mark())
 
-    def cp_async_wait(self, agent: Agent, pending: int) -> None:
-        times = self._copies.done(agent.lanes, pending)
+    def cp_async_wait(self, active: Threads, pending: int) -> None:
+        times = self._copies.done(active.lanes, pending)
         if times.any():
-            self.block.order.learn(agent.lanes, self._columns(agent.lanes), times)
+            self.block.order.learn(active.lanes, self._columns(active.lanes), times)
 
     # --- TMA ---
 
-    def _map(self, agent: Agent, number: Any) -> TensorMap:
-        found: TensorMap = self.block.maps[int(np.atleast_1d(number)[0])]
+    def _map(self, active: Threads, number: Any) -> TensorMap:
+        found: TensorMap = self.maps[int(np.atleast_1d(number)[0])]
         return found
 
     def tma_load(
         self,
-        agent: Agent,
+        active: Threads,
         dest: Any,
         map: Any,
         corner: Sequence[Any],
@@ -123,17 +123,17 @@ class Engines:
         blocks: Any,
     ) -> None:
         """See `Machine.tma_load`."""
-        kind = self._map(agent, map)
-        columns = [agent.full(x) for x in (dest, barrier, *corner)]
-        masks = None if blocks is None else agent.full(blocks)
-        for i, lane in enumerate(agent.lanes.tolist()):
+        kind = self._map(active, map)
+        columns = [active.full(x) for x in (dest, barrier, *corner)]
+        masks = None if blocks is None else active.full(blocks)
+        for i, lane in enumerate(active.lanes.tolist()):
             place, gate, *at = (int(c[i]) for c in columns)
             mask = None if masks is None else int(masks[i])
-            self._load_box(agent, lane, kind, place, gate, at, mask)
+            self._load_box(active, lane, kind, place, gate, at, mask)
 
     def _load_box(
         self,
-        agent: Agent,
+        active: Threads,
         lane: int,
         kind: TensorMap,
         place: int,
@@ -141,98 +141,98 @@ class Engines:
         at: Sequence[int],
         mask: int | None,
     ) -> None:
-        block, memory, issuer = self.block, self.block.memory, np.array([lane])
+        memory, issuer = self.memory, np.array([lane])
         box = box_at(kind, at)
-        self._check_begin(agent, box, place, False)
+        self._check_begin(active, box, place, False)
         data = np.zeros((box.bytes // box.row_bytes, box.row_bytes), np.uint8)
         ranks: list[int | None] = [None]
         if mask is not None:
             ranks = [r for r in range(mask.bit_length()) if mask >> r & 1]
         for number, rank in enumerate(ranks):
-            if rank is not None and rank >= len(block.cluster):
+            if rank is not None and rank >= len(self.barriers.cluster):
                 self._report(
-                    agent, "out of bounds", f"multicast to block {rank}, not in the cluster"
+                    active, "out of bounds", f"multicast to block {rank}, not in the cluster"
                 )
                 continue
-            peer = block if rank is None else block.cluster[rank]
-            column = peer.order.engine(("mbarrier", gate))
+            peer = self.barriers if rank is None else self.barriers.cluster[rank]
+            column = peer.block.order.engine(("mbarrier", gate))
             if number == 0 and len(box.at):
                 size = box.inside.stop - box.inside.start
-                got = memory.engine_read(agent, box.at, size, column, issuer)
+                got = memory.engine_read(active, box.at, size, column, issuer)
                 data[box.numbers, box.inside] = got
                 if kind.dtype == TFLOAT32:
                     data = _rounded(data)
             places = box.places(place)
             if rank is not None:
                 places = at_block(places, rank)
-            memory.engine_write(agent, places, data.reshape(-1, PIECE), column, issuer)
-            b = peer.barriers.find(agent, gate, block)
+            memory.engine_write(active, places, data.reshape(-1, PIECE), column, issuer)
+            b = peer.find(active, gate)
             if b is None:
                 continue
             if not b.fenced:
                 self._report(
-                    agent,
+                    active,
                     "missing proxy fence",
                     f"a TMA load completes on {b}, whose initialisation no fence has made visible "
                     "to it",
                     b.inst,
                 )
                 b.fenced = True
-            clock = block.order.completion(column)
-            peer.barriers.complete(agent, b, box.bytes, clock, column)
+            clock = self.block.order.completion(column)
+            peer.complete(active, b, box.bytes, clock, column)
 
-    def _check_begin(self, agent: Agent, box: Box, place: int, store: bool) -> None:
+    def _check_begin(self, active: Threads, box: Box, place: int, store: bool) -> None:
         """Report a box that a GPU ends at with an illegal instruction."""
         if place % ALIGNMENT:
             self._report(
-                agent, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
+                active, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
             )
         if box.begin % PIECE:
             self._report(
-                agent,
+                active,
                 "misaligned access",
                 f"a box {box.begin} bytes behind the begin of a row, not a multiple of {PIECE}",
             )
         if store and box.before:
-            self._report(agent, "out of bounds", "a store by TMA that begins before the tensor")
+            self._report(active, "out of bounds", "a store by TMA that begins before the tensor")
 
     def tma_store(
-        self, agent: Agent, map: Any, corner: Sequence[Any], source: Any, where: Any
+        self, active: Threads, map: Any, corner: Sequence[Any], source: Any, where: Any
     ) -> None:
         """See `Machine.tma_store`. The reads of shared memory and the writes of the tensor have a
         column each, since `wait_group.read` waits for the former only."""
-        kind = self._map(agent, map)
-        columns = [agent.full(x) for x in (source, *corner)]
-        acts = np.ones(len(agent.lanes), np.bool_) if where is None else agent.full(where)
-        memory, order = self.block.memory, self.block.order
+        kind = self._map(active, map)
+        columns = [active.full(x) for x in (source, *corner)]
+        acts = np.ones(len(active.lanes), np.bool_) if where is None else active.full(where)
+        memory, order = self.memory, self.block.order
         for i in np.flatnonzero(acts).tolist():
-            lane, issuer = int(agent.lanes[i]), agent.lanes[i : i + 1].copy()
+            lane, issuer = int(active.lanes[i]), active.lanes[i : i + 1].copy()
             place, *at = (int(c[i]) for c in columns)
             box = box_at(kind, at)
-            self._check_begin(agent, box, place, True)
+            self._check_begin(active, box, place, True)
             column = order.engine(("tma store", lane))
-            got = memory.engine_read(agent, box.places(place), PIECE, column, issuer)
+            got = memory.engine_read(active, box.places(place), PIECE, column, issuer)
             rows = got.reshape(-1, box.row_bytes)[box.numbers, box.inside]
             if rows.size:
                 out = order.engine(("tma store", lane, "out"))
-                memory.engine_write(agent, box.at, np.ascontiguousarray(rows), out, issuer)
+                memory.engine_write(active, box.at, np.ascontiguousarray(rows), out, issuer)
                 if box.spilled:
                     name, last = kind.tensor.name, kind.sizes[0]
                     self._report(
-                        agent,
+                        active,
                         "out of bounds",
                         f"TMA stores whole 16 bytes: rows of {name} have {last} elements, and the "
                         f"{box.spilled} bytes behind them are written too",
                     )
-            self._unread[lane] = order.mark(), agent.inst
+            self._unread[lane] = order.mark(), active.inst
 
-    def tma_store_commit(self, agent: Agent) -> None:
-        self._stores.commit(agent.lanes, self.block.order.mark())
+    def tma_store_commit(self, active: Threads) -> None:
+        self._stores.commit(active.lanes, self.block.order.mark())
 
-    def tma_store_wait(self, agent: Agent, pending: int, read: bool) -> None:
+    def tma_store_wait(self, active: Threads, pending: int, read: bool) -> None:
         order = self.block.order
-        times = self._stores.done(agent.lanes, pending)
-        for lane, time in zip(agent.lanes.tolist(), times.tolist()):
+        times = self._stores.done(active.lanes, pending)
+        for lane, time in zip(active.lanes.tolist(), times.tolist()):
             if not time or lane not in self._unread:
                 continue
             one = np.array([lane])
@@ -246,7 +246,7 @@ class Engines:
 
     def wgmma(
         self,
-        agent: Agent,
+        active: Threads,
         row: MatrixRow,
         a: Sequence[Sequence[Any]],
         b: Sequence[Any],
@@ -257,26 +257,26 @@ class Engines:
         """See `Machine.wgmma`. A product begins when the last of the four warps has come to it, so
         who has waited for it has behind it what all of them did before."""
         order = self.block.order
-        teams = self._warpgroups(agent)
+        teams = self._warpgroups(active)
         columns = [order.engine(("wgmma", g)) for g in teams]
         a = [tuple(map(touched, part)) for part in a]
         sums = None if c is None else tuple(map(settled, c))
-        made = product(agent, columns, row, a, b, sums, transposed, keep)
+        made = product(active, self.memory, columns, row, a, b, sums, transposed, keep)
         times: dict[int, int] = {}
         for g, lanes in teams.items():
             clock = order.release(lanes)
             times[g] = order.mark()
             self._products.commit(np.array([g]), times[g])
             self._issued[g, times[g]] = clock
-        if not self.block.memory.checks:
+        if not self.memory.checks:
             return made
-        inst = agent.inst
+        inst = active.inst
 
         def touch(read: Loc) -> None:
-            now = agent.block.executing
+            now = active.block.executing
             first = read if read is not UNKNOWN or now is None else now.loc
             self.block.report(
-                agent,
+                active,
                 "operand in flight",
                 f"the accumulator of {row.name} is used before its product has been waited for",
                 first,
@@ -286,10 +286,12 @@ class Engines:
 
         return in_flight(made, Flight(times, touch))
 
-    def wgmma_wait(self, agent: Agent, pending: int, registers: Sequence[Any]) -> tuple[Any, ...]:
+    def wgmma_wait(
+        self, active: Threads, pending: int, registers: Sequence[Any]
+    ) -> tuple[Any, ...]:
         order = self.block.order
         done: dict[int, int] = {}
-        for g, lanes in self._warpgroups(agent).items():
+        for g, lanes in self._warpgroups(active).items():
             done[g] = time = int(self._products.done(np.array([g]), pending)[0])
             if not time:
                 continue
@@ -301,17 +303,17 @@ class Engines:
                 del self._issued[key]
         return tuple(waited(x, done) for x in registers)
 
-    def _warpgroups(self, agent: Agent) -> dict[int, Ints]:
+    def _warpgroups(self, active: Threads) -> dict[int, Ints]:
         """The threads of each warpgroup, which must all be here."""
         size = WARPS * self.block.warp_size
-        if len(agent.lanes) == size and agent.lanes[-1] - agent.lanes[0] == size - 1:
-            return {int(agent.lanes[0]) // size: agent.lanes}
-        of = agent.lanes // size
-        found = {int(g): agent.lanes[of == g] for g in np.unique(of)}
+        if len(active.lanes) == size and active.lanes[-1] - active.lanes[0] == size - 1:
+            return {int(active.lanes[0]) // size: active.lanes}
+        of = active.lanes // size
+        found = {int(g): active.lanes[of == g] for g in np.unique(of)}
         for g, lanes in found.items():
             if len(lanes) != size:
                 self._report(
-                    agent,
+                    active,
                     "barrier divergence",
                     f"{len(lanes)} of the {size} threads of warpgroup {g} come to wgmma",
                 )
@@ -319,30 +321,29 @@ class Engines:
 
     # --- other blocks ---
 
-    def cluster_load(self, agent: Agent, address: Any, rank: Any, words: int) -> tuple[Any, ...]:
+    def cluster_load(self, active: Threads, address: Any, rank: Any, words: int) -> tuple[Any, ...]:
         """See `Machine.cluster_load`."""
-        ranks = agent.full(rank)
-        if ((ranks < 0) | (ranks >= len(self.block.cluster))).any():
-            self._report(agent, "out of bounds", "a load from a block outside of the cluster")
-            ranks = np.clip(ranks, 0, len(self.block.cluster) - 1)
-        places = at_block(agent.full(address).astype(np.int64), ranks)
-        data = self.block.memory.peer_read(agent, places, 4 * words)
+        ranks = active.full(rank)
+        if ((ranks < 0) | (ranks >= len(self.barriers.cluster))).any():
+            self._report(active, "out of bounds", "a load from a block outside of the cluster")
+            ranks = np.clip(ranks, 0, len(self.barriers.cluster) - 1)
+        places = at_block(active.full(address).astype(np.int64), ranks)
+        data = self.memory.peer_read(active, places, 4 * words)
         time = self.block.order.mark()
         for other in np.unique(ranks).tolist():
-            self._check_published(agent, other, places[ranks == other], 4 * words)
-            for row in (agent.lanes[ranks == other] + self.block.order.base).tolist():
-                self.block.cluster[other].barriers.visit(agent, row, time, PEER_READ)
+            self._check_published(active, other, places[ranks == other], 4 * words)
+            for row in (active.lanes[ranks == other] + self.block.order.base).tolist():
+                self.barriers.cluster[other].visit(active, row, time, PEER_READ)
         return tuple(np.ascontiguousarray(data.view(np.int32).T))
 
-    def _check_published(self, agent: Agent, rank: int, places: Any, size: int) -> None:
-        peer = self.block.cluster[rank]
-        shadow = peer.memory.shared.shadow
-        if peer is self.block or shadow is None:
+    def _check_published(self, active: Threads, rank: int, places: Any, size: int) -> None:
+        shadow = self.memory.cluster[rank].shared.shadow
+        if self.barriers.cluster[rank] is self.barriers or shadow is None:
             return
-        inst = self.block.barriers.published.unknown(shadow, places, size)
+        inst = self.barriers.published.unknown(shadow, places, size)
         if inst is not None:
             self._report(
-                agent,
+                active,
                 "data race",
                 "a thread of another block wrote this, and has not published it to the cluster, or "
                 "the wait did not acquire it at that scope",
@@ -364,10 +365,10 @@ class Engines:
             )
         self._unread.clear()
 
-    def _report(self, agent: Agent, kind: Kind, message: str, *others: Inst | None) -> None:
-        places = [i.loc for i in (agent.inst, *others) if i is not None]
-        buffer = agent.inst.buffer if agent.inst is not None else ""
-        self.block.report(agent, kind, message, *places, buffer=buffer)
+    def _report(self, active: Threads, kind: Kind, message: str, *others: Inst | None) -> None:
+        places = [i.loc for i in (active.inst, *others) if i is not None]
+        buffer = active.inst.buffer if active.inst is not None else ""
+        self.block.report(active, kind, message, *places, buffer=buffer)
 
 
 def _rounded(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.sim.across import Known
+from tilec.sim.clocks import Known, Numbers, Team
+from tilec.sim.conflicts import Conflict, here, tell, tell_several, threads_at
 from tilec.sim.elements import Elements
 from tilec.sim.findings import Findings, Index
 from tilec.sim.global_shadow import GlobalShadow
-from tilec.sim.order import Numbers, Team
-from tilec.sim.places import here, tell, tell_several, threads_at
-from tilec.sim.shadow import Conflict
+from tilec.sim.program import Access
 from tilec.sim.storage import Bytes, Restorable, Storage
 from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
-from tilec.sim.updates import is_update
+from tilec.sim.threads import Threads
+from tilec.sim.updates import Observer, is_update
 
 _CHUNK = 1 << 20  # elements that are looked at together in the end
 _NAMED = 8  # elements of a finding
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
-    from tilec.sim.memory import Memory
-    from tilec.sim.program import Access
 
 
 class _Tensor:
@@ -160,17 +155,19 @@ class GlobalMemory:
 
     # --- loads and stores of threads ---
 
-    def load(self, memory: Memory, agent: Agent, at: Numbers, total: int, access: Access) -> Bytes:
-        """The `total` bytes at each address (n, total): one for each of the agent's lanes, or one
+    def load(
+        self, observer: Observer, active: Threads, at: Numbers, total: int, access: Access
+    ) -> Bytes:
+        """The `total` bytes at each address (n, total): one for each of the active lanes, or one
         for all."""
-        if memory.counts is not None:
-            memory.counts.globals(agent, access.inst, at, total, write=False)
+        if observer.counts is not None:
+            observer.counts.globals(active, access.inst, at, total, write=False)
         data = np.zeros((len(at), total), np.uint8)
-        for t, pick in self._tensors(agent, at):
-            lanes = agent.lanes if pick is None or len(at) == 1 else agent.lanes[pick]
+        for t, pick in self._tensors(active, at):
+            lanes = active.lanes if pick is None or len(at) == 1 else active.lanes[pick]
             words = access.kind == "i32" and t.tensor.itemsize < 4
             mine, good = self._reach(
-                agent, t, _part(at, pick) - t.start, total, access.align, between=words
+                active, t, _part(at, pick) - t.start, total, access.align, between=words
             )
             if good is not None:
                 if not good.any():
@@ -180,36 +177,38 @@ class GlobalMemory:
                 mine = mine[good]
             if t.shadow is not None:
                 places = t.granules(mine, total)
-                team = memory.order.team(lanes)
-                self._read(memory, agent, t, team, places)
+                team = observer.order.team(lanes)
+                self._read(observer, active, t, team, places)
             got = t.storage.gather(mine, total)
             if pick is None:
                 return got
             data[pick] = got
         return data
 
-    def store(self, memory: Memory, agent: Agent, at: Numbers, data: Bytes, access: Access) -> None:
+    def store(
+        self, observer: Observer, active: Threads, at: Numbers, data: Bytes, access: Access
+    ) -> None:
         """Write `data` (lanes, size) at the addresses."""
         total = data.shape[1]
-        if memory.counts is not None:
-            memory.counts.globals(agent, access.inst, at, total, write=True)
-        for t, pick in self._tensors(agent, at):
-            lanes = _part(agent.lanes, pick)
+        if observer.counts is not None:
+            observer.counts.globals(active, access.inst, at, total, write=True)
+        for t, pick in self._tensors(active, at):
+            lanes = _part(active.lanes, pick)
             part = _part(data, pick)
-            mine, good = self._reach(agent, t, _part(at, pick) - t.start, total, access.align)
+            mine, good = self._reach(active, t, _part(at, pick) - t.start, total, access.align)
             if good is not None:
                 if not good.any():
                     continue
                 lanes, part, mine = lanes[good], part[good], mine[good]
-            self._write(memory, agent, t, memory.order.team(lanes), mine, part)
+            self._write(observer, active, t, observer.order.team(lanes), mine, part)
 
-    def count_up(self, memory: Memory, agent: Agent, at: Numbers, last: Any) -> Any:
+    def count_up(self, observer: Observer, active: Threads, at: Numbers, last: Any) -> Any:
         """See `Machine.count_up`: of one thread after the other. Atomics never conflict with one
         another."""
         before = np.zeros(len(at), np.int32)
-        across = memory.order.clocks.across
-        for t, pick in self._tensors(agent, at):
-            mine, good = self._reach(agent, t, _part(at, pick) - t.start, 4, 4)
+        across = observer.order.clocks.across
+        for t, pick in self._tensors(active, at):
+            mine, good = self._reach(active, t, _part(at, pick) - t.start, 4, 4)
             for i in np.flatnonzero(np.ones(len(mine), np.bool_) if good is None else good):
                 place, n = mine[i : i + 1], int(i if pick is None else pick[i])
                 count = int(t.storage.gather(place, 4).view(np.uint32)[0, 0])
@@ -217,28 +216,28 @@ class GlobalMemory:
                 t.storage.scatter(place, after.view(np.uint8))
                 before[n] = np.uint32(count).astype(np.int32)
                 if across is not None:
-                    across.atomic(memory.order, int(agent.lanes[n]), int(at[n]))
+                    across.atomic(observer.order, int(active.lanes[n]), int(at[n]))
         return before
 
     # --- engines ---
 
     def engine_read(
-        self, memory: Memory, agent: Agent, at: Numbers, size: int, column: Any, team: Team
+        self, observer: Observer, active: Threads, at: Numbers, size: int, column: Any, team: Team
     ) -> Bytes:
         """See `Memory.engine_read`."""
-        if memory.counts is not None:
-            memory.counts.engine(agent.inst, "global read", size * len(at))
+        if observer.counts is not None:
+            observer.counts.engine(active.inst, "global read", size * len(at))
         data = np.zeros((len(at), size), np.uint8)
-        for t, pick in self._tensors(agent, at):
-            mine, good = self._reach(agent, t, _part(at, pick) - t.start, size, 1)
+        for t, pick in self._tensors(active, at):
+            mine, good = self._reach(active, t, _part(at, pick) - t.start, size, 1)
             if good is not None:
                 pick = np.flatnonzero(good) if pick is None else pick[good]
                 mine = mine[good]
             if not len(mine):
                 continue
             if t.shadow is not None:
-                who, columns, places = _actors(memory, t, team, column, pick, mine, size)
-                self._read(memory, agent, t, who, places, columns)
+                who, columns, places = _actors(observer, t, team, column, pick, mine, size)
+                self._read(observer, active, t, who, places, columns)
             got = t.storage.gather(mine, size)
             if pick is None:
                 return got
@@ -246,31 +245,31 @@ class GlobalMemory:
         return data
 
     def engine_write(
-        self, memory: Memory, agent: Agent, at: Numbers, data: Bytes, column: Any, team: Team
+        self, observer: Observer, active: Threads, at: Numbers, data: Bytes, column: Any, team: Team
     ) -> None:
         """See `Memory.engine_write`."""
         size = data.shape[1]
-        if memory.counts is not None:
-            memory.counts.engine(agent.inst, "global write", data.size)
-        for t, pick in self._tensors(agent, at):
+        if observer.counts is not None:
+            observer.counts.engine(active.inst, "global write", data.size)
+        for t, pick in self._tensors(active, at):
             part = _part(data, pick)
-            mine, good = self._reach(agent, t, _part(at, pick) - t.start, size, 1)
+            mine, good = self._reach(active, t, _part(at, pick) - t.start, size, 1)
             if good is not None:
                 pick = np.flatnonzero(good) if pick is None else pick[good]
                 mine, part = mine[good], part[good]
             if not len(mine):
                 continue
             if t.shadow is not None:
-                who, columns, places = _actors(memory, t, team, column, pick, mine, size)
+                who, columns, places = _actors(observer, t, team, column, pick, mine, size)
                 t.shadow.write(
-                    agent,
-                    memory.order.clocks,
-                    memory.party,
+                    active,
+                    observer.order.clocks,
+                    observer.party,
                     who,
                     places,
-                    agent.inst,
+                    active.inst,
                     functools.partial(_unchanged, t, mine, part, places),
-                    self._teller(memory, t),
+                    self._teller(observer, t),
                     columns,
                 )
             t.storage.scatter(mine, np.ascontiguousarray(part))
@@ -308,7 +307,9 @@ class GlobalMemory:
 
     # --- inside ---
 
-    def _tensors(self, agent: Agent, at: Numbers) -> list[tuple[_Tensor, NDArray[np.int64] | None]]:
+    def _tensors(
+        self, active: Threads, at: Numbers
+    ) -> list[tuple[_Tensor, NDArray[np.int64] | None]]:
         """The tensors that the addresses are in, each with the places of its addresses in `at`
         (None: all). What is in no tensor is reported."""
         low, high = int(at.min()) >> TENSOR_SPACING, int(at.max()) >> TENSOR_SPACING
@@ -326,64 +327,64 @@ class GlobalMemory:
             else:
                 found.append((one, np.flatnonzero(mine)))
         if lost.any():
-            agent.block.report(
-                agent,
+            active.block.report(
+                active,
                 "out of bounds",
                 f"the address {int(at[lost][0]):#x} is in none of the kernel's tensors",
-                *here(agent.inst),
-                threads=threads_at(agent, at, lost),
+                *here(active.inst),
+                threads=threads_at(active, at, lost),
             )
         return found
 
     def _reach(
-        self, agent: Agent, t: _Tensor, at: Numbers, size: int, align: int, between: bool = False
+        self, active: Threads, t: _Tensor, at: Numbers, size: int, align: int, between: bool = False
     ) -> tuple[Numbers, NDArray[np.bool_] | None]:
         """The offsets into the tensor's memory, and which of them are inside (None: all).
         `between`: what lies between its elements counts as inside."""
         if align > 1 and self.checks:
             moved = at + t.start
             if int(np.bitwise_or.reduce(moved)) & (align - 1):
-                self._misaligned(agent, t, at, moved & (align - 1) != 0, align)
+                self._misaligned(active, t, at, moved & (align - 1) != 0, align)
         everywhere = between or t.elements is None
         if everywhere and int(at.min()) >= 0 and int(at.max()) + size <= t.storage.size:
             return at, None
         good = t.inside(at, size)
         if good.all():
             return at, None
-        agent.block.report(
-            agent,
+        active.block.report(
+            active,
             "out of bounds",
             t.tensor.outside(t.start + int(at[~good][0]), size),
-            *here(agent.inst),
+            *here(active.inst),
             buffer=t.tensor.name,
-            threads=threads_at(agent, at, ~good),
+            threads=threads_at(active, at, ~good),
         )
         return at, good
 
     def _misaligned(
-        self, agent: Agent, t: _Tensor, at: Numbers, bad: NDArray[np.bool_], align: int
+        self, active: Threads, t: _Tensor, at: Numbers, bad: NDArray[np.bool_], align: int
     ) -> None:
         name, index = t.find(int(at[bad][0]))
-        agent.block.report(
-            agent,
+        active.block.report(
+            active,
             "misaligned access",
             f"byte {int(at[bad][0]) - t.tensor.first} of {name} is not at a multiple of {align}",
-            *here(agent.inst),
+            *here(active.inst),
             buffer=name,
             indices=[index] if index is not None else [],
-            threads=threads_at(agent, at, bad),
+            threads=threads_at(active, at, bad),
         )
 
-    def _teller(self, memory: Memory, t: _Tensor) -> Any:
-        def report(agent: Agent, conflicts: list[Conflict]) -> None:
-            tell(agent, memory.order.clocks, conflicts, t.name_granule)
+    def _teller(self, observer: Observer, t: _Tensor) -> Any:
+        def report(active: Threads, conflicts: list[Conflict]) -> None:
+            tell(active, observer.order.clocks, conflicts, t.name_granule)
 
         return report
 
     def _read(
         self,
-        memory: Memory,
-        agent: Agent,
+        observer: Observer,
+        active: Threads,
         t: _Tensor,
         team: Team,
         places: Numbers,
@@ -391,55 +392,55 @@ class GlobalMemory:
     ) -> None:
         assert t.shadow is not None
         t.shadow.read(
-            agent,
-            memory.order.clocks,
-            memory.party,
+            active,
+            observer.order.clocks,
+            observer.party,
             team,
             np.broadcast_to(places, (team.size, places.shape[1])),
-            agent.inst,
-            self._teller(memory, t),
+            active.inst,
+            self._teller(observer, t),
             columns,
         )
         if t.tensor.output:
             fresh = ~t.shadow.written(places)
             if fresh.any():
                 name, index = t.name_granule(int(places[fresh][0]))
-                agent.block.report(
-                    agent,
+                active.block.report(
+                    active,
                     "uninitialised read",
                     f"{name}{list(index or ())} is read, and nobody has written it",
-                    *here(agent.inst),
+                    *here(active.inst),
                     buffer=name,
                     indices=[index] if index is not None else [],
                 )
 
     def _write(
-        self, memory: Memory, agent: Agent, t: _Tensor, team: Team, at: Numbers, data: Bytes
+        self, observer: Observer, active: Threads, t: _Tensor, team: Team, at: Numbers, data: Bytes
     ) -> None:
         several = False
         if t.shadow is not None:
             places = t.granules(at, data.shape[1])
             several = t.shadow.write(
-                agent,
-                memory.order.clocks,
-                memory.party,
+                active,
+                observer.order.clocks,
+                observer.party,
                 team,
                 places,
-                agent.inst,
-                lambda: memory.harmless(agent.inst, t.storage, at, data),
-                self._teller(memory, t),
+                active.inst,
+                lambda: observer.harmless(active.inst, t.storage, at, data),
+                self._teller(observer, t),
             )
         t.storage.scatter(at, data)
         if several:
-            lost = memory.lost(agent.inst, t.storage, at, data)
+            lost = observer.lost(active.inst, t.storage, at, data)
             if lost.any():
                 name, index = t.find(int(at[lost][0]))
-                update = is_update(agent.inst, memory.updates)
-                tell_several(agent, name, index, team.lanes[lost], update)
+                update = is_update(active.inst, observer.updates)
+                tell_several(active, name, index, team.lanes[lost], update)
 
 
 def _actors(
-    memory: Memory,
+    observer: Observer,
     t: _Tensor,
     team: Team,
     column: Any,
@@ -451,9 +452,9 @@ def _actors(
     if np.ndim(column):
         columns = np.asarray(column)
         if pick is not None:
-            team, columns = memory.order.team(team.lanes[pick]), columns[pick]
+            team, columns = observer.order.team(team.lanes[pick]), columns[pick]
         return team, columns, t.granules(at, size)
-    one = memory.order.team(team.lanes[:1])
+    one = observer.order.team(team.lanes[:1])
     return one, np.array([column]), t.granules(at, size).reshape(1, -1)
 
 

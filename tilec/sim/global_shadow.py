@@ -11,18 +11,17 @@ touched: 48 bytes a granule of what a run touches, not of what the tensor has.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
+from tilec.sim.clocks import Clocks, Numbers, Team, Times
+from tilec.sim.conflicts import Conflict
 from tilec.sim.findings import Kind
-from tilec.sim.order import Clocks, Numbers, Team, Times
-from tilec.sim.shadow import Conflict, Report, Same, _few
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
+from tilec.sim.shadow import Report, Same, _few
+from tilec.sim.threads import Threads
 
 FOREIGN = -1  # the actor of a conflict with another cluster or block alone
 
@@ -107,7 +106,7 @@ class GlobalShadow:
 
     def read(
         self,
-        agent: Agent,
+        active: Threads,
         clocks: Clocks,
         party: int,
         team: Team,
@@ -122,7 +121,7 @@ class GlobalShadow:
         late = self._late(self.write_, clocks, party, rows, at)
         if late is not None and late.any():
             places = at, granules
-            self._report(agent, self.write_, party, rows, places, late, False, clocks, report)
+            self._report(active, self.write_, party, rows, places, late, False, clocks, report)
         actors = np.broadcast_to(rows if columns is None else columns[:, None], at.shape)
         kept = self._late(self.read_, clocks, party, rows, at)
         if kept is not None and kept.any():
@@ -140,7 +139,7 @@ class GlobalShadow:
 
     def write(
         self,
-        agent: Agent,
+        active: Threads,
         clocks: Clocks,
         party: int,
         team: Team,
@@ -158,7 +157,7 @@ class GlobalShadow:
             if late is not None and late.any():
                 late &= ~same()[:, None]
                 places = at, granules
-                self._report(agent, entry, party, rows, places, late, True, clocks, report)
+                self._report(active, entry, party, rows, places, late, True, clocks, report)
         actors = np.broadcast_to(rows if columns is None else columns[:, None], at.shape)
         self.write_.put(at, party, actors, clocks.tick(inst), self._record(inst))
         return bool((self.write_.actor.take(at) != actors).any())
@@ -174,7 +173,7 @@ class GlobalShadow:
 
     def _report(
         self,
-        agent: Agent,
+        active: Threads,
         entry: _Entry,
         party: int,
         rows: Numbers,
@@ -199,7 +198,7 @@ class GlobalShadow:
             granule = int(granules[i])
             found.append(Conflict(kind, granule, (int(who[i]),), actor, before, write, wrote))
         if found:
-            report(agent, found)
+            report(active, found)
 
     def written(self, granules: Numbers) -> NDArray[np.bool_]:
         """Which of the granules somebody has written."""

@@ -20,7 +20,7 @@ from tilec.ir.instr.meaning import Meaning
 from tilec.sim import numbers
 from tilec.sim.fused import fma
 from tilec.sim.integers import BY_BITS, with_overflow
-from tilec.sim.lanes import first_lane, gather, lane_numbers
+from tilec.sim.threads import first_lane, gather, lane_numbers
 from tilec.sim.undefined import absorbed, is_undefined
 
 Value = Any

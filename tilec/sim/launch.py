@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,22 +14,19 @@ from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, shown
 from tilec.ir.llvm import Function
 from tilec.sim.block import Setting
+from tilec.sim.buffers import RegisterBuffer, shared_granule
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
 from tilec.sim.global_memory import GlobalMemory
 from tilec.sim.machine import Machine, lines_of_loop
-from tilec.sim.places import shared_granule
 from tilec.sim.program import Program, read_program
 from tilec.sim.progress import Progress
 from tilec.sim.report import Report
 from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.sim.trace import OnChange, RegisterBuffer, Tracer
+from tilec.sim.thread_state import ThreadState
+from tilec.sim.threads import Coordinates
+from tilec.sim.trace import OnChange, Tracer
 from tilec.target import Target
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
-
-Coordinates = tuple[int, int, int]
 
 DEFAULT_STEPS = 20_000_000
 """Segments that a cluster may run before it counts as running for ever."""
@@ -261,15 +258,15 @@ def _check_time(launch: Launch, progress: Progress) -> None:
     )
 
 
-def _check_first(launch: Launch, program: Program, progress: Progress, agent: Agent) -> None:
-    """Raise LaunchError, placed at the loop that the agent is in, if even the first cluster takes
+def _check_first(launch: Launch, program: Program, progress: Progress, active: ThreadState) -> None:
+    """Raise LaunchError, placed at the loop that the active is in, if even the first cluster takes
     too long."""
     if progress.done or progress.spent < FIRST_LONGEST:
         return
-    lines = lines_of_loop(program, agent.at)
+    lines = lines_of_loop(program, active.at)
     raise LaunchError(
         f"{launch.name}: the first of {progress.total} blocks is not through after "
-        f"{progress.spent:.0f} s; thread {agent.lanes[0]} is in this loop",
+        f"{progress.spent:.0f} s; thread {active.lanes[0]} is in this loop",
         lines[0] if lines else None,
         "if it has to end, pass smaller arrays, or blocks=1 to wait for one block",
     )

@@ -6,17 +6,18 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.sim.across import Across
-from tilec.sim.agent import Agent
-from tilec.sim.block import Block, Index, Setting
+from tilec.sim.barriers import Barriers
+from tilec.sim.block import Block, Setting
+from tilec.sim.clocks import Across, Clocks, NoClocks
 from tilec.sim.memory import Memory
-from tilec.sim.order import Clocks, NoClocks
 from tilec.sim.program import Branch, Edge, Program, Segment, Wait
 from tilec.sim.scheduler import Scheduler, StepLimit
+from tilec.sim.thread_state import ThreadState
+from tilec.sim.threads import Coordinates
 
 
 class Machine:
-    """One run of a launch. `seed` None: the agents of a block run in order; else in an order that
+    """One run of a launch. `seed` None: threads that part run in order; else in an order that
     depends on it. `steps`: the most segments that a cluster may run. `turn`: see `Scheduler`."""
 
     def __init__(
@@ -25,13 +26,13 @@ class Machine:
         program: Program,
         seed: int | None,
         steps: int,
-        turn: Callable[[Agent], None] | None = None,
+        turn: Callable[[ThreadState], None] | None = None,
     ) -> None:
         self.setting, self.program, self.seed, self.steps = setting, program, seed, steps
         self.turn = turn
         self._party = 0
 
-    def run_cluster(self, first: Index) -> bool:
+    def run_cluster(self, first: Coordinates) -> bool:
         """Run the cluster whose first block is `first`; whether it has come to an end, and does not
         run for ever."""
         s = self.setting
@@ -41,10 +42,9 @@ class Machine:
         clocks = make(s.threads, s.target.warp_size, len(places))
         if s.checks:
             clocks.across = Across(clocks, self._party, s.globals.left)
-        cluster: list[Block] = []
         memories: list[Memory] = []
-        for index in places:
-            Block(s, index, clocks, cluster, memories, self._party)
+        barriers: list[Barriers] = []
+        cluster = [Block(s, index, clocks, memories, barriers, self._party) for index in places]
         scheduler = Scheduler(
             self.program,
             cluster,
@@ -57,28 +57,28 @@ class Machine:
         try:
             scheduler.run()
         except StepLimit as e:
-            self._report_endless(e.agent)
+            self._report_endless(e.active)
             return False
         if not scheduler.blocked:
             for block in cluster:
                 block.finish()
         return True
 
-    def _report_endless(self, agent: Agent) -> None:
-        lines = lines_of_loop(self.program, agent.at)
-        agent.block.report(
-            agent,
+    def _report_endless(self, active: ThreadState) -> None:
+        lines = lines_of_loop(self.program, active.at)
+        active.block.report(
+            active,
             "step limit",
             f"still running after {self.steps:,} steps, in the loop of these lines",
             *lines,
             details=(
                 f"pass steps= to allow more than steps={self.steps}",
-                _there([int(t) // agent.block.warp_size for t in agent.lanes]),
+                _there([int(t) // active.block.warp_size for t in active.lanes]),
             ),
         )
 
 
-def blocks_of(first: Index, cluster: Index) -> list[Index]:
+def blocks_of(first: Coordinates, cluster: Coordinates) -> list[Coordinates]:
     """The blocks of the cluster whose first block is `first`, by rank: x fastest."""
     ranges = [range(f, f + n) for f, n in zip(first, cluster)]
     return [(i, j, k) for k, j, i in itertools.product(*reversed(ranges))]

@@ -5,52 +5,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.layout import Layout
-from tilec.ir.types import (
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT32,
-    TFLOAT32,
-    UINT8,
-    DType,
-)
-from tilec.sim.lanes import whole_warps
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
+from tilec.ir.semantics import numpy_dtype
+from tilec.sim.counts import Counts
+from tilec.sim.memory import Memory
+from tilec.sim.threads import Threads, whole_warps
 
 Array = NDArray[Any]
-
-_KINDS: dict[DType, Any] = {
-    FLOAT16: np.float16,
-    BFLOAT16: ml_dtypes.bfloat16,
-    FLOAT32: np.float32,
-    TFLOAT32: np.float32,
-    FLOAT64: np.float64,
-    INT8: np.int8,
-    UINT8: np.uint8,
-    INT32: np.int32,
-    FLOAT8_E4M3: ml_dtypes.float8_e4m3fn,
-    FLOAT8_E5M2: ml_dtypes.float8_e5m2,
-}
-_FNUZ = {FLOAT8_E4M3: ml_dtypes.float8_e4m3fnuz, FLOAT8_E5M2: ml_dtypes.float8_e5m2fnuz}
-
-
-def kind_of(dtype: DType, fnuz: bool = False) -> Any:
-    """NumPy's type of the elements of a matrix operand. `fnuz`: float8 is AMD's."""
-    return np.dtype(_FNUZ[dtype] if fnuz and dtype in _FNUZ else _KINDS[dtype])
 
 
 @functools.cache
@@ -89,7 +56,7 @@ def words(made: Array, like: Any) -> list[Array]:
     return list(np.ascontiguousarray(packed.T))
 
 
-def split(m: Agent, warps: int) -> tuple[int, Array | None]:
+def split(m: Threads, warps: int) -> tuple[int, Array | None]:
     """How many instructions of `warps` warps the threads execute, and, where warps are not whole
     (which is reported), the places of the threads among those of whole ones."""
     size = m.block.warp_size * warps
@@ -99,7 +66,7 @@ def split(m: Agent, warps: int) -> tuple[int, Array | None]:
     return len(groups), at * size + m.lanes % size
 
 
-def spread(m: Agent, groups: int, size: int, at: Array | None, held: Array) -> Array:
+def spread(m: Threads, groups: int, size: int, at: Array | None, held: Array) -> Array:
     """(threads, n) as (groups, size, n); threads that are elsewhere hold zeros."""
     if at is None:
         return held.reshape(groups, size, -1)
@@ -111,8 +78,8 @@ def spread(m: Agent, groups: int, size: int, at: Array | None, held: Array) -> A
 # --- ldmatrix, stmatrix ---
 
 
-def _row_places(m: Agent, rows: int) -> Array:
-    """Of each thread the place, among the agent's, of the one that gives the address of the row
+def _row_places(m: Threads, rows: int) -> Array:
+    """Of each thread the place, among the active ones, of the one that gives the address of the row
     that it stands for: the first `rows` lanes of a warp do, the others repeat them."""
     lanes, size = m.lanes, m.block.warp_size
     wanted = lanes // size * size + lanes % size % rows
@@ -120,13 +87,13 @@ def _row_places(m: Agent, rows: int) -> Array:
     return found
 
 
-def ldmatrix(m: Agent, fragment: Layout, address: Any) -> tuple[Any, ...]:
+def ldmatrix(m: Threads, memory: Memory, fragment: Layout, address: Any) -> tuple[Any, ...]:
     """See `Machine.ldmatrix`."""
     rows, columns = fragment.shape
     size = m.block.warp_size
     warps, at = split(m, 1)
     where = m.full(address)[_row_places(m, rows)]
-    got = m.block.memory.warp_read(m, where).view(np.uint16)
+    got = memory.warp_read(m, where).view(np.uint16)
     read = spread(m, warps, size, at, got)[:, :rows].reshape(warps, rows * columns)
     held = read[:, _places(fragment)].reshape(warps * size, -1)
     if at is not None:
@@ -134,7 +101,9 @@ def ldmatrix(m: Agent, fragment: Layout, address: Any) -> tuple[Any, ...]:
     return tuple(words(held, np.int32))
 
 
-def stmatrix(m: Agent, fragment: Layout, address: Any, values: Sequence[Any]) -> None:
+def stmatrix(
+    m: Threads, memory: Memory, fragment: Layout, address: Any, values: Sequence[Any]
+) -> None:
     """See `Machine.stmatrix`."""
     rows, columns = fragment.shape
     size = m.block.warp_size
@@ -144,31 +113,35 @@ def stmatrix(m: Agent, fragment: Layout, address: Any, values: Sequence[Any]) ->
     place = np.arange(len(m.lanes)) if at is None else at
     data = made[place // size, place % size % rows]
     where = m.full(address)[_row_places(m, rows)]
-    m.block.memory.warp_write(m, where, np.ascontiguousarray(data).view(np.uint8))
+    memory.warp_write(m, where, np.ascontiguousarray(data).view(np.uint8))
 
 
 # --- mma, mfma ---
 
 
-def count_product(m: Agent, row: MatrixRow, times: int) -> None:
+def count_product(counts: Counts | None, m: Threads, row: MatrixRow, times: int) -> None:
     """Count what `times` of the instruction compute."""
-    counts = m.block.memory.counts
     if counts is not None:
         counts.flops(m.inst, row.a_dtype.name, 2 * row.m * row.n * row.k * times)
 
 
 def mma(
-    m: Agent, row: MatrixRow, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]
+    m: Threads,
+    counts: Counts | None,
+    row: MatrixRow,
+    a: Sequence[Any],
+    b: Sequence[Any],
+    c: Sequence[Any],
 ) -> tuple[Any, ...]:
     """See `Machine.mma`."""
     size = m.block.warp_size
     warps, at = split(m, row.warps)
-    count_product(m, row, len(m.lanes) // (size * row.warps))
+    count_product(counts, m, row, len(m.lanes) // (size * row.warps))
     fnuz = m.block.target.has("float8_fnuz")
     parts = []
     dtypes = (row.a_dtype, row.b_dtype, row.c_dtype)
     for operand, layout, dtype in zip((a, b, c), (row.a, row.b, row.c), dtypes):
-        held = elements(operand, len(m.lanes), kind_of(dtype, fnuz))
+        held = elements(operand, len(m.lanes), numpy_dtype(dtype, fnuz))
         parts.append(tiles(layout, spread(m, warps, size, at, held)))
     made = held_of(row.c, row.meaning(*parts)).reshape(warps * size, -1)
     if at is not None:

@@ -108,7 +108,7 @@ def _through_unsigned(fn: Callable[[Value, Value], Value]) -> Callable[[Value, V
 
 
 def _divide(a: Value, b: Value) -> Value:
-    """Towards zero; by zero anything (see `Agent.divide`)."""
+    """Towards zero; by zero anything (see `ThreadState.divide`)."""
     if isinstance(a, Lost) or isinstance(b, Lost):
         return absorbed(_divide, a, b)
     safe = np.where(b == 0, b.dtype.type(1), b)

@@ -1,8 +1,8 @@
 """A kernel's records as Python: one function per segment, with its values in local variables.
 
 A segment is a part of a basic block that ends at a branch or at a record that may wait. What lives
-across segments is in the agent's `env`, a list; `Segment.live_in` says which of it is still needed,
-so that little is copied where the lanes of an agent part. Each scalar stack slot of the records is
+across segments is in their `env`, a list; `Segment.live_in` says which of it is still needed,
+so that little is copied where the lanes of a warp part. Each scalar stack slot of the records is
 such a variable, and each stack array a tuple of values: nothing points to them but the records'
 own loads and stores."""
 
@@ -17,6 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr.sync import COUNT_UP
 from tilec.ir.llvm import Function, Inst, Val
 from tilec.sim import numbers
+from tilec.sim.buffers import SHARED_BASE
 from tilec.sim.intrinsics import intrinsic, is_pure, reads, work_of
 from tilec.sim.undefined import UNDEF, VARIABLE, Undefined
 from tilec.sim.values import HELPERS, spelled
@@ -71,7 +72,7 @@ End = Edge | Branch | Wait | None
 
 @dataclass(slots=True)
 class Segment:
-    """`run(agent, env)` executes it; `end` is what follows: None where the thread ends."""
+    """`run(active, env)` executes it; `end` is what follows: None where the thread ends."""
 
     index: int
     label: str
@@ -113,7 +114,7 @@ def read_program(
     watched: Collection[str] = (),
 ) -> Program:
     """The records of `function` made ready to run; `watched` are stack slots whose changes are told
-    to the agent. Raises InternalError for a record without a meaning."""
+    to the active. Raises InternalError for a record without a meaning."""
     return _Reader(function, strings or {}, watched).program()
 
 
@@ -434,10 +435,6 @@ class _Reader:
             return [*counted, call]
         single = not i.result.type.startswith("{")
         return [*counted, f"{self._define(i.result.ref)} = {call}{'[0]' if single else ''}"]
-
-
-SHARED_BASE = 1024
-"""Where shared memory begins, in bytes: nothing is at address 0."""
 
 
 def _targets(branch: Inst) -> list[str]:

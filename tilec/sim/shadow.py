@@ -15,41 +15,23 @@ engine has written, "missing proxy fence", "overwritten before read", "data race
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
+from tilec.sim.clocks import FENCED, FETCHED, SEEN, Clocks, Numbers, Team, Times
+from tilec.sim.conflicts import Conflict
 from tilec.sim.findings import Kind
-from tilec.sim.order import FENCED, FETCHED, SEEN, Clocks, Numbers, Team, Times
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
+from tilec.sim.threads import Threads
 
 Granules = Numbers | slice
 Same = Callable[[], NDArray[np.bool_]]
 """Which of the written pieces hold already what is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """An access that is not ordered behind an earlier one (`before` is its record, `actor` its
-    column in the clocks), at `granule`. `threads`: rows of those who make the access now, or
-    (`engine`) start what makes it."""
-
-    kind: Kind
-    granule: int
-    threads: tuple[int, ...]
-    actor: int
-    before: Inst | None
-    write: bool
-    wrote: bool
-    engine: bool = False
-
-
-Report = Callable[["Agent", list[Conflict]], None]
+Report = Callable[[Threads, list[Conflict]], None]
 
 MOST_NAMED = 32  # conflicts of one access that are reported, besides one for each earlier access
 MOST_SHARED = (
@@ -80,7 +62,7 @@ class Shadow:
 
     # --- accesses of threads ---
 
-    def read(self, agent: Agent, team: Team, granules: Numbers, inst: Inst | None) -> None:
+    def read(self, active: Threads, team: Team, granules: Numbers, inst: Inst | None) -> None:
         """Thread i of the team reads `granules[i]` (lanes, k)."""
         clocks = self.clocks
         time = clocks.tick(inst)
@@ -89,10 +71,10 @@ class Shadow:
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind <= wrote
         if bad.any():
-            self._unordered_read(agent, team, granules, bad)
+            self._unordered_read(active, team, granules, bad)
         self._note_reads(team, granules, time, team.bits[:, None])
 
-    def warp_read(self, agent: Agent, team: Team, granules: Numbers, inst: Inst | None) -> None:
+    def warp_read(self, active: Threads, team: Team, granules: Numbers, inst: Inst | None) -> None:
         """As `read`, where what a lane addresses goes to all lanes of its warp (ldmatrix)."""
         clocks = self.clocks
         time = clocks.tick(inst)
@@ -102,13 +84,13 @@ class Shadow:
         bad = behind[warp, self.w_actor.take(granules)] <= wrote
         if bad.any():
             # A thread always has its own writes behind it; that of the others must be looked up.
-            self._unordered_read(agent, team, granules, bad)
+            self._unordered_read(active, team, granules, bad)
         every = np.bitwise_or.reduceat(team.bits, np.searchsorted(team.warps, team.members))
         self._note_reads(team, granules, time, every[warp])
 
     def write(
         self,
-        agent: Agent,
+        active: Threads,
         team: Team,
         granules: Numbers,
         inst: Inst | None,
@@ -123,9 +105,9 @@ class Shadow:
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind < self.w_time.take(granules)
         if bad.any():
-            self._unordered_write(agent, team, granules, bad, same)
+            self._unordered_write(active, team, granules, bad, same)
         if self.slots:
-            self._against_reads(agent, team, granules, same)
+            self._against_reads(active, team, granules, same)
         actors = (team.rows if columns is None else columns)[:, None]
         self.w_actor[granules] = actors
         self.w_time[granules] = time
@@ -142,7 +124,7 @@ class Shadow:
     # --- accesses of engines ---
 
     def engine_read(
-        self, agent: Agent, issuers: Team, column: int, granules: Granules, inst: Inst | None
+        self, active: Threads, issuers: Team, column: int, granules: Granules, inst: Inst | None
     ) -> None:
         """An asynchronous engine that all `issuers` start reads granules."""
         clocks = self.clocks
@@ -151,21 +133,21 @@ class Shadow:
         bad = relied.take(self.w_actor[granules]) <= wrote
         if bad.any():
             at = self._numbers(granules)[bad]
-            self._report_engine(agent, issuers, at, write=False)
+            self._report_engine(active, issuers, at, write=False)
         slot = self._slot(True, column)
         self._reads[slot, granules] = time
 
     def engine_write(
-        self, agent: Agent, issuers: Team, column: int, granules: Granules, inst: Inst | None
+        self, active: Threads, issuers: Team, column: int, granules: Granules, inst: Inst | None
     ) -> None:
         """An asynchronous engine that all `issuers` start writes granules."""
         clocks = self.clocks
         time, relied = clocks.tick(inst), self._relied(issuers)
         bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
         if self.slots:
-            self._engine_against_reads(agent, issuers, granules)
+            self._engine_against_reads(active, issuers, granules)
         if bad.any():
-            self._report_engine(agent, issuers, self._numbers(granules)[bad], write=True)
+            self._report_engine(active, issuers, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
         self.w_actor[granules] = column
 
@@ -240,17 +222,17 @@ class Shadow:
         return np.where(clocks.generic, fenced, clocks.least(issuers))
 
     def _unordered_read(
-        self, agent: Agent, team: Team, granules: Numbers, bad: NDArray[np.bool_]
+        self, active: Threads, team: Team, granules: Numbers, bad: NDArray[np.bool_]
     ) -> None:
-        self._report_after_writes(agent, team, granules, bad, write=False)
+        self._report_after_writes(active, team, granules, bad, write=False)
 
     def _unordered_write(
-        self, agent: Agent, team: Team, granules: Numbers, bad: NDArray[np.bool_], same: Same
+        self, active: Threads, team: Team, granules: Numbers, bad: NDArray[np.bool_], same: Same
     ) -> None:
-        self._report_after_writes(agent, team, granules, bad & ~same()[:, None], write=True)
+        self._report_after_writes(active, team, granules, bad & ~same()[:, None], write=True)
 
     def _report_after_writes(
-        self, agent: Agent, team: Team, granules: Numbers, bad: NDArray[np.bool_], write: bool
+        self, active: Threads, team: Team, granules: Numbers, bad: NDArray[np.bool_], write: bool
     ) -> None:
         rows = np.broadcast_to(team.rows[:, None], granules.shape)[bad]
         at = granules[bad]
@@ -260,7 +242,7 @@ class Shadow:
             if not self._by_another(row, granule):
                 found.append(self._against_write(row, granule, write))
         if found:
-            self.report(agent, found)
+            self.report(active, found)
 
     def _by_another(self, row: int, granule: int) -> bool:
         """Whether a thread that wrote the same to a granule, with the record that wrote it last, is
@@ -280,7 +262,7 @@ class Shadow:
             kind = "read before wait"
         return Conflict(kind, granule, (row,), actor, self.clocks.log[time], write, True)
 
-    def _against_reads(self, agent: Agent, team: Team, granules: Numbers, same: Same) -> None:
+    def _against_reads(self, active: Threads, team: Team, granules: Numbers, same: Same) -> None:
         used = len(self.slots)
         known = self._known(team)[:, :, None]
         flat = granules.ravel()
@@ -298,7 +280,7 @@ class Shadow:
                 team.rows[lane], self.clocks.seen, slot, at, last[late], masks[slot, at]
             )
         if found:
-            self.report(agent, found)
+            self.report(active, found)
 
     def _tables(self) -> list[tuple[Times, NDArray[Any]]]:
         tables = [(self._reads, self._masks)]
@@ -356,7 +338,7 @@ class Shadow:
                 )
         return found
 
-    def _engine_against_reads(self, agent: Agent, issuers: Team, granules: Granules) -> None:
+    def _engine_against_reads(self, active: Threads, issuers: Team, granules: Granules) -> None:
         clocks = self.clocks
         seen, relied = clocks.least(issuers), clocks.least(issuers).copy()
         relied[: clocks.rows] = clocks.least(issuers, FETCHED)
@@ -378,9 +360,11 @@ class Shadow:
                     rows, relied[None], slot, places, last[at], masks[s, places], seen
                 )
         if found:
-            self.report(agent, found)
+            self.report(active, found)
 
-    def _report_engine(self, agent: Agent, issuers: Team, granules: Numbers, write: bool) -> None:
+    def _report_engine(
+        self, active: Threads, issuers: Team, granules: Numbers, write: bool
+    ) -> None:
         """Accesses of an engine that are not ordered behind the writes at `granules`."""
         clocks = self.clocks
         seen, found = clocks.least(issuers), []
@@ -395,7 +379,7 @@ class Shadow:
             found.append(
                 Conflict(kind, granule, everyone, actor, conflict.before, write, True, True)
             )
-        self.report(agent, found)
+        self.report(active, found)
 
     def _numbers(self, granules: Granules) -> Numbers:
         if isinstance(granules, slice):

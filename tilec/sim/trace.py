@@ -12,27 +12,18 @@ from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.core import Block, Func, Value, walk
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import LaunchError, did_you_mean
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Alloc, Scope
+from tilec.ir.ops import Alloc
+from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import BufferType, DType, find_dtype
-from tilec.sim.matrices import kind_of
-from tilec.sim.places import SharedBuffer, shared_buffers
+from tilec.sim.buffers import RegisterBuffer, SharedBuffer, first_warps, shared_buffers
 from tilec.sim.tensors import TENSOR_SPACING, GlobalTensor
 from tilec.target import Target
-
-# NumPy's names of dtypes in memory.
-_KINDS: dict[str, Any] = {
-    "bfloat16": ml_dtypes.bfloat16,
-    "tfloat32": np.float32,
-    "float8_e4m3": np.uint8,
-    "float8_e5m2": np.uint8,
-}
 
 MOST_ELEMENTS = 64
 MOST_CHANGES = 500
@@ -109,17 +100,6 @@ def _shown(value: Number) -> str:
 
 
 # --- what to follow ---
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterBuffer:
-    """A fragment or local buffer and its stack slots, which hold `pack` elements each (one slot
-    holds all of an array)."""
-
-    value: Value
-    slots: tuple[str, ...]
-    pack: int
-    is_array: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +314,7 @@ class Tracer:
         for at, trace, element in self._memory[space]:
             if ((addresses <= at) & (at < addresses + width)).any():
                 dtype = self._dtypes[trace]
-                kind = _KINDS.get(dtype.name, dtype.name)
+                kind = numpy_dtype(dtype, self._fnuz)
                 raw = np.frombuffer(peek(at, dtype.bits // 8), kind)[0]
                 number = self._number(raw, dtype)
                 self._set(trace, element, number, block, loc, step, always=True)
@@ -359,7 +339,7 @@ class Tracer:
         if dtype.kind == "bool":
             return bool(value)
         if dtype.is_float:
-            return float(value.view(kind_of(dtype, self._fnuz)) if dtype.bits == 8 else value)
+            return float(value.view(numpy_dtype(dtype, self._fnuz)) if dtype.bits == 8 else value)
         return int(value) & ((1 << dtype.bits) - 1) if dtype.kind == "uint" else int(value)
 
     def _set(
@@ -398,19 +378,3 @@ class Tracer:
             found.changes.append(self._row[trace])
         else:
             found.missed += 1
-
-
-def first_warps(body: Block) -> dict[Value, int]:
-    """The first warp of the scope that each buffer is allocated in."""
-    found: dict[Value, int] = {}
-
-    def visit(block: Block, first: int) -> None:
-        for o in block.ops:
-            if isinstance(o, Alloc):
-                found[o.result] = first
-            inner = o.first_warp if isinstance(o, Scope) else first
-            for region in o.regions:
-                visit(region, inner)
-
-    visit(body, 0)
-    return found

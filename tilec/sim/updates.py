@@ -6,11 +6,19 @@ not: each has computed it from what was there before, so that all but one of the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
 from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Func, Op, Value, defining_ops, walk
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.ops import MemLoad, MemStore
+from tilec.sim.clocks import Numbers, Order
+from tilec.sim.counts import Counts
+from tilec.sim.storage import Bytes, Storage
 
 Updates = frozenset[tuple[Loc, str]]
 """Statements, and the buffers that they store to."""
@@ -50,3 +58,34 @@ def _reads(value: Value, place: tuple[Value, Value], made: dict[Value, Op]) -> b
                 return True
         todo += o.operands
     return False
+
+
+@dataclass
+class Observer:
+    """What notes the accesses of a block: its clocks; `party`, a number that the blocks of its
+    cluster have and others have not; `counts` of what they cost (None: nothing is counted).
+    `updates`: stores that are a fault also where another thread stores the same value."""
+
+    order: Order
+    party: int
+    counts: Counts | None
+    updates: Updates
+
+    def harmless(
+        self, inst: Inst | None, storage: Storage, at: Numbers, data: Bytes
+    ) -> NDArray[np.bool_]:
+        """By lane, before a write: whether it is what is there already, not computed from that."""
+        if is_update(inst, self.updates):
+            return np.zeros(len(at), np.bool_)
+        return ~storage.differs(at, data)
+
+    def lost(
+        self, inst: Inst | None, storage: Storage, at: Numbers, data: Bytes
+    ) -> NDArray[np.bool_]:
+        """By lane, after a write in which several wrote to one place: whether what it wrote, or
+        added to what was there, is not kept."""
+        if not is_update(inst, self.updates):
+            return storage.differs(at, data)
+        places, number = np.unique(at, return_inverse=True)
+        several: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) > 1)[number]
+        return several

@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir.instr.row import MatrixRow
+from tilec.ir.semantics import numpy_dtype
 from tilec.ir.types import FLOAT32
 from tilec.sim.matrices import (
     count_product,
     elements,
     held_of,
-    kind_of,
     split,
     spread,
     tiles,
     words,
 )
+from tilec.sim.memory import Memory
 from tilec.sim.registers import tell_undefined
+from tilec.sim.threads import Threads
 from tilec.sim.tma import PIECE, swizzled
 from tilec.sim.undefined import Lost, filled, is_undefined
-
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -70,7 +69,8 @@ def operand_places(descriptor: int, size: int, bits: int, mn_major: bool) -> Int
 
 
 def read_operand(
-    agent: Agent,
+    active: Threads,
+    memory: Memory,
     column: int,
     lanes: Ints,
     descriptors: Sequence[int],
@@ -82,7 +82,7 @@ def read_operand(
     """The operand that successive descriptors name, k after k: (size, all of k)."""
     bits = np.dtype(kind).itemsize * 8
     places = np.stack([operand_places(d, size, bits, mn_major) for d in descriptors])
-    data = agent.block.memory.engine_read(agent, places.ravel(), PIECE, column, lanes, buffer)
+    data = memory.engine_read(active, places.ravel(), PIECE, column, lanes, buffer)
     read: Array = data.reshape(*places.shape[:2], -1).view(kind)  # steps, then as in `_offsets`
     if mn_major:
         return read.reshape(-1, size).T
@@ -90,7 +90,8 @@ def read_operand(
 
 
 def product(
-    agent: Agent,
+    active: Threads,
+    memory: Memory,
     columns: Sequence[int],
     row: MatrixRow,
     a: Sequence[Sequence[Any]],
@@ -101,45 +102,53 @@ def product(
 ) -> tuple[Any, ...]:
     """The accumulators after the product; `columns`: the engine of each warpgroup. See
     `Machine.wgmma`."""
-    size = agent.block.warp_size * WARPS
-    groups, at = split(agent, WARPS)
+    size = active.block.warp_size * WARPS
+    groups, at = split(active, WARPS)
     steps, blocks = len(b), len(a) // len(b)
     per_block = row.registers[2]
     out_kind = np.float32 if row.c_dtype == FLOAT32 else np.int32
-    count = len(agent.lanes)
-    keeps = np.zeros(count, np.bool_) if c is None else agent.full(keep) != 0
+    count = len(active.lanes)
+    keeps = np.zeros(count, np.bool_) if c is None else active.full(keep) != 0
     sums = []
     if c is not None and keeps.any():
         for block in range(blocks):
-            given = _defined(agent, c[block * per_block : (block + 1) * per_block], out_kind)
-            held = elements(given, count, kind_of(row.c_dtype))
-            sums.append(tiles(row.c, spread(agent, groups, size, at, held)))
+            given = _defined(active, c[block * per_block : (block + 1) * per_block], out_kind)
+            held = elements(given, count, numpy_dtype(row.c_dtype))
+            sums.append(tiles(row.c, spread(active, groups, size, at, held)))
     in_registers = len(a[0]) > 1
     if in_registers:
-        of_registers = [_fragments(agent, row, part, groups, at) for part in a]
-    count_product(agent, row, count // size * blocks * steps)
+        of_registers = [_fragments(active, row, part, groups, at) for part in a]
+    count_product(memory.counts, active, row, count // size * blocks * steps)
     # Of A and B, unless A is in registers, or both are parts of one buffer.
-    buffers = (agent.inst.buffer if agent.inst is not None else "").split(", ")
+    buffers = (active.inst.buffer if active.inst is not None else "").split(", ")
     members = np.arange(groups) if at is None else np.unique(at // size)
-    made = np.zeros((groups, blocks, row.m, row.n), kind_of(row.c_dtype))
+    made = np.zeros((groups, blocks, row.m, row.n), numpy_dtype(row.c_dtype))
     for g in members.tolist():
         mine = slice(g * size, (g + 1) * size) if at is None else np.flatnonzero(at // size == g)
-        lanes = agent.lanes[mine]
-        names = [_one(agent, d, mine) for d in b]
-        b_kind = kind_of(row.b_dtype)
+        lanes = active.lanes[mine]
+        names = [_one(active, d, mine) for d in b]
+        b_kind = numpy_dtype(row.b_dtype)
         right = read_operand(
-            agent, columns[g], lanes, names, row.n, b_kind, transposed[1], buffers[-1]
+            active, memory, columns[g], lanes, names, row.n, b_kind, transposed[1], buffers[-1]
         ).T
-        left = np.empty((blocks, row.m, row.k * steps), kind_of(row.a_dtype))
+        left = np.empty((blocks, row.m, row.k * steps), numpy_dtype(row.a_dtype))
         for block in range(blocks):
             part = range(block * steps, (block + 1) * steps)
             if in_registers:
                 for s, i in enumerate(part):
                     left[block, :, s * row.k : (s + 1) * row.k] = of_registers[i][g]
             else:
-                names = [_one(agent, a[i][0], mine) for i in part]
+                names = [_one(active, a[i][0], mine) for i in part]
                 left[block] = read_operand(
-                    agent, columns[g], lanes, names, row.m, left.dtype, transposed[0], buffers[0]
+                    active,
+                    memory,
+                    columns[g],
+                    lanes,
+                    names,
+                    row.m,
+                    left.dtype,
+                    transposed[0],
+                    buffers[0],
                 )
         total = np.zeros((blocks, row.m, row.n), made.dtype)
         if sums and keeps[mine].any():
@@ -154,34 +163,34 @@ def product(
 
 
 def _fragments(
-    agent: Agent, row: MatrixRow, registers: Sequence[Any], groups: int, at: Array | None
+    active: Threads, row: MatrixRow, registers: Sequence[Any], groups: int, at: Array | None
 ) -> Array:
-    size = agent.block.warp_size * WARPS
-    given = _defined(agent, registers, np.int32)
-    held = elements(given, len(agent.lanes), kind_of(row.a_dtype))
-    return tiles(row.a, spread(agent, groups, size, at, held))
+    size = active.block.warp_size * WARPS
+    given = _defined(active, registers, np.int32)
+    held = elements(given, len(active.lanes), numpy_dtype(row.a_dtype))
+    return tiles(row.a, spread(active, groups, size, at, held))
 
 
-def _one(agent: Agent, descriptor: Any, mine: Any) -> int:
+def _one(active: Threads, descriptor: Any, mine: Any) -> int:
     """The descriptor of a warpgroup, which must be the same in all its threads."""
     if isinstance(descriptor, Lost):
-        (descriptor,) = _defined(agent, (descriptor,), np.int64)
+        (descriptor,) = _defined(active, (descriptor,), np.int64)
     if np.ndim(descriptor) == 0:
         return int(descriptor)
     found = descriptor[mine]
     if (found != found[0]).any():
-        agent.block.report(
-            agent,
+        active.block.report(
+            active,
             "barrier divergence",
             "the threads of a warpgroup give different matrix descriptors",
-            *([agent.inst.loc] if agent.inst else []),
+            *([active.inst.loc] if active.inst else []),
         )
     return int(found[0])
 
 
-def _defined(agent: Agent, given: Sequence[Any], kind: Any) -> list[Any]:
+def _defined(active: Threads, given: Sequence[Any], kind: Any) -> list[Any]:
     """The registers, zeros for those that were never written, which is reported."""
     if is_undefined(tuple(given)):
-        assert agent.inst is not None
-        tell_undefined(agent, agent.inst, given)
+        assert active.inst is not None
+        tell_undefined(active, active.inst, given)
     return [filled(x, kind(0)) for x in given]

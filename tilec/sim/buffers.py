@@ -1,31 +1,44 @@
-"""What a byte of memory is to the user: a buffer's name and the index of an element."""
+"""The user's buffers in shared memory and in registers: where they are, and what a place in them is
+to the user."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilec.ir import ops
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.layout import Layout
 from tilec.ir.llvm import Function, Inst
-from tilec.ir.loc import UNKNOWN, Loc
 from tilec.ir.memory import MBARRIER_BYTES, version_bytes
 from tilec.sim.findings import Index
 from tilec.sim.numbers import BYTES, vector_of
-from tilec.sim.order import Clocks
-from tilec.sim.shadow import Conflict
 
-if TYPE_CHECKING:
-    from tilec.sim.agent import Agent
+Ints = NDArray[np.int64]
 
 SHARED_BASE = 1024
 """The address of the first byte of shared memory, `@smem`."""
+
+RANK_BITS = 24  # the bit from which on an address of shared memory names a block of the cluster
+INSIDE_BLOCK = (1 << RANK_BITS) - 1
+GLOBAL_BASE = 1 << 40  # addresses of tensors begin here
+
+
+def at_block(address: Any, rank: Any) -> Any:
+    """The address in the shared memory of the cluster's block `rank` (`mapa`)."""
+    return np.int32(1 << RANK_BITS) * np.int32(rank + 1) | address
+
+
+def inside(places: Ints) -> Ints:
+    """The offsets of addresses in the shared memory of whatever block they name."""
+    offsets: Ints = (places & INSIDE_BLOCK) - SHARED_BASE
+    return offsets
+
 
 WORD = 4
 WIDEST = 16  # what matrix instructions and engines move at least
@@ -189,109 +202,31 @@ class SharedPlaces:
         return f"{size} bytes at byte {offset} of shared memory, which has {end}"
 
 
-def tell(
-    agent: Agent,
-    clocks: Clocks,
-    conflicts: Sequence[Conflict],
-    find: Callable[[int], tuple[str, Index | None]],
-) -> None:
-    """Report conflicts of the record that the agent executes: one finding for each earlier access
-    and kind. `find` names a granule."""
-    groups: dict[tuple[str, int, bool], list[Conflict]] = {}
-    for c in conflicts:
-        groups.setdefault((c.kind, id(c.before), c.wrote), []).append(c)
-    for group in groups.values():
-        first = group[0]
-        name, index = find(first.granule)
-        indices = [i for _, i in (find(c.granule) for c in group[:8]) if i is not None]
-        here = dict.fromkeys(t % clocks.threads for c in group for t in c.threads)
-        others = dict.fromkeys(
-            c.actor % clocks.threads for c in group if 0 <= c.actor < clocks.nobody
-        )
-        threads = sorted(here | others)
-        what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "memory"
-        agent.block.report(
-            agent,
-            first.kind,
-            _message(first, what, clocks),
-            *_locations(agent.inst, first.before),
-            buffer=name,
-            indices=indices,
-            threads=threads,
-            warps=sorted({t // clocks.warp_size for t in threads}),
-        )
+# --- in registers ---
 
 
-def _locations(inst: Inst | None, before: Inst | None) -> list[Loc]:
-    return [i.loc for i in (inst, before) if i is not None and i.loc is not UNKNOWN]
+@dataclass(frozen=True, slots=True)
+class RegisterBuffer:
+    """A fragment or local buffer and its stack slots, which hold `pack` elements each (one slot
+    holds all of an array)."""
+
+    value: Value
+    slots: tuple[str, ...]
+    pack: int
+    is_array: bool
 
 
-_ENGINES = {
-    "mbarrier": "a TMA load",
-    "cp.async": "a cp.async copy",
-    "tma store": "a TMA store",
-    "wgmma": "a wgmma",
-}
+def first_warps(body: Block) -> dict[Value, int]:
+    """The first warp of the scope that each buffer is allocated in."""
+    found: dict[Value, int] = {}
 
+    def visit(block: Block, first: int) -> None:
+        for o in block.ops:
+            if isinstance(o, ops.Alloc):
+                found[o.result] = first
+            inner = o.first_warp if isinstance(o, ops.Scope) else first
+            for region in o.regions:
+                visit(region, inner)
 
-def actor_name(actor: int, clocks: Clocks) -> str:
-    """Who a column of the clocks is, for a message."""
-    if actor < 0:
-        return "a thread of another block"
-    if actor < clocks.nobody:
-        return _thread_name(actor, clocks)
-    key = clocks.key(actor)
-    word = key[1][0] if isinstance(key, tuple) and isinstance(key[1], tuple) else key
-    return _ENGINES.get(str(word), f"an asynchronous {word}")
-
-
-def _thread_name(row: int, clocks: Clocks) -> str:
-    block, thread = divmod(row, clocks.threads)
-    return f"thread {thread}" + (f" of the cluster's block {block}" if clocks.blocks > 1 else "")
-
-
-def _message(c: Conflict, what: str, clocks: Clocks) -> str:
-    does = "is written" if c.write else "is read"
-    if c.kind == "uninitialised read":
-        return f"{what} {does}, and nobody has written it"
-    who = actor_name(c.actor, clocks)
-    did = "wrote" if c.wrote else "read"
-    if c.kind == "read before wait":
-        return f"{what} {does} before the end of {who} that writes it has been waited for"
-    if c.kind == "missing proxy fence":
-        return f"{what} {does} asynchronously after {who} {did} it, without a proxy fence between"
-    if c.kind == "overwritten before read":
-        return f"{what} {does} while {who} may still have to read it: nothing orders the two"
-    now = _thread_name(c.threads[0], clocks)
-    now = f"by what {now} starts" if c.engine else f"by {now}"
-    return f"{what} {does} {now}, and {who} {did} it: nothing orders the two"
-
-
-def tell_several(
-    agent: Agent, name: str, index: Index | None, threads: Any, update: bool = False
-) -> None:
-    """Report that lanes write different values to one place with one record, or (`update`) what
-    each has computed from the value there."""
-    what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "one place"
-    agent.block.report(
-        agent,
-        "data race",
-        f"several threads write {'back what they read from' if update else 'different values to'} "
-        f"{what} at once",
-        *here(agent.inst),
-        buffer=name,
-        indices=[index] if index is not None else [],
-        threads=[int(t) for t in threads[:8]],
-    )
-
-
-def here(inst: Inst | None) -> list[Loc]:
-    """The location of a record."""
-    return [] if inst is None else [inst.loc]
-
-
-def threads_at(agent: Agent, at: NDArray[np.int64], bad: NDArray[np.bool_]) -> list[int]:
-    """The threads whose addresses `at` are `bad`, a few of them."""
-    if len(at) != len(agent.lanes):
-        return [int(t) for t in agent.lanes[:1]]
-    return [int(t) for t in agent.lanes[bad][:8]]
+    visit(body, 0)
+    return found

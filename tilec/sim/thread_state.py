@@ -1,4 +1,4 @@
-"""An agent: threads of one block that go the same way, and the values they hold.
+"""Threads of one block that go the same way, and the values they hold.
 
 It is also the machine as those threads see it: the `m` of segments and of the rows' meanings (the
 Protocol `tilec.ir.instr.machine.Machine`), which it hands on to the block's parts."""
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr.meaning import Waits
+from tilec.ir.instr.meaning import Waits, Where, Word
+from tilec.ir.instr.row import MatrixRow
+from tilec.ir.layout import Layout
 from tilec.ir.llvm import Inst
-from tilec.sim import numbers
+from tilec.sim import matrices, numbers
+from tilec.sim.block import Block
 from tilec.sim.in_flight import in_flight, joint_flight, settled, touched
 from tilec.sim.poison import checked, poison, undefined_division
-from tilec.sim.primitives import Primitives
 from tilec.sim.program import Access, Operand, operand_value
 from tilec.sim.registers import tell_behaviour, tell_index, tell_outside, tell_undefined
+from tilec.sim.threads import Threads
 from tilec.sim.undefined import (
     UNDEF,
     Lost,
@@ -36,9 +39,6 @@ from tilec.sim.undefined import (
     sure_in,
 )
 
-if TYPE_CHECKING:
-    from tilec.sim.block import Block
-
 Lanes = NDArray[np.int64]
 
 
@@ -50,25 +50,21 @@ class Group:
 
     def __init__(self, merge: int, outer: Group | None, total: int) -> None:
         self.merge, self.outer, self.total = merge, outer, total
-        self.arrived: list[Agent] = []
+        self.arrived: list[ThreadState] = []
 
 
-class Agent(Primitives):
-    """`lanes`: sorted numbers of the threads. `at`: the segment to run next; `waiting`: what has to
-    come true before."""
+class ThreadState(Threads):
+    """`env`: the values that live across segments; `at`: the segment to run next."""
 
-    __slots__ = ("at", "block", "env", "group", "inst", "lanes", "result", "waiting")
+    __slots__ = ("at", "env", "group")
+
+    block: Block
 
     def __init__(
         self, block: Block, lanes: Lanes, env: list[Any], at: int, group: Group | None
     ) -> None:
-        self.block, self.lanes, self.env, self.at, self.group = block, lanes, env, at, group
-        self.waiting: Waits | None = None
-        self.inst: Inst | None = None
-
-    def full(self, x: Any) -> NDArray[Any]:
-        """A value with one number per lane."""
-        return np.broadcast_to(x, self.lanes.shape)
+        super().__init__(block, lanes)
+        self.env, self.at, self.group = env, at, group
 
     # --- what segments call ---
 
@@ -213,6 +209,125 @@ class Agent(Primitives):
         tell_outside(self, inst, slot, size, self.full(index), ~self.full(good))
         return np.where(good, index, 0)[()], self.full(good)
 
+    # --- threads, mbarriers, barriers, registers ---
+
+    def warp_sync(self) -> None:
+        self.block.barriers.warp_sync(self)
+
+    def mbarrier_init(self, address: Word, count: int) -> None:
+        self.block.barriers.init(self, address, count)
+
+    def mbarrier_init_fence(self) -> None:
+        self.block.barriers.init_fence(self)
+
+    def mbarrier_arrive(
+        self,
+        address: Word,
+        *,
+        expect: int = 0,
+        block: Word | None = None,
+        cluster_scope: bool = False,
+        where: Where = None,
+    ) -> None:
+        self.block.barriers.arrive(self, address, expect, block, cluster_scope, where)
+
+    def mbarrier_wait(self, address: Word, parity: Word, *, cluster_scope: bool = False) -> Waits:
+        return self.block.barriers.wait(self, address, parity, cluster_scope)
+
+    def barrier_sync(self, number: Word, threads: Word) -> Waits:
+        return self.block.barriers.named_sync(self, number, threads)
+
+    def barrier_arrive(self, number: Word, threads: Word) -> None:
+        self.block.barriers.named_arrive(self, number, threads)
+
+    def cluster_sync(self) -> Waits:
+        return self.block.barriers.cluster_sync(self)
+
+    def block_barrier(self) -> Waits:
+        return self.block.barriers.block_barrier(self)
+
+    def proxy_fence(self) -> None:
+        self.block.order.fence(self.lanes)
+
+    def device_fence(self) -> None:
+        order = self.block.order
+        if order.clocks.across is not None:
+            order.clocks.across.fence(order, self.lanes)
+
+    def count_up(self, address: Word, last: Word) -> Word:
+        at = np.ascontiguousarray(self.full(address), np.int64)
+        memory = self.block.memory
+        return memory.globals.count_up(memory, self, at, self.full(last))
+
+    def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:
+        return self.block.barriers.setmaxnreg(self, registers, increase)
+
+    # --- asynchronous copies ---
+
+    def cp_async(self, dest: Word, source: Word, bytes: int, valid: Word | None = None) -> None:
+        self.block.engines.cp_async(self, dest, source, bytes, valid)
+
+    def cp_async_commit(self) -> None:
+        self.block.engines.cp_async_commit(self)
+
+    def cp_async_wait(self, pending: int) -> None:
+        self.block.engines.cp_async_wait(self, pending)
+
+    def tma_load(
+        self,
+        dest: Word,
+        map: Word,
+        corner: Sequence[Word],
+        barrier: Word,
+        blocks: Word | None = None,
+    ) -> None:
+        self.block.engines.tma_load(self, dest, map, corner, barrier, blocks)
+
+    def tma_store(
+        self, map: Word, corner: Sequence[Word], source: Word, where: Where = None
+    ) -> None:
+        self.block.engines.tma_store(self, map, corner, source, where)
+
+    def tma_store_commit(self) -> None:
+        self.block.engines.tma_store_commit(self)
+
+    def tma_store_wait(self, pending: int, read: bool) -> None:
+        self.block.engines.tma_store_wait(self, pending, read)
+
+    # --- matrices ---
+
+    def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
+        return matrices.ldmatrix(self, self.block.memory, fragment, address)
+
+    def stmatrix(self, fragment: Layout, address: Word, values: Sequence[Word]) -> None:
+        matrices.stmatrix(self, self.block.memory, fragment, address, values)
+
+    def mma(
+        self, row: MatrixRow, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
+    ) -> tuple[Word, ...]:
+        return matrices.mma(self, self.block.memory.counts, row, a, b, c)
+
+    def wgmma(
+        self,
+        row: MatrixRow,
+        a: Sequence[Sequence[Word]],
+        b: Sequence[Word],
+        c: Sequence[Word] | None,
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        keep: Word = 1,
+    ) -> tuple[Word, ...]:
+        return self.block.engines.wgmma(self, row, a, b, c, (a_transposed, b_transposed), keep)
+
+    def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
+        return self.block.engines.wgmma_wait(self, pending, registers)
+
+    # --- other blocks ---
+
+    def cluster_load(self, address: Word, block: Word, words: int) -> tuple[Word, ...]:
+        return self.block.engines.cluster_load(self, address, block, words)
+
     # --- parting and meeting ---
 
     def part(
@@ -222,29 +337,31 @@ class Agent(Primitives):
         copies: Sequence[tuple[int, Operand]],
         at: int,
         group: Group | None,
-    ) -> Agent:
-        """A new agent of the lanes in `mask`, which goes on at `at` with the values `live`."""
+    ) -> ThreadState:
+        """The state of the lanes in `mask`, which go on at `at` with the values `live`."""
         env: list[Any] = [None] * len(self.env)
         for slot in live:
             env[slot] = _take(self.env[slot], mask)
         for slot, operand in copies:
             env[slot] = _take(operand_value(self.env, operand), mask)
-        return Agent(self.block, self.lanes[mask], env, at, group)
+        return ThreadState(self.block, self.lanes[mask], env, at, group)
 
 
-def meet(agents: Sequence[Agent], live: Iterable[int], at: int, group: Group | None) -> Agent:
-    """One agent of the lanes of all."""
-    if len(agents) == 1:
-        only = agents[0]
+def meet(
+    states: Sequence[ThreadState], live: Iterable[int], at: int, group: Group | None
+) -> ThreadState:
+    """The lanes of all go on together."""
+    if len(states) == 1:
+        only = states[0]
         only.at, only.group = at, group
         return only
-    lanes = np.concatenate([a.lanes for a in agents])
+    lanes = np.concatenate([s.lanes for s in states])
     order = np.argsort(lanes, kind="stable")
-    sizes = [len(a.lanes) for a in agents]
-    env: list[Any] = [None] * len(agents[0].env)
+    sizes = [len(s.lanes) for s in states]
+    env: list[Any] = [None] * len(states[0].env)
     for slot in live:
-        env[slot] = _join([a.env[slot] for a in agents], sizes, order)
-    return Agent(agents[0].block, lanes[order], env, at, group)
+        env[slot] = _join([s.env[slot] for s in states], sizes, order)
+    return ThreadState(states[0].block, lanes[order], env, at, group)
 
 
 def _take(x: Any, mask: Any) -> Any:
