@@ -19,7 +19,7 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import MatrixRow, find_row
-from tilec.ir.layout import Digit, Layout
+from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -301,11 +301,7 @@ def _adjacent(region: Operand, count: int) -> bool:
     `count` on, is adjacent in memory and aligned to its size."""
     memory = region.buffer.buffer.layout
     assert memory is not None
-    if memory.shape[-1] % count or region.divisors[1] % count:
-        return False
-    groups = memory.offsets().reshape(-1, count)
-    first = groups[:, :1]
-    return bool((first % count == 0).all() and (groups - first == list(range(count))).all())
+    return region.divisors[1] % count == 0 and has_runs(memory, count)
 
 
 def _load_matrices(

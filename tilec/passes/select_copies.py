@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tilec.ir.agents import Agents, box_may_begin, ragged_tensors, same_order
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.layout import Layout, leading_run, tma_box, vector_width
+from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
 from tilec.ir.ops import (
     Binary,
     Const,
@@ -28,7 +28,6 @@ from tilec.ir.ops import (
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
 from tilec.passes.utils.addressing import depends
-from tilec.passes.utils.distribution import covering
 from tilec.passes.utils.rings import settle
 from tilec.target import Target
 
@@ -65,23 +64,11 @@ class _Chooser:
         vector = self.agents.vector(o)
         if o.ahead:
             agent = self.agents.of(o, o.dest.buffer not in self.not_by_tma)
-            if agent == "tma" or (agent == "cp_async" and self._lies_adjacent(o, vector)):
+            if agent == "tma" or (agent == "cp_async" and _has_runs(o, vector)):
                 return replace(o, agent=agent, vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):
             return replace(o, agent="tma_store", vector=vector)
         return replace(o, agent="threads", vector=vector)
-
-    def _lies_adjacent(self, o: Copy, vector: int) -> bool:
-        """Whether what one cp.async brings lies together in shared memory, too, in a layout that
-        the user may have given."""
-        memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)
-        assert memory is not None
-        if memory.shape != shape:
-            memory = memory.reshape(shape)
-        every = covering(
-            shape, 1, 1, vector
-        )  # one access after the other, none outside of the tile
-        return vector_width(every, memory, vector) == vector
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -194,6 +181,14 @@ def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
         if any(p is not offset and p in defs for p in parts):
             return False
     return True
+
+
+def _has_runs(o: Copy, vector: int) -> bool:
+    """Whether what one cp.async brings lies together in shared memory, too, in a layout that the
+    user may have given."""
+    memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)
+    assert memory is not None
+    return has_runs(memory if memory.shape == shape else memory.reshape(shape), vector)
 
 
 def box_fits(layout: Layout, bits: int) -> bool:

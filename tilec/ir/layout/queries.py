@@ -53,6 +53,17 @@ def _consecutive(at: Ints, width: int) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def has_runs(memory: Layout, count: int) -> bool:
+    """Whether every `count` elements of the last dimension, from a multiple of `count` on, lie at
+    consecutive offsets, of which the first is a multiple of `count`."""
+    if memory.shape[-1] % count:
+        return False
+    groups = memory.offsets().reshape(-1, count)
+    first = groups[:, :1]
+    return bool((first % count == 0).all() and (groups - first == np.arange(count)).all())
+
+
+@functools.lru_cache(maxsize=4096)
 def leading_run(layout: Layout) -> tuple[int, int]:
     """(dimension, length): how many of a thread's first registers are neighbours along a
     dimension, each run starting at a multiple of its length. (-1, 1) if none are."""
