@@ -15,7 +15,7 @@ were."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -23,7 +23,6 @@ from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once, paths
-from tilec.ir.effects import written_tensors
 from tilec.ir.ops import Alloc, Const, Copy, For, If, While
 from tilec.passes.utils.rings import ring_copies, with_versions
 from tilec.passes.utils.slicing import NotClonable, Slice, can_run_ahead
@@ -32,12 +31,17 @@ from tilec.target import Target
 
 def plan_pipeline(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    found = _Planner(func, target)
-    if not found.loops:
+    if not any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body)):
         return func
-    if found.reasons:
-        func = func.with_attrs(not_ahead=tuple(found.reasons))
-    func = with_versions(func, found.versions, ahead=True)
+    boxes, teams = bool(func.attrs.get("specialise")), int(func.attrs.get("teams", 1))
+    rings = Rings(func, Agents(func, target))
+    chosen = rings.chosen(boxes, teams)
+    versions = versions_of(rings.depths(chosen, boxes), lambda loop: loop.num_stages)
+    if func.attrs.get("single_buffer"):
+        versions = dict.fromkeys(versions, 1)
+    if reasons := rings.reasons(chosen):
+        func = func.with_attrs(not_ahead=tuple(reasons))
+    func = with_versions(func, versions, ahead=True)
 
     def visit(o: Op) -> None | Op | list[Op]:
         if not isinstance(o, For) or o.kind != "pipelined":
@@ -51,50 +55,83 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
+def versions_of(
+    depths: Mapping[Value, Sequence[Depth]], stages: Callable[[For], int]
+) -> dict[Value, int]:
+    """The versions of each buffer, where loops have so many stages."""
+    return {
+        v: max([1, *(min(stages(loop), most) for loop, most in found)])
+        for v, found in depths.items()
+    }
+
+
+def has_stages(o: For) -> bool:
+    """Whether a loop has stages, or may have as many as the plan says."""
+    return o.kind == "pipelined" and o.num_stages not in (0, 1)
+
+
+Depth = tuple[For, int]  # a loop whose stages a buffer has as versions, and the most of these
+NO_LIMIT = 1 << 30
+
+
 @dataclass
-class _Buffer:
+class Filled:
     """A shared buffer that copies fill: `ranges`, what they leave; `loops`, for each the loop with
-    stages that it may run ahead in, None for one that only producer warps can bring."""
+    stages that it may run ahead in, None for one that only producer warps can bring; `by_tma`,
+    whether they may bring all."""
 
     ranges: list[LiveRange]
     loops: list[For | None]
+    by_tma: bool = False
 
     @property
     def copies(self) -> list[Copy]:
         return [r.fill for r in self.ranges if isinstance(r.fill, Copy)]
 
 
-class _Planner:
-    """`ahead`: the copies that run ahead. `versions`: those of their buffers. `reasons`: (line,
-    text) for copies of loops with stages that do not."""
+class Rings:
+    """The shared buffers of `func` whose copies may run ahead, and what their versions follow."""
 
-    def __init__(self, func: Func, target: Target) -> None:
+    def __init__(self, func: Func, agents: Agents) -> None:
         self.func = func
-        self.reasons: list[tuple[int, str]] = []
-        self.ahead: set[Copy] = set()
-        self.versions: dict[Value, int] = {}
-        self.loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
-        if not self.loops:
-            return
-        self.boxes = bool(func.attrs.get("specialise"))
-        self.agents = Agents(func, target)
-        self.written = written_tensors(func.body)
+        self.agents = agents
+        self.loops = [o for o in walk(func.body) if isinstance(o, For) and has_stages(o)]
         self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
         self.homes = {o.result: p[-1][0] for p, o in paths(func.body) if isinstance(o, Alloc)}
-        buffers = self._buffers()
-        chosen = {v: x for v, x in buffers.items() if None not in x.loops}
-        if self.boxes and int(func.attrs.get("teams", 1)) == 1:
-            chosen.update(self._by_producers(buffers, chosen))
-        self._decide(chosen)
-        self._explain(buffers, chosen)
+        self.refused: dict[Value, str] = {}
+        self.buffers = self._buffers()
+
+    def chosen(self, boxes: bool, teams: int) -> dict[Value, Filled]:
+        """Those under a plan with producer warps (`boxes`) or without, for so many teams."""
+        found = {v: x for v, x in self.buffers.items() if None not in x.loops}
+        return found | self._by_producers(found) if boxes and teams == 1 else found
+
+    def depths(self, chosen: Mapping[Value, Filled], boxes: bool) -> dict[Value, list[Depth]]:
+        """For each of the chosen buffers the loops whose stages it follows."""
+        by_loop: dict[For, list[Copy]] = {}
+        for x in chosen.values():
+            for o, loop in zip(x.copies, x.loops):
+                if loop is not None:
+                    by_loop.setdefault(loop, []).append(o)
+        fewer = {
+            loop for loop, copies in by_loop.items() if self.agents.through_registers(copies, boxes)
+        }
+        found: dict[Value, list[Depth]] = {}
+        for v, x in chosen.items():
+            found[v] = []
+            for r, loop in zip(x.ranges, x.loops):
+                if loop in fewer and not (boxes and x.by_tma):
+                    found[v].append((loop, REGISTER_VERSIONS))
+                elif (around := _innermost(r)) is not None:
+                    found[v].append((around, NO_LIMIT))
+        return found
 
     # --- what may ---
 
-    def _buffers(self) -> dict[Value, _Buffer]:
+    def _buffers(self) -> dict[Value, Filled]:
         """The buffers all of whose writers are copies that fill them, with clear live ranges."""
         copies = [o for o in walk(self.func.body) if _to_shared(o)]
-        self.refused: dict[Value, str] = {}
-        found: dict[Value, _Buffer] = {}
+        found: dict[Value, Filled] = {}
         wanted = {o.dest.buffer for o in copies if o.dest.buffer in self.homes}
         for v, ranges in live_ranges(self.func.body, wanted).items():
             if isinstance(ranges, Unclear):
@@ -107,14 +144,15 @@ class _Planner:
             loops = [self._loop(r) for r in ranges]
             if len(set(loops)) < len(loops):  # threads have one version of it in an iteration
                 loops = [None] * len(loops)
-            found[v] = _Buffer(ranges, loops)
+            x = found[v] = Filled(ranges, loops)
+            x.by_tma = all(self.agents.of(o, True) == "tma" for o in x.copies)
         return found
 
     def _refusal(self, fill: Op) -> str | None:
         """Why an op that fills a buffer cannot do so ahead of time."""
         if not _to_shared(fill):
             return f"line {fill.loc.line} writes it too"
-        if fill.source.buffer in self.written:
+        if fill.source.buffer in self.agents.written:
             return f"the kernel writes {fill.source.buffer.name}"
         if not self.zeros.issuperset(fill.dest.offsets):
             return "where it begins in its buffer is computed"
@@ -130,7 +168,7 @@ class _Planner:
         if not inside:
             return None
         loop, *branches, _ = ops[inside[-1] :]
-        if not isinstance(loop, For) or loop.kind != "pipelined" or loop.num_stages < 2:
+        if not isinstance(loop, For) or not has_stages(loop):
             return None
         if not all(isinstance(o, If) for o in branches):
             return None
@@ -139,19 +177,17 @@ class _Planner:
         top = ops[inside[-1] + 1]
         return loop if not _held_back(loop, top) and can_run_ahead(loop, r.fill) else None
 
-    def _by_producers(
-        self, buffers: dict[Value, _Buffer], chosen: Collection[Value]
-    ) -> dict[Value, _Buffer]:
+    def _by_producers(self, chosen: Mapping[Value, Filled]) -> dict[Value, Filled]:
         """Buffers with copies that only producer warps can bring ahead of time, where these bring
         others in any case."""
-        rings = {x for v in chosen for x in buffers[v].loops if self._by_tma(buffers[v])}
+        rings = {loop for x in chosen.values() if x.by_tma for loop in x.loops}
         if not rings:
             return {}
         found = {
             v: x
-            for v, x in buffers.items()
+            for v, x in self.buffers.items()
             if v not in chosen
-            and self._by_tma(x)
+            and x.by_tma
             and not any(_behind(r, rings) for r in x.ranges)
             and not any(_is_held(r) for r in x.ranges)
         }
@@ -160,48 +196,23 @@ class _Planner:
             found = {v: x for v, x in found.items() if _clonable(self.func.body, x.copies)}
         return found
 
-    def _by_tma(self, x: _Buffer) -> bool:
-        return all(self.agents.of(o, self.boxes) == "tma" for o in x.copies)
-
-    # --- what is decided ---
-
-    def _decide(self, chosen: dict[Value, _Buffer]) -> None:
-        by_loop: dict[For, list[Copy]] = {}
-        for x in chosen.values():
-            self.ahead.update(x.copies)
-            for o, loop in zip(x.copies, x.loops):
-                if loop is not None:
-                    by_loop.setdefault(loop, []).append(o)
-        fewer = {
-            loop: self.agents.through_registers(copies, self.boxes)
-            for loop, copies in by_loop.items()
-        }
-        for v, x in chosen.items():
-            by_tma = self._by_tma(x)
-            counts = [1]
-            for r, loop in zip(x.ranges, x.loops):
-                if loop is not None and fewer[loop] and not by_tma:
-                    counts.append(min(loop.num_stages, REGISTER_VERSIONS))
-                else:
-                    counts.append(_stages(r))
-            self.versions[v] = 1 if self.func.attrs.get("single_buffer") else max(counts)
-
-    def _explain(self, buffers: dict[Value, _Buffer], chosen: Collection[Value]) -> None:
-        """Note why copies of loops with stages do not run ahead."""
+    def reasons(self, chosen: Mapping[Value, Filled]) -> list[tuple[int, str]]:
+        """(line, text) for copies of loops with stages that do not run ahead."""
+        ahead = {o for x in chosen.values() for o in x.copies}
+        found: list[tuple[int, str]] = []
         for loop in self.loops:
-            if loop.num_stages < 2:
-                continue
             for o in once(loop.body):
-                if not _to_shared(o) or o in self.ahead:
+                if not _to_shared(o) or o in ahead:
                     continue
                 name = o.dest.buffer.name
                 if not o.dest.is_whole:
-                    self.reasons.append((o.loc.line, f"it fills a part of {name}"))
+                    found.append((o.loc.line, f"it fills a part of {name}"))
                 elif o.dest.buffer in self.refused:
-                    self.reasons.append((o.loc.line, self.refused[o.dest.buffer]))
+                    found.append((o.loc.line, self.refused[o.dest.buffer]))
                 elif not loop.stage:
                     why = f"{name} is filled more than once, or where it comes from is not known"
-                    self.reasons.append((o.loc.line, f"{why} before the iteration"))
+                    found.append((o.loc.line, f"{why} before the iteration"))
+        return found
 
 
 def _clonable(body: Block, copies: Iterable[Copy]) -> bool:
@@ -244,14 +255,11 @@ def _is_held(r: LiveRange) -> bool:
     )
 
 
-def _stages(r: LiveRange) -> int:
-    """The stages of the innermost loop around the copy; 1 where it has none."""
-    for block, i in reversed(r.path):
-        loop = block.ops[i]
-        if isinstance(loop, (For, While)):
-            staged = isinstance(loop, For) and loop.kind == "pipelined"
-            return max(1, loop.num_stages) if staged else 1  # type: ignore[union-attr]
-    return 1
+def _innermost(r: LiveRange) -> For | None:
+    """The innermost loop around the copy, if it has stages."""
+    ops = (block.ops[i] for block, i in reversed(r.path))
+    loop = next((o for o in ops if isinstance(o, (For, While))), None)
+    return loop if isinstance(loop, For) and has_stages(loop) else None
 
 
 def _behind(r: LiveRange, loops: Collection[Op | None]) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from tilec.ir.agents import (
-    REGISTER_VERSIONS,
     Agents,
     Narrow,
     alignment,
@@ -17,10 +17,10 @@ from tilec.ir.agents import (
 )
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Value, walk
-from tilec.ir.dependence import once
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
+from tilec.passes.plan_pipeline import Rings, has_stages, versions_of
 from tilec.passes.utils.plans import stages_of
 from tilec.target import Target
 
@@ -30,56 +30,69 @@ STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 
 @dataclass(frozen=True)
 class Ring:
-    """The buffers of one pipelined loop: bytes of one version of those that TMA may bring and of
-    the others; the loop's iterations, 0 where they are not known. Without and with producer warps:
-    whether the others go through registers, and what it takes threads to bring them where
-    their accesses are narrower than they could be."""
+    """A loop whose copies run ahead: the buffers they fill; whether TMA may bring some of its
+    tiles, and whether it may not bring others; without and with producer warps, what it takes
+    threads to bring them where their accesses are narrower than they could be; the loop's
+    iterations, 0 where they are not known."""
 
     loop: For
-    boxes: int
-    others: int
-    registers: tuple[bool, bool]
+    buffers: frozenset[Value]
+    boxes: bool
+    others: bool
     narrow: tuple[Narrow, Narrow]
     trips: int
 
-    def size(self, plan: Plan, stages: int) -> int:
-        """Bytes of all versions under `plan`, were its stages so many."""
-        count = stages_of(self.loop, stages)
-        if plan.single_buffer:
-            return self.boxes + self.others
-        rest = min(count, REGISTER_VERSIONS) if self.registers[plan.specialise] else count
-        return self.others * rest + self.boxes * (count if plan.specialise else rest)
 
-    def stages(self, plan: Plan, stages: int) -> int:
-        """The versions that its tiles have at most, were the plan's stages so many."""
-        count = stages_of(self.loop, stages)
-        if self.registers[plan.specialise] and not (plan.specialise and self.boxes):
-            return min(count, REGISTER_VERSIONS)
-        return count
+class Versions(NamedTuple):
+    """How many versions the buffers have that are filled ahead of time; bytes of all of these, and
+    of one of each."""
+
+    versions: dict[Value, int]
+    total: int
+    one: int
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of shared memory of a kernel before layouts are known: `rings`, the buffers of its
-    pipelined loops; `rest`, everything else; `sums`, what a block that shares its sums hands over;
-    `rows`, the largest tile that leaves by rows, in place of the rings where these are not filled
-    again (`refilled`: by a loop of the user's). `threads` are the user's, or the default. `leaves`:
-    beside such loops, whether TMA can take some tile to global memory."""
+    """Bytes of shared memory of a kernel before layouts are known: `sizes`, of one version of each
+    buffer; `buffers`, those that may have more (`plan_pipeline`), and their loops' `rings`; `sums`,
+    what a block that shares its sums hands over; `rows`, the largest tile that leaves by rows, in
+    place of the rings where these are not filled again (`refilled`: by a loop of the user's).
+    `threads` are the user's, or the default. `leaves`: beside such loops, whether TMA can take some
+    tile to global memory."""
 
+    sizes: Mapping[Value, int]
+    buffers: Rings | None
     rings: tuple[Ring, ...]
-    rest: int
     sums: int
     threads: int
     rows: int = 0
     refilled: bool = False
     leaves: bool = False
+    _planned: dict[tuple[bool, int, int], Versions] = field(default_factory=dict)
+
+    def planned(self, plan: Plan, stages: int) -> Versions:
+        """What is filled ahead of time, were the plan's stages so many."""
+        kind = plan.specialise, min(plan.teams, 2)
+        stages = 0 if plan.single_buffer else stages
+        if (*kind, stages) in self._planned or self.buffers is None:
+            return self._planned.get((*kind, stages), Versions({}, 0, 0))
+        depths = self.buffers.depths(self.buffers.chosen(*kind), plan.specialise)
+        count = dict.fromkeys(depths, 1)
+        if stages:
+            count = versions_of(depths, lambda o: stages_of(o, stages))
+        one = sum(self.sizes[v] for v in count)
+        made = Versions(count, sum(self.sizes[v] * n for v, n in count.items()), one)
+        self._planned[*kind, stages] = made
+        return made
 
     def beside(self, plan: Plan, target: Target) -> int:
         """Bytes beside the rings: what stores go through, too."""
         threads = (plan.threads or self.threads) * plan.teams
         staging = threads // target.warp_size * STAGED_BYTES if plan.staged_store else 0
         rows = self.rows * plan.teams if plan.persistent or self.refilled else 0
-        return self.rest + staging + rows + (self.sums if plan.split > 1 else 0)
+        rest = sum(self.sizes.values()) - self.planned(plan, plan.stages).one
+        return rest + staging + rows + (self.sums if plan.split > 1 else 0)
 
     def stages_that_fit(self, plan: Plan, target: Target) -> int:
         """Stages that the loops may have: as many as shared memory holds beside all other buffers,
@@ -92,17 +105,22 @@ class Footprint:
         if chosen and all(r.trips for r in chosen):
             most = min(most, max(r.trips for r in chosen))
         room = limit - self.beside(plan, target) - 1024
-        while most > 2 and sum(r.size(plan, most) for r in self.rings) > room:
+        while most > 2 and self.planned(plan, most).total > room:
             most -= 1
-        return min((r.stages(plan, max(2, most)) for r in chosen or self.rings), default=2)
+        several = replace(plan, single_buffer=False) if plan.single_buffer else plan
+        versions = self.planned(several, max(2, most)).versions
+        return min((_deepest(r, versions) for r in chosen or self.rings), default=2)
 
     def of(self, plan: Plan, target: Target) -> tuple[int, int, int]:
         """Bytes of shared memory that a block of `plan` will need, about; those of the pipelined
         loops' buffers among them; and the versions these have (the least over the loops)."""
-        rings = sum(r.size(plan, plan.stages) for r in self.rings)
-        stages = min((r.stages(plan, plan.stages) for r in self.rings), default=1)
-        total = max(rings, self.rows) + self.beside(plan, target)
-        return total, rings, 1 if plan.single_buffer else stages
+        ahead = self.planned(plan, plan.stages)
+        total = max(ahead.total, self.rows) + self.beside(plan, target)
+        return total, ahead.total, min((_deepest(r, ahead.versions) for r in self.rings), default=1)
+
+
+def _deepest(ring: Ring, versions: Mapping[Value, int]) -> int:
+    return max(versions[v] for v in ring.buffers)
 
 
 def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footprint:
@@ -115,38 +133,34 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         match o:
             case Const():
                 consts[o.result] = o.value
-            case For(kind="pipelined") if o.num_stages not in (0, 1):
+            case For() if has_stages(o):
                 loops.append(o)
             case Alloc() if o.type.space == "shared":
                 sizes[o.result] = version_bytes(o.type)
             case Gemm():
                 sums.add(o.c)
     agents = Agents(func, target, facts) if loops else None
+    planned = Rings(func, agents) if agents is not None else None
+    found = {} if planned is None else planned.chosen(False, 1)
     rings: list[Ring] = []
     for loop in loops:
-        assert agents is not None
-        copies = [
-            o
-            for o in once(loop.body)
-            if isinstance(o, Copy)
-            and o.source.buffer.buffer.space == "global"
-            and o.dest.buffer in sizes
-        ]
-        boxes = {o.dest.buffer for o in copies if agents.of(o, True) == "tma"}
-        others = {o.dest.buffer for o in copies} - boxes
-        registers = [agents.through_registers(copies, s) for s in (False, True)]
-        narrow = [agents.narrow(copies, s) for s in (False, True)]
+        here = {v: x for v, x in found.items() if loop in x.loops}
+        if agents is None or not here:
+            continue
+        boxes = {v for v, x in here.items() if x.by_tma}
+        copies = [o for x in here.values() for o in x.copies]
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
         known = [b for b in bounds if isinstance(b, int)]
         trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0
-        if copies:
-            size = [sum(sizes.pop(v, 0) for v in part) for part in (boxes, others)]
-            pairs = (registers[0], registers[1]), (narrow[0], narrow[1])
-            rings.append(Ring(loop, size[0], size[1], *pairs, trips))
+        narrow = agents.narrow(copies, False), agents.narrow(copies, True)
+        rings.append(
+            Ring(loop, frozenset(here), bool(boxes), len(boxes) < len(here), narrow, trips)
+        )
     rows, refilled = _by_rows(func) if sums else (0, False)
     return Footprint(
+        sizes,
+        planned,
         tuple(rings),
-        sum(sizes.values()),
         4 * sum(c.buffer.size for c in sums),
         func.attrs.get("threads") or DEFAULT_THREADS,
         rows,

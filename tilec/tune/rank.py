@@ -87,8 +87,8 @@ class Candidate:
         return read_work(self.func)
 
     @cached_property
-    def _wanted(self) -> Wanted:
-        return take_wanted(self.func)[1]
+    def _taken(self) -> tuple[Func, Wanted]:
+        return take_wanted(self.func)
 
     @cached_property
     def _facts(self) -> Facts:
@@ -109,12 +109,14 @@ class Candidate:
 
     def _unshared(self, plan: Plan) -> str:
         """Why blocks cannot share the iterations of a sum as the plan has it; "" if they can."""
-        few = {"split": min(plan.split, 2), "parts": min(plan.parts, 2)}
-        key = few["split"], few["parts"]
+        key = min(plan.split, 2), min(plan.parts, 2)
         if key not in self._obstacles:
-            self._obstacles[key] = ""
+            # What blocks share through global memory, those of a cluster can.
+            if key == (2, 1) and not self._unshared(replace(plan, split=1, parts=2)):
+                return ""
             try:
-                check_shared(take_wanted(self.func)[0].with_attrs(**few), self.target)
+                check_shared(self._taken[0].with_attrs(split=key[0], parts=key[1]), self.target)
+                self._obstacles[key] = ""
             except CompileError as error:
                 self._obstacles[key] = error.message
         return self._obstacles[key]
@@ -124,7 +126,7 @@ class Candidate:
         """The plans that may fit, each as it will run (a kernel that walks over blocks by itself is
         launched as it is), with what it makes of the kernel and the threads of a team; and the
         others."""
-        func, wanted = take_wanted(self.func)[0], self._wanted
+        func, wanted = self._taken
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
         rows_of: dict[
@@ -184,7 +186,7 @@ class Candidate:
             return f"TMA can bring no tile of a T.Pipelined ({rows})"
         if (plan.teams > 1 or plan.cluster != (1, 1, 1)) and any(r.others for r in space.rings):
             return f"TMA can bring only some of the tiles of a T.Pipelined ({rows})"
-        if plan.staged_store and "staged_store" not in self._wanted.fields and not space.leaves:
+        if plan.staged_store and "staged_store" not in self._taken[1].fields and not space.leaves:
             return "TMA can take no result to its tensor: rows, or tiles in them, begin anywhere"
         return ""
 
@@ -243,7 +245,7 @@ class Candidate:
     def _parts(self, plan: Plan, numbers: Numbers) -> list[int]:
         """In how many parts the sums of `plan` had better be: about as many as fill the
         multiprocessors once, or twice."""
-        if plan.parts == 1 or "split" in self._wanted.fields:
+        if plan.parts == 1 or "split" in self._taken[1].fields:
             return []
         room = multiprocessors_for(plan, self.target) / (numbers.blocks * plan.split)
         most = min(2 * room, numbers.iterations / plan.split)
@@ -260,7 +262,7 @@ class Candidate:
             panel //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
             panel = 1
-        if panel == plan.panel or "panel" in self._wanted.fields:
+        if panel == plan.panel or "panel" in self._taken[1].fields:
             return plan
         return replace(plan, panel=panel)
 
