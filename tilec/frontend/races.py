@@ -9,13 +9,13 @@ accesses are compared where these sums agree; nothing is said about the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Binary, Cast, Const, Load, Parallel, Store
+from tilec.ir.ops import Binary, Cast, Const, Parallel
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
@@ -61,17 +61,16 @@ def find_race(loop: Parallel) -> Race | None:
     own = {r for o in ops for r in o.results}  # a variable made in the loop is each iteration's own
     same = _same_values(ops)
     # One access for each place that is read, and for each value that is written to a place.
-    reads_of: dict[Value, dict[tuple[Value, ...], Load]] = {}
-    writes: dict[object, Store] = {}
-    for o in ops:
-        if isinstance(o, Load):
-            at = tuple(same.get(i, i) for i in o.indices)
-            reads_of.setdefault(o.source, {}).setdefault(at, o)
-        elif isinstance(o, Store) and o.dest not in own:
-            at = tuple(same.get(i, i) for i in o.indices)
-            writes.setdefault((o.dest, at, o.value in varying), o)
+    reads_of: dict[Value, dict[tuple[Value, ...], _Access]] = {}
+    writes: dict[object, _Access] = {}
+    for a in _accesses(ops, varying):
+        at = tuple(same.get(i, i) for i in a.indices)
+        if not a.writes:
+            reads_of.setdefault(a.buffer, {}).setdefault(at, a)
+        elif a.buffer not in own:
+            writes.setdefault((a.buffer, at, a.varies), a)
     suspects = [
-        (w, [o for o in reads_of.get(w.dest, {}).values() if o.indices != w.indices])
+        (w, [r for r in reads_of.get(w.buffer, {}).values() if r.indices != w.indices])
         for w in writes.values()
     ]
     widened = {o.result: o.operand for o in ops if isinstance(o, Cast)}
@@ -88,10 +87,33 @@ def find_race(loop: Parallel) -> Race | None:
             race = None if source is None else _read_race(write, read, target, source, loop)
             if race is not None:
                 return race
-        race = _write_race(write, target, loop) if write.value in varying else None
+        race = _write_race(write, target, loop) if write.varies else None
         if race is not None:
             return race
     return None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Access:
+    """An element that is read or written; `varies`: by what differs between iterations."""
+
+    buffer: Value
+    indices: tuple[Value, ...]
+    writes: bool
+    varies: bool
+    loc: Loc
+
+
+def _accesses(ops: Sequence[Op], varying: Container[Value]) -> Iterator[_Access]:
+    """What every iteration reads and writes. (Updates of one element are done one by one.)"""
+    for o in ops:
+        for e in () if o.pure or o.region_fields else o.effects():
+            if e.region is None or e.kind not in ("read", "write"):
+                continue
+            buffer, indices = e.region.buffer, e.region.offsets
+            others = (v for v in o.operands if v is not buffer and v not in indices)
+            varies = any(v in varying for v in others)
+            yield _Access(buffer, indices, e.writes, varies, o.loc)
 
 
 def _same_values(ops: Sequence[Op]) -> dict[Value, Value]:
@@ -204,7 +226,7 @@ def row_keys(*rows: Any) -> list[Any]:
 
 
 def _read_race(
-    write: Store, read: Load, target: _Elements, source: _Elements, loop: Parallel
+    write: _Access, read: _Access, target: _Elements, source: _Elements, loop: Parallel
 ) -> Race | None:
     if source.bases != target.bases:
         return None
@@ -218,13 +240,13 @@ def _read_race(
     i = int(clash[0])
     message = (
         f"iteration {_iteration(i, loop)} of T.Parallel reads an element of "
-        f"{write.dest.name or 'the buffer'} that iteration {_iteration(int(writer[i]), loop)} "
+        f"{write.buffer.name or 'the buffer'} that iteration {_iteration(int(writer[i]), loop)} "
         f"writes (line {write.loc.line}); they run in any order"
     )
     return Race(message, read.loc)
 
 
-def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
+def _write_race(write: _Access, target: _Elements, loop: Parallel) -> Race | None:
     """Two iterations that write one element."""
     (keys,) = row_keys(target.rows)
     order = np.argsort(keys, kind="stable")
@@ -234,7 +256,7 @@ def _write_race(write: Store, target: _Elements, loop: Parallel) -> Race | None:
     one, other = int(order[twice[0]]), int(order[twice[0] + 1])
     message = (
         f"iterations {_iteration(one, loop)} and {_iteration(other, loop)} of T.Parallel write "
-        f"the same element of {write.dest.name or 'the buffer'}; they run in any order"
+        f"the same element of {write.buffer.name or 'the buffer'}; they run in any order"
     )
     return Race(message, write.loc)
 

@@ -18,10 +18,20 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from tilec.ir.affine import LINEAR, Affine, Forms, Origins
-from tilec.ir.core import Block, Func, Op, Param, Value, defining_ops, upstream, walk
+from tilec.ir.core import (
+    Block,
+    Effect,
+    Func,
+    Op,
+    Param,
+    Value,
+    defining_ops,
+    squeeze,
+    upstream,
+    walk,
+)
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
-    Alloc,
     Binary,
     BlockIndex,
     Cast,
@@ -32,18 +42,14 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Lane,
-    Load,
     Lookup,
     Parallel,
-    Print,
     Scope,
     Select,
-    Store,
     ThreadIndex,
     Unary,
     Warp,
     While,
-    Yield,
     yielded,
 )
 from tilec.ir.types import BufferType, ScalarType
@@ -342,13 +348,17 @@ def acting(block: Block) -> list[Op]:
     that hold nothing else."""
 
     def acts(o: Op) -> bool:
-        if o.pure or isinstance(o, (Alloc, Load, Yield)):
-            return False
-        if isinstance(o, Store):
-            return o.dest.buffer.space != "local"
-        return not o.regions or any(acts(x) for region in o.regions for x in region.ops)
+        if o.pure or o.regions:
+            return any(acts(x) for region in o.regions for x in region.ops)
+        return not all(_is_quiet(e) for e in o.effects())
 
     return [o for o in block.ops if acts(o)]
+
+
+def _is_quiet(e: Effect) -> bool:
+    if e.region is None or e.kind in ("read", "allocate"):
+        return e.region is not None
+    return e.region.buffer.buffer.space == "local" and not squeeze(e.region.extents)
 
 
 def asks_for_threads(func: Func) -> bool:
@@ -417,13 +427,9 @@ class Uniformity:
     def _block(self, block: Block, around: Level) -> None:
         for o in block.ops:
             match o:
-                case Store(dest=dest):
-                    if dest.buffer.space == "local":
-                        level = max(self._highest(o.operands), around)
-                        self._again = self._raise(dest, level) or self._again
-                case Print():
-                    self._around[o] = around
                 case _ if not o.region_fields:
+                    if not o.pure:
+                        self._effects(o, around)
                     own = _LEVELS.get(o.opname, Level.BLOCK)
                     level = max(own, self._highest(o.operands))
                     if level is not Level.BLOCK:
@@ -463,6 +469,14 @@ class Uniformity:
                         self._block(region, around)
                     for r in o.results:
                         self._raise(r, level)
+
+    def _effects(self, o: Op, around: Level) -> None:
+        for e in o.effects():
+            if e.kind == "output":
+                self._around[o] = around
+            elif e.writes and e.region and e.region.buffer.buffer.space == "local":
+                level = max(self._highest(o.operands), around)
+                self._again = self._raise(e.region.buffer, level) or self._again
 
     def _carry(self, inits: Sequence[Value], args: Sequence[Value]) -> None:
         for init, arg in zip(inits, args):

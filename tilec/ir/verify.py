@@ -17,6 +17,7 @@ from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
     Copy,
+    ElementAccess,
     Fill,
     For,
     Gemm,
@@ -415,7 +416,7 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
 def only_local_elements(func: Func) -> None:
     """LOWERED: elements are a thread's own; memory is reached by `mem_load` and `mem_store`."""
     for o in walk(func.body):
-        buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
+        buffer = o.buffer if isinstance(o, ElementAccess) else None
         if buffer is not None and buffer.buffer.space != "local":
             raise _breach(o, f"an element access to {buffer.type} is left")
 

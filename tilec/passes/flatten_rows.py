@@ -48,6 +48,7 @@ from tilec.ir.ops import (
     Compare,
     Const,
     Copy,
+    ElementAccess,
     Fill,
     For,
     GridSize,
@@ -381,8 +382,8 @@ class _Flat:
         def visit(o: Op) -> None | Op | list[Op]:
             if isinstance(o, If) and o.cond in self.found.guards:
                 return replace(o, cond=inside)
-            if isinstance(o, (Load, Store)):
-                v = o.source if isinstance(o, Load) else o.dest
+            if isinstance(o, ElementAccess):
+                v = o.buffer
                 if v in self.flat:
                     return replace(o, indices=(at if v.buffer.space == "global" else arg,))
             return None if self.found.places.isdisjoint(o.results) else []

@@ -41,6 +41,7 @@ from tilec.ir.ops import (
     Binary,
     Compare,
     Const,
+    ElementAccess,
     For,
     If,
     Load,
@@ -134,7 +135,7 @@ class Lowering:
     def scalar(self, o: Op) -> list[Op]:
         """An element access that every thread makes for itself."""
         b = Builder(o.loc)
-        assert isinstance(o, (Load, Store))
+        assert isinstance(o, ElementAccess)
         body = LoopBody(self.known, b, None, 1, True, None)
         env: Substitution = {}
         body.op(o, [env])
@@ -171,7 +172,7 @@ class Lowering:
         in the threads that store for others that run the same iterations."""
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
-        accesses = [o for o in walk(p.body) if isinstance(o, (Load, Store)) and in_memory(o)]
+        accesses = [o for o in walk(p.body) if isinstance(o, ElementAccess) and in_memory(o)]
         flat = all(self._together(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)

@@ -48,6 +48,10 @@ class Load(Op):
     source: Value
     indices: tuple[Value, ...]
 
+    @property
+    def buffer(self) -> Value:
+        return self.source
+
     def infer(self) -> Sequence[Type]:
         return (ScalarType(self.source.dtype),)
 
@@ -67,6 +71,10 @@ class Store(Op):
     indices: tuple[Value, ...]
     value: Value
 
+    @property
+    def buffer(self) -> Value:
+        return self.dest
+
     def verify(self) -> None:
         _check_rank(self, self.dest, self.indices)
         if self.value.type != ScalarType(self.dest.dtype):
@@ -74,6 +82,9 @@ class Store(Op):
 
     def effects(self) -> Effects:
         return (write(self.dest, self.indices, (1,) * len(self.indices)),)
+
+
+ElementAccess = Load | Store  # one element of `buffer`, at `indices`
 
 
 @op("copy")

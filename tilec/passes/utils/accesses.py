@@ -9,7 +9,7 @@ from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Cast, Const, For, If, Load, Parallel, Store, While, yielded
+from tilec.ir.ops import Cast, Const, ElementAccess, For, If, Parallel, Store, While, yielded
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
         joined = behind.pop() if len(behind) == 1 else frozenset[Value]().union(*behind)
         for r in o.results:
             depends[r] = joined
-        if isinstance(o, (Load, Store)):
-            buffer = o.source if isinstance(o, Load) else o.dest
+        if isinstance(o, ElementAccess):
+            buffer = o.buffer
             shape = buffer.buffer.shape
             kept = [
                 v

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tilec.ir.agents import contiguous
 from tilec.ir.core import Func, Op, Value, walk
-from tilec.ir.ops import Copy, Load, Parallel, Store
+from tilec.ir.ops import Copy, ElementAccess, Parallel
 from tilec.passes.utils.accesses import parallel_accesses
 from tilec.passes.utils.memory_access import MemoryFacts
 
@@ -47,7 +47,7 @@ class Coalescing:
             if t.space == "fragment" and a.dims[-1:] == (len(p.extents) - 1,):
                 rows[a.buffer] = self.of_fragment(a.buffer)
             elif t.space == "global" and last in a.uses_of(len(a.indices) - 1):
-                assert isinstance(o, (Load, Store))
+                assert isinstance(o, ElementAccess)
                 if self.known.facts.slope(a.indices[-1], last) == 1:
                     rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]

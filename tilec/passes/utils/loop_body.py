@@ -23,6 +23,7 @@ from tilec.ir.ops import (
     Compare,
     Const,
     CpAsync,
+    ElementAccess,
     Extract,
     If,
     Load,
@@ -138,7 +139,7 @@ class LoopBody:
             for x in region.ops:
                 if isinstance(x, Yield):
                     self.b.ops.append(substitute(x, env))
-                elif isinstance(x, (Load, Store)) and x in self.fragments:
+                elif isinstance(x, ElementAccess) and x in self.fragments:
                     self._register(x, env, e)
                 else:
                     self.op(x, [env])
@@ -152,7 +153,7 @@ class LoopBody:
 
     # --- fragments ---
 
-    def _register(self, o: Load | Store, env: Substitution, e: int) -> None:
+    def _register(self, o: ElementAccess, env: Substitution, e: int) -> None:
         access = self.fragments[o]
         assert self.loop is not None and self.loop.layout is not None and self.first is not None
         b = self.b
@@ -187,7 +188,7 @@ class LoopBody:
 
     # --- memory ---
 
-    def _memory(self, o: Load | Store, envs: list[Substitution]) -> None:
+    def _memory(self, o: ElementAccess, envs: list[Substitution]) -> None:
         arg, limit = None, min(self.width, len(envs))
         if self.loop is not None and self.dim >= 0 and limit > 1:
             arg = self.loop.body.args[self.dim]
@@ -203,8 +204,8 @@ class LoopBody:
             else:
                 self._store(o, group, known)
 
-    def _offset(self, o: Load | Store, env: Substitution) -> Value:
-        buffer = o.source if isinstance(o, Load) else o.dest
+    def _offset(self, o: ElementAccess, env: Substitution) -> Value:
+        buffer = o.buffer
         t = buffer.buffer
         indices = [env.get(v, v) for v in o.indices]
         if t.space == "global":
@@ -212,22 +213,22 @@ class LoopBody:
         assert t.layout is not None
         return shared_offset(self.b, t.layout, indices)
 
-    def _check(self, o: Load | Store, group: list[Substitution]) -> None:
+    def _check(self, o: ElementAccess, group: list[Substitution]) -> None:
         """What is not proved of an index into shared memory is looked at in the simulator."""
-        buffer = o.source if isinstance(o, Load) else o.dest
+        buffer = o.buffer
         if buffer.buffer.space == "shared" and self.known.checks(o, buffer.buffer):
             for env in (group[0], group[-1])[: len(group)]:
                 self.b.emit(CheckIndex, buffer, tuple(env.get(v, v) for v in o.indices))
 
     def _guard(
-        self, o: Load | Store, env: Substitution, known: Memory, skip: int = -1
+        self, o: ElementAccess, env: Substitution, known: Memory, skip: int = -1
     ) -> list[Value]:
         """Tests that the access lies inside its tensor, but for dimension `skip`."""
         b = self.b
         conds: list[Value] = []
         if not self.guarded:
             return conds
-        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        t = o.buffer.buffer
         for d, low, high in known.checks:
             index = env.get(o.indices[d], o.indices[d])
             if high and d != skip:
@@ -241,10 +242,10 @@ class LoopBody:
     def _bytes(self, t: BufferType, width: int) -> int:
         return max(1, width * t.dtype.bits // 8)
 
-    def _crossing(self, o: Load | Store, group: list[Substitution], known: Memory) -> Value | None:
+    def _crossing(self, o: ElementAccess, group: list[Substitution], known: Memory) -> Value | None:
         """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
         edge."""
-        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        t = o.buffer.buffer
         last = len(o.indices) - 1
         if (
             len(group) == 1
@@ -277,7 +278,7 @@ class LoopBody:
             env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
 
     def _split(
-        self, o: Load | Store, group: list[Substitution], known: Memory, whole: Value
+        self, o: ElementAccess, group: list[Substitution], known: Memory, whole: Value
     ) -> None:
         """One vector access where it fits, element by element at the edge."""
         b = self.b
@@ -324,7 +325,7 @@ class LoopBody:
             MemStore, o.dest, self._offset(o, group[0]), value, self._bytes(t, len(group)), guard
         )
 
-    def _async(self, o: Load | Store, group: list[Substitution], known: Memory) -> None:
+    def _async(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
         if isinstance(o, Load):
             for env in group:

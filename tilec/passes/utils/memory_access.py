@@ -13,9 +13,8 @@ from tilec.ir.layout import Layout
 from tilec.ir.ops import (
     Compare,
     Const,
-    Load,
+    ElementAccess,
     Parallel,
-    Store,
 )
 from tilec.ir.types import INT32, BufferType
 from tilec.passes.utils.addressing import Tensors, clone_expression
@@ -59,10 +58,10 @@ class MemoryFacts:
             self.runs[layout] = best
         return self.runs[layout]
 
-    def memory(self, o: Load | Store, arg: Value | None, limit: int) -> Memory:
+    def memory(self, o: ElementAccess, arg: Value | None, limit: int) -> Memory:
         """What is known of an access; `arg` is the loop index along which registers are
         neighbours."""
-        buffer = o.source if isinstance(o, Load) else o.dest
+        buffer = o.buffer
         t = buffer.buffer
         width = 1
         if arg is not None and limit > 1:
@@ -87,11 +86,11 @@ class MemoryFacts:
         return [
             (o, check)
             for o in walk(p.body)
-            if isinstance(o, (Load, Store)) and in_memory(o)
+            if isinstance(o, ElementAccess) and in_memory(o)
             for check in self.memory(o, None, 1).checks
         ]
 
-    def checks(self, o: Load | Store, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
+    def checks(self, o: ElementAccess, t: BufferType) -> tuple[tuple[int, bool, bool], ...]:
         """The dimensions whose index is not proved to lie inside, and on which side it may not."""
         found = []
         for d, (index, extent) in enumerate(zip(o.indices, t.shape)):
@@ -104,7 +103,7 @@ class MemoryFacts:
         return tuple(found)
 
 
-Need = tuple[Load | Store, tuple[int, bool, bool]]
+Need = tuple[ElementAccess, tuple[int, bool, bool]]
 
 
 def inside_at_corners(
@@ -127,7 +126,7 @@ def inside_at_corners(
     }
     for o, (d, low, high) in needs:
         index = o.indices[d]
-        t = (o.source if isinstance(o, Load) else o.dest).buffer
+        t = o.buffer.buffer
         for a in p.body.args:
             slope = known.facts.slope(index, a)
             if slope is None or slope < 0:
@@ -152,5 +151,5 @@ def inside_at_corners(
 
 def in_memory(o: Op) -> bool:
     """Whether `o` loads or stores an element of shared or global memory."""
-    buffer = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
+    buffer = o.buffer if isinstance(o, ElementAccess) else None
     return buffer is not None and buffer.buffer.space in ("global", "shared")
