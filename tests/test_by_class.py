@@ -11,8 +11,11 @@ MOVES = {"Copy", "Fill", "Store"}
 
 
 def named(node: ast.AST) -> set[str]:
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in ast.walk(node)
-            if isinstance(n, ast.Name | ast.Attribute)} & MOVES  # fmt: skip
+    of_ast = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
+              and isinstance(n.value, ast.Name) and n.value.id == "ast"}  # fmt: skip
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} - of_ast
+    return names & MOVES
 
 
 def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -27,3 +30,61 @@ def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Compare(left=ast.Call(func=ast.Name(id="type"))):
                 found = set().union(*map(named, node.comparators))
         yield from ((node.lineno, name) for name in found)
+
+
+LOWERING = "makes loops, boxes or registers of these very ops"
+SELECTION = "chooses by whom a copy is made, when, or with which layout and dtype"
+VALUES = "follows what is stored, not that it is"
+REASONS = {
+    "codegen/cpu_loops.py": LOWERING,
+    "codegen/cpu_parallel.py": LOWERING,
+    "codegen/registers.py": LOWERING,
+    "frontend/updates.py": VALUES,
+    "jit/build.py": SELECTION,
+    "passes/cluster_split_k.py": SELECTION,
+    "passes/convert_fragments.py": LOWERING,
+    "passes/expand_pipeline.py": LOWERING,
+    "passes/expand_scopes.py": LOWERING,
+    "passes/flatten_rows.py": LOWERING,
+    "passes/fold_clears.py": LOWERING,
+    "passes/hoist_accesses.py": LOWERING,
+    "passes/infer_layouts.py": SELECTION,
+    "passes/lower_copies.py": LOWERING,
+    "passes/lower_parallel.py": LOWERING,
+    "passes/lower_stores.py": LOWERING,
+    "passes/lower_threads.py": LOWERING,
+    "passes/mem2reg.py": VALUES,
+    "passes/pad_tiles.py": LOWERING,
+    "passes/plan_pipeline.py": SELECTION,
+    "passes/plan_shared.py": LOWERING,
+    "passes/recognise_idioms.py": VALUES,
+    "passes/round_operands.py": SELECTION,
+    "passes/select_copies.py": SELECTION,
+    "passes/stage_stores.py": LOWERING,
+    "passes/utils/accesses.py": LOWERING,
+    "passes/utils/coalescing.py": SELECTION,
+    "passes/utils/conversions.py": LOWERING,
+    "passes/utils/loop_body.py": LOWERING,
+    "passes/utils/multicast.py": SELECTION,
+    "passes/utils/rings.py": LOWERING,
+    "passes/utils/teams.py": SELECTION,
+    "passes/widen_copies.py": SELECTION,
+    "tune/footprint.py": SELECTION,
+    "tune/packing.py": SELECTION,
+    "tune/work.py": SELECTION,
+}
+"""The files that name a copy, a fill or a store, and why no effect would tell them."""
+
+
+def test_who_moves_data_is_asked_of_effects() -> None:
+    found = {
+        str(p.relative_to(ROOT)): sorted(set(asked(ast.parse(p.read_text()))))
+        for p in ROOT.rglob("*.py")
+    }
+    new = {name: lines for name, lines in found.items() if lines and name not in REASONS}
+    assert new == {}, "ask Op.effects, or say why it cannot tell"
+
+
+def test_the_scan_sees_all_forms() -> None:
+    text = "isinstance(o, (Load, Copy))\nmatch o:\n  case tile.Fill(): pass\ntype(o) is Store\n"
+    assert [name for _, name in sorted(asked(ast.parse(text)))] == ["Copy", "Fill", "Store"]

@@ -186,11 +186,26 @@ def under(C: T.Tensor((256,), "float32")):
             accumulate(s, C)
 
 
+@tilec.kernel
+def filled(C: T.Tensor((256,), "float32")):
+    with T.Kernel(1, threads=128):
+        s = T.alloc_shared((256,), "float32")
+        own = T.alloc_local((4,), "int32")
+        T.fill(own, T.get_thread_binding())
+        if own[0] < 7:
+            T.copy(C, s)
+
+
 def test_mistakes_have_their_line(rng: np.random.Generator) -> None:
     with pytest.raises(CompileError, match="T.accumulate works on whole tiles"):
         inside.compile(small(rng, 256), target="cpu")
     with pytest.raises(CompileError, match="T.accumulate needs every thread of its scope"):
         under.compile(small(rng, 256), target="cuda:sm_90a")
+    with pytest.raises(
+        CompileError,
+        match="T.copy needs every thread .* a condition .line 195.*from thread to thread",
+    ):
+        filled.compile(small(rng, 256), target="cuda:sm_90a")
 
 
 PARAMS = "%C: global<64xf32> = tensor C, %n: i32 = scalar n"
