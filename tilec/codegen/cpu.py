@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.codegen.cpu_access import Memory, memory_type_bytes
+from tilec.codegen.cpu_access import Memory
 from tilec.codegen.cpu_emitter import LINE, Emitter
 from tilec.codegen.cpu_machine import Machine, machine_of
 from tilec.codegen.cpu_print import PrintingEmitter
-from tilec.codegen.lanes import constant, memory_type
+from tilec.codegen.emitter import text_constant
+from tilec.codegen.lanes import constant, from_memory, memory_type
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Param, Value, walk
 from tilec.ir.errors import CompileError
@@ -118,11 +119,8 @@ def _bind(e: Emitter, p: Param, number: int) -> None:
         e.memories[p.value] = Memory(fn.load("ptr", pointer, 8), p.value.dtype, ())
         return
     dtype = p.value.dtype
-    value = fn.load(memory_type(dtype), pointer, memory_type_bytes(dtype))
-    if memory_type(dtype) != "i8" or dtype.kind != "bool":
-        e.env[p.value] = value
-    else:
-        e.env[p.value] = fn.icmp("ne", value, int_val(0, "i8"))
+    value = fn.load(memory_type(dtype), pointer, dtype.bytes)
+    e.env[p.value] = from_memory(fn, value, dtype)
     if p.role in ("size", "stride"):
         e.extents[p.value.name] = fn.cast("sext", value, "i64")
 
@@ -136,8 +134,8 @@ def _bind_tensor(e: Emitter, v: Value) -> None:
     else:
         strides = _row_major(e, sizes)
     elem = memory_type(t.dtype)
-    safe = fn.alloca(elem, memory_type_bytes(t.dtype))
-    fn.store(constant(elem, 0), safe, memory_type_bytes(t.dtype))
+    safe = fn.alloca(elem, t.dtype.bytes)
+    fn.store(constant(elem, 0), safe, t.dtype.bytes)
     e.memories[v] = Memory(e.memories[v].pointer, t.dtype, strides, sizes, safe, e.tails[v])
 
 
@@ -194,18 +192,10 @@ def _acquire_scratch(e: Emitter) -> Val | None:
 def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
     functions = [e.f, *e.kernels.functions.values()]
     declared = {name: text for f in functions for name, text in f.declarations.items()}
-    strings = [f'{name} = private constant [{n} x i8] c"{text}"' for name, text, n in _strings(e)]
+    strings = [text_constant(name, text) for text, name in e.texts.items()]
     width = machine.vector_bytes * 8
     attributes = (
         f'attributes #0 = {{ "min-legal-vector-width"="{width}" "prefer-vector-width"="{width}" }}'
     )
     parts = [*strings, *map(print_function, functions), *declared.values(), attributes]
     return "\n\n".join([*parts, "\n".join([*_LOOP_METADATA, *metadata])]) + "\n"
-
-
-def _strings(e: Emitter) -> list[tuple[str, str, int]]:
-    out = []
-    for text, name in e.texts.items():
-        raw = text.encode() + b"\0"
-        out.append((name, "".join(f"\\{c:02X}" for c in raw), len(raw)))
-    return out

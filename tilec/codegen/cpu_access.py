@@ -19,16 +19,18 @@ from dataclasses import dataclass, replace
 from tilec.codegen.lanes import (
     constant,
     convert,
+    from_memory,
     iota,
     lanes_of,
     mangled,
     memory_type,
     shaped,
     splat,
+    to_memory,
     with_lanes,
 )
 from tilec.ir.llvm import Function, Val, int_val
-from tilec.ir.types import BOOL, DType
+from tilec.ir.types import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +228,18 @@ class Access:
     def load(self, memory: Memory, place: Place, lanes: int, mask: Val | None) -> Val:
         """The elements in register form: a scalar where all lanes read the same one."""
         fn, dtype = self.fn, memory.dtype
-        elem, align = memory_type(dtype), memory_type_bytes(dtype)
+        elem, align = memory_type(dtype), dtype.bytes
         if place.offsets is None and place.step == 0 and place.lanes_ok is None:
             pointer = self._address(memory, place)
             if place.uniform_ok is not None and memory.safe is not None:
                 pointer = fn.select(place.uniform_ok, pointer, memory.safe)
-            return self._as_register(fn.load(elem, pointer, align, tail=memory.tail), dtype)
+            return from_memory(fn, fn.load(elem, pointer, align, tail=memory.tail), dtype)
         mask = self._mask(place, mask, lanes)
         type = shaped(elem, lanes)
         contiguous = place.offsets is None and place.step == 1
         if contiguous and mask is None:
             pointer = self._address(memory, place)
-            return self._as_register(fn.load(type, pointer, align, tail=memory.tail), dtype)
+            return from_memory(fn, fn.load(type, pointer, align, tail=memory.tail), dtype)
         other = Val(type, "poison")
         if place.uniform_ok is not None or place.lanes_ok is not None:
             assert memory.safe is not None
@@ -248,14 +250,14 @@ class Access:
             name, where = "masked.gather", self._addresses(memory, place, lanes)
         mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
         made = self._masked(type, name, mangled(type), where, align, [mask, other], memory.tail)
-        return self._as_register(made, dtype)
+        return from_memory(fn, made, dtype)
 
     def store(
         self, memory: Memory, place: Place, value: Index, lanes: int, mask: Val | None
     ) -> None:
         """Write `value` (register form). Where lanes write one element, the last of them wins."""
         fn, dtype = self.fn, memory.dtype
-        align = memory_type_bytes(dtype)
+        align = dtype.bytes
         same = place.offsets is None and place.step == 0 and place.lanes_ok is None
         if same and isinstance(value, Val) and lanes_of(value.type) == 1:
             ok = place.uniform_ok
@@ -265,9 +267,9 @@ class Access:
             pointer = self._address(memory, place)
             if ok is not None:
                 pointer = fn.select(ok, pointer, self.nowhere)
-            fn.store(self._as_memory(value, dtype), pointer, align, tail=memory.tail)
+            fn.store(to_memory(fn, value, dtype), pointer, align, tail=memory.tail)
             return
-        made = self._as_memory(self.vector(value, lanes), dtype)
+        made = to_memory(fn, self.vector(value, lanes), dtype)
         mask = self._mask(place, mask, lanes)
         contiguous = place.offsets is None and place.step == 1
         if contiguous and mask is None:
@@ -311,14 +313,3 @@ class Access:
             fn.act("call", tuple(given), text, full)
             return where
         return fn.inst("call", type, tuple(given), text, full)
-
-    def _as_register(self, v: Val, dtype: DType) -> Val:
-        return self.fn.icmp("ne", v, constant(v.type, 0)) if dtype == BOOL else v
-
-    def _as_memory(self, v: Val, dtype: DType) -> Val:
-        return convert(self.fn, "zext", v, "i8") if dtype == BOOL else v
-
-
-def memory_type_bytes(dtype: DType) -> int:
-    """Bytes of one element in memory, which is also the alignment that may be relied on."""
-    return 1 if dtype == BOOL else dtype.bytes

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tilec.codegen.cpu_access import Access, Index, Memory, Place, Ramp, memory_type_bytes
+from tilec.codegen.cpu_access import Access, Index, Memory, Place, Ramp
 from tilec.codegen.cpu_gemm import MicroKernels
 from tilec.codegen.cpu_machine import Machine
 from tilec.codegen.cpu_scalars import CpuScalars
 from tilec.codegen.emitter import BaseEmitter
-from tilec.codegen.lanes import lanes_of, literal_of, memory_type
+from tilec.codegen.lanes import lanes_of, literal_of, memory_type, to_memory
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
@@ -126,9 +126,9 @@ class Emitter(BaseEmitter):
         count = (shape[0] * strides[0] if shape else 1) * t.versions
         elem = memory_type(t.dtype)
         private = self.lanes > 1
-        size = (count * self.lanes * memory_type_bytes(t.dtype) + LINE - 1) // LINE * LINE + LINE
+        size = (count * self.lanes * t.dtype.bytes + LINE - 1) // LINE * LINE + LINE
         if private or size <= STACK_LIMIT:
-            pointer = self.f.alloca(f"[{size // memory_type_bytes(t.dtype)} x {elem}]", LINE)
+            pointer = self.f.alloca(f"[{size // t.dtype.bytes} x {elem}]", LINE)
         else:
             offset = int_val(self.scratch_bytes, "i64")
             pointer = self.f.gep("i8", self.scratch, offset)
@@ -152,10 +152,8 @@ class Emitter(BaseEmitter):
     def emit_annotate_safe_value(self, o: ops.AnnotateSafeValue) -> None:
         memory = self.memories[o.dest]
         assert memory.safe is not None
-        value = self.get(o.value)
-        if value.type == "i1":
-            value = self.f.cast("zext", value, "i8")
-        self.f.store(value, memory.safe, memory_type_bytes(memory.dtype))
+        value = to_memory(self.f, self.get(o.value), memory.dtype)
+        self.f.store(value, memory.safe, memory.dtype.bytes)
 
     # --- scalars ---
 
@@ -219,7 +217,7 @@ def row_strides(t: BufferType) -> tuple[int, ...]:
         return ()
     row = shape[-1]
     if len(shape) > 1:
-        unit = min(LINE // memory_type_bytes(t.dtype), 1 << max(row - 1, 0).bit_length())
+        unit = min(LINE // t.dtype.bytes, 1 << max(row - 1, 0).bit_length())
         row = -(-row // unit) * unit
     strides = [1]
     for extent in (row, *reversed(shape[1:-1])):

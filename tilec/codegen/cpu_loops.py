@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.codegen.cpu_access import Ramp, memory_type_bytes
+from tilec.codegen.cpu_access import Ramp
 from tilec.codegen.cpu_emitter import Emitter
 from tilec.codegen.cpu_parallel import Check, LoopFacts
 from tilec.codegen.lanes import constant, counted, iota, mangled, shaped, splat
@@ -267,9 +267,9 @@ def _element_bytes(o: Parallel) -> tuple[int, int, int]:
         defined.update((r, i) for r in i.results)
         match i:
             case Load():
-                moved.append(memory_type_bytes(i.result.dtype))
+                moved.append(i.result.dtype.bytes)
             case Store():
-                moved.append(memory_type_bytes(i.dest.dtype))
+                moved.append(i.dest.dtype.bytes)
                 data.append(i.value)
             case _ if i.region_fields or isinstance(i, Yield):
                 data.extend(i.operands)

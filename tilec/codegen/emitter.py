@@ -214,3 +214,10 @@ def directive(dtype: DType) -> str:
     if dtype.is_float:
         return "%.17g" if dtype == FLOAT64 else "%.9g"
     return "%llu" if dtype.kind == "uint" else "%lld"
+
+
+def text_constant(name: str, text: str, words: str = "") -> str:
+    """The module's constant `name`, a zero-terminated string."""
+    raw = text.encode() + b"\0"
+    spelled = "".join(f"\\{c:02X}" for c in raw)
+    return f'{name} = private {words}constant [{len(raw)} x i8] c"{spelled}"'

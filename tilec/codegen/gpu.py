@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilec.codegen.casts import register_type
+from tilec.codegen.casts import memory_type, register_type
 from tilec.codegen.gpu_buffers import SHARED, Buffers
-from tilec.codegen.lanes import convert
+from tilec.codegen.lanes import convert, from_memory
 from tilec.codegen.ranges import Ranges, limits
 from tilec.codegen.registers import plan_registers
 from tilec.codegen.rounding import rounded_quotients
@@ -24,7 +24,7 @@ from tilec.ir.core import Block, Func, Op, Param, Value
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import UNROLLED, Function, Val, int_val
 from tilec.ir.llvm_printer import DebugInfo, print_function
-from tilec.ir.types import BOOL, INT32, BufferType, TensorMapType, VectorType
+from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, TensorMapType, VectorType
 from tilec.target import Target
 
 MAX_INDEX = (1 << 31) - 1
@@ -103,7 +103,7 @@ class Emitter(Buffers):
         if isinstance(t, TensorMapType):
             return "ptr", 'byval([128 x i8]) align 64 "nvvm.grid_constant"', name
         if not isinstance(t, BufferType):
-            return "i8" if p.value.dtype == BOOL else register_type(p.value.dtype), "", name
+            return memory_type(p.value.dtype), "", name
         words = [] if self.func.attrs.get("may_alias") else ["noalias"]
         if p.value not in self.mutable:
             words.append("readonly")
@@ -112,9 +112,9 @@ class Emitter(Buffers):
     def _enter_params(self) -> None:
         for p, (kind, _, name) in zip(self.func.params, self.f.params):
             v = Val(kind, name)
-            if kind == "i8" and p.value.dtype == BOOL:
-                v = self.f.icmp("ne", v, int_val(0, "i8"))
-            elif p.role in ("size", "elements", "grid"):
+            if isinstance(p.value.type, ScalarType):
+                v = from_memory(self.f, v, p.value.dtype)
+            if p.role in ("size", "elements", "grid"):
                 self.ranges.set(v, 0, min(limits(kind)[1], (1 << 47) - 1))
             self.env[p.value] = v
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from tilec.codegen.casts import memory_type, register_type
 from tilec.codegen.emitter import BaseEmitter
+from tilec.codegen.lanes import from_memory, to_memory
 from tilec.codegen.registers import RegisterPlan
 from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import Val, int_val
 from tilec.ir.memory import version_bytes
-from tilec.ir.types import BOOL, INT32, BufferType, DType, TensorMapType
+from tilec.ir.types import INT32, BufferType, DType, TensorMapType
 from tilec.target import Target
 
 INVARIANT = ", !invariant.load !2"
@@ -286,7 +287,7 @@ class Buffers(BaseEmitter):
             phi = f.phi(kind)
             phi.incoming = [(other, start), (loaded, end)]
             got = phi.result
-        self.env[o.result] = self._from_memory(got, dtype)
+        self.env[o.result] = from_memory(f, got, dtype)
 
     def emit_misaligned(self, o: ops.Misaligned) -> None:
         f, size = self.f, o.source.dtype.bits // 8
@@ -326,7 +327,7 @@ class Buffers(BaseEmitter):
 
     def emit_mem_store(self, o: ops.MemStore) -> None:
         dtype = o.dest.dtype
-        value = self._to_memory(self.get(o.value), dtype)
+        value = to_memory(self.f, self.get(o.value), dtype)
         at = self.pointer(o.dest, self.get(o.offset))
         tail = STREAMED if o.cache == "evict_first" else ""
         self.only_if(
@@ -344,17 +345,8 @@ class Buffers(BaseEmitter):
         """What a load gives where its guard is false."""
         if o.other is None:
             return int_val(0, kind) if kind.startswith("i") else Val(kind, "zeroinitializer")
-        other = self._to_memory(self.get(o.other), o.source.dtype)
+        other = to_memory(self.f, self.get(o.other), o.source.dtype)
         return other if o.lanes == 1 else self.f.pack([other] * o.lanes)
-
-    def _from_memory(self, x: Val, dtype: DType) -> Val:
-        """A bool is a byte in memory."""
-        if dtype != BOOL:
-            return x
-        return self.f.icmp("ne", x, Val(x.type, "zeroinitializer" if "<" in x.type else "0"))
-
-    def _to_memory(self, x: Val, dtype: DType) -> Val:
-        return x if dtype != BOOL else self.f.cast("zext", x, x.type.replace("i1", "i8"))
 
     # --- branches ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tilec.codegen.emitter import directive, print_format
+from tilec.codegen.emitter import directive, print_format, text_constant
 from tilec.codegen.gpu import Emitter
 from tilec.ir import ops
 from tilec.ir.core import Func
@@ -46,10 +46,8 @@ class PrintingEmitter(Emitter):
 
     def _vprintf(self, text: str, values: Sequence[Val]) -> None:
         """Print one line; each value takes 8 bytes of the argument block."""
-        f, name, raw = self.f, f"@text{len(self.strings)}", text.encode() + b"\0"
-        spelled = "".join(f"\\{c:02X}" for c in raw)
-        kind = f"[{len(raw)} x i8]"
-        self.strings.append(f'{name} = private addrspace(4) constant {kind} c"{spelled}"')
+        f, name = self.f, f"@text{len(self.strings)}"
+        self.strings.append(text_constant(name, text, "addrspace(4) "))
         block = f.alloca(f"[{max(1, len(values))} x i64]", 8)
         for i, x in enumerate(values):
             f.store(x, f.gep("i64", block, int_val(i, "i64")), 8)

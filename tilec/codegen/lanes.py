@@ -8,6 +8,7 @@ for a register full of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from tilec.ir.llvm import Function, Val, float_val, int_val
@@ -17,11 +18,13 @@ _FLOATS = ("half", "bfloat", "float", "double")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
+@functools.cache
 def lanes_of(type: str) -> int:
     """Number of elements of a vector type; 1 for a scalar type."""
     return int(type[1:].split(" ", 1)[0]) if type.startswith("<") else 1
 
 
+@functools.cache
 def elem_of(type: str) -> str:
     """Element type of a vector type; a scalar type itself."""
     return type[1:-1].split(" x ", 1)[1] if type.startswith("<") else type
@@ -117,6 +120,7 @@ def counted(
     fn.start(done)
 
 
+@functools.cache
 def mangled(type: str) -> str:
     """How an intrinsic's name spells a type: "v16f32" for `<16 x float>`."""
     elem, lanes = elem_of(type), lanes_of(type)
@@ -148,3 +152,15 @@ def register_type(dtype: DType) -> str:
 def memory_type(dtype: DType) -> str:
     """LLVM type of one element in memory (a bool is a byte)."""
     return "i8" if dtype == BOOL else register_type(dtype)
+
+
+def from_memory(fn: Function, v: Val, dtype: DType) -> Val:
+    """What has been loaded as a value in a register."""
+    if dtype != BOOL:
+        return v
+    return fn.icmp("ne", v, Val(v.type, "zeroinitializer" if lanes_of(v.type) > 1 else "0"))
+
+
+def to_memory(fn: Function, v: Val, dtype: DType) -> Val:
+    """A value in a register as it is stored."""
+    return v if dtype != BOOL else convert(fn, "zext", v, "i8")

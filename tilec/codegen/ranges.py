@@ -9,6 +9,8 @@ leaving the type.
 
 from __future__ import annotations
 
+import functools
+
 from tilec.codegen.lanes import elem_of, literal_of
 from tilec.ir.intervals import RANGES, Range, decide
 from tilec.ir.llvm import Val
@@ -18,6 +20,7 @@ Interval = tuple[int, int]
 WIDTH = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
 
 
+@functools.cache
 def limits(type: str) -> Interval:
     """The signed range of an LLVM integer type, or of a vector's elements."""
     half = 1 << (WIDTH[elem_of(type)] - 1)
@@ -32,10 +35,13 @@ class Ranges:
 
     def get(self, v: Val) -> Interval:
         """The interval of `v` (of an integer type); the whole type where nothing is known."""
+        if v.literal is not None:
+            return v.literal, v.literal
+        known = self._known.get(v.ref)
+        if known is not None:
+            return known
         number = literal_of(v)
-        if number is not None:
-            return number, number
-        return self._known.get(v.ref) or limits(v.type)
+        return limits(v.type) if number is None else (number, number)
 
     def set(self, v: Val, lo: int, hi: int) -> Val:
         """Note that `v` lies in [lo, hi], in place of what was known; returns `v`."""
