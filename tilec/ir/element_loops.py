@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilec.ir.core import Builder, Op, Region, Value, squeeze
+from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Binary, Cast, Const, Copy, Fill, Load, Parallel, Store
+from tilec.ir.ops import Binary, Cast, Const, Copy, Fill, For, Load, Parallel, Store, Yield
 from tilec.ir.types import INT32, DType, ScalarType
 
 
@@ -86,6 +86,24 @@ def loop_of(o: Op, layout: Layout | None = None, agent: str = "", width: int = 0
     b = Builder(o.loc)
     ELEMENTWISE[type(o)](Iteration(b, args), o)
     return Parallel(extents, b.block(args), width, layout, agent, loc=o.loc)
+
+
+def own_loop_of(o: Op) -> list[Op]:
+    """What `loop_of` does, by each thread for itself: one iteration after the other."""
+    loop = loop_of(o)
+    ops = loop.body.ops
+    for arg, extent in reversed([*zip(loop.body.args, loop.extents)]):
+        b = Builder(o.loc)
+        zero, count, one = (b.value(Const, n, INT32) for n in (0, extent, 1))
+        b.emit(For, "serial", zero, count, one, (), Block((arg,), (*ops, Yield(loc=o.loc))))
+        ops = b.block().ops
+    return [*ops]
+
+
+def is_private(o: Op) -> bool:
+    """Whether each thread does it for itself, with variables (`local`) of its own."""
+    spaces = {r.buffer.buffer.space for r in boxes(o)}
+    return "local" in spaces and "fragment" not in spaces
 
 
 def is_part_of_fragment(r: Region) -> bool:

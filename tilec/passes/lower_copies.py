@@ -11,11 +11,11 @@ memory by `stmatrix` (`lower_matrices`); a fragment that leaves through TMA is s
 from __future__ import annotations
 
 from tilec.ir.core import Func, Op, Region, rewrite, walk
-from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Const, Copy
-from tilec.passes.utils.distribution import along_rows, covering
+from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
 from tilec.passes.utils.lower_matrices import (
     is_matrix_load,
@@ -62,7 +62,10 @@ def _loop(o: Op, warps: int, target: Target) -> Op:
     dimensions of extent 1; coalesced without one."""
     sides = boxes(o)
     vector = o.vector if isinstance(o, Copy) else WIDEST_BITS // sides[0].dtype.bits
-    layout = _layout(sides, vector, warps, target)
+    if is_private(o):
+        layout = each_thread(sides[0].shape or (1,))
+    else:
+        layout = _layout(sides, vector, warps, target)
     return loop_of(o, layout, "cp_async" if isinstance(o, Copy) and o.agent == "cp_async" else "")
 
 

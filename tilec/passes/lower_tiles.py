@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
-from tilec.ir.element_loops import ELEMENTWISE, loop_of
+from tilec.ir.element_loops import ELEMENTWISE, is_private, loop_of, own_loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import (
@@ -27,15 +28,18 @@ from tilec.target import Target
 
 def lower_tiles(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a sum of floats in an integer."""
-    return func.with_body(rewrite(func.body, _lower))
+    by_threads = asks_for_threads(func)
 
+    def lower(o: Op) -> Sequence[Op] | None:
+        if isinstance(o, Gemm):
+            b = Builder(o.loc)
+            _gemm(b, o)
+            return b.ops
+        if type(o) not in ELEMENTWISE:
+            return None
+        return own_loop_of(o) if by_threads and is_private(o) else [loop_of(o)]
 
-def _lower(o: Op) -> Sequence[Op] | None:
-    if isinstance(o, Gemm):
-        b = Builder(o.loc)
-        _gemm(b, o)
-        return b.ops
-    return [loop_of(o)] if type(o) in ELEMENTWISE else None
+    return func.with_body(rewrite(func.body, lower))
 
 
 def _add(b: Builder, offset: Value, index: Value) -> Value:

@@ -59,6 +59,14 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def each_thread(extents: tuple[int, ...]) -> Layout:
+    """Every thread does all of the loop, the last dimension's neighbours one after the other."""
+    rank = len(extents)
+    steps = [tuple(int(i == d) for i in range(rank)) for d in range(rank)]
+    digits = [Digit("reg", e, step) for e, step in zip(extents, steps) if e > 1]
+    return Layout(extents, tuple(reversed(digits)))
+
+
 def fewest_registers(extents: tuple[int, ...], warp_size: int, warps: int, vector: int) -> Layout:
     """The coalesced layout of a fragment in which its threads hold the least, and then as many as
     `vector` neighbours of the last dimension: narrow pieces may reach more threads of an odd

@@ -1,0 +1,72 @@
+"""Tile words on `T.alloc_local` arrays: each thread does all of it, with its own array."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import walk
+from tilec.ir.ops import MemStore
+from tilec.ir.types import VectorType
+
+GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+
+
+@tilec.kernel
+def rows(A: T.Tensor((128, 8), "float32"), C: T.Tensor((128, 24), "float32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        own = T.alloc_local((8,), "float32")
+        large = T.alloc_local((3, 8), "float32")
+        T.copy(A[t, 0], own)
+        T.fill(large, t)
+        T.copy(own, large[1, 0])
+        T.copy(own[0:4], large[2, 2:6])
+        if t % 3 == 1:
+            T.clear(own)
+        T.copy(own, large[0, 0])
+        for i in T.unroll(3):
+            T.copy(large[i, 0:8], C[t, i * 8 : i * 8 + 8])
+
+
+@tilec.kernel
+def turned(A: T.Tensor((32, 24), "float32"), C: T.Tensor((128, 24), "float32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        s = T.alloc_shared((32, 24), "float32")
+        own = T.alloc_local((24,), "float32")
+        T.copy(A, s)
+        T.copy(s[t % 32, 0:24], own)
+        for i in T.serial(24):
+            C[t, i] = own[(i + t) % 24]
+
+
+@pytest.mark.parametrize("target", ("cpu", *GPUS))
+def test_each_thread_fills_and_copies_its_own(target: str, rng: np.random.Generator) -> None:
+    t = np.arange(128)
+    A, B = (rng.standard_normal(s).astype(np.float32) for s in ((128, 8), (32, 24)))
+    by_rows = np.repeat(t[:, None], 24, 1).astype(np.float32)
+    by_rows[:, :8] = by_rows[:, 8:16] = A
+    by_rows[:, 18:22] = A[:, :4]
+    by_rows[1::3, :8] = 0
+    by_turns = B[t[:, None] % 32, (np.arange(24) + t[:, None]) % 24]
+    for kernel, source, want in ((rows, A, by_rows), (turned, B, by_turns)):
+        C = np.zeros((128, 24), np.float32)
+        if target == "cpu":
+            kernel(source, C)
+        else:
+            report = tilec.simulate(kernel, source, C, target=target)
+            assert report.ok, report
+        assert np.array_equal(C, want), kernel.name
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_what_a_thread_stores_is_as_wide_as_its_rows_allow(target: str) -> None:
+    A, C = np.zeros((128, 8), np.float32), np.zeros((128, 24), np.float32)
+    compiled = rows.compile(A, C, target=target)
+    stores = [o for o in walk(compiled.lowered.body) if isinstance(o, MemStore)]
+    lanes = [o.value.type.lanes for o in stores if isinstance(o.value.type, VectorType)]
+    assert lanes == [4] and len(stores) == 1, "in a loop over pieces of 16 bytes"
+    assert not any(o.guard for o in stores), "no thread stores for others"
