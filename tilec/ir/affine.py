@@ -216,11 +216,13 @@ class Origins:
         self._defined = {**defining_ops(func.grid), **defining_ops(func.body)}
         self._known: dict[Value, frozenset[Value]] = {}
         self._loops: set[Value] = set()
+        self._blocks: dict[Value, int] = {}
         self._carried: dict[Value, tuple[Value, ...]] = {}
         for o in (*walk(func.grid), *walk(func.body)):
             match o:
-                case BlockIndex(results=indices):
-                    self._known |= {v: frozenset({v}) for v in indices}
+                case BlockIndex(dim=dim):
+                    self._known[o.result] = frozenset({o.result})
+                    self._blocks[o.result] = dim
                 case Parallel(body=body):
                     self._known |= {v: frozenset({v}) for v in body.args}
                 case For(body=body):
@@ -241,6 +243,11 @@ class Origins:
             found = parts.pop() if len(parts) == 1 else frozenset[Value]().union(*parts)
             self._known.update(dict.fromkeys(o.results, found))
         return self._part(value)
+
+    def grid_dims(self, values: Sequence[Value]) -> frozenset[int]:
+        """Along which dimensions of the grid some of `values` change."""
+        behind = frozenset[Value]().union(*map(self.of, values))
+        return frozenset(self._blocks[v] for v in behind if v in self._blocks)
 
     def _part(self, value: Value) -> frozenset[Value]:
         if value in self._carried and value not in self._known:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.ir.agents import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.fold import fold
 from tilec.ir.ops import (
@@ -274,24 +275,20 @@ def read_work(func: Func) -> Work:
 
 
 class _Reader:
-    """Fills in a `Work`. `along` has, for every value met, the dimensions of the grid that it
-    depends on; a loop's index and what a loop carries, those of the loop's bounds."""
+    """Fills in a `Work`."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.along: dict[Value, frozenset[int]] = {}
+        self.origins = facts_of(work.func).origins
 
     def block(self, block: Block, loops: tuple[int, ...]) -> None:
         work = self.work
         for o in block.ops:
-            self._note(o)
             match o:
                 case For() | While():
                     work.loops.append(o)
                     inside = (*loops, len(work.loops) - 1)
                     for region in o.regions:
-                        for arg in region.args:
-                            self.along[arg] = self._of(o.operands)
                         self.block(region, inside)
                 case If():
                     for region in o.regions:
@@ -308,18 +305,10 @@ class _Reader:
                 case Load() | Store():
                     self._elements(Block((), (o,)), loops, ())
 
-    def _note(self, o: Op) -> None:
-        found = frozenset({o.dim}) if isinstance(o, BlockIndex) else self._of(o.operands)
-        for r in o.results:
-            self.along[r] = found
-
-    def _of(self, values: Sequence[Value]) -> frozenset[int]:
-        return frozenset().union(*(self.along.get(v, frozenset()) for v in values))
-
     def _transfer(self, r: Region, loops: tuple[int, ...], is_store: bool) -> None:
         """A region that is copied or filled."""
         if r.buffer.buffer.space == "global":
-            along = self._of(r.offsets)
+            along = self.origins.grid_dims(r.offsets)
             made = Transfer(r.buffer, r.extents, loops, is_store, r.extents[-1], along)
             self.work.transfers.append(made)
 
@@ -328,17 +317,14 @@ class _Reader:
         work = self.work
         arithmetic, count = 0, math.prod(extents)
         work.elements = max(work.elements, count)
-        running: dict[Value, set[int]] = {arg: {i} for i, arg in enumerate(block.args)}
 
         def transfer(tensor: Value, indices: tuple[Value, ...], is_store: bool) -> None:
-            row = math.prod(extents[i] for i in running.get(indices[-1], ()))
-            along = self._of(indices)
+            runs = self.origins.of(indices[-1])
+            row = math.prod(e for arg, e in zip(block.args, extents) if arg in runs)
+            along = self.origins.grid_dims(indices)
             work.transfers.append(Transfer(tensor, (count,), loops, is_store, row, along))
 
         for o in walk(block):
-            self._note(o)
-            for r in o.results:
-                running[r] = set().union(*(running.get(v, set()) for v in o.operands))
             match o:
                 case Load() if o.source.buffer.space == "global":
                     transfer(o.source, o.indices, False)
