@@ -13,29 +13,18 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilec.frontend.index import Indices, Reach
+from tilec.ir.affine import LINEAR, Affine
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.loc import Loc
-from tilec.ir.ops import Binary, Cast, Const, Parallel
+from tilec.ir.ops import Cast, Parallel
+from tilec.ir.semantics import array
 from tilec.support.lazy import Lazy
 
 np: Any = Lazy("numpy")
 
 LIMIT = 1 << 17  # iterations; larger loops are not looked at
-_MOST = 1 << 40  # numbers from here on are no indices
-_ARITHMETIC = {
-    "add",
-    "sub",
-    "mul",
-    "floordiv",
-    "mod",
-    "min",
-    "max",
-    "and",
-    "or",
-    "xor",
-    "shl",
-    "shr",
-}
+_MOST = 1 << 31  # factors from here on are no index's: the arithmetic of 64 bits stays exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,64 +129,46 @@ def evaluate(loop: Parallel, count: int) -> dict[Value, _Index | None]:
     known: dict[Value, _Index | None] = {
         a: _Index(grid[d], {}) for d, a in enumerate(loop.body.args)
     }
+    indices = Indices()
+    for arg, extent in zip(loop.body.args, loop.extents):
+        indices.define(arg, Reach(0, extent - 1))
     for o in walk(loop.body):
-        for r in o.results:
-            known[r] = _result(o, known)
+        known.update(dict.fromkeys(o.results))
+        if isinstance(o, LINEAR) and o.result.dtype.kind in ("int", "uint"):
+            indices.note(o)
+            known[o.result] = _result(o, indices, known)
     return known
 
 
-def _lookup(v: Value, known: dict[Value, _Index | None]) -> _Index | None:
-    """A value from outside the loop is the same in all iterations: a base."""
-    return known[v] if v in known else _Index(0, {v: 1})
+def _result(o: Op, indices: Indices, known: dict[Value, _Index | None]) -> _Index | None:
+    form = indices.form(o.result)
+    if form != Affine.of(o.result):
+        return _total(form, known)
+    parts = [_total(indices.form(v), known) for v in o.operands]
+    if all(p is not None and isinstance(p.array, int) for p in parts):
+        return _Index(0, {o.result: 1})  # the same in all iterations
+    arrays = [
+        array(p.array, v.dtype)
+        for p, v in zip(parts, o.operands)
+        if p is not None and not p.bases and v.dtype.is_int
+    ]
+    return _Index(o.evaluate(*arrays).astype("int64"), {}) if len(arrays) == len(parts) else None
 
 
-def _result(o: Op, known: dict[Value, _Index | None]) -> _Index | None:
-    match o:
-        case Const(value=bool() | int()):
-            return _number(int(o.value))
-        case Cast() if o.dtype.kind == "int":
-            return _lookup(o.operand, known)
-        case Binary() if o.kind in _ARITHMETIC:
-            a, b = _lookup(o.lhs, known), _lookup(o.rhs, known)
-            return None if a is None or b is None else _combine(o.kind, a, b)
-        case _:
-            return None
-
-
-def _number(n: int) -> _Index | None:
-    """None for what no index is, so that the arithmetic on arrays of 64 bits stays exact."""
-    return _Index(n, {}) if abs(n) < _MOST else None
-
-
-def _combine(kind: str, a: _Index, b: _Index) -> _Index | None:
-    if kind in ("add", "sub"):
-        sign = 1 if kind == "add" else -1
-        bases = dict(a.bases)
-        for v, c in b.bases.items():
-            total = bases.pop(v, 0) + sign * c
-            if total:
-                bases[v] = total
-        return _Index(a.array + sign * b.array, bases)
-    if kind == "mul" and (a.bases or b.bases):
-        a, b = (b, a) if a.bases else (a, b)
-        if a.bases or not isinstance(a.array, int):
-            return None
-        factor = a.array
-        if isinstance(b.array, int) and _number(b.array * factor) is None:
-            return None
-        return _Index(b.array * factor, {v: c * factor for v, c in b.bases.items() if factor})
-    if a.bases or b.bases:
+def _total(sum: Affine, known: dict[Value, _Index | None]) -> _Index | None:
+    """A sum for all iterations. A value from outside the loop is the same in all of them: a
+    base."""
+    if any(abs(n) >= _MOST for n in (sum.const, *sum.terms.values())):
         return None
-    function = {
-        "mul": np.multiply, "floordiv": np.floor_divide, "mod": np.mod, "min": np.minimum,
-        "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "shl": np.left_shift, "shr": np.right_shift,
-    }[kind]  # fmt: skip
-    if kind in ("floordiv", "mod") and not np.all(b.array):
-        return None
-    if isinstance(a.array, int) and isinstance(b.array, int):
-        return _number(int(function(a.array, b.array)))
-    return _Index(function(a.array, b.array), {})
+    rows: Any = sum.const
+    bases: dict[Value, int] = {}
+    for v, n in sum.terms.items():
+        part = known[v] if v in known else _Index(0, {v: 1})
+        if part is None:
+            return None
+        rows = rows + n * part.array
+        bases |= {base: n * factor for base, factor in part.bases.items()}
+    return _Index(rows, bases)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -211,7 +182,7 @@ class _Elements:
 def rows_of(
     indices: Sequence[Value], known: dict[Value, _Index | None], count: int
 ) -> _Elements | None:
-    found = [_lookup(i, known) for i in indices]
+    found = [_total(Affine.of(i), known) for i in indices]
     if not found or any(f is None for f in found):
         return None
     rows = np.stack([np.broadcast_to(f.array, (count,)) for f in found if f is not None], axis=1)
