@@ -44,6 +44,7 @@ class Compiled:
         start = time.process_time()
         for apply, _ in HOST:
             func = apply(func, target)
+        self.lowered = func
         self.text = emit_cpu(func, target)
         self.seconds["emit"] = time.process_time() - start
         start = time.process_time()

@@ -14,10 +14,20 @@ from tilec.codegen.cpu_gemm import choose_block
 from tilec.codegen.cpu_machine import machine_of
 from tilec.ir import semantics as num
 from tilec.ir import types as t
-from tilec.ir.core import Func
+from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import AnnotateSafeValue, Barrier, Print, ThreadIndex
+from tilec.ir.ops import (
+    AnnotateSafeValue,
+    Barrier,
+    Copy,
+    Fill,
+    Gemm,
+    Parallel,
+    Print,
+    ThreadIndex,
+)
 from tilec.passes.lower_prints import lower_prints
+from tilec.passes.lower_tiles import lower_tiles
 from tilec.target import TARGETS
 
 ARCHES = ("host", "x86-64-v3", "x86-64")
@@ -246,6 +256,17 @@ def test_products_of_floats(dtype: t.DType, arch: str, rng: np.random.Generator)
     assert np.all(np.abs(c - exact) <= size * (1e-14 if total == t.FLOAT64 else 2e-6))
 
 
+def test_the_operands_of_a_product_are_packed() -> None:
+    """In float32 and untransposed, for a product in float16 whose B is stored by columns."""
+    types = (t.FLOAT16, t.FLOAT16, t.FLOAT32)
+    func = lower_tiles(product((24, 40, 12), types, t.FLOAT32, (False, True)), TARGETS["cpu"])
+    (gemm,) = (o for o in walk(func.body) if isinstance(o, Gemm))
+    assert [x.buffer.type for x in (gemm.a, gemm.b)] == [
+        t.BufferType((24, 12), t.FLOAT32, "shared"), t.BufferType((12, 40), t.FLOAT32, "shared"),
+    ]  # fmt: skip
+    assert not gemm.transpose_b and not any(isinstance(o, (Copy, Fill)) for o in walk(func.body))
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("transpose", [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [t.FLOAT32, t.FLOAT16], ids=str)
@@ -423,8 +444,12 @@ def test_thread_code_and_tile_ops_together(rng: np.random.Generator) -> None:
     p.store(y, tid, p.load(sums, 0))
     data = rng.standard_normal((5, 64)).astype(np.float32)
     out = np.zeros(64, np.float32)
-    Compiled(p.func())({"X": data, "Y": out}, (1,))
+    compiled = Compiled(p.func())
+    compiled({"X": data, "Y": out}, (1,))
     np.testing.assert_allclose(out, np.roll(data.sum(0), -1), rtol=1e-5, atol=1e-5)
+    loops = [o for o in walk(compiled.lowered.body) if isinstance(o, Parallel)]
+    assert [o.extents for o in loops] == [(64,)] * 4  # a row's copy; before, in and behind the loop
+    assert not any(isinstance(o, (Copy, ThreadIndex)) for o in walk(compiled.lowered.body))
 
 
 def test_a_barrier_that_not_all_threads_reach_is_refused() -> None:

@@ -172,24 +172,7 @@ class Access:
 
     def _inside(self, index: Index, size: Val, lanes: int) -> Val:
         """Lanes whose index is in [0, size)."""
-        fn = self.fn
-        if isinstance(index, Val) or index.step != 1:
-            each = self.vector(index, lanes)
-            return fn.icmp("ult", each, splat(fn, size, lanes))
-        first = self._clamped(fn.binary("sub", int_val(0, "i64"), index.base), lanes)
-        end = self._clamped(fn.binary("sub", size, index.base), lanes)
-        lane = iota(lanes)
-        return fn.binary(
-            "and",
-            fn.icmp("sge", lane, splat(fn, first, lanes)),
-            fn.icmp("slt", lane, splat(fn, end, lanes)),
-        )
-
-    def _clamped(self, v: Val, most: int) -> Val:
-        fn = self.fn
-        v = fn.intrinsic("i64", "llvm.smax.i64", [v, int_val(0, "i64")])
-        v = fn.intrinsic("i64", "llvm.smin.i64", [v, int_val(most, "i64")])
-        return fn.cast("trunc", v, "i32")
+        return self.fn.icmp("ult", self.vector(index, lanes), splat(self.fn, size, lanes))
 
     def _address(self, memory: Memory, place: Place) -> Val:
         base = memory.pointer

@@ -181,7 +181,7 @@ class Emitter(Buffers):
         """The result of `o` is `fn` of the operands; of vectors, of each lane."""
         t = operands[0].type
         if not isinstance(t, VectorType):
-            super().each(o, fn, *operands)
+            self.env[o.result] = fn(*map(self.get, operands))
             return
         values = [self.get(v) for v in operands]
         columns = [
