@@ -15,6 +15,7 @@ from tilec.ir.verify import verify
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
 from tilec.passes.check_registers import check_registers
+from tilec.passes.check_schedule import check_schedule
 from tilec.passes.check_teams import check_teams
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
@@ -97,6 +98,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),
+    (check_schedule, "SCHEDULED"),  # copies and products are whole yet
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
     (lower_gemm, "SCHEDULED"),

@@ -1,0 +1,130 @@
+"""check_schedule finds what is wrong with a schedule without a simulator: every schedule that the
+passes make is accepted (each compilation of the suite asks), and of their mutants those that could
+give a wrong number or hang are refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from form_help import SM80, SM90, tile_func
+from mutant_families import product_kernel
+from mutant_operators import change_at, said, sites, weaker
+from place_programs import PLACES
+
+from tilec.ir.core import Func, walk
+from tilec.ir.errors import InternalError
+from tilec.ir.ops import (
+    Barrier,
+    CpAsyncWait,
+    Gemm,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierWait,
+    Scope,
+    Store,
+    TmaLoad,
+    WgmmaWait,
+)
+from tilec.ir.schedule import Plan
+from tilec.passes import run_plan
+from tilec.passes.check_schedule import check_schedule
+from tilec.target import Target
+
+REMOVED = (
+    MbarrierWait, MbarrierArrive, MbarrierExpect, TmaLoad, WgmmaWait, CpAsyncWait, Barrier,
+)  # fmt: skip
+CHANGED = (WgmmaWait, CpAsyncWait, MbarrierWait, MbarrierArrive, TmaLoad, MbarrierExpect, Store)
+SCHEDULES = {
+    "TMA": (SM90, Plan("p", specialise=True, stages=3)),
+    "persistent": (SM90, Plan("p", specialise=True, persistent=True, stages=2)),
+    "ping-pong": (SM90, Plan("p", specialise=True, persistent=True, teams=2, stages=3)),
+    "cp.async": (SM80, Plan("p", stages=3)),
+}
+
+
+@functools.cache
+def scheduled(name: str, schedule: str) -> tuple[Func, Target]:
+    target, plan = SCHEDULES[schedule]
+    if name == "product":
+        arrays = {"A": np.ones((128, 128), np.float16), "B": np.ones((128, 128), np.float16)}
+        arrays["C"] = np.ones((128, 128), np.float32)
+        func = tile_func(product_kernel().function, arrays)
+    else:
+        (place,) = (p for p in PLACES if p.name == name)
+        func = tile_func(place.kernel.function, place.arrays((2, 1), 4)[0])
+    kept: dict[str, Func] = {}
+    run_plan(func, target, plan, kept.__setitem__)
+    return kept["insert_sync"], target
+
+
+def mutants(func: Func) -> Iterator[tuple[str, Func]]:
+    """Without one op, or with a weaker one; the block's set-up is left alone, and so are guards,
+    which say which thread acts."""
+    places = sites(func)
+    begins = -1
+    if any(isinstance(o, Scope) for o in places):
+        begins = next(i for i, o in enumerate(places) if isinstance(o, Barrier))
+    for i, o in enumerate(places):
+        if isinstance(o, REMOVED) and (i > begins or o.opname != "barrier"):
+            yield f"no {said(o)}", change_at(func, i, lambda _: [])
+        if isinstance(o, CHANGED):
+            for operator, description, make in weaker(o):
+                if operator != "guard removed":
+                    yield f"{operator}: {description}", change_at(func, i, make)
+
+
+# What changes nothing that can be wrong. A slot beside the right one is freed, or waited for, later
+# than need be; the last release of a kernel that fills no slot again is one too many, and so is
+# what orders the fills of a tile that is filled once; where the first copy of a prologue is made,
+# the barrier in front of it serves the second.
+LATER = ("slot off by one: mbarrier_arrive", "slot off by one: mbarrier_wait ring0_empty")
+LAST = "no mbarrier_arrive ring0_empty"
+ONCE = (
+    "no mbarrier_wait ring0_empty",
+    "parity stale: mbarrier_wait ring0_empty slot: always 1",
+    "parity stale: mbarrier_wait ring0_full slot: always 0",
+    "position not advanced: ring0_",
+    "slot off by one: mbarrier_wait ring1_empty",
+)
+CASES = [
+    ("product", "TMA", (*LATER, LAST)),
+    ("product", "persistent", ()),
+    ("product", "ping-pong", (*LATER, LAST, "position not advanced: ring0_")),
+    ("product", "cp.async", ()),
+    ("before mixed", "TMA", (*LATER, LAST, *ONCE)),
+    ("masked", "persistent", LATER),
+    ("masked", "cp.async", ()),
+    ("two loops", "TMA", LATER),
+    ("two loops", "cp.async", ("no barrier",)),
+    ("while", "TMA", ("position not advanced: ring0_slot",)),
+]
+
+
+@pytest.mark.parametrize(("name", "schedule", "harmless"), CASES)
+def test_mutants_are_refused(name: str, schedule: str, harmless: tuple[str, ...]) -> None:
+    func, target = scheduled(name, schedule)
+    assert check_schedule(func, target) is func
+    missed, found = [], 0
+    for change, mutant in mutants(func):
+        try:
+            check_schedule(mutant, target)
+            missed.append(change)
+        except InternalError as error:
+            assert "the schedule is wrong" in error.message
+            found += 1
+    left = [x for x in missed if not x.startswith(harmless)] if harmless else missed
+    assert not left
+    assert found >= (3 if schedule == "cp.async" else 24)
+    assert not any("wgmma_wait" in x or "cp_async_wait" in x or "_full" in x for x in left)
+
+
+def test_a_use_in_flight_names_the_line() -> None:
+    func, target = scheduled("two loops", "cp.async")
+    waits = [i for i, o in enumerate(sites(func)) if isinstance(o, CpAsyncWait)]
+    with pytest.raises(InternalError, match="reads slot . of a, whose copy may be under") as caught:
+        check_schedule(change_at(func, waits[0], lambda _: []), target)
+    gemm = next(o for o in walk(func.body) if isinstance(o, Gemm))
+    assert caught.value.loc == gemm.loc

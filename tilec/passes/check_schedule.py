@@ -1,0 +1,501 @@
+"""check_schedule: what runs ahead of its readers is executed, in small, before any code is made.
+
+Before and after: SCHEDULED; nothing is changed. The pass knows nothing of the passes that made the
+schedule. One thread for each scope (each team of it) runs through the function with numbers for its
+sizes, so that loops have no, one and several iterations more than stages (of many the first and the
+last ones), two tiles of a persistent loop among them. The producers go as far ahead as slots let
+them, and asynchronous products end as late as they may. Raises InternalError, for a pass is at
+fault, where
+
+- a slot is read that is not filled, or is filled again, or whose copy nobody has waited for;
+- a slot is filled while a product reads it, or threads do whom no barrier has stopped since;
+- a fragment is touched while a product is in flight that uses it, or is left so at the end;
+- a scope waits for what no other will do any more."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
+from tilec.ir.effects import effects_in
+from tilec.ir.errors import InternalError
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    CpAsyncCommit,
+    CpAsyncWait,
+    For,
+    Gemm,
+    GridSize,
+    If,
+    Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierWait,
+    Parallel,
+    Scope,
+    Select,
+    Store,
+    Team,
+    TmaLoad,
+    TurnPass,
+    TurnWait,
+    Version,
+    WgmmaWait,
+    While,
+    yielded,
+)
+from tilec.ir.types import TensorMapType
+from tilec.target import Target
+
+SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
+STEPS = 3000  # ops that a thread executes at most with each
+AGAIN = 3  # iterations that a `while` has
+Slot = tuple[Value, int]  # of a ring, or of a barrier
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "min": min,
+    "max": max,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "shl": lambda a, b: a << (b & 63),
+    "shr": lambda a, b: a >> (b & 63),
+}
+_COMPARE = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
+def check_schedule(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    asynchronous = (TmaLoad, CpAsyncCommit, WgmmaWait)
+    if any(isinstance(o, asynchronous) for o in walk(func.body)):
+        program = _Program(func)
+        for size in SIZES:
+            _Machine(program, size).run()
+    return func
+
+
+class _Program:
+    """The function, and of its ops those that decide what is done, and what they decide."""
+
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.defs = defining_ops(func.body)
+        self.rings = {
+            o.result
+            for o in walk(func.body)
+            if isinstance(o, Alloc) and o.type.space == "shared" and o.type.versions > 1
+        }
+        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, Version)}
+        loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
+        self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
+        arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
+        expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
+        self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
+        own: Counter[Value] = Counter()
+        for o in loads:
+            own[o.dest] += _box_bytes(o)
+        # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
+        self.parts = {
+            o.dest: version_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks
+        }
+        self.stages = max((v.buffer.versions for v in self.rings), default=1)
+        self.teams = int(func.attrs.get("teams", 1))
+        self.wanted = self._wanted()
+        self.relevant: dict[Block, tuple[Op, ...]] = {}
+
+    def _wanted(self) -> set[Value]:
+        """The scalars that control flow, slots and barriers depend on."""
+        left: list[Value] = []
+        stores: dict[Value, list[Value]] = {}
+        carried: dict[Value, tuple[Value, ...]] = {}
+        for o in walk(self.func.body):
+            match o:
+                case For():
+                    left += (o.lo, o.hi, o.step)
+                    self._carry(carried, o.body.args[1:], o.inits, o.results, yielded(o.body))
+                case While():
+                    left += yielded(o.cond)
+                    after = yielded(o.body)
+                    self._carry(carried, o.body.args, o.inits, o.results, after)
+                    self._carry(carried, o.cond.args, o.inits, (), after)
+                case If():
+                    left.append(o.cond)
+                    for i, r in enumerate(o.results):
+                        carried[r] = (yielded(o.then)[i], yielded(o.orelse)[i])
+                case Version():
+                    left.append(o.slot)
+                case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
+                    left += [v for v in o.operands if v not in getattr(o, "coords", ())]
+                case Store() if o.dest.buffer.space == "local":
+                    stores.setdefault(o.dest, []).append(o.value)
+        found: set[Value] = set()
+        while left:
+            v = left.pop()
+            if v in found:
+                continue
+            found.add(v)
+            made = self.defs.get(v)
+            if isinstance(made, Load) and made.source in stores:
+                left += (*stores[made.source], made.source)
+            if made is not None and not made.region_fields:
+                left += made.operands
+            left += carried.get(v, ())
+        return found
+
+    @staticmethod
+    def _carry(
+        found: dict[Value, tuple[Value, ...]],
+        args: tuple[Value, ...],
+        inits: tuple[Value, ...],
+        results: tuple[Value, ...],
+        after: tuple[Value, ...],
+    ) -> None:
+        for i, (arg, init, following) in enumerate(zip(args, inits, after)):
+            found[arg] = (init, following)
+            if results:
+                found[results[i]] = (init, following)
+
+    def ops(self, block: Block) -> tuple[Op, ...]:
+        """What has to be executed of `block`."""
+        found = self.relevant.get(block)
+        if found is None:
+            found = self.relevant[block] = tuple(o for o in block.ops if self._is_relevant(o))
+        return found
+
+    def _is_relevant(self, o: Op) -> bool:
+        if isinstance(o, Parallel):
+            return True
+        if o.region_fields:
+            inside = any(self.ops(region) for region in o.regions)
+            return inside or any(r in self.wanted for r in o.results)
+        if isinstance(o, Store) and o.dest.buffer.space == "local":
+            return o.dest in self.wanted
+        if isinstance(o, Version):
+            return self.root[o.result] in self.rings
+        if o.pure or isinstance(o, Load):
+            return any(r in self.wanted for r in o.results)
+        return o.opname != "yield" and bool(o.effects())
+
+
+@dataclass
+class _Phases:
+    """A slot of a barrier: phases that have ended, bytes still to come in this one, and the slots
+    of rings that they fill."""
+
+    ended: int = 0
+    bytes: int = 0
+    filling: list[Slot] = field(default_factory=list)
+
+
+class _Machine:
+    """What the scopes share."""
+
+    def __init__(self, program: _Program, size: int) -> None:
+        self.program = program
+        self.size = size
+        self.steps = 0  # of all threads
+        self.barriers: dict[Slot, _Phases] = {}
+        self.fills: Counter[Slot] = Counter()
+        self.landed: Counter[Slot] = Counter()  # of these, when the last has come
+        self.awaited: Counter[Slot] = Counter()  # and when somebody has waited for it
+        self.turns: Counter[int] = Counter()
+        self.threads: list[_Thread] = []
+
+    def run(self) -> None:
+        func = self.program.func
+        first = _Thread(self, 0)
+        for p in func.params:
+            first.env[p.value] = min(self.size, 3) if p.role == "grid" else self.size
+        for _ in first.block(func.body):
+            pass
+
+    def together(self, scopes: list[Scope], outer: _Thread) -> None:
+        """The scopes at the same time: the producers whenever they can."""
+        order = sorted(scopes, key=lambda o: o.name != "producer")
+        self.threads = [_Thread(self, team, outer) for o in order for team in range(o.teams)]
+        runs = [
+            (thread, thread.block(o.body))
+            for thread, o in zip(self.threads, (o for o in order for _ in range(o.teams)))
+        ]
+        waiting: list[MbarrierWait | TurnWait | None] = [None] * len(runs)
+        stopped = False
+        while runs:
+            before = self.steps
+            for n, (thread, run) in enumerate(runs):
+                try:
+                    waiting[n] = next(run)
+                except StopIteration:
+                    thread.end()
+                    del runs[n], waiting[n]
+                    break
+                if thread.steps > STEPS:
+                    stopped = True
+                    del runs[n], waiting[n]
+                    break
+                if waiting[n] is None:
+                    break
+            else:
+                if self.steps > before:
+                    continue
+                if stopped:
+                    return
+                o = next(o for o in waiting if o is not None)
+                raise _fault(o, "waits for what no other scope does any more")
+
+    def slot(self, barrier: Value, number: int) -> _Phases:
+        return self.barriers.setdefault((barrier, number), _Phases())
+
+
+class _Thread:
+    """One thread of a scope: the first of its team, in the first block."""
+
+    def __init__(self, machine: _Machine, team: int, outer: _Thread | None = None) -> None:
+        self.machine, self.program, self.team = machine, machine.program, team
+        self.env: dict[Value, Any] = dict(outer.env) if outer else {}
+        self.memory: dict[Value, Any] = {}  # of variables
+        self.place: dict[Value, Slot] = dict(outer.place) if outer else {}
+        self.seen: Counter[Slot] = Counter()  # fills that it has waited for
+        self.products: list[Gemm] = []  # in flight, oldest first
+        self.reading: list[set[Slot]] = []  # by each of them
+        self.started: set[Slot] = set()  # by cp.async, not committed
+        self.groups: list[set[Slot]] = []  # committed, oldest first
+        self.hidden: set[Slot] = set()  # come, or written, but no barrier since
+        self.read: set[Slot] = set()  # since the last barrier
+        self.steps = 0
+
+    # --- control ---
+
+    def block(self, block: Block) -> Iterator[MbarrierWait | TurnWait | None]:
+        ops, env = self.program.ops(block), self.env
+        scopes = [o for o in ops if isinstance(o, Scope)]
+        for o in ops:
+            self.machine.steps += 1
+            self.steps += 1
+            if self.steps > STEPS:
+                yield None
+            match o:
+                case For():
+                    yield from self._for(o)
+                case While():
+                    yield from self._while(o)
+                case If():
+                    chosen = o.then if self.env.get(o.cond, True) else o.orelse
+                    yield from self.block(chosen)
+                    self._assign(o.results, yielded(chosen))
+                case Scope():
+                    if o is scopes[0]:
+                        self.machine.together(scopes, self)
+                case MbarrierWait():
+                    phases, parity = self.machine.slot(o.barrier, env[o.slot]), env[o.parity]
+                    while o.barrier in self.program.barriers and phases.ended % 2 == parity:
+                        yield o
+                    for slot in phases.filling:
+                        self.seen[slot] = self.machine.landed[slot]
+                        self.machine.awaited[slot] = self.machine.landed[slot]
+                case TurnWait():
+                    while not self.machine.turns[self.team]:
+                        yield o
+                    self.machine.turns[self.team] -= 1
+                case TurnPass():
+                    self.machine.turns[(self.team + 1) % self.program.teams] += 1
+                case MbarrierArrive():
+                    if o.guard is None or self.env.get(o.guard, True):
+                        self.machine.slot(o.barrier, self.env[o.slot]).ended += 1
+                        yield None
+                case _:
+                    self.op(o)
+
+    def _for(self, o: For) -> Iterator[MbarrierWait | TurnWait | None]:
+        lo, hi, step = (self.env.get(v, 1) for v in (o.lo, o.hi, o.step))
+        indices = range(lo, hi, max(int(step), 1))
+        first = self.program.stages + 2 if o.kind == "pipelined" else 2
+        if self.program.teams == 1 and len(indices) > first + 2:
+            indices = (*indices[:first], *indices[-2:])  # type: ignore[assignment]
+        values = [self.env.get(v, 0) for v in o.inits]
+        for i in indices:
+            self.env[o.body.args[0]] = i
+            self.env.update(zip(o.body.args[1:], values))
+            yield from self.block(o.body)
+            values = [self.env.get(v, 0) for v in yielded(o.body)]
+        self.env.update(zip(o.results, values))
+
+    def _while(self, o: While) -> Iterator[MbarrierWait | TurnWait | None]:
+        values = [self.env.get(v, 0) for v in o.inits]
+        for _ in range(AGAIN):
+            self.env.update(zip(o.cond.args, values))
+            yield from self.block(o.cond)
+            if not self.env.get(yielded(o.cond)[0], True):
+                break
+            self.env.update(zip(o.body.args, values))
+            yield from self.block(o.body)
+            values = [self.env.get(v, 0) for v in yielded(o.body)]
+        self.env.update(zip(o.results, values))
+
+    def _assign(self, results: tuple[Value, ...], values: tuple[Value, ...]) -> None:
+        for r, v in zip(results, values):
+            self.env[r] = self.env.get(v, 0)
+
+    # --- ops ---
+
+    def op(self, o: Op) -> None:
+        env = self.env
+        match o:
+            case Const():
+                env[o.result] = o.value
+            case Binary():
+                a, b = env.get(o.lhs, 0), env.get(o.rhs, 0)
+                env[o.result] = _BINARY[o.kind](a, b) if o.kind in _BINARY else 0
+            case Compare():
+                env[o.result] = _COMPARE[o.kind](env.get(o.lhs, 0), env.get(o.rhs, 0))
+            case Select():
+                env[o.result] = env.get(o.on_true if env.get(o.cond, True) else o.on_false, 0)
+            case Cast():
+                env[o.result] = int(env.get(o.operand, 0))
+            case Team():
+                env[o.result] = self.team
+            case GridSize():
+                env[o.result] = 1
+            case Load() if o.source.buffer.space == "local":
+                if o.source not in self.memory:
+                    raise _fault(o, f"reads {o.source.name}, which nothing has set")
+                env[o.result] = self.memory[o.source]
+            case Load() if o.result in self.program.wanted:
+                env[o.result] = self._somewhere(o)
+                self.touch(o)
+            case Store() if o.dest.buffer.space == "local":
+                self.memory[o.dest] = env.get(o.value, 0)
+            case Version():
+                self.place[o.result] = (o.root, env[o.slot])
+            case MbarrierExpect():
+                self.machine.slot(o.barrier, env[o.slot]).bytes += o.bytes
+                self.machine.slot(o.barrier, env[o.slot]).filling = []
+            case TmaLoad():
+                self.load(o)
+            case CpAsyncCommit():
+                self.groups.append(self.started)
+                self.started = set()
+            case CpAsyncWait():
+                while len(self.groups) > o.pending:
+                    self.hidden |= self.groups.pop(0)
+            case WgmmaWait():
+                ended = max(len(self.products) - o.pending, 0)
+                del self.products[:ended], self.reading[:ended]
+            case Barrier():
+                self.hidden.clear()
+                self.read.clear()
+            case _ if o.pure:
+                env.update((r, 0) for r in o.results)
+            case _:
+                self.touch(o)
+
+    def _somewhere(self, o: Load) -> int:
+        """What an element of a tensor is: the same number for all who ask, small, and not always
+        the same."""
+        return int(sum(self.env.get(v, 0) for v in o.indices) + self.machine.size) % 3
+
+    def load(self, o: TmaLoad) -> None:
+        slot = self.place.get(o.dest)
+        phases = self.machine.slot(o.barrier, self.env[o.slot])
+        if slot is not None:
+            if slot not in phases.filling:
+                for thread in self.machine.threads:
+                    if any(slot in held for held in thread.reading):
+                        raise _fault(o, f"fills slot {slot[1]} while a product reads it")
+                if self.machine.awaited[slot] < self.machine.fills[slot]:
+                    raise _fault(o, f"fills slot {slot[1]} again that nobody has waited for")
+                self.machine.fills[slot] += 1
+                phases.filling.append(slot)
+        phases.bytes -= _box_bytes(o) * self.program.parts.get(o.dest, 1)
+        if phases.bytes < 0:
+            raise _fault(o, "brings more than its barrier waits for")
+        if phases.bytes == 0:
+            phases.ended += 1
+            for filled in phases.filling:
+                self.machine.landed[filled] = self.machine.fills[filled]
+
+    def touch(self, o: Op) -> None:
+        """What an op does to rings and to fragments."""
+        by_copy = isinstance(o, Copy) and o.agent == "cp_async"
+        held: set[Slot] = set()
+        chained = o.c if isinstance(o, Gemm) and o.is_asynchronous else None
+        for x, e in effects_in(Block((), (o,))):
+            if e.region is None:
+                continue
+            v = e.region.buffer
+            if v is not chained and self._is_in_flight(v, e.writes):
+                raise _fault(x, f"touches {v.name} while a product in flight uses it")
+            slot = self.place.get(v)
+            if slot is None or slot[0] not in self.program.rings:
+                continue
+            if e.reads:
+                self._read(x, slot)
+                held.add(slot)
+            if e.writes:
+                self._write(x, slot, by_copy)
+        if chained is not None:
+            assert isinstance(o, Gemm)
+            self.products = [*self.products, o] if o.asynchronous else []
+            self.reading = [*self.reading, held] if o.asynchronous else []
+
+    def _is_in_flight(self, v: Value, written: bool) -> bool:
+        """Whether a product in flight makes `v`, or reads it in registers, where it is written."""
+        return any(v is o.c or (written and v is o.a.buffer) for o in self.products)
+
+    def _read(self, o: Op, slot: Slot) -> None:
+        name, number = slot[0].name, slot[1]
+        if self.machine.fills[slot] != self.seen[slot]:
+            filled = self.machine.fills[slot] > self.seen[slot] > 0
+            why = "is filled again" if filled else "nobody has waited for"
+            raise _fault(o, f"reads slot {number} of {name}, which {why}")
+        if slot in self.started or any(slot in group for group in self.groups):
+            raise _fault(o, f"reads slot {number} of {name}, whose copy may be under way")
+        if slot in self.hidden:
+            raise _fault(o, f"reads slot {number} of {name} before other threads' parts are there")
+        self.read.add(slot)
+
+    def _write(self, o: Op, slot: Slot, by_copy: bool) -> None:
+        name, number = slot[0].name, slot[1]
+        if slot in self.read:
+            raise _fault(o, f"fills slot {number} of {name}, which threads may still read")
+        if any(slot in held for held in self.reading):
+            raise _fault(o, f"fills slot {number} of {name} while a product reads it")
+        (self.started if by_copy else self.hidden).add(slot)
+
+    def end(self) -> None:
+        """The scope's last op has been done."""
+        if self.products:
+            raise _fault(self.products[0], "is in flight when its scope ends")
+
+
+def _box_bytes(o: TmaLoad) -> int:
+    t = o.map.type
+    assert isinstance(t, TensorMapType)
+    return math.prod(t.box) * t.dtype.bits // 8
+
+
+def _fault(o: Op, what: str) -> InternalError:
+    return InternalError(f"the schedule is wrong: {o.opname} {what}", o.loc)
