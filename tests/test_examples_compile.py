@@ -1,5 +1,5 @@
 """Every kernel of every example compiles for every GPU target, without spills or serialised
-instructions."""
+instructions, and takes the shared memory and registers that it is predicted to take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from test_examples import EXAMPLES
 import tilec
 from tilec.codegen.ptxas import run_ptxas
 from tilec.fuzz.waits import unfinished_at_barriers
+from tilec.ir.parser import parse_func
+from tilec.passes.check_registers import fragment_registers
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 
@@ -36,6 +38,11 @@ def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], t
     compiled: tilec.CompiledKernel = kernel.compile(*specs, target=target, **meta)
     resources, ptxas = compiled.resources, find_ptxas()
     assert compiled.binary and resources.threads >= 32
+    for first in kernel.recommend(*specs, target=target, topk=1, **meta)[:1]:
+        laid_out = parse_func(compiled.stages["infer_layouts"])
+        assert first.plan in (None, compiled.plan), "the assembler finds no fault with it"
+        assert first.estimate.shared_bytes == resources.shared_bytes
+        assert first.estimate.registers == fragment_registers(laid_out)
     if target.startswith("hip") or ptxas is not None:
         assert resources.registers is not None and resources.registers > 0
         assert resources.spilled_bytes == 0

@@ -354,8 +354,7 @@ class Kernel:
         described = self._described(args, target, kwargs)
         call, signature, *_ = described
         base = facts_of(*described, signature.grid_from_launch)
-        found = self._choices.rank(base, signature, call, None, whole)
-        return () if found is None else (*found.ranked[:whole], *found.rejected[:whole])
+        return self._choices.recommend(base, signature, call, whole)
 
     def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
         """The facts that these arguments of `compile` give."""

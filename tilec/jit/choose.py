@@ -176,6 +176,17 @@ class Choices:
         given = replace(call, tensors={**call.tensors, **copies})
         return chooser.choose(functools.partial(_value, given), extents, most, starts, below)
 
+    def recommend(
+        self, base: Facts, signature: Signature, call: Call, most: int
+    ) -> tuple[tune.Ranked, ...]:
+        """At most so many configurations that can run, best first, and as many that cannot. What
+        they take is what the passes find; see `Chooser.as_compiled`. Raises CompileError."""
+        found = self.rank(base, signature, call, None, most)
+        if found is None:
+            return ()
+        found = self._choosers[base].as_compiled(found, most)
+        return *found.ranked[:most], *found.rejected[:most]
+
     def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
         found = self.rank(base, signature, call, grid)
         return "" if found is None else found.text()

@@ -8,13 +8,14 @@ times between passes. What several of them use, or one calls for a part of its w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilec.ir.core import Func, Op
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
-from tilec.passes.check_registers import check_registers
+from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
 from tilec.passes.check_teams import check_teams
 from tilec.passes.cluster_split_k import cluster_split_k
@@ -112,6 +113,27 @@ def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = 
     """All passes for a GPU target with one plan. Raises ResourceError if it does not fit."""
     func = apply(NORMALISE, take_wanted(func)[0], target, on_stage)
     return apply((*DECIDE, *EXPAND), with_plan(func, plan), target, on_stage)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Bytes of shared memory of a block; registers of a thread for its fragments."""
+
+    shared_bytes: int
+    registers: int
+
+
+def resources(func: Func, target: Target) -> Resources:
+    """What a normalised function with a plan (`with_plan`) will take: as far as the pass that
+    places its shared memory, unverified. Raises ResourceError if it does not fit."""
+    registers = 0
+    for one, _ in (*DECIDE, *EXPAND):
+        func = one(func, target)
+        if one is check_registers:
+            registers = fragment_registers(func)
+        if one is plan_shared:
+            break
+    return Resources(int(func.attrs["shared_bytes"]), registers)
 
 
 def apply(

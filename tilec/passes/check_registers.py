@@ -22,11 +22,7 @@ def check_registers(func: Func, target: Target) -> Func:
     threads = int(func.attrs["threads"]) * teams
     specialised = bool(func.attrs.get("specialise"))
     limit = budget(threads, specialised, target)
-    fragments = {
-        o.result: o
-        for o in walk(func.body)
-        if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
-    }
+    fragments = _fragments(func)
     sets = [[o] for o in fragments.values()]
     for loop in walk(func.body):
         if isinstance(loop, (For, While)):
@@ -41,6 +37,19 @@ def check_registers(func: Func, target: Target) -> Func:
                 _hint(held, threads, specialised, target, teams),
             )
     return func
+
+
+def fragment_registers(func: Func) -> int:
+    """Registers of a thread that all fragments of a LAID_OUT function take."""
+    return sum(map(_registers, _fragments(func).values()))
+
+
+def _fragments(func: Func) -> dict[Value, Alloc]:
+    return {
+        o.result: o
+        for o in walk(func.body)
+        if isinstance(o, Alloc) and o.type.space == "fragment" and o.type.layout is not None
+    }
 
 
 def _check_local(func: Func, target: Target) -> None:

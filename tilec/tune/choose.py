@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
@@ -147,6 +148,20 @@ class Chooser:
             kept += [r for r in _near(ranked, constants) if r not in kept]
         kept = sorted([*mine, *kept], key=self._order)
         return Choice(dict(chosen), tuple(kept), tuple(rejected[: max(KEPT, most)]))
+
+    def as_compiled(self, choice: Choice, most: int) -> Choice:
+        """`choice` with what its first configurations take by the passes, without those that the
+        passes refuse: `most` that they accept, or `KEPT` if these are fewer."""
+        fits: list[Ranked] = []
+        refused: list[Ranked] = []
+        ranked = deque(choice.ranked)
+        while ranked and len(fits) < min(most, KEPT):
+            r = ranked.popleft()
+            candidate = self._candidate(tuple(r.constants[name] for name in self._open))
+            assert isinstance(candidate, Candidate)
+            r = candidate.as_compiled(r)
+            (refused if r.estimate is None else fits).append(r)
+        return replace(choice, ranked=(*fits, *ranked), rejected=(*refused, *choice.rejected))
 
     def _descend(
         self,

@@ -4,8 +4,9 @@ ResourceError where the target lacks shared memory or registers for it."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from tilec import passes
 from tilec.ir.analysis import asks_for_threads
@@ -19,6 +20,7 @@ from tilec.tune.plans import plans
 
 OnPlan = Callable[[Plan, ResourceError | None], None]
 Accept = Callable[[Plan, Func], None]
+Made = TypeVar("Made")
 
 
 def first_fit(
@@ -43,20 +45,56 @@ def first_fit(
     if target.kind == "cpu":
         sync = passes.THREADS if asks_for_threads(func) else ()
         return passes.apply((*sync, *passes.HOST), func, target, on_stage)
+    kept: dict[str, Func] = {}
+
+    def attempt(plan: Plan) -> Func:
+        kept.clear()
+        chosen = with_plan(func, plan)
+        done = passes.apply((*passes.DECIDE, *passes.EXPAND), chosen, target, kept.__setitem__)
+        if accept is not None:
+            accept(plan, done)
+        check_kept(done, wanted)
+        return done
+
+    pending = ranked if only_ranked else (*ranked, *plans(func, target, wanted))
+    done = _first(attempt, pending, func, wanted, on_plan)
+    if on_stage is not None:
+        for name, stage in kept.items():
+            on_stage(name, stage)
+    return done
+
+
+def resources(func: Func, target: Target, plan: Plan | None) -> passes.Resources:
+    """What a TILE function will take on a GPU under `plan` (None: the first of the safe ones that
+    fits), as the passes decide it. Raises ResourceError if they refuse it."""
+    func, wanted = take_wanted(func)
+    for one, _ in passes.NORMALISE:
+        func = one(func, target)
+    pending = plans(func, target, wanted) if plan is None else (plan,)
+    return _first(
+        lambda plan: passes.resources(with_plan(func, plan), target), pending, func, wanted
+    )
+
+
+def _first(
+    attempt: Callable[[Plan], Made],
+    plans: Iterable[Plan],
+    func: Func,
+    wanted: Wanted,
+    on_plan: OnPlan | None = None,
+) -> Made:
+    """What the first attempt gives that raises no ResourceError; one that says how many stages fit
+    is made again with these."""
     first: ResourceError | None = None
     tried: set[Plan] = set()
-    pending = deque(ranked if only_ranked else (*ranked, *plans(func, target, wanted)))
+    pending = deque(plans)
     while pending:
         plan = pending.popleft()
         if plan in tried:
             continue
         tried.add(plan)
-        kept: dict[str, Func] = {}
         try:
-            chosen = with_plan(func, plan)
-            done = passes.apply((*passes.DECIDE, *passes.EXPAND), chosen, target, kept.__setitem__)
-            if accept is not None:
-                accept(plan, done)
+            done = attempt(plan)
         except ResourceError as error:
             if error.loc == func.loc and wanted.loc is not None:
                 error.loc = wanted.loc  # what the user fixed does not fit
@@ -66,12 +104,8 @@ def first_fit(
             if _fewer_stages_help(func, plan, wanted, error):
                 pending.appendleft(replace(plan, stages=error.stages))
             continue
-        check_kept(done, wanted)
         if on_plan is not None:
             on_plan(plan, None)
-        if on_stage is not None:
-            for name, stage in kept.items():
-                on_stage(name, stage)
         return done
     assert first is not None
     raise first

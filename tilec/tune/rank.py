@@ -12,7 +12,7 @@ from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, walk
-from tilec.ir.errors import CompileError
+from tilec.ir.errors import CompileError, ResourceError
 from tilec.ir.instr import MATRIX_ROWS, MatrixRow
 from tilec.ir.ops import Alloc, Gemm
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
@@ -28,6 +28,7 @@ from tilec.passes.utils.registers import (
     widest_wgmma,
 )
 from tilec.target import Target
+from tilec.tune import fit
 from tilec.tune.cost import (
     Estimate,
     Realised,
@@ -241,6 +242,18 @@ class Candidate:
             # Nothing here tells its plans apart: the safe order holds.
             return [replace(r, plan=None) for r in found[:1]]
         return sorted(found, key=lambda r: r.estimate.seconds if r.estimate else 0.0)
+
+    def as_compiled(self, r: Ranked) -> Ranked:
+        """`r` with the shared memory and registers that the passes give it in place of those that
+        it was ranked by; the reason, if they refuse its plan."""
+        if r.estimate is None or self.target.kind == "cpu":
+            return r
+        try:
+            found = fit.resources(self.func, self.target, r.plan)
+        except ResourceError as error:
+            return replace(r, estimate=None, reason=error.message)
+        exact = replace(r.estimate, shared_bytes=found.shared_bytes, registers=found.registers)
+        return replace(r, estimate=exact)
 
     def _parts(self, plan: Plan, numbers: Numbers) -> list[int]:
         """In how many parts the sums of `plan` had better be: about as many as fill the

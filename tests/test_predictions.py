@@ -1,0 +1,106 @@
+"""What a kernel is predicted to take is what it takes: shared memory, registers of fragments, the
+versions of its buffers, on three targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from form_help import tile_func
+from place_programs import PLACES, Place
+
+import tilec
+from benchmarks import kernels
+from tilec import passes
+from tilec.ir.core import Func, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.memory import version_bytes
+from tilec.ir.ops import Alloc
+from tilec.jit.build import trace_variant
+from tilec.jit.specialise import facts_of
+from tilec.passes.utils.plans import with_plan
+from tilec.target import Target, find_target
+from tilec.tune import fit
+from tilec.tune.footprint import footprint
+from tilec.tune.plans import plans
+
+
+def specs(dtype: str, *shapes: tuple[int, ...], last: str = "") -> list[Any]:
+    dtypes = [dtype] * (len(shapes) - 1) + [last or dtype]
+    return [tilec.spec(s, d) for s, d in zip(shapes, dtypes)]
+
+
+TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+TILE = {"BM": 64, "BN": 128, "BK": 64}
+LARGE = (4096, 4096)
+# (kernel, arguments): one of each form that is measured.
+MEASURED = {
+    "product": (kernels.product("float16"), specs("float16", LARGE, LARGE, LARGE)),
+    "odd rows": (kernels.product("float16"), specs("float16", (543, 999), (999, 77), (543, 77))),
+    "few tiles": (
+        kernels.product("bfloat16", False, True),
+        specs("bfloat16", (128, 16384), (128, 16384), (128, 128)),
+    ),
+    "tf32, held operands": (kernels.product("float32"), specs("float32", LARGE, LARGE, LARGE)),
+    "int8": (
+        kernels.product("int8", False, True),
+        specs("int8", (256, 4096), LARGE, (256, 4096), last="int32"),
+    ),
+    "bias": (kernels.linear("float16", "relu"), specs("float16", LARGE, LARGE, (4096,), LARGE)),
+    "two products": (kernels.swiglu("float16"), specs("float16", LARGE, LARGE, LARGE, LARGE)),
+    "sums": (kernels.added("float32"), specs("float32", LARGE, LARGE, LARGE)),
+    "row sums": (kernels.summed("float16"), specs("float16", LARGE, (4096,), last="float32")),
+}
+
+
+def check(kernel: Any, arrays: list[Any], meta: dict[str, int], name: str) -> None:
+    """Compare the configuration that is recommended with what the passes make of it."""
+    found = kernel.recommend(*arrays, target=name, topk=1, **meta)
+    described = kernel._described(arrays, name, dict(meta))
+    facts = facts_of(*described, described[1].grid_from_launch)
+    func = trace_variant(described[1], facts, found[0].constants)
+    kept: dict[str, Func] = {}
+    plan = found[0].plan
+    ranked = (plan,) if plan else ()
+    fit.first_fit(func, find_target(name), kept.__setitem__, ranked, only_ranked=bool(ranked))
+    fragments = [
+        o.type
+        for o in walk(kept["infer_layouts"].body)
+        if isinstance(o, Alloc) and o.type.space == "fragment"
+    ]
+    registers = sum(-(-t.layout.size("reg") * t.dtype.bits // 32) for t in fragments if t.layout)
+    estimate = found[0].estimate
+    assert estimate.registers == registers
+    assert estimate.shared_bytes == kept["plan_shared"].attrs["shared_bytes"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_measured_kernels_take_what_is_predicted(target: str) -> None:
+    for name, (kernel, arrays) in MEASURED.items():
+        check(kernel, arrays, {} if name.endswith("sums") else TILE, target)
+
+
+@pytest.mark.parametrize("target", [find_target(n) for n in TARGETS], ids=str)
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: p.name)
+def test_buffers_have_the_versions_that_are_predicted(place: Place, target: Target) -> None:
+    """Copies anywhere: in two loops onto one buffer, under a condition, before a loop."""
+    func = tile_func(place.kernel, place.arrays((2, 1), 3)[0])
+    for one, _ in passes.NORMALISE:
+        func = one(func, target)
+    space = footprint(func, target)
+    compared = 0
+    for plan in plans(func, target):
+        made = with_plan(func, plan)
+        try:
+            for one, _ in passes.DECIDE:
+                made = one(made, target)
+                if one is passes.plan_pipeline:
+                    break
+        except CompileError:
+            continue
+        types = [o.type for o in walk(made.body) if isinstance(o, Alloc)]
+        compiled = sum(version_bytes(t) * t.versions for t in types if t.space == "shared")
+        ahead = space.planned(plan, plan.stages)
+        assert ahead.total + sum(space.sizes.values()) - ahead.one == compiled, plan.describe()
+        compared += 1
+    assert compared
