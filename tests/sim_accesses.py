@@ -8,16 +8,16 @@ import numpy as np
 
 from tilec.ir.llvm import Inst, Val
 from tilec.ir.loc import Loc
-from tilec.sim.buffers import SHARED_BASE, SharedBuffer
-from tilec.sim.clocks import Clocks, Order
-from tilec.sim.counts import Counts
-from tilec.sim.findings import Findings
-from tilec.sim.global_memory import GlobalMemory
-from tilec.sim.memory import Memory
-from tilec.sim.numbers import BYTES
-from tilec.sim.program import Access
-from tilec.sim.tensors import GlobalTensor
-from tilec.sim.threads import Threads
+from tilec.sim.machine.global_memory import GlobalMemory
+from tilec.sim.machine.memory import BlockMemory
+from tilec.sim.machine.tensors import GlobalTensor
+from tilec.sim.machine.threads import Threads
+from tilec.sim.program.numbers import BYTES
+from tilec.sim.program.records import LoadStore
+from tilec.sim.races.clocks import Clocks, Order
+from tilec.sim.reports.buffers import SHARED_BASE, SharedBuffer
+from tilec.sim.reports.counts import Counts
+from tilec.sim.reports.findings import Findings
 
 SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
@@ -41,7 +41,7 @@ class Block:
         rank: int = 0,
         globals: GlobalMemory | None = None,
         party: int = 1,
-        cluster: list[Memory] | None = None,
+        cluster: list[BlockMemory] | None = None,
         findings: Findings | None = None,
     ) -> None:
         self.threads, self.warp_size, self.index = threads, warp_size, (0, 0, 0)
@@ -50,7 +50,7 @@ class Block:
         self.findings = Findings() if findings is None else findings
         self.counts = Counts()
         self.globals = globals or GlobalMemory(tensors, checks)
-        self.memory = Memory(
+        self.memory = BlockMemory(
             self.order,
             self.globals,
             size,
@@ -86,9 +86,9 @@ class Block:
     def all(self) -> Any:
         return np.arange(self.threads)
 
-    def access(self, active: Threads, space: str, kind: str, count: int, align: int) -> Access:
+    def access(self, active: Threads, space: str, kind: str, count: int, align: int) -> LoadStore:
         size = BYTES[kind]
-        return Access(active.inst, space, kind, count, count > 1, align or size * count, size)
+        return LoadStore(active.inst, space, kind, count, count > 1, align or size * count, size)
 
     def load(
         self, lanes: Any, at: Any, kind: str = "float", count: int = 1, *, align: int = 0,

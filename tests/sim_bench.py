@@ -12,15 +12,15 @@ from tilec.ir.instr import Asm, Intrinsic, Row
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.passes.utils.registers import at_launch
-from tilec.sim.barriers import Barriers
-from tilec.sim.buffers import SHARED_BASE
-from tilec.sim.clocks import Clocks, Order
-from tilec.sim.engines import Engines
-from tilec.sim.findings import Findings
-from tilec.sim.global_memory import GlobalMemory
-from tilec.sim.memory import Memory
-from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.sim.thread_state import ThreadState
+from tilec.sim.engines.engines import Engines
+from tilec.sim.machine.barriers import Barriers
+from tilec.sim.machine.global_memory import GlobalMemory
+from tilec.sim.machine.memory import BlockMemory
+from tilec.sim.machine.tensors import GlobalTensor, TensorMap
+from tilec.sim.machine.thread_state import ThreadState
+from tilec.sim.races.clocks import Clocks, Order
+from tilec.sim.reports.buffers import SHARED_BASE
+from tilec.sim.reports.findings import Findings
 from tilec.target import find_target
 
 SHARED_BYTES = 96 * 1024
@@ -41,7 +41,7 @@ class Bench:
         self.tensors = [tensor(name, a, i) for i, (name, a) in enumerate((arrays or {}).items())]
         self.maps: list[TensorMap] = []
         clocks = Clocks(threads, self.target.warp_size, blocks)
-        memories: list[Memory] = []
+        memories: list[BlockMemory] = []
         barriers: list[Barriers] = []
         shared = GlobalMemory(self.tensors)
         self.blocks: list[Any] = []
@@ -58,7 +58,9 @@ class Bench:
                 executing=None,
                 report=self._report,
             )
-            block.memory = Memory(block.order, shared, SHARED_BYTES, granule=1, cluster=memories)
+            block.memory = BlockMemory(
+                block.order, shared, SHARED_BYTES, granule=1, cluster=memories
+            )
             launched = at_launch(threads, self.target)
             block.barriers = Barriers(block, barriers, launched)
             block.engines = Engines(block, block.memory, block.barriers, self.maps)

@@ -18,10 +18,10 @@ from tilec.ir.errors import InternalError, LaunchError
 from tilec.ir.llvm_parser import parse_function
 from tilec.jit.simulate import launch_of, records_for
 from tilec.jit.simulated import records_of
-from tilec.sim import numbers
-from tilec.sim.findings import Finding
 from tilec.sim.launch import Wishes, run
-from tilec.sim.undefined import POISON, Undefined, is_undefined, lost_in, lost_where
+from tilec.sim.program import numbers
+from tilec.sim.program.undefined import POISON, Undefined, is_undefined, lost_in, lost_where
+from tilec.sim.reports.findings import Finding
 
 N = T.dynamic("N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")

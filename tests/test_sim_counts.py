@@ -9,7 +9,7 @@ from sim_accesses import Block, numbers, tensor
 import tilec
 import tilec.language as L
 from tilec.ir.loc import Loc
-from tilec.sim.counts import Counts, LineCount
+from tilec.sim.reports.counts import Counts, LineCount
 
 T = np.arange(64)
 

@@ -20,9 +20,9 @@ from user_programs import CASES
 from tilec.codegen import emit_records, gpu
 from tilec.ir.instr import MATRIX_ROWS, MmaRow, WgmmaRow, cluster, memory, sync
 from tilec.ir.llvm import Function
-from tilec.sim.fused import fma
-from tilec.sim.intrinsics import intrinsic, round_tf32
-from tilec.sim.undefined import UNDEF
+from tilec.sim.program.arithmetic import fma
+from tilec.sim.program.intrinsics import intrinsic, round_tf32
+from tilec.sim.program.undefined import UNDEF
 from tilec.target import find_target
 from tilec.tune.fit import first_fit
 

@@ -14,11 +14,11 @@ from tilec.codegen import emit_records
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.parser import parse_func
-from tilec.sim.buffers import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
-from tilec.sim.clocks import Clocks
-from tilec.sim.findings import Findings
-from tilec.sim.numbers import KINDS
-from tilec.sim.storage import Storage
+from tilec.sim.machine.tensors import Storage
+from tilec.sim.program.numbers import KINDS
+from tilec.sim.races.clocks import Clocks
+from tilec.sim.reports.buffers import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
+from tilec.sim.reports.findings import Findings
 from tilec.target import find_target
 from tilec.tune.fit import first_fit
 

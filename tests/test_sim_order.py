@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers, tensor
 
-from tilec.sim.buffers import SHARED_BASE, at_block
-from tilec.sim.clocks import ALWAYS, Clocks, Order
+from tilec.sim.races.clocks import ALWAYS, Clocks, Order
+from tilec.sim.reports.buffers import SHARED_BASE, at_block
 
 T = np.arange(64)
 

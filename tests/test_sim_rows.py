@@ -23,9 +23,9 @@ from tilec.ir.instr import memory as moves
 from tilec.ir.layout import swizzled
 from tilec.ir.layout.descriptors import wgmma_operand
 from tilec.ir.semantics import numpy_dtype
-from tilec.sim.buffers import SHARED_BASE
-from tilec.sim.tensors import TensorMap
-from tilec.sim.undefined import UNDEF
+from tilec.sim.machine.tensors import TensorMap
+from tilec.sim.program.undefined import UNDEF
+from tilec.sim.reports.buffers import SHARED_BASE
 from tilec.target import TARGETS
 
 RNG = np.random.default_rng(7)

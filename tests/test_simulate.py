@@ -19,11 +19,11 @@ import tilec.language as T
 from tilec.ir.errors import LaunchError
 from tilec.ir.loc import Loc
 from tilec.sim import launch as launches
-from tilec.sim.counts import Counts
-from tilec.sim.findings import KINDS, MOST_FINDINGS, Findings
-from tilec.sim.progress import Progress
+from tilec.sim.launch import Progress
 from tilec.sim.report import Report, ReportError
-from tilec.sim.trace import Change, Trace, parse_trace
+from tilec.sim.reports.counts import Counts
+from tilec.sim.reports.findings import KINDS, MOST_FINDINGS, Findings
+from tilec.sim.reports.trace import Change, Trace, parse_trace
 from tilec.target import TargetError
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -227,9 +227,9 @@ def test_without_checks_the_numbers_are_the_same(
     a, b = matrices(72, 200, 250)
     want = a.astype(np.float32) @ b.astype(np.float32)
     assert tilec.simulate(kernel, a, b, target=target).ok
-    monkeypatch.setattr("tilec.sim.machine.Clocks", None)
-    monkeypatch.setattr("tilec.sim.memory.Shadow", None)
-    monkeypatch.setattr("tilec.sim.global_memory.GlobalShadow", None)
+    monkeypatch.setattr("tilec.sim.machine.scheduler.Clocks", None)
+    monkeypatch.setattr("tilec.sim.machine.memory.Shadow", None)
+    monkeypatch.setattr("tilec.sim.machine.global_memory.GlobalShadow", None)
     report = tilec.simulate(kernel, a, b, target=target, checks=False, schedules=2)
     assert report.ok, str(report)
     np.testing.assert_array_equal(report.outputs["C"], want)

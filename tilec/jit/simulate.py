@@ -32,10 +32,10 @@ from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 from tilec.runtime.workspace import workspace_params
 from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
-from tilec.sim.numbers import KINDS
+from tilec.sim.machine.tensors import GlobalTensor, TensorMap
+from tilec.sim.program.numbers import KINDS
 from tilec.sim.report import Report
-from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.sim.trace import OnChange
+from tilec.sim.reports.trace import OnChange
 from tilec.support.tools import find_ptxas
 from tilec.target import NOT_YET, PROPOSED, TARGETS, Target, find_target, meant_target
 

@@ -20,8 +20,8 @@ from tilec.ir.schedule import Plan
 from tilec.jit.build import trace_variant
 from tilec.jit.optimised import optimised_function
 from tilec.jit.specialise import Facts
-from tilec.sim.buffers import RegisterBuffer
-from tilec.sim.program import Program, read_program
+from tilec.sim.program.records import Program, read_program
+from tilec.sim.reports.buffers import RegisterBuffer
 from tilec.target import find_target
 
 _STRING = re.compile(r'(@[\w.]+) = .* c"((?:\\[0-9A-F]{2})*)"$')

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 import numpy as np
 
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, shown
 from tilec.ir.llvm import Function
-from tilec.sim.block import Setting
-from tilec.sim.buffers import RegisterBuffer, shared_granule
-from tilec.sim.counts import Counts
-from tilec.sim.findings import Findings
-from tilec.sim.global_memory import GlobalMemory
-from tilec.sim.machine import Machine, lines_of_loop
-from tilec.sim.program import Program, read_program
-from tilec.sim.progress import Progress
+from tilec.sim.machine.block import Setting
+from tilec.sim.machine.global_memory import GlobalMemory
+from tilec.sim.machine.scheduler import LaunchRun, lines_of_loop
+from tilec.sim.machine.tensors import GlobalTensor, TensorMap
+from tilec.sim.machine.thread_state import ThreadState
+from tilec.sim.machine.threads import Coordinates
+from tilec.sim.program.records import Program, read_program
 from tilec.sim.report import Report
-from tilec.sim.tensors import GlobalTensor, TensorMap
-from tilec.sim.thread_state import ThreadState
-from tilec.sim.threads import Coordinates
-from tilec.sim.trace import OnChange, Tracer
+from tilec.sim.reports.buffers import RegisterBuffer, shared_granule
+from tilec.sim.reports.counts import Counts
+from tilec.sim.reports.findings import Findings
+from tilec.sim.reports.trace import OnChange, Tracer
 from tilec.target import Target
 
 DEFAULT_STEPS = 20_000_000
@@ -108,14 +111,14 @@ def run(launch: Launch, wishes: Wishes) -> Report:
                     setting.globals.restore()
                     setting.globals = _globals(launch, wishes)
                 seed = None if number == 0 else wishes.seed + number
-                machine = Machine(setting, program, seed, wishes.steps, turn)
+                running = LaunchRun(setting, program, seed, wishes.steps, turn)
                 limit = wishes.blocks is None
                 order = chosen
                 if seed is not None:  # blocks may come in any order
                     order = [
                         chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))
                     ]
-                if not _run_clusters(launch, machine, order, progress, limit):
+                if not _run_clusters(launch, running, order, progress, limit):
                     break
                 if everything:
                     setting.globals.check_counters(setting.findings)
@@ -136,7 +139,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
 
 def _run_clusters(
     launch: Launch,
-    machine: Machine,
+    running: LaunchRun,
     clusters: Sequence[Coordinates],
     progress: Progress,
     limit: bool,
@@ -145,9 +148,9 @@ def _run_clusters(
     takes too long."""
     each = math.prod(launch.cluster)
     for cluster in clusters:
-        ended = machine.run_cluster(cluster)
-        if machine.setting.tracer is not None:
-            machine.setting.tracer.tell()
+        ended = running.run_cluster(cluster)
+        if running.setting.tracer is not None:
+            running.setting.tracer.tell()
         progress.done += each
         if not ended:
             return False
@@ -270,3 +273,63 @@ def _check_first(launch: Launch, program: Program, progress: Progress, active: T
         lines[0] if lines else None,
         "if it has to end, pass smaller arrays, or blocks=1 to wait for one block",
     )
+
+
+# --- how far a run is ---
+#
+# On stderr, where it takes long: one line that is written over, or plain lines where stderr is a
+# file.
+
+SILENT = 3.0  # seconds
+_EVERY = {True: 0.5, False: 30.0}  # seconds, on a terminal and in a file
+
+
+class Progress:
+    """`with Progress(name, total) as p:`, then `p.done += 1` after each of `total` blocks. A thread
+    writes, so that a block that takes long is seen too."""
+
+    def __init__(self, name: str, total: int, stream: TextIO | None = None) -> None:
+        self.done, self.total, self.name = 0, total, name
+        self.judged = False  # whether the time of the rest has been looked at
+        self._stream = sys.stderr if stream is None else stream
+        self._bar = self._stream.isatty()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._start = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def line(self) -> str:
+        """What is written: blocks that are done, and how long the others will take."""
+        spent = self.spent
+        text = f"simulating {self.name}: {self.done} of {self.total} blocks, {spent:.0f} s"
+        if not self.done:
+            return text
+        return f"{text}, about {spent / self.done * (self.total - self.done):.0f} s left"
+
+    def _write(self) -> None:
+        pause, wrote = SILENT, False
+        while not self._end.wait(pause):
+            head, tail = ("\r\033[K", "") if self._bar else ("", "\n")
+            self._stream.write(head + self.line() + tail)
+            self._stream.flush()
+            pause, wrote = _EVERY[self._bar], True
+        if wrote and self._bar:
+            self._stream.write("\r\033[K")
+            self._stream.flush()

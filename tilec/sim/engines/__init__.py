@@ -1,0 +1,1 @@
+"""What matrix instructions and the asynchronous engines do: cp.async, TMA and wgmma."""

@@ -1,0 +1,182 @@
+"""A block of a launch: its threads' memory, barriers and engines, and who they are to the user."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilec.ir.core import Func
+from tilec.ir.llvm import Inst
+from tilec.sim.engines.engines import Engines
+from tilec.sim.machine.barriers import Barriers
+from tilec.sim.machine.global_memory import GlobalMemory
+from tilec.sim.machine.memory import BlockMemory, TracedMemory
+from tilec.sim.machine.tensors import TensorMap
+from tilec.sim.machine.threads import BlockInfo, Coordinates, Threads
+from tilec.sim.program.intrinsics import DISPATCH_PACKET, intrinsic
+from tilec.sim.program.records import LoadStore
+from tilec.sim.races.clocks import Clocks
+from tilec.sim.races.updates import Updates, updates
+from tilec.sim.reports.buffers import RegisterBuffer, SharedBuffer, shared_buffers
+from tilec.sim.reports.counts import Counts
+from tilec.sim.reports.findings import Findings
+from tilec.sim.reports.trace import Tracer
+from tilec.target import Target
+
+_GRID_OF_PACKET = 12  # bytes from the packet's start to the grid's three sizes, in threads
+
+
+@dataclass
+class Setting:
+    """What all blocks of one run have in common. `granule`: bytes of the narrowest access to shared
+    memory. `seed` makes the noise in memory that nobody has written. `registers`: the user's
+    buffers that threads hold in stack slots. `at_launch`: registers of a thread when a block
+    begins."""
+
+    func: Func
+    target: Target
+    parameters: Sequence[Any]
+    maps: Sequence[TensorMap]
+    grid: Coordinates
+    cluster: Coordinates
+    globals: GlobalMemory
+    findings: Findings
+    counts: Counts
+    strings: Mapping[str, str]
+    granule: int = 1
+    checks: bool = True
+    seed: int = 0
+    tracer: Tracer | None = None
+    registers: Sequence[RegisterBuffer] = ()
+    at_launch: int = 0
+    printed: list[str] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return int(self.func.attrs["launch_threads"])
+
+    @functools.cached_property
+    def updates(self) -> Updates:
+        """Stores of which no two threads may make the same one."""
+        return updates(self.func)
+
+    @functools.cached_property
+    def buffers(self) -> list[SharedBuffer]:
+        """The buffers that each block has in shared memory."""
+        return shared_buffers(self.func)
+
+
+class ThreadBlock(BlockInfo):
+    """One block. `memories` and `barriers`: those of its cluster by rank, to which its own are
+    added."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        index: Coordinates,
+        clocks: Clocks,
+        memories: list[BlockMemory],
+        barriers: list[Barriers],
+        party: int,
+    ) -> None:
+        self.setting, self.index = setting, index
+        self.func, self.findings, self.registers = setting.func, setting.findings, setting.registers
+        self.target, self.warp_size = setting.target, setting.target.warp_size
+        self.checks, self.threads = setting.checks, setting.threads
+        self.grid, self.cluster_dims = setting.grid, setting.cluster
+        self.order = clocks.order(len(memories))
+        self.steps: Callable[[], int] = int  # segments that the cluster has run
+        self.executing = None
+        self.memory = self._memory(memories, party)
+        self.barriers = Barriers(self, barriers, setting.at_launch)
+        self.engines = Engines(self, self.memory, self.barriers, setting.maps)
+
+    def _memory(self, memories: list[BlockMemory], party: int) -> BlockMemory:
+        s = self.setting
+        kind = BlockMemory if s.tracer is None else TracedMemory
+        memory = kind(
+            self.order,
+            s.globals,
+            int(s.func.attrs["shared_bytes"]),
+            s.buffers,
+            granule=s.granule,
+            cluster=memories,
+            party=party,
+            counts=s.counts if s.checks else None,
+            checks=s.checks,
+            seed=s.seed + party,
+            updates=s.updates if s.checks else frozenset(),
+        )
+        if isinstance(memory, TracedMemory) and s.tracer is not None:
+            memory.tracer, memory.step = s.tracer, lambda: self.steps()
+        return memory
+
+    def finish(self) -> None:
+        """All threads have ended."""
+        self.barriers.finish()
+        self.engines.finish()
+
+    # --- what threads ask for ---
+
+    def meaning(self, inst: Inst) -> Callable[..., Any]:
+        """What a row or intrinsic does."""
+        found: Callable[..., Any] | None = inst.meaning or intrinsic(inst.row)
+        assert found is not None  # or the program would not have been read
+        return found
+
+    def constant(self, at: Any, access: LoadStore) -> Any:
+        """A load of what the launch has put beside the arguments: AMD's dispatch packet, of which
+        the grid's size in threads is known."""
+        dim = (int(at) - DISPATCH_PACKET - _GRID_OF_PACKET) // 4
+        return np.int32(self.grid[dim] * (self.threads if dim == 0 else 1))
+
+    def print_line(self, active: Threads, name: str, values: tuple[Any, ...]) -> None:
+        """T.print, of each of the threads: on stdout, and kept for the report."""
+        for line in lines_of(self.setting.strings[name], values, len(active.lanes)):
+            self.setting.printed.append(line)
+            print(line)
+
+    def written_register(self, active: Threads, inst: Inst, slot: str, value: Any) -> None:
+        """A stack slot that is traced has got a value."""
+        assert self.setting.tracer is not None
+        self.setting.tracer.register_written(
+            slot, value, active.lanes, self.index, inst.loc, self.steps()
+        )
+
+
+# --- T.print ---
+#
+# C's formats applied to the values of each thread.
+
+_DIRECTIVE = re.compile(r"%(%|lld|llu|\.\d+g)")
+
+
+def lines_of(text: str, values: Sequence[Any], threads: int) -> Iterator[str]:
+    """The line that each of `threads` threads prints, without its end. `text` holds the directives
+    that emitters write: %lld, %llu, %.9g, %.17g and %%; each value is a NumPy scalar (the same in
+    all threads) or an array over them."""
+    for i in range(threads):
+        yield _line(text.removesuffix("\n"), [v[i] if np.ndim(v) else v for v in values])
+
+
+def _line(text: str, values: Sequence[Any]) -> str:
+    left = iter(values)
+
+    def spell(found: re.Match[str]) -> str:
+        return "%" if found[1] == "%" else _number(found[1], next(left))
+
+    return _DIRECTIVE.sub(spell, text)
+
+
+def _number(word: str, value: Any) -> str:
+    if not isinstance(value, np.generic):
+        return str(value)  # never written
+    if word == "llu":
+        return str(int(value) & 2**64 - 1)
+    return str(int(value)) if word == "lld" else f"%{word}" % float(value)

@@ -1,0 +1,415 @@
+"""Threads of one block that go the same way, and the values they hold.
+
+It is also the machine as those threads see it: the `m` of segments and of the rows' meanings (the
+Protocol `tilec.ir.instr.machine.Machine`), which it hands on to the block's parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.instr.meaning import Waits, Where, Word
+from tilec.ir.instr.row import MatrixRow
+from tilec.ir.layout import Layout
+from tilec.ir.llvm import Inst
+from tilec.sim.engines import matrices
+from tilec.sim.machine.block import ThreadBlock
+from tilec.sim.machine.threads import Threads
+from tilec.sim.program import numbers
+from tilec.sim.program.records import LoadStore, Operand, operand_value
+from tilec.sim.program.undefined import (
+    UNDEF,
+    Lost,
+    Partly,
+    Undefined,
+    absorbed,
+    checked,
+    filled,
+    first_read,
+    is_undefined,
+    lost_in,
+    lost_where,
+    partly,
+    poison,
+    read_at,
+    sure_in,
+    undefined_division,
+)
+from tilec.sim.races.in_flight import in_flight, joint_flight, settled, touched
+from tilec.sim.reports.faults import tell_behaviour, tell_index, tell_outside, tell_undefined
+
+Lanes = NDArray[np.int64]
+
+
+class Group:
+    """Lanes that parted and meet again at the segment `merge`; `outer` is the group they parted in.
+    `total` lanes are still to come or here."""
+
+    __slots__ = ("arrived", "merge", "outer", "total")
+
+    def __init__(self, merge: int, outer: Group | None, total: int) -> None:
+        self.merge, self.outer, self.total = merge, outer, total
+        self.arrived: list[ThreadState] = []
+
+
+class ThreadState(Threads):
+    """`env`: the values that live across segments; `at`: the segment to run next."""
+
+    __slots__ = ("at", "env", "group")
+
+    block: ThreadBlock
+
+    def __init__(
+        self, block: ThreadBlock, lanes: Lanes, env: list[Any], at: int, group: Group | None
+    ) -> None:
+        super().__init__(block, lanes)
+        self.env, self.at, self.group = env, at, group
+
+    # --- what segments call ---
+
+    def call(
+        self, meaning: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """A row or intrinsic that does not wait."""
+        self.inst = self.block.executing = inst
+        args = tuple(map(touched, args))
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        return self.compute(meaning, inst, args)
+
+    def compute(
+        self, meaning: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """One that takes arguments as they are."""
+        self.inst = self.block.executing = inst
+        result: tuple[Any, ...] = meaning(self, *args)
+        return result
+
+    def count_special(self, inst: Inst) -> None:
+        counts = self.block.memory.counts
+        if counts is not None:
+            counts.special(inst, len(self.lanes))
+
+    def count_shuffle(self, inst: Inst) -> None:
+        counts = self.block.memory.counts
+        if counts is not None:
+            counts.shuffles(self, inst)
+
+    def load(self, access: LoadStore, at: Any) -> Any:
+        self.inst = access.inst
+        if isinstance(at, Lost):
+            (at,) = self._report_undefined(access.inst, (at,))
+        if access.space == "constant":
+            return self.block.constant(at, access)
+        return self.block.memory.load(self, at, access)
+
+    def store(self, access: LoadStore, at: Any, value: Any) -> None:
+        self.inst = self.block.executing = access.inst
+        value = touched(value)
+        if isinstance(at, Lost) or is_undefined(value):
+            at, value = self._report_undefined(access.inst, (at, value))
+        self.block.memory.store(self, at, value, access)
+
+    def order_memory(self, order: str) -> None:
+        """LLVM's `fence`: "release" or "acquire"."""
+        self.block.barriers.fence(self, order)
+
+    def print_line(self, text: str, values: tuple[Any, ...]) -> None:
+        self.block.print_line(self, text, values)
+
+    def written_register(self, inst: Inst, slot: str, value: Any) -> None:
+        self.block.written_register(self, inst, slot, settled(value))
+
+    def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A row that may wait: sets `waiting` if it does, else gives its results."""
+        self.inst = inst
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        found = self.block.meaning(inst)(self, *args)
+        if found is None or isinstance(found, tuple):
+            return found
+        self.waiting = found
+        return None
+
+    def undefined_condition(self, inst: Inst, cond: Any) -> tuple[Any, ...]:
+        """A branch on a value that was never written: reported, and not taken."""
+        return self._report_undefined(inst, (cond,))
+
+    def _report_undefined(self, inst: Inst, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Say that a value was never written; go on with zeros."""
+        tell_undefined(self, inst, values)
+        types = [v.type for v in inst.operands]
+        if inst.opcode == "store":
+            types = [types[1], types[0]]
+        return tuple(_defined(x, t) for x, t in zip(values, types))
+
+    # --- what LLVM leaves undefined ---
+
+    def divide(self, inst: Inst, compute: Callable[..., Any], a: Any, b: Any) -> Any:
+        """A division, which must not be by zero in any lane, nor overflow."""
+        return numbers.each(lambda a, b: self._divide(inst, compute, a, b), a, b)
+
+    def _divide(self, inst: Inst, compute: Callable[..., Any], a: Any, b: Any) -> Any:
+        if isinstance(a, Lost) or isinstance(b, Lost):
+            return absorbed(lambda a, b: self._divide(inst, compute, a, b), a, b)
+        bad = undefined_division(inst.opcode, a, b)
+        made = checked(compute, inst)(a, b)
+        if not np.any(bad):
+            return made
+        words = f"{inst.opcode} by 0, or with a result that does not fit"
+        message = f"{words}: LLVM takes for granted that this is not executed"
+        tell_behaviour(self, inst, message, bad)
+        return lost_where(made, bad, poison(words, inst.loc))
+
+    def assume(self, inst: Inst, cond: Any) -> None:
+        """`llvm.assume`."""
+        wrong = ~np.asarray(filled(cond, np.False_), np.bool_)
+        if np.any(wrong):
+            tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
+
+    # --- arrays of one's own, and indices ---
+
+    def check_index(self, inst: Inst, extents: tuple[int, ...], indices: tuple[Any, ...]) -> None:
+        """That an element which is going to be accessed is in its buffer, in each dimension. What
+        is in none is left to the access, which finds that there is no such place."""
+        if any(isinstance(i, Lost) for i in indices):
+            return
+        bad, place = np.False_, np.int64(0)
+        for i, n in zip(indices, extents):
+            bad = bad | (i < 0) | (i >= n)
+            place = place * n + i
+        if np.any(bad):
+            buffers = self.block.setting.buffers
+            if not any(b.versions > 1 for b in buffers if b.name == inst.buffer):
+                bad = bad & (place >= 0) & (place < math.prod(extents))
+            rows = np.stack([self.full(i) for i in indices], -1)
+            tell_index(self, inst, extents, rows, self.full(bad))
+
+    def pick(self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any) -> Any:
+        """The element of a stack array at `index`; the first one for what is out of bounds."""
+        index, _ = self._inside(inst, slot, len(parts), index)
+        return read_at(numbers.pick(parts, index), inst.loc)
+
+    def put(
+        self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any, value: Any
+    ) -> tuple[Any, ...]:
+        """The stack array with `value` at `index`; what is out of bounds is dropped."""
+        index, good = self._inside(inst, slot, len(parts), index)
+        return numbers.put(parts, index, value, good)
+
+    def _inside(self, inst: Inst, slot: str, size: int, index: Any) -> tuple[Any, Any]:
+        """`index` with 0 for what is out of bounds, which is reported, and where it is not (None:
+        it is nowhere)."""
+        if isinstance(index, Lost):
+            index = self._report_undefined(inst, (UNDEF, index))[1]
+        good = (index >= 0) & (index < size)
+        if good.all():
+            return index, None
+        tell_outside(self, inst, slot, size, self.full(index), ~self.full(good))
+        return np.where(good, index, 0)[()], self.full(good)
+
+    # --- threads, mbarriers, barriers, registers ---
+
+    def warp_sync(self) -> None:
+        self.block.barriers.warp_sync(self)
+
+    def mbarrier_init(self, address: Word, count: int) -> None:
+        self.block.barriers.init(self, address, count)
+
+    def mbarrier_init_fence(self) -> None:
+        self.block.barriers.init_fence(self)
+
+    def mbarrier_arrive(
+        self,
+        address: Word,
+        *,
+        expect: int = 0,
+        block: Word | None = None,
+        cluster_scope: bool = False,
+        where: Where = None,
+    ) -> None:
+        self.block.barriers.arrive(self, address, expect, block, cluster_scope, where)
+
+    def mbarrier_wait(self, address: Word, parity: Word, *, cluster_scope: bool = False) -> Waits:
+        return self.block.barriers.wait(self, address, parity, cluster_scope)
+
+    def barrier_sync(self, number: Word, threads: Word) -> Waits:
+        return self.block.barriers.named_sync(self, number, threads)
+
+    def barrier_arrive(self, number: Word, threads: Word) -> None:
+        self.block.barriers.named_arrive(self, number, threads)
+
+    def cluster_sync(self) -> Waits:
+        return self.block.barriers.cluster_sync(self)
+
+    def block_barrier(self) -> Waits:
+        return self.block.barriers.block_barrier(self)
+
+    def proxy_fence(self) -> None:
+        self.block.order.fence(self.lanes)
+
+    def device_fence(self) -> None:
+        order = self.block.order
+        if order.clocks.across is not None:
+            order.clocks.across.fence(order, self.lanes)
+
+    def count_up(self, address: Word, last: Word) -> Word:
+        at = np.ascontiguousarray(self.full(address), np.int64)
+        memory = self.block.memory
+        return memory.globals.count_up(memory, self, at, self.full(last))
+
+    def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:
+        return self.block.barriers.setmaxnreg(self, registers, increase)
+
+    # --- asynchronous copies ---
+
+    def cp_async(self, dest: Word, source: Word, bytes: int, valid: Word | None = None) -> None:
+        self.block.engines.cp_async(self, dest, source, bytes, valid)
+
+    def cp_async_commit(self) -> None:
+        self.block.engines.cp_async_commit(self)
+
+    def cp_async_wait(self, pending: int) -> None:
+        self.block.engines.cp_async_wait(self, pending)
+
+    def tma_load(
+        self,
+        dest: Word,
+        map: Word,
+        corner: Sequence[Word],
+        barrier: Word,
+        blocks: Word | None = None,
+    ) -> None:
+        self.block.engines.tma_load(self, dest, map, corner, barrier, blocks)
+
+    def tma_store(
+        self, map: Word, corner: Sequence[Word], source: Word, where: Where = None
+    ) -> None:
+        self.block.engines.tma_store(self, map, corner, source, where)
+
+    def tma_store_commit(self) -> None:
+        self.block.engines.tma_store_commit(self)
+
+    def tma_store_wait(self, pending: int, read: bool) -> None:
+        self.block.engines.tma_store_wait(self, pending, read)
+
+    # --- matrices ---
+
+    def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
+        return matrices.ldmatrix(self, self.block.memory, fragment, address)
+
+    def stmatrix(self, fragment: Layout, address: Word, values: Sequence[Word]) -> None:
+        matrices.stmatrix(self, self.block.memory, fragment, address, values)
+
+    def mma(
+        self, row: MatrixRow, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
+    ) -> tuple[Word, ...]:
+        return matrices.mma(self, self.block.memory.counts, row, a, b, c)
+
+    def wgmma(
+        self,
+        row: MatrixRow,
+        a: Sequence[Sequence[Word]],
+        b: Sequence[Word],
+        c: Sequence[Word] | None,
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        keep: Word = 1,
+    ) -> tuple[Word, ...]:
+        return self.block.engines.wgmma(self, row, a, b, c, (a_transposed, b_transposed), keep)
+
+    def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
+        return self.block.engines.wgmma_wait(self, pending, registers)
+
+    # --- other blocks ---
+
+    def cluster_load(self, address: Word, block: Word, words: int) -> tuple[Word, ...]:
+        return self.block.engines.cluster_load(self, address, block, words)
+
+    # --- parting and meeting ---
+
+    def part(
+        self,
+        mask: Any,
+        live: Iterable[int],
+        copies: Sequence[tuple[int, Operand]],
+        at: int,
+        group: Group | None,
+    ) -> ThreadState:
+        """The state of the lanes in `mask`, which go on at `at` with the values `live`."""
+        env: list[Any] = [None] * len(self.env)
+        for slot in live:
+            env[slot] = _take(self.env[slot], mask)
+        for slot, operand in copies:
+            env[slot] = _take(operand_value(self.env, operand), mask)
+        return ThreadState(self.block, self.lanes[mask], env, at, group)
+
+
+def meet(
+    states: Sequence[ThreadState], live: Iterable[int], at: int, group: Group | None
+) -> ThreadState:
+    """The lanes of all go on together."""
+    if len(states) == 1:
+        only = states[0]
+        only.at, only.group = at, group
+        return only
+    lanes = np.concatenate([s.lanes for s in states])
+    order = np.argsort(lanes, kind="stable")
+    sizes = [len(s.lanes) for s in states]
+    env: list[Any] = [None] * len(states[0].env)
+    for slot in live:
+        env[slot] = _join([s.env[slot] for s in states], sizes, order)
+    return ThreadState(states[0].block, lanes[order], env, at, group)
+
+
+def _take(x: Any, mask: Any) -> Any:
+    if type(x) is tuple:
+        return tuple(_take(e, mask) for e in x)
+    if isinstance(x, (np.ndarray, Partly)) and x.ndim:
+        return x[mask]
+    return x
+
+
+def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
+    first = values[0]
+    if type(first) is tuple:
+        return tuple(_join([v[i] for v in values], sizes, order) for i in range(len(first)))
+    if all(v is first for v in values):
+        if not isinstance(first, np.ndarray) or not first.ndim:
+            return first
+    if (flight := joint_flight(values)) is not None:
+        return in_flight((_join([settled(v) for v in values], sizes, order),), flight)[0]
+    lost = [v for v in values if isinstance(v, Lost)]
+    defined = [v for v in values if type(v) is not Undefined]
+    if not defined:
+        return first_read(lost)
+    kind = defined[0].dtype.type
+    if not lost and all(np.ndim(v) == 0 for v in values):
+        if all(v.tobytes() == first.tobytes() for v in values):
+            return first
+    parts = [np.broadcast_to(filled(v, kind(0)), (n,)) for v, n in zip(values, sizes)]
+    made = np.concatenate(parts)[order]
+    if not lost:
+        return made
+
+    def of_lanes(part: Callable[[Any], Any]) -> Any:
+        each = [np.broadcast_to(part(v), (n,)) for v, n in zip(values, sizes)]
+        return np.concatenate(each)[order]
+
+    origin = first_read(lost)
+    sure = of_lanes(lambda v: sure_in(v, origin))
+    return partly(made, of_lanes(lost_in), sure, origin.origin)
+
+
+def _defined(x: Any, type: str) -> Any:
+    """`x` with zeros for what is undefined."""
+    vector = numbers.vector_of(type)
+    if vector:
+        parts = x if isinstance(x, tuple) else (x,) * vector[0]
+        return tuple(_defined(e, vector[1]) for e in parts)
+    return filled(x, numbers.kind_of(type)(0))

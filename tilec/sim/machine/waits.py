@@ -1,0 +1,394 @@
+"""What threads wait for: mbarriers, barriers at which a number of threads meet, and the pool of
+registers that warpgroups share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+from tilec.sim.machine.threads import BlockInfo, Threads
+from tilec.sim.races.clocks import Clock, Order, Times
+from tilec.sim.races.shadow import Shadow
+from tilec.sim.reports.buffers import inside
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Marks = dict[int, int]
+"""Column of the clocks -> a time."""
+
+
+@dataclass(slots=True)
+class Pass:
+    """Threads that went on together when a phase had ended: clock rows in groups (one warp each,
+    whose lanes execute the wait as one), and the time."""
+
+    groups: list[Ints]
+    time: int
+    inst: Inst | None
+    threads: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Mbarrier:
+    """One mbarrier: its phases, what each waits for, and what is behind those who saw it end.
+
+    A phase ends when its arrivals and the bytes that were announced for it have come (PTX ISA,
+    section "mbarrier"). A waiter names a phase by its parity only, so a program must keep every
+    waiter within one phase of the barrier. That is checked by order, whatever the schedule was:
+
+    - who goes on because phase p has ended must have the end of phase p - 1 behind it; otherwise it
+      might have come earlier, and have taken the end of phase p - 2 for that of p;
+    - phase p + 1 may end only after those who waited for phase p have gone on; otherwise they might
+      have come later, and wait for ever, or for phase p + 2.
+
+    `number`: of the phase that is running. `clock` and `marks`: what has arrived in it; `ended`
+    and `ends`: the same of the one before. `tx`: bytes announced and not yet come. `again`: it has
+    been initialised more than once. `publishing`: what the running phase's arrivals publish in the
+    cluster, `published`: what those of the last phase have."""
+
+    address: int
+    name: str
+    slot: int
+    count: int
+    made_by: int
+    made_at: int
+    inst: Inst | None
+    pending: int = 0
+    number: int = 0
+    tx: int = 0
+    announced: int = 0
+    fenced: bool = False
+    again: bool = False
+    clock: Clock | None = None
+    marks: Marks = field(default_factory=dict)
+    ended: Clock | None = None
+    ends: Marks = field(default_factory=dict)
+    before: Marks = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+    publishing: Times | None = None
+    published: Times | None = None
+    expects: Inst | None = None
+    copies: Inst | None = None
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+
+    def __str__(self) -> str:
+        return f"{self.name or 'mbarrier'}[{self.slot}]"
+
+    def note(self, clock: Clock, marks: Marks) -> None:
+        """Something has arrived in the running phase, with all that is behind it."""
+        self.clock = clock if self.clock is None else self.clock.join(clock)
+        for column, time in marks.items():
+            self.marks[column] = max(time, self.marks.get(column, 0))
+
+    def publish(self, times: Times) -> None:
+        """An arrival of the running phase publishes this to those who acquire its end."""
+        known = self.publishing
+        self.publishing = times if known is None else np.maximum(known, times)
+
+    def arrive(self, threads: int) -> None:
+        self.pending -= threads
+
+    def full(self) -> bool:
+        """Whether the running phase has all it waits for."""
+        return self.pending == 0 and self.tx == 0
+
+    def end(self) -> Pass | None:
+        """Begin the next phase. Gives threads that waited for the phase before and are not ordered
+        before the end of this one, if there are such."""
+        late = None
+        clock = self.clock
+        for p in self.passes:
+            ahead = clock is not None and all(_any_after(clock, rows, p.time) for rows in p.groups)
+            if not ahead:
+                late = p
+                break
+        self.before, self.ends, self.ended = self.ends, self.marks, self.clock
+        self.number, self.pending, self.announced = self.number + 1, self.count, 0
+        self.clock, self.marks, self.passes = None, {}, []
+        self.published, self.publishing = self.publishing, None
+        return late
+
+    def ready(self, parity: int) -> bool:
+        """`try_wait.parity`: the last phase of this parity has ended."""
+        return self.number & 1 != parity
+
+    def stale(self, seen: Any) -> bool:
+        """Whether a waiter with the row `seen` of the clocks might have come before the phase that
+        precedes the one it has waited for had ended."""
+        return any(seen[column] < time for column, time in self.before.items())
+
+    def missing(self) -> str:
+        """What the running phase still waits for."""
+        parts = []
+        if self.pending:
+            parts.append(f"{self.pending} of {self.count} arrivals")
+        if self.tx > 0:
+            parts.append(f"{self.tx} of {self.announced} announced bytes")
+        elif self.tx < 0:
+            parts.append(f"{-self.tx} bytes have come that nobody announced")
+        return " and ".join(parts) or "nothing"
+
+
+def _any_after(clock: Clock, rows: Ints, time: int) -> bool:
+    rows = rows[rows < len(clock.seen)]
+    return bool((clock.seen[rows] > time).any())
+
+
+class Published:
+    """What a block may read in the shared memory of the others of its cluster: `times[r]` is up to
+    when what the cluster's thread r did has been published to it.
+
+    An arrival at another block's mbarrier orders what asynchronous engines did, and no more, unless
+    it is a release at the scope of the cluster and the wait an acquire at that scope (PTX ISA,
+    "Memory Consistency Model", sections "Scope" and "Release-Acquire Patterns"). The clocks make no
+    difference between scopes. What is known of a thread of another block without its having been
+    published may be read by engines only."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.times: Times = np.zeros(order.clocks.rows, np.int32)
+
+    def meet(self) -> None:
+        """All threads of the cluster have met."""
+        self.times[:] = self.order.mark()
+
+    def release(self, clock: Clock) -> Times:
+        """What threads of this block publish when they have `clock` behind them: all of it that
+        their own block did, and what had been published to it."""
+        base = self.order.base
+        mine = slice(base, base + self.order.clocks.threads)
+        times = np.minimum(clock.seen[: len(self.times)], self.times)
+        times[mine] = clock.seen[mine]
+        return times
+
+    def acquire(self, times: Times) -> None:
+        """A wait at the scope of the cluster has ended."""
+        np.maximum(self.times, times, out=self.times)
+
+    def unknown(self, shadow: Shadow, places: Ints, size: int) -> Any:
+        """The record that wrote any of the `size` bytes at the addresses, in the shared memory of
+        another block, without having published it to this one; None if there is none."""
+        first = inside(places) // shadow.granule
+        granules = first[:, None] + np.arange(max(size // shadow.granule, 1))
+        granules = np.clip(granules, 0, shadow.count - 1)  # what is outside has been reported
+        wrote, who = shadow.w_time[granules], shadow.w_actor[granules]
+        threads = who < len(self.times)
+        bad = threads & (wrote >= self.times[np.where(threads, who, 0)])
+        return shadow.clocks.log[int(wrote[bad][0])] if bad.any() else None
+
+
+class MbarrierWait:
+    """Threads that wait for phases (see `ir.instr.machine.Waits`): `of[i]` is the
+    barrier of thread i, with its parity. `published`: where to acquire what arrivals at the scope
+    of the cluster have published."""
+
+    def __init__(
+        self,
+        active: Threads,
+        lanes: Ints,
+        of: list[tuple[Mbarrier | None, int]],
+        which: Ints,
+        published: Published | None = None,
+    ) -> None:
+        self.active, self.lanes, self.of, self.which = active, lanes, of, which
+        self.published = published
+        self.inst = active.inst
+
+    def ready(self) -> NDArray[np.bool_]:
+        each = np.array([b is None or b.ready(parity) for b, parity in self.of])
+        mask: NDArray[np.bool_] = each[self.which]
+        return mask
+
+    def finish(self, mask: NDArray[np.bool_]) -> None:
+        for i, (barrier, _) in enumerate(self.of):
+            lanes = self.lanes[mask & (self.which == i)]
+            if barrier is not None and len(lanes):
+                self._go_on(barrier, lanes)
+
+    def _go_on(self, barrier: Mbarrier, lanes: Ints) -> None:
+        block = self.active.block
+        order, clocks = block.order, block.order.clocks
+        rows = lanes + order.base
+        if barrier.before and any(barrier.stale(clocks.seen[row]) for row in _firsts(rows, block)):
+            block.report(
+                self.active,
+                "parity can alias",
+                f"a wait for phase {barrier.number - 1} of {barrier} is not ordered behind the end "
+                f"of phase {barrier.number - 2}: it might take the end of phase "
+                f"{barrier.number - 3} for it",
+                *_places(self.inst),
+                threads=lanes.tolist(),
+            )
+        if barrier.ended is not None:
+            order.acquire(lanes, barrier.ended)
+        if self.published is not None and barrier.published is not None:
+            self.published.acquire(barrier.published)
+        warps = np.unique(rows // block.warp_size, return_index=True)[1][1:]
+        groups = np.split(rows, warps)
+        passed = Pass(groups, order.mark(), self.inst, tuple(lanes.tolist()))
+        barrier.passes.append(passed)
+
+    def only(self, mask: NDArray[np.bool_]) -> MbarrierWait:
+        made = MbarrierWait(
+            self.active, self.lanes[mask], self.of, self.which[mask], self.published
+        )
+        made.inst = self.inst
+        return made
+
+    def describe(self) -> str:
+        names = []
+        for i, (barrier, parity) in enumerate(self.of):
+            if barrier is None or not (self.which == i).any():
+                continue
+            names.append(
+                f"for the end of a phase of parity {parity} of {barrier}, which is in phase "
+                f"{barrier.number} and waits for {barrier.missing()}"
+            )
+        return " and ".join(names)
+
+
+def _firsts(rows: Ints, block: BlockInfo) -> Ints:
+    """One row of each warp: its lanes wait as one."""
+    found: Ints = rows[np.unique(rows // block.warp_size, return_index=True)[1]]
+    return found
+
+
+def _places(*insts: Inst | None) -> list[Any]:
+    return [i.loc for i in insts if i is not None]
+
+
+# --- meeting ---
+
+
+class Meeting:
+    """Threads on their way to one meeting of `wanted`; `clock`: what is behind those who have
+    come."""
+
+    def __init__(self, name: str, wanted: int) -> None:
+        self.name, self.wanted = name, wanted
+        self.come: list[tuple[BlockInfo, Ints]] = []  # (block, threads)
+        self.count = 0
+        self.clock: Clock | None = None
+
+    def add(self, block: BlockInfo, lanes: Ints, clock: Clock | None) -> None:
+        self.come.append((block, lanes))
+        self.count += len(lanes)
+        if clock is not None:
+            self.clock = clock if self.clock is None else self.clock.join(clock)
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self.wanted
+
+    def missing(self, block: BlockInfo) -> str:
+        """Which threads of a block have not come, in words."""
+        there = np.zeros(block.threads, np.bool_)
+        for where, lanes in self.come:
+            if where is block:
+                there[lanes] = True
+        warps = np.flatnonzero(~there[:: block.warp_size])
+        names = ", ".join(map(str, warps[:8])) + (", ..." if len(warps) > 8 else "")
+        return f"{self.count} of {self.wanted} threads have come; not here: warps {names}"
+
+
+class MeetingWait:
+    """Threads at meetings (see `ir.instr.machine.Waits`): thread i waits for
+    `meetings[which[i]]`. `passed` is told who goes on, and what the others have done: that is
+    behind them now, or by the next fence (AMD)."""
+
+    def __init__(
+        self,
+        active: Threads,
+        lanes: Ints,
+        meetings: list[Meeting],
+        which: Ints,
+        passed: Callable[[Ints, Clock], None],
+    ) -> None:
+        self.active, self.lanes, self.meetings, self.which = active, lanes, meetings, which
+        self.passed = passed
+
+    def ready(self) -> Mask:
+        mask: Mask = np.array([m.full for m in self.meetings])[self.which]
+        return mask
+
+    def finish(self, mask: Mask) -> None:
+        for i, meeting in enumerate(self.meetings):
+            lanes = self.lanes[mask & (self.which == i)]
+            if len(lanes) and meeting.clock is not None:
+                self.passed(lanes, meeting.clock)
+
+    def only(self, mask: Mask) -> MeetingWait:
+        return MeetingWait(
+            self.active, self.lanes[mask], self.meetings, self.which[mask], self.passed
+        )
+
+    def describe(self) -> str:
+        return " and ".join(
+            f"at {m.name}, where {m.missing(self.active.block)}"
+            for i, m in enumerate(self.meetings)
+            if (self.which == i).any() and not m.full
+        )
+
+
+class RegisterPool:
+    """The registers per thread of each warp, `at_launch` of them to begin with, and what is left of
+    the block's: the sum over the warps is at most what they had at launch. (PTX ISA, section
+    "setmaxnreg".)"""
+
+    def __init__(self, threads: int, warp_size: int, at_launch: int) -> None:
+        self.at_launch = at_launch
+        self.of = np.full(-(-threads // warp_size), at_launch)
+        self.total = int(self.of.sum())
+
+    def free(self) -> int:
+        """Registers per thread, times warps, that nobody has."""
+        return self.total - int(self.of.sum())
+
+    def fitting(self, warps: Ints, wanted: int) -> Ints:
+        """Those warps, whole groups of four at a time, that can have `wanted` now."""
+        left, found = self.free(), []
+        for group in np.unique(warps // 4):
+            mine = warps[warps // 4 == group]
+            need = int((wanted - self.of[mine]).sum())
+            if need <= left:
+                left -= need
+                found += mine.tolist()
+        return np.array(found, np.int64)
+
+    def take(self, warps: Ints, wanted: int) -> None:
+        self.of[warps] = wanted
+
+
+class RegisterWait:
+    """Warps that wait until the pool has what they ask for (see `ir.instr.machine.Waits`)."""
+
+    def __init__(self, active: Threads, lanes: Ints, pool: RegisterPool, wanted: int) -> None:
+        self.active, self.lanes, self.pool, self.wanted = active, lanes, pool, wanted
+
+    def _warps(self, lanes: Ints) -> Ints:
+        return np.unique(lanes // self.active.block.warp_size)
+
+    def ready(self) -> Mask:
+        fit = self.pool.fitting(self._warps(self.lanes), self.wanted)
+        return np.isin(self.lanes // self.active.block.warp_size, fit)
+
+    def finish(self, mask: Mask) -> None:
+        self.pool.take(self._warps(self.lanes[mask]), self.wanted)
+
+    def only(self, mask: Mask) -> RegisterWait:
+        return RegisterWait(self.active, self.lanes[mask], self.pool, self.wanted)
+
+    def describe(self) -> str:
+        held = [int(x) for x in self.pool.of[::4]]
+        most = self.pool.at_launch * len(held)
+        return (
+            f"for {self.wanted} registers per thread; the warpgroups hold {held}, which with this "
+            f"request is more than the {most} that they had at launch"
+        )

@@ -1,0 +1,1 @@
+"""Who touched which memory when, what orders that, and what is still in flight."""
