@@ -439,14 +439,14 @@ def test_a_kernel_that_runs_for_ever_is_reported() -> None:
 
 def test_interrupting_gives_the_report_of_what_has_run(monkeypatch: Any) -> None:
     a, b, c = vectors()
-    run_cluster = launches.Machine.run_cluster
+    run_cluster = launches.LaunchRun.run_cluster
 
     def interrupted(self: Any, first: Any) -> bool:
         if first == (2, 0, 0):
             raise KeyboardInterrupt
         return run_cluster(self, first)
 
-    monkeypatch.setattr(launches.Machine, "run_cluster", interrupted)
+    monkeypatch.setattr(launches.LaunchRun, "run_cluster", interrupted)
     report = tilec.simulate(add, a, b, c, target="cuda:sm_80")
     assert not report.complete and not report.ok and report.blocks == 2
     assert "interrupted" in str(report) and "2 of 4 blocks" in str(report)

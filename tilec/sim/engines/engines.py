@@ -27,7 +27,6 @@ from tilec.sim.program.intrinsics import round_tf32
 from tilec.sim.races.clocks import Clock
 from tilec.sim.races.in_flight import Flight, in_flight, settled, touched, waited
 from tilec.sim.reports.buffers import at_block
-from tilec.sim.reports.findings import Kind
 
 Ints = NDArray[np.int64]
 
@@ -79,7 +78,9 @@ class Engines:
         columns: Ints = self._copy_columns[lanes]
         return columns
 
-    def cp_async(self, active: Threads, dest: Any, source: Any, bytes: int, valid: Any) -> None:
+    def cp_async(
+        self, active: Threads, dest: Any, source: Any, bytes: int, valid: Any = None
+    ) -> None:
         """See `Machine.cp_async`. Where fewer than `bytes` are read, threads are taken together
         that read as many."""
         memory, lanes = self.memory, active.lanes
@@ -87,8 +88,7 @@ class Engines:
         data = np.zeros((len(lanes), bytes), np.uint8)
         sizes = active.full(bytes if valid is None else valid)
         if (source[sizes > 0] % bytes).any():
-            self._report(
-                active,
+            active.report(
                 "misaligned access",
                 f"cp.async of {bytes} bytes from an address that is not a multiple of them",
             )
@@ -120,7 +120,7 @@ class Engines:
         map: Any,
         corner: Sequence[Any],
         barrier: Any,
-        blocks: Any,
+        blocks: Any = None,
     ) -> None:
         """See `Machine.tma_load`."""
         kind = self._map(active, map)
@@ -150,9 +150,7 @@ class Engines:
             ranks = [r for r in range(mask.bit_length()) if mask >> r & 1]
         for number, rank in enumerate(ranks):
             if rank is not None and rank >= len(self.barriers.cluster):
-                self._report(
-                    active, "out of bounds", f"multicast to block {rank}, not in the cluster"
-                )
+                active.report("out of bounds", f"multicast to block {rank}, not in the cluster")
                 continue
             peer = self.barriers if rank is None else self.barriers.cluster[rank]
             column = peer.block.order.engine(("mbarrier", gate))
@@ -170,8 +168,7 @@ class Engines:
             if b is None:
                 continue
             if not b.fenced:
-                self._report(
-                    active,
+                active.report(
                     "missing proxy fence",
                     f"a TMA load completes on {b}, whose initialisation no fence has made visible "
                     "to it",
@@ -184,20 +181,19 @@ class Engines:
     def _check_begin(self, active: Threads, box: Box, place: int, store: bool) -> None:
         """Report a box that a GPU ends at with an illegal instruction."""
         if place % ALIGNMENT:
-            self._report(
-                active, "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
+            active.report(
+                "misaligned access", f"a box at {place:#x}, not a multiple of {ALIGNMENT}"
             )
         if box.begin % PIECE:
-            self._report(
-                active,
+            active.report(
                 "misaligned access",
                 f"a box {box.begin} bytes behind the begin of a row, not a multiple of {PIECE}",
             )
         if store and box.before:
-            self._report(active, "out of bounds", "a store by TMA that begins before the tensor")
+            active.report("out of bounds", "a store by TMA that begins before the tensor")
 
     def tma_store(
-        self, active: Threads, map: Any, corner: Sequence[Any], source: Any, where: Any
+        self, active: Threads, map: Any, corner: Sequence[Any], source: Any, where: Any = None
     ) -> None:
         """See `Machine.tma_store`. The reads of shared memory and the writes of the tensor have a
         column each, since `wait_group.read` waits for the former only."""
@@ -218,8 +214,7 @@ class Engines:
                 memory.engine_write(active, box.at, np.ascontiguousarray(rows), out, issuer)
                 if box.spilled:
                     name, last = kind.tensor.name, kind.sizes[0]
-                    self._report(
-                        active,
+                    active.report(
                         "out of bounds",
                         f"TMA stores whole 16 bytes: rows of {name} have {last} elements, and the "
                         f"{box.spilled} bytes behind them are written too",
@@ -251,8 +246,10 @@ class Engines:
         a: Sequence[Sequence[Any]],
         b: Sequence[Any],
         c: Sequence[Any] | None,
-        transposed: tuple[bool, bool],
-        keep: Any,
+        *,
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        keep: Any = 1,
     ) -> tuple[Any, ...]:
         """See `Machine.wgmma`. A product begins when the last of the four warps has come to it, so
         who has waited for it has behind it what all of them did before."""
@@ -261,7 +258,9 @@ class Engines:
         columns = [order.engine(("wgmma", g)) for g in teams]
         a = [tuple(map(touched, part)) for part in a]
         sums = None if c is None else tuple(map(settled, c))
-        made = product(active, self.memory, columns, row, a, b, sums, transposed, keep)
+        made = product(
+            active, self.memory, columns, row, a, b, sums, (a_transposed, b_transposed), keep
+        )
         times: dict[int, int] = {}
         for g, lanes in teams.items():
             clock = order.release(lanes)
@@ -312,8 +311,7 @@ class Engines:
         found = {int(g): active.lanes[of == g] for g in np.unique(of)}
         for g, lanes in found.items():
             if len(lanes) != size:
-                self._report(
-                    active,
+                active.report(
                     "barrier divergence",
                     f"{len(lanes)} of the {size} threads of warpgroup {g} come to wgmma",
                 )
@@ -321,11 +319,13 @@ class Engines:
 
     # --- other blocks ---
 
-    def cluster_load(self, active: Threads, address: Any, rank: Any, words: int) -> tuple[Any, ...]:
+    def cluster_load(
+        self, active: Threads, address: Any, block: Any, words: int
+    ) -> tuple[Any, ...]:
         """See `Machine.cluster_load`."""
-        ranks = active.full(rank)
+        ranks = active.full(block)
         if ((ranks < 0) | (ranks >= len(self.barriers.cluster))).any():
-            self._report(active, "out of bounds", "a load from a block outside of the cluster")
+            active.report("out of bounds", "a load from a block outside of the cluster")
             ranks = np.clip(ranks, 0, len(self.barriers.cluster) - 1)
         places = at_block(active.full(address).astype(np.int64), ranks)
         data = self.memory.peer_read(active, places, 4 * words)
@@ -342,8 +342,7 @@ class Engines:
             return
         inst = self.barriers.published.unknown(shadow, places, size)
         if inst is not None:
-            self._report(
-                active,
+            active.report(
                 "data race",
                 "a thread of another block wrote this, and has not published it to the cluster, or "
                 "the wait did not acquire it at that scope",
@@ -364,11 +363,6 @@ class Engines:
                 threads=[lane],
             )
         self._unread.clear()
-
-    def _report(self, active: Threads, kind: Kind, message: str, *others: Inst | None) -> None:
-        places = [i.loc for i in (active.inst, *others) if i is not None]
-        buffer = active.inst.buffer if active.inst is not None else ""
-        self.block.report(active, kind, message, *places, buffer=buffer)
 
 
 def _rounded(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -252,7 +252,7 @@ def product(
         of_registers = [_fragments(active, row, part, groups, at) for part in a]
     count_product(memory.counts, active, row, count // size * blocks * steps)
     # Of A and B, unless A is in registers, or both are parts of one buffer.
-    buffers = (active.inst.buffer if active.inst is not None else "").split(", ")
+    buffers = active.buffer.split(", ")
     members = np.arange(groups) if at is None else np.unique(at // size)
     made = np.zeros((groups, blocks, row.m, row.n), numpy_dtype(row.c_dtype))
     for g in members.tolist():
@@ -311,11 +311,9 @@ def _one(active: Threads, descriptor: Any, mine: Any) -> int:
         return int(descriptor)
     found = descriptor[mine]
     if (found != found[0]).any():
-        active.block.report(
-            active,
+        active.report(
             "barrier divergence",
             "the threads of a warpgroup give different matrix descriptors",
-            *([active.inst.loc] if active.inst else []),
         )
     return int(found[0])
 

@@ -66,7 +66,7 @@ class Barriers:
         for lane, at in zip(active.lanes, active.full(address)):
             if at % MBARRIER_BYTES:
                 self._report(active, "misaligned access", f"an mbarrier at address {at}")
-            name = active.inst.buffer if active.inst else ""
+            name = active.buffer
             before = self.mbarriers.get(int(at))
             if before is not None and not before.again:
                 before.again = True
@@ -97,7 +97,7 @@ class Barriers:
         where there is none that they can know of."""
         found = self.mbarriers.get(address)
         if found is None:
-            name = active.inst.buffer if active.inst else ""
+            name = active.buffer
             self._report(
                 active,
                 "uninitialised read",
@@ -126,20 +126,21 @@ class Barriers:
         self,
         active: Threads,
         address: Any,
-        expect: int,
-        rank: Any,
-        cluster_scope: bool,
-        where: Any,
+        *,
+        expect: int = 0,
+        block: Any = None,
+        cluster_scope: bool = False,
+        where: Any = None,
     ) -> None:
-        """Threads arrive, each at its address, here or in the block of its rank."""
+        """Threads arrive, each at its address, here or in the block of this rank."""
         lanes, columns = active.lanes, [active.full(address)]
-        if rank is not None:
-            columns.append(active.full(rank))
+        if block is not None:
+            columns.append(active.full(block))
         if where is not None:
             mask = active.full(where)
             lanes, columns = lanes[mask], [c[mask] for c in columns]
         for who, target in _grouped(lanes, columns):
-            peer = self if rank is None else self._peer(active, target[1])
+            peer = self if block is None else self._peer(active, target[1])
             if peer is None:
                 continue
             b = peer.find(active, target[0])
@@ -199,15 +200,19 @@ class Barriers:
                 threads=late.threads,
             )
 
-    def wait(self, active: Threads, address: Any, parity: Any, cluster_scope: bool) -> MbarrierWait:
-        lanes, published = active.lanes, self.published if cluster_scope else None
-        if np.ndim(address) == 0 and np.ndim(parity) == 0:
-            of = [(self.find(active, int(address)), int(parity) & 1)]
-            return MbarrierWait(active, lanes, of, np.zeros(len(lanes), np.int64), published)
-        pairs = np.stack([active.full(address), active.full(parity) & 1], -1)
-        unique, which = np.unique(pairs, axis=0, return_inverse=True)
-        of = [(self.find(active, int(at)), int(p)) for at, p in unique]
-        return MbarrierWait(active, lanes, of, which.ravel(), published)
+    def wait(
+        self, active: Threads, address: Any, parity: Any, *, cluster_scope: bool = False
+    ) -> MbarrierWait:
+        address, parity = np.asarray(address), np.asarray(parity) & 1
+        if address.ndim == parity.ndim == 0:
+            of = [(self.find(active, int(address)), int(parity))]
+            which = np.zeros(len(active.lanes), np.int64)
+        else:
+            pairs = np.stack([active.full(address), active.full(parity)], -1)
+            unique, which = np.unique(pairs, axis=0, return_inverse=True)
+            of = [(self.find(active, int(at)), int(p)) for at, p in unique]
+        published = self.published if cluster_scope else None
+        return MbarrierWait(active, active.lanes, of, which.ravel(), published, active.inst)
 
     # --- named barriers ---
 

@@ -22,7 +22,7 @@ from tilec.sim.program.records import LoadStore
 from tilec.sim.races.clocks import ClockRows, Ints, Known
 from tilec.sim.races.global_shadow import GlobalShadow
 from tilec.sim.races.updates import Observer, is_update
-from tilec.sim.reports.faults import Conflict, here, tell, tell_several, threads_at
+from tilec.sim.reports.faults import Conflict, tell, tell_several, threads_at
 from tilec.sim.reports.findings import Findings, Index
 
 _CHUNK = 1 << 20  # elements that are looked at together in the end
@@ -336,11 +336,9 @@ class GlobalMemory:
             else:
                 found.append((one, np.flatnonzero(mine)))
         if lost.any():
-            active.block.report(
-                active,
+            active.report(
                 "out of bounds",
                 f"the address {int(at[lost][0]):#x} is in none of the kernel's tensors",
-                *here(active.inst),
                 threads=threads_at(active, at, lost),
             )
         return found
@@ -360,11 +358,9 @@ class GlobalMemory:
         good = t.inside(at, size)
         if good.all():
             return at, None
-        active.block.report(
-            active,
+        active.report(
             "out of bounds",
             t.tensor.outside(t.start + int(at[~good][0]), size),
-            *here(active.inst),
             buffer=t.tensor.name,
             threads=threads_at(active, at, ~good),
         )
@@ -374,11 +370,9 @@ class GlobalMemory:
         self, active: Threads, t: _Tensor, at: Ints, bad: NDArray[np.bool_], align: int
     ) -> None:
         name, index = t.find(int(at[bad][0]))
-        active.block.report(
-            active,
+        active.report(
             "misaligned access",
             f"byte {int(at[bad][0]) - t.tensor.first} of {name} is not at a multiple of {align}",
-            *here(active.inst),
             buffer=name,
             indices=[index] if index is not None else [],
             threads=threads_at(active, at, bad),
@@ -414,11 +408,9 @@ class GlobalMemory:
             fresh = ~t.shadow.written(places)
             if fresh.any():
                 name, index = t.name_granule(int(places[fresh][0]))
-                active.block.report(
-                    active,
+                active.report(
                     "uninitialised read",
                     f"{name}{list(index or ())} is read, and nobody has written it",
-                    *here(active.inst),
                     buffer=name,
                     indices=[index] if index is not None else [],
                 )

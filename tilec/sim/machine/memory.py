@@ -32,7 +32,7 @@ from tilec.sim.reports.buffers import (
     inside,
 )
 from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.faults import Conflict, here, tell, tell_several, threads_at
+from tilec.sim.reports.faults import Conflict, tell, tell_several, threads_at
 from tilec.sim.reports.findings import MOST_NAMED, Index
 from tilec.sim.reports.trace import Tracer
 
@@ -328,11 +328,9 @@ class BlockMemory(Observer):
             return at, None
         good = (at >= low) & (at + size <= high)
         bad = at[~good]
-        active.block.report(
-            active,
+        active.report(
             "out of bounds",
             shared.places.outside(int(bad[0]), size, name, shared.size),
-            *here(inst),
             buffer=name,
             indices=shared.places.beyond(bad[:MOST_NAMED].tolist(), name),
             threads=threads_at(active, at, ~good),
@@ -342,12 +340,10 @@ class BlockMemory(Observer):
     def _misaligned(self, active: Threads, shared: SharedMemory, at: Ints, align: int) -> None:
         bad = at & (align - 1) != 0
         name, index = self._place(active, shared, int(at[bad][0]))
-        active.block.report(
-            active,
+        active.report(
             "misaligned access",
             f"the address {int(at[bad][0]) + SHARED_BASE:#x} in shared memory is not a multiple of "
             f"{align}",
-            *here(active.inst),
             buffer=name,
             indices=[index] if index is not None else [],
             threads=threads_at(active, at, bad),
@@ -356,7 +352,7 @@ class BlockMemory(Observer):
     def _place(
         self, active: Threads, shared: SharedMemory, offset: int
     ) -> tuple[str, Index | None]:
-        return shared.places.find(offset, active.inst.buffer if active.inst is not None else "")
+        return shared.places.find(offset, active.buffer)
 
     def _tell(self, active: Threads, conflicts: list[Conflict]) -> None:
         clocks = self.order.clocks

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr.meaning import Waits, Where, Word
+from tilec.ir.instr.meaning import Word
 from tilec.ir.instr.row import MatrixRow
 from tilec.ir.layout import Layout
 from tilec.ir.llvm import Inst
 from tilec.sim.engines import matrices
+from tilec.sim.engines.engines import Engines
+from tilec.sim.machine.barriers import Barriers
 from tilec.sim.machine.block import ThreadBlock
 from tilec.sim.machine.threads import Threads
 from tilec.sim.program import numbers
@@ -54,6 +56,24 @@ class Group:
     def __init__(self, merge: int, outer: Group | None, total: int) -> None:
         self.merge, self.outer, self.total = merge, outer, total
         self.arrived: list[ThreadState] = []
+
+
+Of = ParamSpec("Of")
+Result = TypeVar("Result")
+
+
+def _of_barriers(
+    act: Callable[Concatenate[Barriers, Threads, Of], Result],
+) -> Callable[Concatenate[ThreadState, Of], Result]:
+    """A primitive that the block's barriers have."""
+    return lambda self, /, *args, **named: act(self.block.barriers, self, *args, **named)
+
+
+def _of_engines(
+    act: Callable[Concatenate[Engines, Threads, Of], Result],
+) -> Callable[Concatenate[ThreadState, Of], Result]:
+    """A primitive that the block's engines have."""
+    return lambda self, /, *args, **named: act(self.block.engines, self, *args, **named)
 
 
 class ThreadState(Threads):
@@ -212,42 +232,28 @@ class ThreadState(Threads):
         tell_outside(self, inst, slot, size, self.full(index), ~self.full(good))
         return np.where(good, index, 0)[()], self.full(good)
 
-    # --- threads, mbarriers, barriers, registers ---
+    # --- the primitives of `Machine` ---
 
-    def warp_sync(self) -> None:
-        self.block.barriers.warp_sync(self)
-
-    def mbarrier_init(self, address: Word, count: int) -> None:
-        self.block.barriers.init(self, address, count)
-
-    def mbarrier_init_fence(self) -> None:
-        self.block.barriers.init_fence(self)
-
-    def mbarrier_arrive(
-        self,
-        address: Word,
-        *,
-        expect: int = 0,
-        block: Word | None = None,
-        cluster_scope: bool = False,
-        where: Where = None,
-    ) -> None:
-        self.block.barriers.arrive(self, address, expect, block, cluster_scope, where)
-
-    def mbarrier_wait(self, address: Word, parity: Word, *, cluster_scope: bool = False) -> Waits:
-        return self.block.barriers.wait(self, address, parity, cluster_scope)
-
-    def barrier_sync(self, number: Word, threads: Word) -> Waits:
-        return self.block.barriers.named_sync(self, number, threads)
-
-    def barrier_arrive(self, number: Word, threads: Word) -> None:
-        self.block.barriers.named_arrive(self, number, threads)
-
-    def cluster_sync(self) -> Waits:
-        return self.block.barriers.cluster_sync(self)
-
-    def block_barrier(self) -> Waits:
-        return self.block.barriers.block_barrier(self)
+    warp_sync = _of_barriers(Barriers.warp_sync)
+    mbarrier_init = _of_barriers(Barriers.init)
+    mbarrier_init_fence = _of_barriers(Barriers.init_fence)
+    mbarrier_arrive = _of_barriers(Barriers.arrive)
+    mbarrier_wait = _of_barriers(Barriers.wait)
+    barrier_sync = _of_barriers(Barriers.named_sync)
+    barrier_arrive = _of_barriers(Barriers.named_arrive)
+    cluster_sync = _of_barriers(Barriers.cluster_sync)
+    block_barrier = _of_barriers(Barriers.block_barrier)
+    setmaxnreg = _of_barriers(Barriers.setmaxnreg)
+    cp_async = _of_engines(Engines.cp_async)
+    cp_async_commit = _of_engines(Engines.cp_async_commit)
+    cp_async_wait = _of_engines(Engines.cp_async_wait)
+    tma_load = _of_engines(Engines.tma_load)
+    tma_store = _of_engines(Engines.tma_store)
+    tma_store_commit = _of_engines(Engines.tma_store_commit)
+    tma_store_wait = _of_engines(Engines.tma_store_wait)
+    wgmma = _of_engines(Engines.wgmma)
+    wgmma_wait = _of_engines(Engines.wgmma_wait)
+    cluster_load = _of_engines(Engines.cluster_load)
 
     def proxy_fence(self) -> None:
         self.block.order.fence(self.lanes)
@@ -262,43 +268,6 @@ class ThreadState(Threads):
         memory = self.block.memory
         return memory.globals.count_up(memory, self, at, self.full(last))
 
-    def setmaxnreg(self, registers: int, increase: bool) -> Waits | None:
-        return self.block.barriers.setmaxnreg(self, registers, increase)
-
-    # --- asynchronous copies ---
-
-    def cp_async(self, dest: Word, source: Word, bytes: int, valid: Word | None = None) -> None:
-        self.block.engines.cp_async(self, dest, source, bytes, valid)
-
-    def cp_async_commit(self) -> None:
-        self.block.engines.cp_async_commit(self)
-
-    def cp_async_wait(self, pending: int) -> None:
-        self.block.engines.cp_async_wait(self, pending)
-
-    def tma_load(
-        self,
-        dest: Word,
-        map: Word,
-        corner: Sequence[Word],
-        barrier: Word,
-        blocks: Word | None = None,
-    ) -> None:
-        self.block.engines.tma_load(self, dest, map, corner, barrier, blocks)
-
-    def tma_store(
-        self, map: Word, corner: Sequence[Word], source: Word, where: Where = None
-    ) -> None:
-        self.block.engines.tma_store(self, map, corner, source, where)
-
-    def tma_store_commit(self) -> None:
-        self.block.engines.tma_store_commit(self)
-
-    def tma_store_wait(self, pending: int, read: bool) -> None:
-        self.block.engines.tma_store_wait(self, pending, read)
-
-    # --- matrices ---
-
     def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
         return matrices.ldmatrix(self, self.block.memory, fragment, address)
 
@@ -309,27 +278,6 @@ class ThreadState(Threads):
         self, row: MatrixRow, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
     ) -> tuple[Word, ...]:
         return matrices.mma(self, self.block.memory.counts, row, a, b, c)
-
-    def wgmma(
-        self,
-        row: MatrixRow,
-        a: Sequence[Sequence[Word]],
-        b: Sequence[Word],
-        c: Sequence[Word] | None,
-        *,
-        a_transposed: bool = False,
-        b_transposed: bool = False,
-        keep: Word = 1,
-    ) -> tuple[Word, ...]:
-        return self.block.engines.wgmma(self, row, a, b, c, (a_transposed, b_transposed), keep)
-
-    def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
-        return self.block.engines.wgmma_wait(self, pending, registers)
-
-    # --- other blocks ---
-
-    def cluster_load(self, address: Word, block: Word, words: int) -> tuple[Word, ...]:
-        return self.block.engines.cluster_load(self, address, block, words)
 
     # --- parting and meeting ---
 

@@ -88,6 +88,25 @@ class Threads:
         """A value with one number per lane."""
         return np.broadcast_to(x, self.lanes.shape)
 
+    @property
+    def buffer(self) -> str:
+        """The user's name of what the record accesses, "" if it has none."""
+        return self.inst.buffer if self.inst is not None else ""
+
+    def report(
+        self,
+        kind: Kind,
+        message: str,
+        *others: Inst | None,
+        buffer: str | None = None,
+        **about: Any,
+    ) -> None:
+        """A fault of the record, in which `others` have a part; `buffer` if it is not the one that
+        the record names."""
+        places = [i.loc for i in (self.inst, *others) if i is not None]
+        name = self.buffer if buffer is None else buffer
+        self.block.report(self, kind, message, *places, buffer=name, **about)
+
 
 def roles_of(func: Func, warps: Sequence[int]) -> tuple[str, ...]:
     """What these warps do, by the names of their scopes; nothing where all do the same."""

@@ -4,7 +4,7 @@ registers that warpgroups share."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -184,29 +184,25 @@ class Published:
         return shadow.clocks.log[int(wrote[bad][0])] if bad.any() else None
 
 
+@dataclass(slots=True)
 class MbarrierWait:
-    """Threads that wait for phases (see `ir.instr.machine.Waits`): `of[i]` is the
-    barrier of thread i, with its parity. `published`: where to acquire what arrivals at the scope
-    of the cluster have published."""
+    """Threads that wait for phases (see `ir.instr.machine.Waits`): thread i waits for the barrier
+    and the parity `of[which[i]]`. `published`: where to acquire what arrivals at the scope of the
+    cluster have published; `inst`: the record that waits."""
 
-    def __init__(
-        self,
-        active: Threads,
-        lanes: Ints,
-        of: list[tuple[Mbarrier | None, int]],
-        which: Ints,
-        published: Published | None = None,
-    ) -> None:
-        self.active, self.lanes, self.of, self.which = active, lanes, of, which
-        self.published = published
-        self.inst = active.inst
+    active: Threads
+    lanes: Ints
+    of: list[tuple[Mbarrier | None, int]]
+    which: Ints
+    published: Published | None
+    inst: Inst | None
 
-    def ready(self) -> NDArray[np.bool_]:
+    def ready(self) -> Mask:
         each = np.array([b is None or b.ready(parity) for b, parity in self.of])
-        mask: NDArray[np.bool_] = each[self.which]
+        mask: Mask = each[self.which]
         return mask
 
-    def finish(self, mask: NDArray[np.bool_]) -> None:
+    def finish(self, mask: Mask) -> None:
         for i, (barrier, _) in enumerate(self.of):
             lanes = self.lanes[mask & (self.which == i)]
             if barrier is not None and len(lanes):
@@ -223,7 +219,7 @@ class MbarrierWait:
                 f"a wait for phase {barrier.number - 1} of {barrier} is not ordered behind the end "
                 f"of phase {barrier.number - 2}: it might take the end of phase "
                 f"{barrier.number - 3} for it",
-                *_places(self.inst),
+                *([self.inst.loc] if self.inst is not None else []),
                 threads=lanes.tolist(),
             )
         if barrier.ended is not None:
@@ -235,12 +231,8 @@ class MbarrierWait:
         passed = Pass(groups, order.mark(), self.inst, tuple(lanes.tolist()))
         barrier.passes.append(passed)
 
-    def only(self, mask: NDArray[np.bool_]) -> MbarrierWait:
-        made = MbarrierWait(
-            self.active, self.lanes[mask], self.of, self.which[mask], self.published
-        )
-        made.inst = self.inst
-        return made
+    def only(self, mask: Mask) -> MbarrierWait:
+        return replace(self, lanes=self.lanes[mask], which=self.which[mask])
 
     def describe(self) -> str:
         names = []
@@ -258,10 +250,6 @@ def _firsts(rows: Ints, block: BlockInfo) -> Ints:
     """One row of each warp: its lanes wait as one."""
     found: Ints = rows[np.unique(rows // block.warp_size, return_index=True)[1]]
     return found
-
-
-def _places(*insts: Inst | None) -> list[Any]:
-    return [i.loc for i in insts if i is not None]
 
 
 # --- meeting ---
@@ -298,21 +286,17 @@ class Meeting:
         return f"{self.count} of {self.wanted} threads have come; not here: warps {names}"
 
 
+@dataclass(slots=True)
 class MeetingWait:
     """Threads at meetings (see `ir.instr.machine.Waits`): thread i waits for
     `meetings[which[i]]`. `passed` is told who goes on, and what the others have done: that is
     behind them now, or by the next fence (AMD)."""
 
-    def __init__(
-        self,
-        active: Threads,
-        lanes: Ints,
-        meetings: list[Meeting],
-        which: Ints,
-        passed: Callable[[Ints, Clock], None],
-    ) -> None:
-        self.active, self.lanes, self.meetings, self.which = active, lanes, meetings, which
-        self.passed = passed
+    active: Threads
+    lanes: Ints
+    meetings: list[Meeting]
+    which: Ints
+    passed: Callable[[Ints, Clock], None]
 
     def ready(self) -> Mask:
         mask: Mask = np.array([m.full for m in self.meetings])[self.which]
@@ -325,9 +309,7 @@ class MeetingWait:
                 self.passed(lanes, meeting.clock)
 
     def only(self, mask: Mask) -> MeetingWait:
-        return MeetingWait(
-            self.active, self.lanes[mask], self.meetings, self.which[mask], self.passed
-        )
+        return replace(self, lanes=self.lanes[mask], which=self.which[mask])
 
     def describe(self) -> str:
         return " and ".join(
@@ -366,11 +348,14 @@ class RegisterPool:
         self.of[warps] = wanted
 
 
+@dataclass(slots=True)
 class RegisterWait:
     """Warps that wait until the pool has what they ask for (see `ir.instr.machine.Waits`)."""
 
-    def __init__(self, active: Threads, lanes: Ints, pool: RegisterPool, wanted: int) -> None:
-        self.active, self.lanes, self.pool, self.wanted = active, lanes, pool, wanted
+    active: Threads
+    lanes: Ints
+    pool: RegisterPool
+    wanted: int
 
     def _warps(self, lanes: Ints) -> Ints:
         return np.unique(lanes // self.active.block.warp_size)
@@ -383,7 +368,7 @@ class RegisterWait:
         self.pool.take(self._warps(self.lanes[mask]), self.wanted)
 
     def only(self, mask: Mask) -> RegisterWait:
-        return RegisterWait(self.active, self.lanes[mask], self.pool, self.wanted)
+        return replace(self, lanes=self.lanes[mask])
 
     def describe(self) -> str:
         held = [int(x) for x in self.pool.of[::4]]

@@ -56,20 +56,15 @@ def tell(
         )
         threads = sorted(here | others)
         what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "memory"
-        active.block.report(
-            active,
+        active.report(
             first.kind,
             _message(first, what, clocks),
-            *_locations(active.inst, first.before),
+            first.before,
             buffer=name,
             indices=indices,
             threads=threads,
             warps=sorted({t // clocks.warp_size for t in threads}),
         )
-
-
-def _locations(inst: Inst | None, before: Inst | None) -> list[Loc]:
-    return [i.loc for i in (inst, before) if i is not None and i.loc is not UNKNOWN]
 
 
 _ENGINES = {
@@ -119,21 +114,14 @@ def tell_several(
     """Report that lanes write different values to one place with one record, or (`update`) what
     each has computed from the value there."""
     what = f"{name}[{', '.join(map(str, index))}]" if index is not None else name or "one place"
-    active.block.report(
-        active,
+    active.report(
         "data race",
         f"several threads write {'back what they read from' if update else 'different values to'} "
         f"{what} at once",
-        *here(active.inst),
         buffer=name,
         indices=[index] if index is not None else [],
         threads=[int(t) for t in threads[:8]],
     )
-
-
-def here(inst: Inst | None) -> list[Loc]:
-    """The location of a record."""
-    return [] if inst is None else [inst.loc]
 
 
 def threads_at(active: Threads, at: NDArray[np.int64], bad: NDArray[np.bool_]) -> list[int]:
