@@ -58,16 +58,18 @@ THREADS = {  # bodies of one thread
 }
 
 
-INDICES = {  # of two thousand steps, and of a hundred T.min of a T.max
-    "steps": ["j = j + i - i"] * 2000,
-    "folded": [f"j = T.min(T.max(j - {k % 7}, {k} - b), N - {k} + b)" for k in range(100)],
+INDICES = {  # of two thousand steps (of an update, too), and of a hundred T.min of a T.max
+    "steps": [*["j = j + i - i"] * 2000, "B[i] = A[j]"],
+    "updated": [*["j = (j + 3) % 128"] * 1000, "B[j] += A[i]"],
+    "folded": [f"j = T.min(T.max(j - {k % 7}, {k} - b), N - {k} + b)" for k in range(100)]
+    + ["B[i] = A[j]"],
 }
 
 
 def source(name: str) -> str:
     if name in INDICES:
         return HEADER + indented(
-            "\n    ".join(["for i in T.Parallel(128):", "j = i", *INDICES[name], "B[i] = A[j]"]), 2
+            "\n    ".join(["for i in T.Parallel(128):", "j = i", *INDICES[name]]), 2
         )
     if name in ELEMENTS:
         body = "for i in T.Parallel(128):\n" + indented(ELEMENTS[name], 1)

@@ -9,7 +9,9 @@ one and the same element, is a warning. (`find_race` has what is certain.)
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -106,20 +108,32 @@ class _Body:
     def behind(self, v: Value) -> set[Value]:
         """`v`, and all that it is computed from. What is read from a variable is computed from all
         that is stored to it; the arguments of a loop inside from its bounds and what it carries."""
-        if v in self._behind:
-            return self._behind[v]
-        found, left = {v}, [v]
-        while left:
-            o = self.made.get(left.pop())
-            if o is None:
-                continue
-            sources = [*o.operands, *(x for region in o.regions for x in yielded(region))]
-            if isinstance(o, Load) and o.source in self.own:
-                sources += self.stored.get(o.source, ())
-            left += [x for x in sources if x not in found]
-            found.update(sources)
-        self._behind[v] = found
-        return found
+        if v not in self._behind:
+            self._behind[v] = _reached([v], self._sources)
+        return self._behind[v]
+
+    def _sources(self, v: Value) -> list[Value]:
+        """What `v` is computed from directly."""
+        o = self.made.get(v)
+        if o is None:
+            return []
+        sources = [*o.operands, *(x for region in o.regions for x in yielded(region))]
+        if isinstance(o, Load) and o.source in self.own:
+            sources += self.stored.get(o.source, ())
+        return sources
+
+    @functools.cached_property
+    def _users(self) -> dict[Value, list[Value]]:
+        users: dict[Value, list[Value]] = {}
+        for v in self.made:
+            for x in self._sources(v):
+                users.setdefault(x, []).append(v)
+        return users
+
+    @functools.cached_property
+    def varying(self) -> set[Value]:
+        """The values that may differ between iterations."""
+        return _reached(self.loop.body.args, self._users.get)
 
     def is_update(self, store: Store, conditions: Conditions) -> bool:
         """Whether it stores what is computed from the same element, or on a condition about it."""
@@ -149,19 +163,15 @@ class _Body:
             left += zip(x.operands, y.operands)
         return True
 
-    def varies(self, v: Value) -> bool:
-        """Whether `v` may differ between iterations."""
-        return not self.behind(v).isdisjoint(self.loop.body.args)
-
     def sharing(self, v: Value) -> Sharing:
         """What speaks for it that `v` is the same in two iterations."""
         return max(map(self._of, self.behind(v)))
 
     def _of(self, v: Value) -> Sharing:
         o = self.made.get(v)
-        if isinstance(o, Load) and o.source not in self.own and self.varies(v):
+        if isinstance(o, Load) and o.source not in self.own and v in self.varying:
             return Sharing.READ
-        if isinstance(o, Binary) and o.kind in _FOLDING and self.varies(v):
+        if isinstance(o, Binary) and o.kind in _FOLDING and v in self.varying:
             return Sharing.FOLDED if self._knows().get(v) is None else Sharing.NOTHING
         return Sharing.NOTHING
 
@@ -177,11 +187,9 @@ class _Body:
     def _knows(self) -> dict[Value, Any]:
         if self._known is None:
             known = evaluate(self.loop, self.count) if self.count <= LIMIT else {}
-            inside = {a for a, o in self.made.items() if a not in o.results and self.varies(a)}
-            for v in (
-                known if inside else ()
-            ):  # such an argument is not one number in all iterations
-                known[v] = None if self.behind(v) & inside else known[v]
+            # An argument that varies is not one number in all iterations, nor is what it is behind.
+            inside = [a for a, o in self.made.items() if a not in o.results and a in self.varying]
+            known |= dict.fromkeys(known.keys() & _reached(inside, self._users.get))
             self._known = known
         return self._known
 
@@ -190,9 +198,20 @@ class _Body:
         taken to differ wherever the loop's indices in it do."""
         known, args = self._knows(), self.loop.body.args
         clear = [i for i in store.indices if self.sharing(i) is Sharing.NOTHING]
-        unknown = [i for i in clear if known.get(i) is None and self.varies(i)]
+        unknown = [i for i in clear if known.get(i) is None and i in self.varying]
         within = {a for i in unknown for a in args if a in self.behind(i)}
         if not known:  # too many iterations
             return within == set(args)
         found = rows_of([*within, *(i for i in clear if known.get(i))], known, self.count)
         return found is not None and len(np.unique(row_keys(found.rows)[0])) == self.count
+
+
+def _reached(start: Iterable[Value], near: Callable[[Value], list[Value] | None]) -> set[Value]:
+    """The values of `start`, and all that are reached from them."""
+    left = [*start]
+    found = set(left)
+    while left:
+        new = [x for x in near(left.pop()) or () if x not in found]
+        left += new
+        found.update(new)
+    return found
