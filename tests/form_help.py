@@ -62,6 +62,18 @@ def tile_func(function: Callable[..., Any], arrays: Arrays, wide: bool = False, 
     return func
 
 
+_LOWERED: dict[tuple[str, str, Plan], Func] = {}
+
+
+def lower(func: Func, target: Target, plan: Plan) -> Func:
+    """`run_plan`, once for functions that read alike: another size of an array is not seen in
+    them. Raises ResourceError."""
+    key = print_func(func), target.name, plan
+    if key not in _LOWERED:
+        _LOWERED[key] = run_plan(func, target, plan)
+    return _LOWERED[key]
+
+
 def lowered(func: Func, target: Target, some: bool = False) -> Iterator[tuple[Plan, Func]]:
     """The function under every kind of plan that fits, each in the first of its sizes that does;
     sums that go through global memory are for the simulator. `some`: the first kind, the plainest,
@@ -75,7 +87,7 @@ def lowered(func: Func, target: Target, some: bool = False) -> Iterator[tuple[Pl
         wanted = not some or plan.name in chosen or (plan.name == kinds[-1] and not fits)
         if plan.name not in fits and wanted:
             try:
-                yield plan, run_plan(func, target, plan)
+                yield plan, lower(func, target, plan)
                 fits.add(plan.name)
             except ResourceError:
                 continue

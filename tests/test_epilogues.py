@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from epilogue_programs import EPILOGUES, Arrays, Epilogue
-from form_help import GFX942, GPUS, SM80, SM90, aligned, close, on_cpu, tile_func
+from form_help import GFX942, GPUS, SM80, SM90, aligned, close, lower, on_cpu, tile_func
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_interp import run_threads
@@ -61,7 +61,7 @@ from tilec.ir.types import (
     VectorType,
 )
 from tilec.ir.verify import verify
-from tilec.passes import EXPAND, run_plan
+from tilec.passes import EXPAND
 from tilec.passes.select_copies import select_copies
 from tilec.support.tools import find_ptxas
 from tilec.target import Target
@@ -86,7 +86,7 @@ def lowered(func: Func, target: Target, names: tuple[str, ...] = ROADS) -> list[
     for plan in plans(func, target):
         if plan.name in names and plan.name not in found:
             try:
-                found[plan.name] = plan, run_plan(func, target, plan)
+                found[plan.name] = plan, lower(func, target, plan)
             except ResourceError:
                 continue
     assert found
