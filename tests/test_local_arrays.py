@@ -1,4 +1,4 @@
-"""Tile words on `T.alloc_local` arrays: each thread does all of it, with its own array."""
+"""Tile words and loops on `T.alloc_local` arrays: each thread does all of it, with its own."""
 
 from __future__ import annotations
 
@@ -41,6 +41,28 @@ def turned(A: T.Tensor((32, 24), "float32"), C: T.Tensor((128, 24), "float32")):
         T.copy(s[t % 32, 0:24], own)
         for i in T.serial(24):
             C[t, i] = own[(i + t) % 24]
+
+
+@tilec.kernel
+def numbered(C: T.Tensor((128, 40), "float32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        own = T.alloc_local((40,), "float32")
+        for i in T.Parallel(40):
+            own[i] = t + i
+        for i in T.Parallel(40):
+            C[t, i] = own[39 - i]
+
+
+@pytest.mark.parametrize("target", ("cpu", *GPUS))
+def test_each_thread_runs_loops_over_its_own(target: str) -> None:
+    C = np.zeros((128, 40), np.float32)
+    if target == "cpu":
+        numbered(C)
+    else:
+        report = tilec.simulate(numbered, C, target=target)
+        assert report.ok, report
+    assert np.array_equal(C, np.arange(128)[:, None] + 39 - np.arange(40))
 
 
 @pytest.mark.parametrize("target", ("cpu", *GPUS))

@@ -88,14 +88,13 @@ def loop_of(o: Op, layout: Layout | None = None, agent: str = "", width: int = 0
     return Parallel(extents, b.block(args), width, layout, agent, loc=o.loc)
 
 
-def own_loop_of(o: Op) -> list[Op]:
-    """What `loop_of` does, by each thread for itself: one iteration after the other."""
-    loop = loop_of(o)
-    ops = loop.body.ops
+def in_turn(loop: Parallel) -> list[Op]:
+    """The iterations of a loop one after the other, as a thread does them for itself."""
+    ops = tuple(o for o in loop.body.ops if not isinstance(o, Yield))
     for arg, extent in reversed([*zip(loop.body.args, loop.extents)]):
-        b = Builder(o.loc)
+        b = Builder(loop.loc)
         zero, count, one = (b.value(Const, n, INT32) for n in (0, extent, 1))
-        b.emit(For, "serial", zero, count, one, (), Block((arg,), (*ops, Yield(loc=o.loc))))
+        b.emit(For, "serial", zero, count, one, (), Block((arg,), (*ops, Yield(loc=loop.loc))))
         ops = b.block().ops
     return [*ops]
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
+from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
@@ -29,10 +30,10 @@ from tilec.ir.ops import (
     Gemm,
     Parallel,
 )
-from tilec.passes.utils.accesses import fragment_accesses, parallel_accesses
+from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.coalescing import Coalescing, neighbours
 from tilec.passes.utils.conversions import convert_operands
-from tilec.passes.utils.distribution import covering, fewest_registers
+from tilec.passes.utils.distribution import covering, each_thread, fewest_registers
 from tilec.passes.utils.gemm_layouts import (
     accumulator_layout,
     operand_fragment_layout,
@@ -67,6 +68,12 @@ class _Inference:
         self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
         self.coalescing = Coalescing(func)
         self.alike = [*_fragments_alike(self.ops)]
+        uniformity = uniformity_of(func)
+        self.by_each = {
+            p
+            for p in self.parallels
+            if is_by_each_thread(p, uniformity) and not fragment_accesses(p)
+        }
         self.accesses = {p: fragment_accesses(p) for p in self.parallels}
 
     def set(self, buffer: Value, layout: Layout, reason: str) -> None:
@@ -150,7 +157,9 @@ class _Inference:
     def free(self) -> None:
         """Loops and fragments that nothing ties down: coalesced, as wide as the accesses allow."""
         for p in sorted(self.parallels, key=lambda p: -len(p.extents)):
-            if p not in self.loops:
+            if p not in self.loops and p in self.by_each:
+                self.loops[p] = each_thread(p.extents)
+            elif p not in self.loops:
                 rows = self.coalescing.of_loop(p)
                 widest = max(1, 128 // _narrowest(p))
                 if p.coalesced_width:

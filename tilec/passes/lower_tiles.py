@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.analysis import asks_for_threads
+from tilec.ir.analysis import asks_for_threads, uniformity_of
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
-from tilec.ir.element_loops import ELEMENTWISE, is_private, loop_of, own_loop_of
+from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import (
@@ -23,21 +23,24 @@ from tilec.ir.types import (
     DType,
     ScalarType,
 )
+from tilec.passes.utils.accesses import is_by_each_thread
 from tilec.target import Target
 
 
 def lower_tiles(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a sum of floats in an integer."""
-    by_threads = asks_for_threads(func)
+    by_threads, uniformity = asks_for_threads(func), uniformity_of(func)
 
     def lower(o: Op) -> Sequence[Op] | None:
         if isinstance(o, Gemm):
             b = Builder(o.loc)
             _gemm(b, o)
             return b.ops
+        if isinstance(o, Parallel) and by_threads and is_by_each_thread(o, uniformity):
+            return in_turn(o)
         if type(o) not in ELEMENTWISE:
             return None
-        return own_loop_of(o) if by_threads and is_private(o) else [loop_of(o)]
+        return in_turn(loop_of(o)) if by_threads and is_private(o) else [loop_of(o)]
 
     return func.with_body(rewrite(func.body, lower))
 

@@ -88,6 +88,15 @@ def fragment_accesses(p: Parallel) -> list[Access]:
     return out
 
 
+def is_by_each_thread(p: Parallel, uniformity: Uniformity) -> bool:
+    """Whether what the loop does differs between threads (it uses their index, or variables of
+    their own): each of them does all of it."""
+    own = {*p.body.args, *(r for o in walk(p.body) for r in o.results)}
+    own.update(a for o in walk(p.body) for region in o.regions for a in region.args)
+    used = {v for o in walk(p.body) for v in o.operands} - own
+    return any(uniformity.level(v) > Level.BLOCK for v in used)
+
+
 def changes_memory(p: Parallel) -> bool:
     """Whether the loop reads and writes one buffer in memory: an iteration that is run twice may
     read then what it has changed already."""
