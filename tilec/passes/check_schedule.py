@@ -112,6 +112,9 @@ class _Program:
         self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, Version)}
         loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
         self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
+        # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
+        copies = [o for o in walk(func.body) if isinstance(o, Copy)]
+        self.rings -= {self.root.get(v, v) for o in copies if (v := o.staging) is not None}
         arrived = [o for o in walk(func.body) if isinstance(o, MbarrierArrive) and not o.publish]
         expected = [o for o in walk(func.body) if isinstance(o, MbarrierExpect)]
         self.barriers = {o.barrier for o in expected} | {o.barrier for o in arrived}  # of one block
