@@ -104,10 +104,11 @@ class _Program:
     def __init__(self, func: Func) -> None:
         self.func = func
         self.defs = defining_ops(func.body)
+        self.teams = int(func.attrs.get("teams", 1))
         self.rings = {
             o.result
             for o in walk(func.body)
-            if isinstance(o, Alloc) and o.type.space == "shared" and o.type.versions > 1
+            if isinstance(o, Alloc) and o.type.space == "shared" and o.type.versions > self.teams
         }
         self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, Version)}
         loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
@@ -126,7 +127,6 @@ class _Program:
             o.dest: version_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks
         }
         self.stages = max((v.buffer.versions for v in self.rings), default=1)
-        self.teams = int(func.attrs.get("teams", 1))
         self.wanted = self._wanted()
         self.relevant: dict[Block, tuple[Op, ...]] = {}
 
@@ -446,7 +446,7 @@ class _Thread:
         held: set[Slot] = set()
         chained = o.c if isinstance(o, Gemm) and o.is_asynchronous else None
         for x, e in effects_in(Block((), (o,))):
-            if e.region is None:
+            if e.region is None or e.private:
                 continue
             v = e.region.buffer
             if v is not chained and self._is_in_flight(v, e.writes):
