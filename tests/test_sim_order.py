@@ -438,14 +438,14 @@ def test_checks_are_quick():
             fn()
         return (time.perf_counter() - start) / 20
 
-    read = measure(lambda: block.shadow.read(active, team, at, active.inst))
-    write = measure(lambda: block.shadow.write(active, team, at, active.inst, lambda: at[:, 0] < 0))
+    read = measure(lambda: block.shadow.read(active, team, at))
+    write = measure(lambda: block.shadow.write(active, team, at, lambda: at[:, 0] < 0))
     one = block.order.team(lanes[:1])
     engine = block.order.engine(("mbarrier", 0))
     block.order.fence(lanes)
     block.order.acquire(lanes[:1], block.order.release(lanes))
     spot = slice(4096, 8192)
-    box = measure(lambda: block.shadow.engine_write(active, one, engine, spot, active.inst))
+    box = measure(lambda: block.shadow.engine_write(active, one, engine, spot))
     print(f"read {read * 1e6:.0f} us, write {write * 1e6:.0f} us, box {box * 1e6:.0f} us")
     assert read < 6e-4 and write < 6e-4 and box < 3e-3
 

@@ -31,7 +31,8 @@ from tilec.runtime.image import OWN_MEMORY, Image
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 from tilec.runtime.workspace import workspace_params
-from tilec.sim.launch import DEFAULT_STEPS, Launch, Wishes, run
+from tilec.sim.launch import DEFAULT_STEPS, Wishes, run
+from tilec.sim.machine.block import Launch
 from tilec.sim.machine.tensors import GlobalTensor, TensorMap
 from tilec.sim.program.numbers import KINDS
 from tilec.sim.report import Report

@@ -7,29 +7,25 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
 import numpy as np
 
-from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, shown
-from tilec.ir.llvm import Function
-from tilec.sim.machine.block import Setting
+from tilec.sim.machine.block import Launch, Setting
 from tilec.sim.machine.global_memory import GlobalMemory
 from tilec.sim.machine.scheduler import LaunchRun, lines_of_loop
-from tilec.sim.machine.tensors import GlobalTensor, TensorMap
 from tilec.sim.machine.thread_state import ThreadState
 from tilec.sim.machine.threads import Coordinates
 from tilec.sim.program.records import Program, read_program
 from tilec.sim.report import Report
-from tilec.sim.reports.buffers import RegisterBuffer, shared_granule
+from tilec.sim.reports.buffers import shared_granule
 from tilec.sim.reports.counts import Counts
 from tilec.sim.reports.findings import Findings
 from tilec.sim.reports.trace import OnChange, Tracer
-from tilec.target import Target
 
 DEFAULT_STEPS = 20_000_000
 """Segments that a cluster may run before it counts as running for ever."""
@@ -37,29 +33,6 @@ DEFAULT_STEPS = 20_000_000
 LONGEST = 600.0  # seconds that a run may take which did not say which blocks
 FIRST_LONGEST = 60.0  # the same, for the first of several clusters
 _FIRST = 10.0  # seconds after which the time of the others is estimated
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A resolved launch: `function` are the records of `func` (LOWERED), `program` the same made
-    ready to run. `parameters` in the function's order as NumPy scalars: values, addresses, numbers
-    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster.
-    `at_launch`: the registers of a thread when its block begins."""
-
-    name: str
-    func: Func
-    function: Function
-    strings: Mapping[str, str]
-    program: Program
-    registers: tuple[RegisterBuffer, ...]
-    target: Target
-    plan: str
-    parameters: tuple[Any, ...]
-    tensors: tuple[GlobalTensor, ...]
-    maps: tuple[TensorMap, ...]
-    grid: Coordinates
-    cluster: Coordinates
-    at_launch: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +70,16 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     program = launch.program
     if tracer is not None:
         program = read_program(launch.function, launch.strings, tuple(tracer.watched))
-    setting = _setting(launch, wishes, tracer, shared_granule(program.function))
+    setting = Setting(
+        launch,
+        _globals(launch, wishes),
+        Findings(),
+        Counts(),
+        shared_granule(program.function),
+        wishes.checks,
+        wishes.seed,
+        tracer,
+    )
     everything = len(chosen) * per_cluster == x * y * z
     if wishes.check_outputs and not everything:
         report.notes += ("outputs are not checked where some blocks only are run",)
@@ -157,27 +139,6 @@ def _run_clusters(
         if limit:
             _check_time(launch, progress)
     return True
-
-
-def _setting(launch: Launch, wishes: Wishes, tracer: Tracer | None, granule: int) -> Setting:
-    return Setting(
-        launch.func,
-        launch.target,
-        launch.parameters,
-        launch.maps,
-        launch.grid,
-        launch.cluster,
-        _globals(launch, wishes),
-        Findings(),
-        Counts(),
-        launch.strings,
-        granule,
-        wishes.checks,
-        wishes.seed,
-        tracer,
-        launch.registers,
-        launch.at_launch,
-    )
 
 
 def _globals(launch: Launch, wishes: Wishes) -> GlobalMemory:

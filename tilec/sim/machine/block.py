@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from tilec.ir.core import Func
-from tilec.ir.llvm import Inst
+from tilec.ir.llvm import Function, Inst
 from tilec.sim.engines.engines import Engines
 from tilec.sim.machine.barriers import Barriers
 from tilec.sim.machine.global_memory import GlobalMemory
 from tilec.sim.machine.memory import BlockMemory, TracedMemory
-from tilec.sim.machine.tensors import TensorMap
+from tilec.sim.machine.tensors import GlobalTensor, TensorMap
 from tilec.sim.machine.threads import BlockInfo, Coordinates, Threads
 from tilec.sim.program.intrinsics import DISPATCH_PACKET, intrinsic
-from tilec.sim.program.records import LoadStore
+from tilec.sim.program.records import LoadStore, Program
 from tilec.sim.races.clocks import Clocks
 from tilec.sim.races.updates import Updates, updates
 from tilec.sim.reports.buffers import RegisterBuffer, SharedBuffer, shared_buffers
@@ -31,45 +31,58 @@ from tilec.target import Target
 _GRID_OF_PACKET = 12  # bytes from the packet's start to the grid's three sizes, in threads
 
 
-@dataclass
-class Setting:
-    """What all blocks of one run have in common. `granule`: bytes of the narrowest access to shared
-    memory. `seed` makes the noise in memory that nobody has written. `registers`: the user's
-    buffers that threads hold in stack slots. `at_launch`: registers of a thread when a block
-    begins."""
+@dataclass(frozen=True)
+class Launch:
+    """A resolved launch: `function` are the records of `func` (LOWERED), `program` the same made
+    ready to run. `parameters` in the function's order as NumPy scalars: values, addresses, numbers
+    of `maps`. `grid`: the blocks that are launched; `cluster`: how many of them form a cluster.
+    `at_launch`: the registers of a thread when its block begins."""
 
+    name: str
     func: Func
+    function: Function
+    strings: Mapping[str, str]
+    program: Program
+    registers: tuple[RegisterBuffer, ...]
     target: Target
-    parameters: Sequence[Any]
-    maps: Sequence[TensorMap]
+    plan: str
+    parameters: tuple[Any, ...]
+    tensors: tuple[GlobalTensor, ...]
+    maps: tuple[TensorMap, ...]
     grid: Coordinates
     cluster: Coordinates
-    globals: GlobalMemory
-    findings: Findings
-    counts: Counts
-    strings: Mapping[str, str]
-    granule: int = 1
-    checks: bool = True
-    seed: int = 0
-    tracer: Tracer | None = None
-    registers: Sequence[RegisterBuffer] = ()
-    at_launch: int = 0
-    printed: list[str] = field(default_factory=list)
+    at_launch: int
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
         return int(self.func.attrs["launch_threads"])
 
+
+@dataclass
+class Setting:
+    """What all blocks of one run have in common. `granule`: bytes of the narrowest access to shared
+    memory. `seed` makes the noise in memory that nobody has written."""
+
+    launch: Launch
+    globals: GlobalMemory
+    findings: Findings
+    counts: Counts
+    granule: int = 1
+    checks: bool = True
+    seed: int = 0
+    tracer: Tracer | None = None
+    printed: list[str] = field(default_factory=list)
+
     @functools.cached_property
     def updates(self) -> Updates:
         """Stores of which no two threads may make the same one."""
-        return updates(self.func)
+        return updates(self.launch.func)
 
     @functools.cached_property
     def buffers(self) -> list[SharedBuffer]:
         """The buffers that each block has in shared memory."""
-        return shared_buffers(self.func)
+        return shared_buffers(self.launch.func)
 
 
 class ThreadBlock(BlockInfo):
@@ -86,16 +99,17 @@ class ThreadBlock(BlockInfo):
         party: int,
     ) -> None:
         self.setting, self.index = setting, index
-        self.func, self.findings, self.registers = setting.func, setting.findings, setting.registers
-        self.target, self.warp_size = setting.target, setting.target.warp_size
-        self.checks, self.threads = setting.checks, setting.threads
-        self.grid, self.cluster_dims = setting.grid, setting.cluster
+        launch = setting.launch
+        self.func, self.registers, self.target = launch.func, launch.registers, launch.target
+        self.grid, self.cluster_dims, self.threads = launch.grid, launch.cluster, launch.threads
+        self.findings, self.checks = setting.findings, setting.checks
+        self.warp_size = launch.target.warp_size
         self.order = clocks.order(len(memories))
         self.steps: Callable[[], int] = int  # segments that the cluster has run
         self.executing = None
         self.memory = self._memory(memories, party)
-        self.barriers = Barriers(self, barriers, setting.at_launch)
-        self.engines = Engines(self, self.memory, self.barriers, setting.maps)
+        self.barriers = Barriers(self, barriers, launch.at_launch)
+        self.engines = Engines(self, self.memory, self.barriers, launch.maps)
 
     def _memory(self, memories: list[BlockMemory], party: int) -> BlockMemory:
         s = self.setting
@@ -103,7 +117,7 @@ class ThreadBlock(BlockInfo):
         memory = kind(
             self.order,
             s.globals,
-            int(s.func.attrs["shared_bytes"]),
+            int(s.launch.func.attrs["shared_bytes"]),
             s.buffers,
             granule=s.granule,
             cluster=memories,
@@ -138,7 +152,7 @@ class ThreadBlock(BlockInfo):
 
     def print_line(self, active: Threads, name: str, values: tuple[Any, ...]) -> None:
         """T.print, of each of the threads: on stdout, and kept for the report."""
-        for line in lines_of(self.setting.strings[name], values, len(active.lanes)):
+        for line in lines_of(self.setting.launch.strings[name], values, len(active.lanes)):
             self.setting.printed.append(line)
             print(line)
 

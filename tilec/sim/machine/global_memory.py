@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from tilec.sim.machine.threads import Threads
 from tilec.sim.program.records import LoadStore
 from tilec.sim.races.clocks import ClockRows, Ints, Known
 from tilec.sim.races.global_shadow import GlobalShadow
-from tilec.sim.races.updates import Observer, is_update
-from tilec.sim.reports.faults import Conflict, tell, tell_several, threads_at
+from tilec.sim.races.updates import Observer
+from tilec.sim.reports.faults import Conflict, tell, threads_at
 from tilec.sim.reports.findings import Findings, Index
 
 _CHUNK = 1 << 20  # elements that are looked at together in the end
@@ -166,24 +166,14 @@ class GlobalMemory:
         """The `total` bytes at each address (n, total): one for each of the active lanes, or one
         for all."""
         if observer.counts is not None:
-            observer.counts.globals(active, access.inst, at, total, write=False)
+            observer.counts.globals(active, at, total, write=False)
         data = np.zeros((len(at), total), np.uint8)
-        for t, pick in self._tensors(active, at):
-            lanes = active.lanes if pick is None or len(at) == 1 else active.lanes[pick]
-            words = access.kind == "i32" and t.tensor.itemsize < 4
-            mine, good = self._reach(
-                active, t, _part(at, pick) - t.start, total, access.align, between=words
-            )
-            if good is not None:
-                if not good.any():
-                    continue
-                lanes = lanes[good] if len(at) > 1 else lanes
-                pick = np.flatnonzero(good) if pick is None else pick[good]
-                mine = mine[good]
+        words = access.kind == "i32"
+        for t, mine, pick in self._inside(active, at, total, access.align, words):
             if t.shadow is not None:
-                places = t.granules(mine, total)
+                lanes = active.lanes if len(at) == 1 else _part(active.lanes, pick)
                 team = observer.order.team(lanes)
-                self._read(observer, active, t, team, places)
+                self._read(observer, active, t, team, t.granules(mine, total))
             got = t.storage.gather(mine, total)
             if pick is None:
                 return got
@@ -196,26 +186,19 @@ class GlobalMemory:
         """Write `data` (lanes, size) at the addresses."""
         total = data.shape[1]
         if observer.counts is not None:
-            observer.counts.globals(active, access.inst, at, total, write=True)
-        for t, pick in self._tensors(active, at):
-            lanes = _part(active.lanes, pick)
-            part = _part(data, pick)
-            mine, good = self._reach(active, t, _part(at, pick) - t.start, total, access.align)
-            if good is not None:
-                if not good.any():
-                    continue
-                lanes, part, mine = lanes[good], part[good], mine[good]
-            self._write(observer, active, t, observer.order.team(lanes), mine, part)
+            observer.counts.globals(active, at, total, write=True)
+        for t, mine, pick in self._inside(active, at, total, access.align):
+            team = observer.order.team(_part(active.lanes, pick))
+            self._write(observer, active, t, team, mine, _part(data, pick))
 
     def count_up(self, observer: Observer, active: Threads, at: Ints, last: Any) -> Any:
         """See `Machine.count_up`: of one thread after the other. Atomics never conflict with one
         another."""
         before = np.zeros(len(at), np.int32)
         across = observer.order.clocks.across
-        for t, pick in self._tensors(active, at):
-            mine, good = self._reach(active, t, _part(at, pick) - t.start, 4, 4)
-            for i in np.flatnonzero(np.ones(len(mine), np.bool_) if good is None else good):
-                place, n = mine[i : i + 1], int(i if pick is None else pick[i])
+        for t, mine, pick in self._inside(active, at, 4, 4):
+            for i in range(len(mine)):
+                place, n = mine[i : i + 1], i if pick is None else int(pick[i])
                 count = int(t.storage.gather(place, 4).view(np.uint32)[0, 0])
                 after = np.array([[0 if count >= int(last[n]) else count + 1]], np.uint32)
                 t.storage.scatter(place, after.view(np.uint8))
@@ -233,13 +216,7 @@ class GlobalMemory:
         if observer.counts is not None:
             observer.counts.engine(active.inst, "global read", size * len(at))
         data = np.zeros((len(at), size), np.uint8)
-        for t, pick in self._tensors(active, at):
-            mine, good = self._reach(active, t, _part(at, pick) - t.start, size, 1)
-            if good is not None:
-                pick = np.flatnonzero(good) if pick is None else pick[good]
-                mine = mine[good]
-            if not len(mine):
-                continue
+        for t, mine, pick in self._inside(active, at, size, 1):
             if t.shadow is not None:
                 who, columns, places = _actors(observer, t, team, column, pick, mine, size)
                 self._read(observer, active, t, who, places, columns)
@@ -262,14 +239,8 @@ class GlobalMemory:
         size = data.shape[1]
         if observer.counts is not None:
             observer.counts.engine(active.inst, "global write", data.size)
-        for t, pick in self._tensors(active, at):
+        for t, mine, pick in self._inside(active, at, size, 1):
             part = _part(data, pick)
-            mine, good = self._reach(active, t, _part(at, pick) - t.start, size, 1)
-            if good is not None:
-                pick = np.flatnonzero(good) if pick is None else pick[good]
-                mine, part = mine[good], part[good]
-            if not len(mine):
-                continue
             if t.shadow is not None:
                 who, columns, places = _actors(observer, t, team, column, pick, mine, size)
                 t.shadow.write(
@@ -278,7 +249,6 @@ class GlobalMemory:
                     observer.party,
                     who,
                     places,
-                    active.inst,
                     functools.partial(_unchanged, t, mine, part, places),
                     self._teller(observer, t),
                     columns,
@@ -318,7 +288,22 @@ class GlobalMemory:
 
     # --- inside ---
 
-    def _tensors(self, active: Threads, at: Ints) -> list[tuple[_Tensor, NDArray[np.int64] | None]]:
+    def _inside(
+        self, active: Threads, at: Ints, size: int, align: int, words: bool = False
+    ) -> Iterator[tuple[_Tensor, Ints, Ints | None]]:
+        """Of each tensor that the addresses are in: offsets of the `size` bytes inside, and
+        their places in `at` (None: all). `words`: what lies between elements smaller than a
+        word counts as inside."""
+        for t, pick in self._tensors(active, at):
+            between = words and t.tensor.itemsize < 4
+            mine, good = self._reach(active, t, _part(at, pick) - t.start, size, align, between)
+            if good is not None:
+                pick = np.flatnonzero(good) if pick is None else pick[good]
+                mine = mine[good]
+            if len(mine):
+                yield t, mine, pick
+
+    def _tensors(self, active: Threads, at: Ints) -> list[tuple[_Tensor, Ints | None]]:
         """The tensors that the addresses are in, each with the places of its addresses in `at`
         (None: all). What is in no tensor is reported."""
         low, high = int(at.min()) >> TENSOR_SPACING, int(at.max()) >> TENSOR_SPACING
@@ -327,7 +312,7 @@ class GlobalMemory:
             if one is not None:
                 return [(one, None)]
         numbers = at >> TENSOR_SPACING
-        found: list[tuple[_Tensor, NDArray[np.int64] | None]] = []
+        found: list[tuple[_Tensor, Ints | None]] = []
         lost = np.zeros(len(at), np.bool_)
         for n in np.unique(numbers).tolist():
             one, mine = self._by_number.get(n - 1), numbers == n
@@ -400,7 +385,6 @@ class GlobalMemory:
             observer.party,
             team,
             np.broadcast_to(places, (team.size, places.shape[1])),
-            active.inst,
             self._teller(observer, t),
             columns,
         )
@@ -433,17 +417,12 @@ class GlobalMemory:
                 observer.party,
                 team,
                 places,
-                active.inst,
                 lambda: observer.harmless(active.inst, t.storage, at, data),
                 self._teller(observer, t),
             )
         t.storage.scatter(at, data)
         if several:
-            lost = observer.lost(active.inst, t.storage, at, data)
-            if lost.any():
-                name, index = t.find(int(at[lost][0]))
-                update = is_update(active.inst, observer.updates)
-                tell_several(active, name, index, team.lanes[lost], update)
+            observer.tell_lost(active, t.storage, at, data, team, t.find)
 
 
 def _actors(
@@ -451,7 +430,7 @@ def _actors(
     t: _Tensor,
     team: ClockRows,
     column: Any,
-    pick: NDArray[np.int64] | None,
+    pick: Ints | None,
     at: Ints,
     size: int,
 ) -> tuple[ClockRows, Ints, Ints]:
@@ -470,5 +449,5 @@ def _unchanged(t: _Tensor, at: Ints, data: Bytes, places: Ints) -> NDArray[np.bo
     return same if len(same) == len(places) else np.array([bool(same.all())])
 
 
-def _part(x: NDArray[Any], pick: NDArray[np.int64] | None) -> NDArray[Any]:
+def _part(x: NDArray[Any], pick: Ints | None) -> NDArray[Any]:
     return x if pick is None else x[pick]

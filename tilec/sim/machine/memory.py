@@ -8,6 +8,7 @@ nothing orders are findings, and execution goes on. Addresses: see `SHARED_BASE`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from tilec.sim.program.numbers import KINDS
 from tilec.sim.program.records import LoadStore
 from tilec.sim.races.clocks import ClockRows, Ints, Order
 from tilec.sim.races.shadow import Granules, Shadow
-from tilec.sim.races.updates import Observer, Updates, is_update
+from tilec.sim.races.updates import Observer, Updates
 from tilec.sim.reports.buffers import (
     GLOBAL_BASE,
     RANK_BITS,
@@ -32,7 +33,7 @@ from tilec.sim.reports.buffers import (
     inside,
 )
 from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.faults import Conflict, tell, tell_several, threads_at
+from tilec.sim.reports.faults import Conflict, tell, threads_at
 from tilec.sim.reports.findings import MOST_NAMED, Index
 from tilec.sim.reports.trace import Tracer
 
@@ -117,7 +118,7 @@ class BlockMemory(Observer):
         at, good = self._reach(active, self.shared, at - SHARED_BASE, total, access.align)
         shared = self.shared
         if self.counts is not None:
-            self.counts.shared(active, access.inst, at, total, write=False)
+            self.counts.shared(active, at, total, write=False)
         if shared.shadow is not None:
             team, places = self.order.team(active.lanes), self._granules(at, total)
             if len(at) == 1:
@@ -125,7 +126,7 @@ class BlockMemory(Observer):
             elif good is not None and good.any():
                 team, places = self.order.team(active.lanes[good]), places[good]
             if good is None or good.any():
-                shared.shadow.read(active, team, places, access.inst)
+                shared.shadow.read(active, team, places)
         data = shared.storage.gather(at, total)
         if good is not None:
             data[~good] = 0
@@ -136,7 +137,7 @@ class BlockMemory(Observer):
         at, good = self._reach(active, shared, at - SHARED_BASE, total, access.align)
         lanes = active.lanes
         if self.counts is not None:
-            self.counts.shared(active, access.inst, at, total, write=True)
+            self.counts.shared(active, at, total, write=True)
         if good is not None:
             if not good.any():
                 return
@@ -160,17 +161,13 @@ class BlockMemory(Observer):
                 active,
                 team,
                 self._granules(at, total),
-                active.inst,
                 lambda: self.harmless(active.inst, storage, at, data),
                 columns,
             )
         storage.scatter(at, data)
         if several:
-            lost = self.lost(active.inst, storage, at, data)
-            if lost.any():
-                name, index = self._place(active, shared, int(at[lost][0]))
-                update = is_update(active.inst, self.updates)
-                tell_several(active, name, index, team.lanes[lost], update)
+            find = functools.partial(self._place, active, shared)
+            self.tell_lost(active, storage, at, data, team, find)
 
     # --- warps ---
 
@@ -181,10 +178,10 @@ class BlockMemory(Observer):
         shared = self.shared
         at, good = self._reach(active, shared, at - SHARED_BASE, size, size)
         if self.counts is not None:
-            self.counts.shared(active, active.inst, at, size, write=False)
+            self.counts.shared(active, at, size, write=False)
         if shared.shadow is not None:
             team = self.order.team(active.lanes)
-            shared.shadow.warp_read(active, team, self._granules(at, size), active.inst)
+            shared.shadow.warp_read(active, team, self._granules(at, size))
         data = shared.storage.gather(at, size)
         if good is not None:
             data[~good] = 0
@@ -196,7 +193,7 @@ class BlockMemory(Observer):
         size = data.shape[1]
         at, good = self._reach(active, self.shared, at - SHARED_BASE, size, size)
         if self.counts is not None:
-            self.counts.shared(active, active.inst, at, size, write=True)
+            self.counts.shared(active, at, size, write=True)
         lanes = active.lanes
         if good is not None:
             lanes, at, data = lanes[good], at[good], data[good]
@@ -229,10 +226,10 @@ class BlockMemory(Observer):
         if shared.shadow is not None:
             if np.ndim(column):
                 # Only what reads through the generic proxy has an engine for each thread.
-                shared.shadow.read(active, team, self._granules(at, size), active.inst)
+                shared.shadow.read(active, team, self._granules(at, size))
             else:
                 places = self._cover(at, size)
-                shared.shadow.engine_read(active, team, int(column), places, active.inst)
+                shared.shadow.engine_read(active, team, int(column), places)
         if self.counts is not None:
             self.counts.engine(active.inst, "shared read", size * len(at))
         data = shared.storage.gather(at, size)
@@ -267,7 +264,7 @@ class BlockMemory(Observer):
             return
         if shared.shadow is not None:
             places = self._cover(at, size)
-            shared.shadow.engine_write(active, team, int(column), places, active.inst)
+            shared.shadow.engine_write(active, team, int(column), places)
         shared.storage.scatter(at, data)
 
     def peer_read(self, active: Threads, at: Any, size: int) -> Bytes:
@@ -282,7 +279,7 @@ class BlockMemory(Observer):
             offsets, good = self._reach(active, shared, inside(at[mine]), size, size)
             if shared.shadow is not None:
                 team = self.order.team(active.lanes[mine])
-                shared.shadow.read(active, team, self._granules(offsets, size), active.inst)
+                shared.shadow.read(active, team, self._granules(offsets, size))
             data = shared.storage.gather(offsets, size)
             if good is not None:
                 data[~good] = 0
@@ -319,8 +316,7 @@ class BlockMemory(Observer):
     ) -> tuple[Ints, NDArray[np.bool_] | None]:
         """The offsets, moved inside where they are not, and which were inside (None: all).
         `buffer`: where they belong, if the record does not say it."""
-        inst = active.inst
-        name = buffer or (inst.buffer if inst is not None else "")
+        name = buffer or active.buffer
         low, high = shared.places.bounds.get(name, (0, shared.size))
         if align > 1 and int(np.bitwise_or.reduce(at)) & (align - 1) and self.checks:
             self._misaligned(active, shared, at, align)

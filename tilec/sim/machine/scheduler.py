@@ -54,7 +54,7 @@ class Scheduler:
         self.groups: list[Group] = []
         for block in blocks:
             env = list(program.start)
-            for slot, value in zip(program.params, block.setting.parameters):
+            for slot, value in zip(program.params, block.setting.launch.parameters):
                 if slot is not None:
                     env[slot] = value
             self.running.append(ThreadState(block, np.arange(block.threads), env, 0, None))
@@ -247,9 +247,9 @@ class LaunchRun:
         run for ever."""
         s = self.setting
         self._party += 1
-        places = blocks_of(first, s.cluster)
+        places = blocks_of(first, s.launch.cluster)
         make = Clocks if s.checks else NoClocks
-        clocks = make(s.threads, s.target.warp_size, len(places))
+        clocks = make(s.launch.threads, s.launch.target.warp_size, len(places))
         if s.checks:
             clocks.across = Across(clocks, self._party, s.globals.left)
         memories: list[BlockMemory] = []

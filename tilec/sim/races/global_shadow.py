@@ -111,7 +111,6 @@ class GlobalShadow:
         party: int,
         team: ClockRows,
         granules: Ints,
-        inst: Inst | None,
         report: Report,
         columns: Ints | None = None,
     ) -> None:
@@ -126,7 +125,7 @@ class GlobalShadow:
         kept = self._late(self.read_, clocks, party, rows, at)
         if kept is not None and kept.any():
             self._keep(at[kept])
-        time, record = clocks.tick(inst), self._record(inst)
+        time, record = clocks.tick(active.inst), self._record(active.inst)
         self.read_.put(at, party, actors, time, record)
         lost = self.read_.actor.take(at) != actors
         if lost.any():
@@ -144,7 +143,6 @@ class GlobalShadow:
         party: int,
         team: ClockRows,
         granules: Ints,
-        inst: Inst | None,
         same: Same,
         report: Report,
         columns: Ints | None = None,
@@ -159,7 +157,7 @@ class GlobalShadow:
                 places = at, granules
                 self._report(active, entry, party, rows, places, late, True, clocks, report)
         actors = np.broadcast_to(rows if columns is None else columns[:, None], at.shape)
-        self.write_.put(at, party, actors, clocks.tick(inst), self._record(inst))
+        self.write_.put(at, party, actors, clocks.tick(active.inst), self._record(active.inst))
         return bool((self.write_.actor.take(at) != actors).any())
 
     def _late(

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.llvm import Inst
 from tilec.sim.machine.threads import Threads
 from tilec.sim.races.clocks import FENCED, FETCHED, SEEN, ClockRows, Clocks, Ints, Times
 from tilec.sim.reports.faults import Conflict
@@ -62,31 +61,29 @@ class Shadow:
 
     # --- accesses of threads ---
 
-    def read(self, active: Threads, team: ClockRows, granules: Ints, inst: Inst | None) -> None:
+    def read(self, active: Threads, team: ClockRows, granules: Ints) -> None:
         """Thread i of the team reads `granules[i]` (lanes, k)."""
         clocks = self.clocks
-        time = clocks.tick(inst)
+        time = clocks.tick(active.inst)
         wrote = self.w_time.take(granules)
         start = (team.rows * clocks.width)[:, None]
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind <= wrote
         if bad.any():
-            self._unordered_read(active, team, granules, bad)
+            self._report_after_writes(active, team, granules, bad, write=False)
         self._note_reads(team, granules, time, team.bits[:, None])
 
-    def warp_read(
-        self, active: Threads, team: ClockRows, granules: Ints, inst: Inst | None
-    ) -> None:
+    def warp_read(self, active: Threads, team: ClockRows, granules: Ints) -> None:
         """As `read`, where what a lane addresses goes to all lanes of its warp (ldmatrix)."""
         clocks = self.clocks
-        time = clocks.tick(inst)
+        time = clocks.tick(active.inst)
         behind = np.stack([clocks.warp_least(int(w), SEEN) for w in team.members])
         warp = np.searchsorted(team.members, team.warps)[:, None]
         wrote = self.w_time.take(granules)
         bad = behind[warp, self.w_actor.take(granules)] <= wrote
         if bad.any():
             # A thread always has its own writes behind it; that of the others must be looked up.
-            self._unordered_read(active, team, granules, bad)
+            self._report_after_writes(active, team, granules, bad, write=False)
         every = np.bitwise_or.reduceat(team.bits, np.searchsorted(team.warps, team.members))
         self._note_reads(team, granules, time, every[warp])
 
@@ -95,19 +92,19 @@ class Shadow:
         active: Threads,
         team: ClockRows,
         granules: Ints,
-        inst: Inst | None,
         same: Same,
         columns: Ints | None = None,
     ) -> bool:
         """Thread i writes `granules[i]` (lanes, k), or the engine `columns[i]` that it starts does.
         Gives whether several threads write one granule."""
         clocks = self.clocks
-        time = clocks.tick(inst)
+        time = clocks.tick(active.inst)
         start = (team.rows * clocks.width)[:, None]
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind < self.w_time.take(granules)
         if bad.any():
-            self._unordered_write(active, team, granules, bad, same)
+            bad &= ~same()[:, None]
+            self._report_after_writes(active, team, granules, bad, write=True)
         if self.slots:
             self._against_reads(active, team, granules, same)
         actors = (team.rows if columns is None else columns)[:, None]
@@ -126,16 +123,11 @@ class Shadow:
     # --- accesses of engines ---
 
     def engine_read(
-        self,
-        active: Threads,
-        issuers: ClockRows,
-        column: int,
-        granules: Granules,
-        inst: Inst | None,
+        self, active: Threads, issuers: ClockRows, column: int, granules: Granules
     ) -> None:
         """An asynchronous engine that all `issuers` start reads granules."""
         clocks = self.clocks
-        time = clocks.tick(inst)
+        time = clocks.tick(active.inst)
         wrote, relied = self.w_time[granules], self._relied(issuers)
         bad = relied.take(self.w_actor[granules]) <= wrote
         if bad.any():
@@ -145,16 +137,11 @@ class Shadow:
         self._reads[slot, granules] = time
 
     def engine_write(
-        self,
-        active: Threads,
-        issuers: ClockRows,
-        column: int,
-        granules: Granules,
-        inst: Inst | None,
+        self, active: Threads, issuers: ClockRows, column: int, granules: Granules
     ) -> None:
         """An asynchronous engine that all `issuers` start writes granules."""
         clocks = self.clocks
-        time, relied = clocks.tick(inst), self._relied(issuers)
+        time, relied = clocks.tick(active.inst), self._relied(issuers)
         bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
         if self.slots:
             self._engine_against_reads(active, issuers, granules)
@@ -232,16 +219,6 @@ class Shadow:
         clocks = self.clocks
         fenced = clocks.least(issuers, FENCED)
         return np.where(clocks.generic, fenced, clocks.least(issuers))
-
-    def _unordered_read(
-        self, active: Threads, team: ClockRows, granules: Ints, bad: NDArray[np.bool_]
-    ) -> None:
-        self._report_after_writes(active, team, granules, bad, write=False)
-
-    def _unordered_write(
-        self, active: Threads, team: ClockRows, granules: Ints, bad: NDArray[np.bool_], same: Same
-    ) -> None:
-        self._report_after_writes(active, team, granules, bad & ~same()[:, None], write=True)
 
     def _report_after_writes(
         self, active: Threads, team: ClockRows, granules: Ints, bad: NDArray[np.bool_], write: bool

@@ -6,6 +6,7 @@ not: each has computed it from what was there before, so that all but one of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,11 @@ from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.ir.ops import MemLoad, MemStore
 from tilec.sim.machine.tensors import Bytes, Storage
-from tilec.sim.races.clocks import Ints, Order
+from tilec.sim.machine.threads import Threads
+from tilec.sim.races.clocks import ClockRows, Ints, Order
 from tilec.sim.reports.counts import Counts
+from tilec.sim.reports.faults import tell_several
+from tilec.sim.reports.findings import Index
 
 Updates = frozenset[tuple[Loc, str]]
 """Statements, and the buffers that they store to."""
@@ -87,3 +91,18 @@ class Observer:
         places, number = np.unique(at, return_inverse=True)
         several: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) > 1)[number]
         return several
+
+    def tell_lost(
+        self,
+        active: Threads,
+        storage: Storage,
+        at: Ints,
+        data: Bytes,
+        team: ClockRows,
+        find: Callable[[int], tuple[str, Index | None]],
+    ) -> None:
+        """Report what is `lost`. `find` names an offset."""
+        lost = self.lost(active.inst, storage, at, data)
+        if lost.any():
+            update = is_update(active.inst, self.updates)
+            tell_several(active, *find(int(at[lost][0])), team.lanes[lost], update)

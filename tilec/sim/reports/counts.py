@@ -107,12 +107,10 @@ class Counts:
 
     # --- what memory and engines say ---
 
-    def shared(
-        self, active: Threads, inst: Inst | None, at: Offsets, size: int, *, write: bool
-    ) -> None:
+    def shared(self, active: Threads, at: Offsets, size: int, *, write: bool) -> None:
         """Lanes access `size` bytes each of shared memory at offsets `at` (lanes, or one for
         all)."""
-        line = self._of(inst)
+        line = self._of(active.inst)
         requests, waves, ideal, ways = self._cost(active, at, size, BANKS * BANK_BYTES, _wavefronts)
         line.shared_requests += requests
         line.wavefronts += waves
@@ -124,11 +122,9 @@ class Counts:
         else:
             line.shared_read += total
 
-    def globals(
-        self, active: Threads, inst: Inst | None, at: Offsets, size: int, *, write: bool
-    ) -> None:
+    def globals(self, active: Threads, at: Offsets, size: int, *, write: bool) -> None:
         """The same of global memory, at addresses."""
-        line = self._of(inst)
+        line = self._of(active.inst)
         requests, sectors, ideal, _ = self._cost(active, at, size, SECTOR_BYTES, _sectors)
         line.global_requests += requests
         line.sectors += sectors
