@@ -41,6 +41,7 @@ REASONS = {
     "codegen/registers.py": LOWERING,
     "frontend/updates.py": VALUES,
     "jit/build.py": SELECTION,
+    "passes/check_schedule.py": VALUES,
     "passes/cluster_split_k.py": SELECTION,
     "passes/convert_fragments.py": LOWERING,
     "passes/expand_pipeline.py": LOWERING,
