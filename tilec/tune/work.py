@@ -8,7 +8,7 @@ only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.ir.agents import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
@@ -19,8 +19,6 @@ from tilec.ir.ops import (
     Alloc,
     Binary,
     BlockIndex,
-    Copy,
-    Fill,
     For,
     Gemm,
     GridSize,
@@ -293,24 +291,17 @@ class _Reader:
                 case If():
                     for region in o.regions:
                         self.block(region, loops)
-                case Gemm():
-                    work.products.append(Product(o, loops))
-                case Copy():
-                    self._transfer(o.source, loops, False)
-                    self._transfer(o.dest, loops, True)
-                case Fill():
-                    self._transfer(o.dest, loops, True)
                 case Parallel():
                     self._elements(o.body, loops, o.extents)
                 case Load() | Store():
                     self._elements(Block((), (o,)), loops, ())
-
-    def _transfer(self, r: Region, loops: tuple[int, ...], is_store: bool) -> None:
-        """A region that is copied or filled."""
-        if r.buffer.buffer.space == "global":
-            along = self.origins.grid_dims(r.offsets)
-            made = Transfer(r.buffer, r.extents, loops, is_store, r.extents[-1], along)
-            self.work.transfers.append(made)
+                case _:
+                    if isinstance(o, Gemm):
+                        work.products.append(Product(o, loops))
+                    for r, is_store in _accesses(o):
+                        along = self.origins.grid_dims(r.offsets)
+                        made = Transfer(r.buffer, r.extents, loops, is_store, r.extents[-1], along)
+                        work.transfers.append(made)
 
     def _elements(self, block: Block, loops: tuple[int, ...], extents: tuple[int, ...]) -> None:
         """Ops that happen for each element of `extents`, along which the block's arguments run."""
@@ -318,24 +309,29 @@ class _Reader:
         arithmetic, count = 0, math.prod(extents)
         work.elements = max(work.elements, count)
 
-        def transfer(tensor: Value, indices: tuple[Value, ...], is_store: bool) -> None:
-            runs = self.origins.of(indices[-1])
-            row = math.prod(e for arg, e in zip(block.args, extents) if arg in runs)
-            along = self.origins.grid_dims(indices)
-            work.transfers.append(Transfer(tensor, (count,), loops, is_store, row, along))
-
         for o in walk(block):
+            for r, is_store in _accesses(o):
+                runs = self.origins.of(r.offsets[-1])
+                row = math.prod(e for arg, e in zip(block.args, extents) if arg in runs)
+                along = self.origins.grid_dims(r.offsets)
+                work.transfers.append(Transfer(r.buffer, (count,), loops, is_store, row, along))
             match o:
-                case Load() if o.source.buffer.space == "global":
-                    transfer(o.source, o.indices, False)
-                case Store() if o.dest.buffer.space == "global":
-                    transfer(o.dest, o.indices, True)
                 case Binary() if o.result.dtype.is_float:
                     arithmetic += 1
                 case Unary() if o.result.dtype.is_float:
                     arithmetic += 1 if o.kind in _PLAIN_UNARY else _SLOW
         if arithmetic:
             work.vector.append((float(arithmetic * count), loops))
+
+
+def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
+    """The regions of tensors that an op of no body reads, and (True) those that it writes."""
+    for e in () if o.region_fields else o.effects():
+        if e.region is not None and e.region.buffer.buffer.space == "global":
+            if e.reads:
+                yield e.region, False
+            if e.writes:
+                yield e.region, True
 
 
 def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
