@@ -233,6 +233,11 @@ class Layout:
         digits = (Digit(d.owner, d.radix, _without(d.step, dim)) for d in self.digits)
         return self._like(_without(self.shape, dim), digits, _without(self.atom, dim))
 
+    def once(self, owner: str) -> Layout:
+        """Without the owner's replicas: none of its indices holds an element twice."""
+        digits = (d for d in self.digits if d.owner != owner or not d.replicates)
+        return self._like(self.shape, digits, self.atom)
+
     def restrict(self, extents: Iterable[int]) -> Layout:
         """The layout of a sub-tile of these extents at the origin (and, up to a constant, at every
         multiple of them).

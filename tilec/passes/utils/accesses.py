@@ -27,11 +27,11 @@ class Access:
 
     def project(self, loop: Layout) -> Layout:
         """The layout that the loop's layout means for this buffer: the dimensions it is not
-        indexed by drop."""
+        indexed by drop, and a thread holds once what several of its iterations use."""
         layout = loop
         for d in reversed(range(len(loop.shape))):
             if d not in self.dims:
-                layout = layout.drop(d)
+                layout = layout.drop(d).once("reg")
         kept = sorted(self.dims)
         layout = layout.permute(tuple(kept.index(d) for d in self.dims))
         shape = self.buffer.buffer.static_shape
