@@ -27,6 +27,7 @@ from tilec.ir.ops import (
     Copy,
     For,
     Gemm,
+    If,
     MbarrierInitFence,
     Scope,
     Version,
@@ -232,6 +233,11 @@ class _Consumers:
     def __init__(self, func: Func, rings: list[Ring], spans: Spans) -> None:
         self.func = func
         self.spans = spans
+        # Sums of a product under a condition: where such a sum goes on in another loop, whose
+        # products stay in flight, ptxas serialises all of them (C7515).
+        branches = (o for o in walk(func.body) if isinstance(o, If))
+        inside = (x for o in branches for region in o.regions for x in walk(region))
+        self.conditional = {o.c for o in inside if isinstance(o, Gemm)}
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
 
@@ -298,6 +304,8 @@ class _Consumers:
         products: list[Gemm] = []
         if here and all(r.release_every == 4 and 1 == len(x) < r.stages for r, x in here.items()):
             products = free_running(loop, [v for r in here for v in r.buffers])
+        if any(o.c in self.conditional for o in products):
+            products = []
         done = replace(loop, body=self.block(loop.body, loop, products))
         if not products:
             return [done]
