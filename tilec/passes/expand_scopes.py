@@ -236,7 +236,7 @@ class _Consumers:
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
         branches = (o for o in walk(func.body) if isinstance(o, If))
-        inside = (x for o in branches for region in o.regions for x in walk(region))
+        inside = (x for o in branches for region in o.regions for x in region.ops)
         self.conditional = {o.c for o in inside if isinstance(o, Gemm)}
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}

@@ -20,7 +20,7 @@ from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.memory import PAD_BYTES, version_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
-from tilec.passes.plan_pipeline import Rings, has_stages, versions_of
+from tilec.passes.plan_pipeline import Depth, Rings, has_stages, versions_of
 from tilec.passes.utils.plans import stages_of
 from tilec.target import Target
 
@@ -70,6 +70,8 @@ class Footprint:
     refilled: bool = False
     leaves: bool = False
     _planned: dict[tuple[bool, int, int], Versions] = field(default_factory=dict)
+    _depths: dict[tuple[bool, int], dict[Value, list[Depth]]] = field(default_factory=dict)
+    _fits: dict[tuple[bool, bool, bool, int], int] = field(default_factory=dict)
 
     def planned(self, plan: Plan, stages: int) -> Versions:
         """What is filled ahead of time, were the plan's stages so many."""
@@ -77,7 +79,9 @@ class Footprint:
         stages = 0 if plan.single_buffer else stages
         if (*kind, stages) in self._planned or self.buffers is None:
             return self._planned.get((*kind, stages), Versions({}, 0, 0))
-        depths = self.buffers.depths(self.buffers.chosen(*kind), plan.specialise)
+        if kind not in self._depths:
+            self._depths[kind] = self.buffers.depths(self.buffers.chosen(*kind), plan.specialise)
+        depths = self._depths[kind]
         count = dict.fromkeys(depths, 1)
         if stages:
             count = versions_of(depths, lambda o: stages_of(o, stages))
@@ -98,13 +102,20 @@ class Footprint:
         """Stages that the loops may have: as many as shared memory holds beside all other buffers,
         no more than a loop of known length has iterations, and at least what their authors say (2
         where they say nothing). The exact check is `plan_shared`'s."""
+        beside = self.beside(plan, target)
+        kind = plan.specialise, plan.teams > 1, plan.single_buffer, beside
+        if kind not in self._fits:
+            self._fits[kind] = self._most_stages(plan, target, beside)
+        return self._fits[kind]
+
+    def _most_stages(self, plan: Plan, target: Target, beside: int) -> int:
         limit, most = target.shared_bytes, MOST_STAGES
         if not target.has("tma"):
             limit, most = limit // 2, 4  # two blocks hide each other's latency
         chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]
         if chosen and all(r.trips for r in chosen):
             most = min(most, max(r.trips for r in chosen))
-        room = limit - self.beside(plan, target) - 1024
+        room = limit - beside - 1024
         while most > 2 and self.planned(plan, most).total > room:
             most -= 1
         several = replace(plan, single_buffer=False) if plan.single_buffer else plan

@@ -137,6 +137,7 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     return None
 
 
+@functools.lru_cache(maxsize=8)
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
     loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
@@ -156,6 +157,7 @@ def thread_choices(func: Func) -> tuple[int | None, ...]:
     return (256, 128) if largest > 128 * 128 else (128, 256)
 
 
+@functools.lru_cache(maxsize=8)
 def _largest_product(func: Func) -> int:
     """Accumulators of a block, 0 without products."""
     shapes = (o.shape for o in walk(func.body) if isinstance(o, Gemm))
