@@ -15,7 +15,7 @@ from tilec.ir.intervals import Range
 from tilec.ir.ops import Binary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reach:
     """Where an integer lies.
 
@@ -72,14 +72,19 @@ class Indices(Forms):
 
     def reach_of(self, a: Affine) -> Reach:
         """The reach of a sum; exact where its unknowns are independent."""
+        if not a.terms:
+            return Reach(a.const, a.const, True)
         lo, hi = self.reach(a)
         attained, roots = True, frozenset[Value]()
+        depths = []
         for v in a.terms:
-            own = self.of(v).roots or frozenset((v,))
-            attained = attained and self.of(v).attained and roots.isdisjoint(own)
-            roots = roots | own if attained else frozenset()
-        depth = min((self.of(v).depth for v in a.terms), default=0)
-        return Reach(lo, hi, attained, depth, roots=roots)
+            term = self.of(v)
+            depths.append(term.depth)
+            if attained := attained and term.attained:
+                own = term.roots or frozenset((v,))
+                attained = roots.isdisjoint(own)
+                roots |= own
+        return Reach(lo, hi, attained, min(depths), roots=roots if attained else frozenset())
 
     def unknown(self, o: Op, parts: Sequence[Affine], found: Range) -> Affine:
         result = o.results[0]

@@ -34,9 +34,10 @@ LINEAR = (Binary, Cast, Const, Unary)  # ops that may make a sum
 _MOST_TERMS = 64  # a longer sum is an unknown of its own: chains of ops take linear time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Affine:
-    """`const` plus each value of `terms` times its coefficient (never 0)."""
+    """`const` plus each value of `terms` times its coefficient (never 0). Nobody changes one: it is
+    not frozen because a tracer makes thousands."""
 
     const: int = 0
     terms: Mapping[Value, int] = field(default_factory=dict)
@@ -120,6 +121,9 @@ class Forms:
 
     def note(self, o: Op) -> None:
         """Find the sum that an op of `LINEAR` makes; its operands have been noted."""
+        if isinstance(o, Const) and o.dtype.kind in ("int", "uint"):
+            self._forms[o.result] = Affine(int(o.value))
+            return
         parts = [self.form(v) for v in o.operands]
         found = self.result_range(o, parts)
         made = None if found is None else self._sum(o, parts)

@@ -52,20 +52,18 @@ def live_ranges(body: Block, buffers: Container[Value]) -> dict[Value, list[Live
     """The live ranges of each of the `buffers` that `body` accesses, in the order of the program;
     or the first op that keeps it from having such."""
     accesses: dict[Value, _Accesses] = {}
-    for path, o in paths(body):
-        for e in () if o.region_fields else o.effects():
-            if e.region is not None and e.region.buffer in buffers and (e.reads or e.writes):
-                accesses.setdefault(e.region.buffer, _Accesses()).add(path, o, e)
+
+    def visit(block: Block, around: Path) -> None:
+        for i, o in enumerate(block.ops):
+            for name in o.region_fields:
+                visit(getattr(o, name), (*around, (block, i)))
+            for e in () if o.pure or o.region_fields else o.effects():
+                if e.region is not None and e.region.buffer in buffers and (e.reads or e.writes):
+                    path = (*around, (block, i))
+                    accesses.setdefault(e.region.buffer, _Accesses()).add(path, o, e)
+
+    visit(body, ())
     return {v: found.ranges() for v, found in accesses.items()}
-
-
-def paths(block: Block, around: Path = ()) -> Iterator[tuple[Path, Op]]:
-    """Every op of `block` and of the regions inside, as `walk` gives them, and the way to it."""
-    for i, o in enumerate(block.ops):
-        here = (*around, (block, i))
-        yield here, o
-        for region in o.regions:
-            yield from paths(region, here)
 
 
 def once(block: Block) -> Iterator[Op]:

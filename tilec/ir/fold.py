@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from tilec.ir.core import Op, Value
 from tilec.ir.ops import Binary, Bitcast, Cast, Compare, Const, Select, Unary
-from tilec.ir.semantics import EXACT, Array, array, literal, np, wrap
+from tilec.ir.semantics import EXACT, INTEGERS, Array, array, literal, np, wrap
 from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType, ScalarType
 
 Number = bool | int | float
@@ -46,22 +46,35 @@ def fold(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
         case Select(cond=cond, on_true=on_true, on_false=on_false):
             c = known(cond) if isinstance(cond.type, ScalarType) else None
             return None if c is None else known(on_true if c else on_false)
+        case Binary(kind=kind, lhs=lhs, rhs=rhs) if kind in INTEGERS and _is_integer(lhs):
+            x, y = known(lhs), known(rhs)
+            if x is None or y is None or (kind in ("floordiv", "mod") and y <= 0):
+                return _evaluated(o, known)
+            return wrap(INTEGERS[kind](int(x), int(y)), lhs.dtype)
         case Binary() | Compare() | Unary() | Cast() | Bitcast():
-            operands = o.operands
-            values = [known(v) for v in operands if isinstance(v.type, ScalarType)]
-            found = [v for v in values if v is not None]
-            if len(found) < len(operands) or not _folds(o, found):
-                return None
-            with np.errstate(all="ignore"):
-                arrays = (array(x, v.dtype) for x, v in zip(found, operands))
-                got = o.evaluate(**dict(zip(o.operand_fields, arrays)))
-                (t,) = o.infer()
-                assert isinstance(t, ScalarType)
-                result = _number(got, t.dtype)
-            if isinstance(o, Binary) and o.kind == "div" and not _is_exact(result, *found):
-                return None
-            return result
+            return _evaluated(o, known)
     return None
+
+
+def _is_integer(v: Value) -> bool:
+    return isinstance(v.type, ScalarType) and v.dtype.kind in ("int", "uint")
+
+
+def _evaluated(o: Op, known: Callable[[Value], Number | None]) -> Number | None:
+    operands = o.operands
+    values = [known(v) for v in operands if isinstance(v.type, ScalarType)]
+    found = [v for v in values if v is not None]
+    if len(found) < len(operands) or not _folds(o, found):
+        return None
+    with np.errstate(all="ignore"):
+        arrays = (array(x, v.dtype) for x, v in zip(found, operands))
+        got = o.evaluate(**dict(zip(o.operand_fields, arrays)))
+        (t,) = o.infer()
+        assert isinstance(t, ScalarType)
+        result = _number(got, t.dtype)
+    if isinstance(o, Binary) and o.kind == "div" and not _is_exact(result, *found):
+        return None
+    return result
 
 
 def _is_certain(dtype: DType) -> bool:

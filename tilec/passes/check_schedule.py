@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,7 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
+from tilec.ir.semantics import INTEGERS
 from tilec.ir.types import TensorMapType
 from tilec.target import Target
 
@@ -64,20 +65,6 @@ STEPS = 3000  # ops that a thread executes at most with each
 AGAIN = 3  # iterations that a `while` has
 Slot = tuple[Value, int]  # of a ring, or of a barrier
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": lambda a, b: a // b if b else 0,
-    "mod": lambda a, b: a % b if b else 0,
-    "min": min,
-    "max": max,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "shl": lambda a, b: a << (b & 63),
-    "shr": lambda a, b: a >> (b & 63),
-}
 _COMPARE = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -371,7 +358,8 @@ class _Thread:
                 env[o.result] = o.value
             case Binary():
                 a, b = env.get(o.lhs, 0), env.get(o.rhs, 0)
-                env[o.result] = _BINARY[o.kind](a, b) if o.kind in _BINARY else 0
+                known = o.kind in INTEGERS and (b > 0 or o.kind not in ("floordiv", "mod"))
+                env[o.result] = INTEGERS[o.kind](a, b) if known else 0
             case Compare():
                 env[o.result] = _COMPARE[o.kind](env.get(o.lhs, 0), env.get(o.rhs, 0))
             case Select():

@@ -15,14 +15,14 @@ were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
-from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once, paths
+from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
 from tilec.ir.ops import Alloc, Const, Copy, For, If, While
 from tilec.passes.utils.rings import ring_copies, with_versions
 from tilec.passes.utils.slicing import NotClonable, Slice, can_run_ahead
@@ -97,7 +97,7 @@ class Rings:
         self.agents = agents
         self.loops = [o for o in walk(func.body) if isinstance(o, For) and has_stages(o)]
         self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
-        self.homes = {o.result: p[-1][0] for p, o in paths(func.body) if isinstance(o, Alloc)}
+        self.homes = dict(_homes(func.body))
         self.refused: dict[Value, str] = {}
         self.buffers = self._buffers()
 
@@ -224,6 +224,15 @@ def _clonable(body: Block, copies: Iterable[Copy]) -> bool:
     return True
 
 
+def _homes(block: Block) -> Iterator[tuple[Value, Block]]:
+    """Each buffer and the block that it is allocated in."""
+    for o in block.ops:
+        if isinstance(o, Alloc):
+            yield o.result, block
+        for name in o.region_fields:
+            yield from _homes(getattr(o, name))
+
+
 def _to_shared(o: Op) -> TypeGuard[Copy]:
     """Whether an op copies from global to shared memory."""
     return (
@@ -240,8 +249,8 @@ def _is_shared(o: Op) -> bool:
 def _held_back(loop: For, top: Op) -> bool:
     """Whether the user's `stage` puts a statement at the top of the loop's body into the last
     stage."""
-    statements = acting(loop.body)
-    if not loop.stage or len(loop.stage) != len(statements):
+    statements = acting(loop.body) if loop.stage else []
+    if not statements or len(loop.stage) != len(statements):
         return False
     return loop.stage[statements.index(top)] == max(loop.stage)
 

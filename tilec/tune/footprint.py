@@ -71,6 +71,7 @@ class Footprint:
     leaves: bool = False
     _planned: dict[tuple[bool, int, int], Versions] = field(default_factory=dict)
     _depths: dict[tuple[bool, int], dict[Value, list[Depth]]] = field(default_factory=dict)
+    _beside: dict[tuple[object, ...], int] = field(default_factory=dict)
     _fits: dict[tuple[bool, bool, bool, int], int] = field(default_factory=dict)
 
     def planned(self, plan: Plan, stages: int) -> Versions:
@@ -92,6 +93,15 @@ class Footprint:
 
     def beside(self, plan: Plan, target: Target) -> int:
         """Bytes beside the rings: what stores go through, too."""
+        kind = (
+            plan.specialise, plan.persistent, plan.staged_store, plan.single_buffer,
+            plan.teams, plan.split > 1, plan.threads, plan.stages,
+        )  # fmt: skip
+        if kind not in self._beside:
+            self._beside[kind] = self._beside_rings(plan, target)
+        return self._beside[kind]
+
+    def _beside_rings(self, plan: Plan, target: Target) -> int:
         threads = (plan.threads or self.threads) * plan.teams
         staging = threads // target.warp_size * STAGED_BYTES if plan.staged_store else 0
         rows = self.rows * plan.teams if plan.persistent or self.refilled else 0

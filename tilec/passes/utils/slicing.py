@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tilec.ir.core import Block, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Op, Substitution, Value, clone, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
 from tilec.ir.ops import For, If, Parallel, While, Yield, yielded
 from tilec.ir.types import BufferType
@@ -189,6 +189,10 @@ class Slice:
 def can_run_ahead(loop: For, copy: Op) -> bool:
     """Whether the copy's operands can be computed for a later iteration: no carried value is
     needed."""
+    if copy in loop.body.ops:
+        defs = {r: o for o in loop.body.ops for r in o.results}
+        if all(o.pure for o in upstream(copy.operands, defs)) and len(loop.body.args) == 1:
+            return True  # what most loops are
     try:
         needed = Slice(loop.body, [copy])
     except NotClonable:
