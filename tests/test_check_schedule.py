@@ -14,10 +14,12 @@ from mutant_families import product_kernel
 from mutant_operators import change_at, said, sites, weaker
 from place_programs import PLACES
 
+import tilec.language as T
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import (
     Barrier,
+    Copy,
     CpAsyncWait,
     Gemm,
     MbarrierArrive,
@@ -43,6 +45,9 @@ SCHEDULES = {
     "ping-pong": (SM90, Plan("p", specialise=True, persistent=True, teams=2, stages=3)),
     "cp.async": (SM80, Plan("p", stages=3)),
 }
+
+
+M, N = T.dynamic("M, N")
 
 
 @functools.cache
@@ -128,3 +133,41 @@ def test_a_use_in_flight_names_the_line() -> None:
         check_schedule(change_at(func, waits[0], lambda _: []), target)
     gemm = next(o for o in walk(func.body) if isinstance(o, Gemm))
     assert caught.value.loc == gemm.loc
+
+
+def test_what_tma_cannot_bring_after_all_does_not_run_ahead() -> None:
+    """Producers were to bring the tile of a loop without stages, whose layout no box can fill: no
+    thread brings it ahead of time into its one version."""
+
+    def one_stage(
+        A: T.Tensor((M, 64), "float16"),
+        B: T.Tensor((N, 64), "float16"),
+        C: T.Tensor((M, 64), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(M, 64), threads=128) as bx:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            x = T.alloc_shared((64, 64), "float16")
+            T.annotate_layout({x: T.Layout((64, 64), lambda i, j: i * 72 + j)})
+            total = T.alloc_fragment((64, 64), "float32")
+            T.clear(total)
+            for k in T.Pipelined(T.ceildiv(N, 64), num_stages=1):
+                T.copy(B[k * 64, 0], x)
+                for i, j in T.Parallel(64, 64):
+                    total[i, j] += x[i, j]
+            for k in T.Pipelined(T.ceildiv(N, 64), num_stages=3):
+                T.copy(A[bx * 64, 0], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, total, transpose_B=True)
+            T.copy(total, C[bx * 64, 0])
+
+    arrays = {"A": np.ones((128, 64), np.float16), "B": np.ones((256, 64), np.float16)}
+    arrays["C"] = np.ones((128, 64), np.float32)
+    kept: dict[str, Func] = {}
+    plan = Plan("p", specialise=True, stages=3)
+    run_plan(tile_func(one_stage, arrays), SM90, plan, kept.__setitem__)
+    copies = [o for o in walk(kept["plan_pipeline"].body) if isinstance(o, Copy) and o.ahead]
+    assert {o.dest.buffer.name for o in copies} >= {"a", "b", "x"}
+    copies = [o for o in walk(kept["select_copies"].body) if isinstance(o, Copy)]
+    assert {o.agent for o in copies if o.dest.buffer.name == "x"} == {"threads"}
+    waits = [o for o in walk(kept["insert_sync"].body) if isinstance(o, CpAsyncWait)]
+    assert all(o.pending >= 0 for o in waits)

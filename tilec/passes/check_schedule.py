@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilec.ir.clusters import cluster_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
@@ -368,8 +369,8 @@ class _Thread:
                 env[o.result] = int(env.get(o.operand, 0))
             case Team():
                 env[o.result] = self.team
-            case GridSize():
-                env[o.result] = 1
+            case GridSize():  # one block, or cluster
+                env[o.result] = cluster_of(self.program.func)[o.dim]
             case Load() if o.source.buffer.space == "local":
                 if o.source not in self.memory:
                     raise _fault(o, f"reads {o.source.name}, which nothing has set")

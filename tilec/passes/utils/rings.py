@@ -82,7 +82,11 @@ def _without_stray(func: Func) -> Func:
         if isinstance(loop, For):
             copies = ring_copies(loop)
             buffers = Counter(o.dest.buffer for o in copies)
-            fine |= {o for o in copies if buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)}
+            fine |= {
+                o
+                for o in copies
+                if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
+            }
     ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead and o.agent != "tma"]
     stray = {o.dest.buffer for o in ahead if o not in fine}
     return with_versions(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
