@@ -246,7 +246,7 @@ def scheduled(dtype: str, tb: bool, schedule: tuple[tuple[str, Any], ...], threa
     wish = dict(schedule)
     persistent, specialise = wish.get("persistent"), wish.get("specialise")
     consumers, cluster, split = wish.get("consumers"), wish.get("cluster"), wish.get("split")
-    panel, store = wish.get("panel"), wish.get("store")
+    raster_group, store = wish.get("raster_group"), wish.get("store")
 
     @tilec.kernel
     def scheduled_matmul(
@@ -264,7 +264,7 @@ def scheduled(dtype: str, tb: bool, schedule: tuple[tuple[str, Any], ...], threa
                 consumers=consumers,
                 cluster=cluster,
                 split=split,
-                panel=panel,
+                raster_group=raster_group,
                 store=store,
             )
             A_s = T.alloc_shared((BM, BK), dtype)

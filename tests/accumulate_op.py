@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tilec.builtins.annotations import only_inside
+from tilec.frontend.builtins import Call, builtin, int_argument
+from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.words import Call, int_argument, word
-from tilec.frontend.words_tile import tile_level
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.ops import Const
 
@@ -53,14 +53,14 @@ def count_from(dst: Any, start: int) -> None:
     only_inside("count_from")
 
 
-@word(accumulate)
+@builtin(accumulate)
 def _accumulate(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     t.emit(Accumulate, t.box(source), t.box(dest))
 
 
-@word(count_from)
+@builtin(count_from)
 def _count_from(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     tile = t.tile(c["dst"], "the destination")

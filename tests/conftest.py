@@ -4,6 +4,7 @@ a GPU."""
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import gc
 import importlib.util
@@ -14,6 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics
+from tilec.jit import attempts
+from tilec.jit.choose import Choices
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.specialise import Asked, SpecialisationKey
+from tilec.kernel import Kernel
+from tilec.target import Target
 
 try:
     from hypothesis import settings
@@ -95,3 +104,38 @@ def _interrupts():
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that differ from test to test and are the same in every run."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def unassembled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of numbers and of what passes make: code for GPUs is read and verified by LLVM, and
+    nobody asks what ptxas or LLVM's code generator says of it, which takes half of the time of a
+    compilation. The stages that LLVM writes are there for who reads them.
+
+    Such variants are not those that other tests compile: their keys are other ones, and what is
+    chosen by what compiles well is chosen apart. Tests that run on a GPU are as they were."""
+    if request.node.get_closest_marker("gpu"):
+        return
+    compiled, chosen = Kernel.variant, Choices.key
+    apart: dict[Choices, Choices] = {}
+
+    def variant(self: Kernel, key: SpecialisationKey) -> CompiledKernel:
+        return compiled(self, dataclasses.replace(key, simulated=True))
+
+    def key(self: Choices, asked: Asked) -> SpecialisationKey:
+        if self not in apart:
+            apart[self] = Choices(self._compiled)
+        return chosen(apart[self], asked)
+
+    monkeypatch.setenv("TILEC_CACHE_DIR", os.path.join(os.environ["TILEC_CACHE_DIR"], "apart"))
+    monkeypatch.setattr(Choices, "key", key)
+    monkeypatch.setattr(Kernel, "variant", variant)
+    monkeypatch.setattr(attempts, "assemble", _verified)
+
+
+def _verified(text: str, target: Target) -> Assembled:
+    if target.kind == "cpu":
+        return assemble(text, target)
+    check_intrinsics(text, target)
+    _parse(text).verify()
+    return Assembled(text, target, binary=b"none")

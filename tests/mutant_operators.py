@@ -42,8 +42,11 @@ from tilec.ir.ops import (
     MbarrierWait,
     MemLoad,
     MemStore,
+    OrderedArrive,
+    OrderedWait,
     Parallel,
     ProxyFence,
+    RingStage,
     Scope,
     Select,
     Stmatrix,
@@ -52,9 +55,6 @@ from tilec.ir.ops import (
     TmaStore,
     TmaStoreCommit,
     TmaStoreWait,
-    TurnPass,
-    TurnWait,
-    Version,
     WarpSync,
     Wgmma,
     WgmmaWait,
@@ -65,14 +65,15 @@ from tilec.ir.types import BOOL, INT32, ScalarType
 REMOVED: tuple[type[Op], ...] = (
     Barrier, WarpSync, ProxyFence, MbarrierInit, MbarrierInitFence, MbarrierExpect, MbarrierArrive,
     MbarrierWait, ClusterBarrier, CpAsyncCommit, CpAsyncWait, WgmmaWait, TmaStoreCommit,
-    TmaStoreWait, TurnWait, TurnPass, DeviceFence,
+    TmaStoreWait, OrderedWait, OrderedArrive, DeviceFence,
 )  # fmt: skip
 ACQUIRING: tuple[type[Op], ...] = (
-    Barrier, WarpSync, MbarrierWait, ClusterBarrier, CpAsyncWait, WgmmaWait, TmaStoreWait, TurnWait,
+    Barrier, WarpSync, MbarrierWait, ClusterBarrier, CpAsyncWait, WgmmaWait, TmaStoreWait,
+    OrderedWait,
     ProxyFence,
 )  # fmt: skip
 RELEASING: tuple[type[Op], ...] = (
-    Barrier, WarpSync, ClusterBarrier, MbarrierArrive, CpAsyncCommit, TmaStoreCommit, TurnPass,
+    Barrier, WarpSync, ClusterBarrier, MbarrierArrive, CpAsyncCommit, TmaStoreCommit, OrderedArrive,
 )  # fmt: skip
 # What it matters to be before or behind.
 ACTING: tuple[type[Op], ...] = (
@@ -198,7 +199,7 @@ def weaker(o: Op) -> Iterator[Weaker]:
                     yield "barrier threads", f"{n}, not {o.threads}", _set(threads=n)
             if o.id or o.threads:
                 yield "barrier number", f"{o.id + 1}, not {o.id}", _set(id=o.id + 1)
-        case TurnWait() | TurnPass():
+        case OrderedWait() | OrderedArrive():
             yield "turn number", f"{said(o)}: {o.id + 1}, not {o.id}", _set(id=o.id + 1)
         case Scope() if o.registers > 100:
             many = o.registers + 8
@@ -243,9 +244,9 @@ def _other_slot(o: Any) -> Iterator[Weaker]:
 def _next_slot(slots: int) -> Make:
     def make(o: Any) -> Sequence[Op]:
         b = Builder(o.loc)
-        more = b.value(Binary, "add", o.slot, b.value(Const, 1, INT32))
+        more = b.value(Binary, "add", o.stage, b.value(Const, 1, INT32))
         return _after(
-            b, replace(o, slot=b.value(Binary, "mod", more, b.value(Const, slots, INT32)))
+            b, replace(o, stage=b.value(Binary, "mod", more, b.value(Const, slots, INT32)))
         )
 
     return make
@@ -379,22 +380,22 @@ def rings(func: Func) -> Iterator[Change]:
     places = sites(func)
     uses: dict[Value, list[int]] = {}
     for i, o in enumerate(places):
-        if isinstance(o, Version) and o.root.buffer.versions > 1:
+        if isinstance(o, RingStage) and o.root.buffer.stages > 1:
             uses.setdefault(o.root, []).append(i)
     for root, at in uses.items():
-        loc, versions = places[at[0]].loc, root.buffer.versions
-        makes: dict[int, Make] = dict.fromkeys(at, _at_most(versions - 2))
-        text = f"{root.name}: {versions - 1} versions, not {versions}"
+        loc, stages = places[at[0]].loc, root.buffer.stages
+        makes: dict[int, Make] = dict.fromkeys(at, _at_most(stages - 2))
+        text = f"{root.name}: {stages - 1} stages, not {stages}"
         yield Change("ring too short", text, loc, partial(change_all, makes=makes))
         for i in at:
-            yield _at("slot off by one", said(places[i]), places[i], i, _next_slot(versions))
+            yield _at("slot off by one", said(places[i]), places[i], i, _next_slot(stages))
 
 
 def _at_most(slot: int) -> Make:
     def make(o: Any) -> Sequence[Op]:
         b = Builder(o.loc)
         return _after(
-            b, replace(o, slot=b.value(Binary, "min", o.slot, b.value(Const, slot, INT32)))
+            b, replace(o, stage=b.value(Binary, "min", o.stage, b.value(Const, slot, INT32)))
         )
 
     return make

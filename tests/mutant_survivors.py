@@ -94,9 +94,9 @@ RULES: tuple[Rule, ...] = (
         (("split-K shared sums", "parity stale", "mbarrier_wait parts_written: always 0"),),
     ),
     Rule(
-        "teams that swap their buffers",
-        "Each team stages its tile in the other team's buffer, and both do.",
-        (("ping-pong", "slot off by one", "version C_staging"),),
+        "groups that swap their buffers",
+        "Each group stages its tile in the other group's buffer, and both do.",
+        (("ping-pong", "slot off by one", "stage C_staging"),),
     ),
     Rule(
         "the guard never fails, or not on its own",

@@ -146,7 +146,7 @@ def prepare(name: str, arrays: Arrays | None = None) -> Prepared:
     plan = planned.variant.plan
     assert plan is not None
     stages: dict[str, Func] = {}
-    func = trace_variant(family.kernel.signature, planned.facts)
+    func = trace_variant(family.kernel.signature, planned.key)
     lowered = passes.run_plan(func, find_target(family.target), plan, stages.__setitem__)
     pristine = {n: _copy(a) for n, a in arrays.items()}
     return Prepared(name, family, arrays, pristine, planned, stages["insert_sync"], lowered)

@@ -35,13 +35,13 @@ RUNS = 50
 SECONDS = 30  # of one process, with its compilation
 CHOSEN: tuple[tuple[str, str], ...] = (
     ("transposition", "remove barrier: no barrier"),
-    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_full slot"),
-    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_empty slot"),
+    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_full stage"),
+    ("GEMM, TMA + wgmma", "remove mbarrier_wait: no mbarrier_wait ring0_empty stage"),
     ("GEMM, TMA + wgmma", "bytes expected: 4096, not 8192"),
     ("GEMM, TMA + wgmma", "bytes expected: 8208, not 8192"),
-    ("GEMM, TMA + wgmma", "parity flipped: mbarrier_wait ring0_empty slot"),
+    ("GEMM, TMA + wgmma", "parity flipped: mbarrier_wait ring0_empty stage"),
     ("GEMM, wgmma without roles", "remove cp_async_wait: no cp_async_wait"),
-    ("persistent", "ring too short: a: 2 versions, not 3"),
+    ("persistent", "ring too short: a: 2 stages, not 3"),
     ("GEMM, staged TMA store", "remove proxy_fence: no proxy_fence"),
     ("split-K shared sums", "remove mbarrier_wait: no mbarrier_wait parts_written"),
 )

@@ -8,16 +8,16 @@ import numpy as np
 
 from tilec.ir.llvm import Inst, Val
 from tilec.ir.loc import Loc
-from tilec.sim.machine.global_memory import GlobalMemory
-from tilec.sim.machine.memory import BlockMemory
-from tilec.sim.machine.tensors import GlobalTensor
-from tilec.sim.machine.threads import Threads
-from tilec.sim.program.numbers import BYTES
-from tilec.sim.program.records import LoadStore
-from tilec.sim.races.clocks import Clocks, Order
-from tilec.sim.reports.buffers import SHARED_BASE, SharedBuffer
-from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.findings import Findings
+from tilec.sim.buffers import SHARED_BASE, SharedBuffer
+from tilec.sim.clocks import Clocks, Order
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Findings
+from tilec.sim.memory import BlockMemory
+from tilec.sim.numbers import BYTES
+from tilec.sim.records import LoadStore
+from tilec.sim.regions import GlobalMemory
+from tilec.sim.tensors import GlobalTensor
+from tilec.sim.threads import Threads
 
 SHARED = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
@@ -45,7 +45,7 @@ class Block:
         findings: Findings | None = None,
     ) -> None:
         self.threads, self.warp_size, self.index = threads, warp_size, (0, 0, 0)
-        clocks = clocks or Clocks(threads, warp_size)
+        clocks = clocks or Clocks(threads, warp_size, party=party)
         self.order = Order(clocks, rank)
         self.findings = Findings() if findings is None else findings
         self.counts = Counts()
@@ -56,7 +56,6 @@ class Block:
             size,
             buffers,
             granule=granule,
-            party=party,
             counts=self.counts,
             checks=checks,
             cluster=cluster,

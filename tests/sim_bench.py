@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.instr import Asm, Intrinsic, Row
+from tilec.ir.instr import Asm, Instruction, Intrinsic
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
 from tilec.passes.utils.registers import at_launch
-from tilec.sim.engines.engines import Engines
-from tilec.sim.machine.barriers import Barriers
-from tilec.sim.machine.global_memory import GlobalMemory
-from tilec.sim.machine.memory import BlockMemory
-from tilec.sim.machine.tensors import GlobalTensor, TensorMap
-from tilec.sim.machine.thread_state import ThreadState
-from tilec.sim.races.clocks import Clocks, Order
-from tilec.sim.reports.buffers import SHARED_BASE
-from tilec.sim.reports.findings import Findings
+from tilec.sim.barriers import Barriers
+from tilec.sim.buffers import SHARED_BASE
+from tilec.sim.clocks import Clocks, Order
+from tilec.sim.engines import Engines
+from tilec.sim.findings import Findings
+from tilec.sim.memory import BlockMemory
+from tilec.sim.regions import GlobalMemory
+from tilec.sim.shadow import Actors
+from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.sim.thread_state import ThreadState
 from tilec.target import find_target
 
 SHARED_BYTES = 96 * 1024
@@ -80,18 +81,18 @@ class Bench:
         return ThreadState(self.blocks[block], lanes, [], 0, None)
 
     def run(
-        self, active: ThreadState, what: Row | Asm | Intrinsic, *args: Any, buffer: str = ""
+        self, active: ThreadState, what: Instruction | Asm | Intrinsic, *args: Any, buffer: str = ""
     ) -> Any:
         """Execute a row with registers as NumPy scalars or arrays; gives its results, or what the
         active waits for."""
         self.lines += 1
-        form = what.asm if isinstance(what, Row) else what
-        name = what.name if isinstance(what, Row) else ""
+        form = what.asm if isinstance(what, Instruction) else what
+        name = what.name if isinstance(what, Instruction) else ""
         loc = Loc(__file__, self.lines, 0, 1)
-        active.inst = Inst("asm", None, (), "", name, loc, "", form.meaning, buffer)
-        return form.meaning(active, *args)
+        active.inst = Inst("asm", None, (), "", name, loc, "", form.semantics, buffer)
+        return form.semantics(active, *args)
 
-    def pass_(self, active: ThreadState, what: Row, *args: Any) -> None:
+    def pass_(self, active: ThreadState, what: Instruction, *args: Any) -> None:
         """Execute a row that may wait, and go on; it must be possible."""
         waiting = self.run(active, what, *args)
         ready = waiting.ready()
@@ -111,13 +112,10 @@ class Bench:
         first = ThreadState(block, np.arange(1), [], 0, None)
         first.inst = Inst("store", None, (), "")
         at = SHARED_BASE + offset + np.arange(len(data))
-        block.memory._put(  # one byte after the other, all by thread 0
-            first,
-            block.memory.shared,
-            block.order.team(np.zeros(len(data), np.int64)),
-            at - SHARED_BASE,
-            data[:, None],
-        )
+        one = block.order.team(np.zeros(len(data), np.int64))
+        # one byte after the other, all by thread 0
+        by, regions = Actors(first, block.order, one), [(block.memory.shared, None)]
+        block.memory._write(regions, by, at, data[:, None], 1)
         block.order.acquire(everyone.lanes, block.order.release(first.lanes))
         block.order.fence(everyone.lanes)
 

@@ -18,6 +18,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 N = T.dynamic("N")
 FACTOR: Any = 2
 LIST = [2, [5]]

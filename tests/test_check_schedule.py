@@ -42,7 +42,7 @@ CHANGED = (WgmmaWait, CpAsyncWait, MbarrierWait, MbarrierArrive, TmaLoad, Mbarri
 SCHEDULES = {
     "TMA": (SM90, Plan("p", specialise=True, stages=3)),
     "persistent": (SM90, Plan("p", specialise=True, persistent=True, stages=2)),
-    "ping-pong": (SM90, Plan("p", specialise=True, persistent=True, teams=2, stages=3)),
+    "ping-pong": (SM90, Plan("p", specialise=True, persistent=True, consumer_groups=2, stages=3)),
     "cp.async": (SM80, Plan("p", stages=3)),
 }
 
@@ -89,8 +89,8 @@ LATER = ("slot off by one: mbarrier_arrive", "slot off by one: mbarrier_wait rin
 LAST = "no mbarrier_arrive ring0_empty"
 ONCE = (
     "no mbarrier_wait ring0_empty",
-    "parity stale: mbarrier_wait ring0_empty slot: always 1",
-    "parity stale: mbarrier_wait ring0_full slot: always 0",
+    "parity stale: mbarrier_wait ring0_empty stage: always 1",
+    "parity stale: mbarrier_wait ring0_full stage: always 0",
     "position not advanced: ring0_",
     "slot off by one: mbarrier_wait ring1_empty",
 )
@@ -104,7 +104,7 @@ CASES = [
     ("masked", "cp.async", ()),
     ("two loops", "TMA", LATER),
     ("two loops", "cp.async", ("no barrier",)),
-    ("while", "TMA", ("position not advanced: ring0_slot",)),
+    ("while", "TMA", ("position not advanced: ring0_stage",)),
 ]
 
 
@@ -129,7 +129,9 @@ def test_mutants_are_refused(name: str, schedule: str, harmless: tuple[str, ...]
 def test_a_use_in_flight_names_the_line() -> None:
     func, target = scheduled("two loops", "cp.async")
     waits = [i for i, o in enumerate(sites(func)) if isinstance(o, CpAsyncWait)]
-    with pytest.raises(InternalError, match="reads slot . of a, whose copy may be under") as caught:
+    with pytest.raises(
+        InternalError, match="reads stage . of a, whose copy may be under"
+    ) as caught:
         check_schedule(change_at(func, waits[0], lambda _: []), target)
     gemm = next(o for o in walk(func.body) if isinstance(o, Gemm))
     assert caught.value.loc == gemm.loc
@@ -137,7 +139,7 @@ def test_a_use_in_flight_names_the_line() -> None:
 
 def test_what_tma_cannot_bring_after_all_does_not_run_ahead() -> None:
     """Producers were to bring the tile of a loop without stages, whose layout no box can fill: no
-    thread brings it ahead of time into its one version."""
+    thread brings it ahead of time into its one stage."""
 
     def one_stage(
         A: T.Tensor((M, 64), "float16"),
@@ -168,6 +170,6 @@ def test_what_tma_cannot_bring_after_all_does_not_run_ahead() -> None:
     copies = [o for o in walk(kept["plan_pipeline"].body) if isinstance(o, Copy) and o.ahead]
     assert {o.dest.buffer.name for o in copies} >= {"a", "b", "x"}
     copies = [o for o in walk(kept["select_copies"].body) if isinstance(o, Copy)]
-    assert {o.agent for o in copies if o.dest.buffer.name == "x"} == {"threads"}
+    assert {o.engine for o in copies if o.dest.buffer.name == "x"} == {"threads"}
     waits = [o for o in walk(kept["insert_sync"].body) if isinstance(o, CpAsyncWait)]
     assert all(o.pending >= 0 for o in waits)

@@ -23,7 +23,7 @@ from tilec.frontend import Specialisation, bind_constants, read_signature, trace
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError, LaunchError, ResourceError
-from tilec.ir.instr.cluster import CLUSTER_ROWS
+from tilec.ir.instr.cluster import CLUSTER_INSTRUCTIONS
 from tilec.ir.layout import row_major, swizzled
 from tilec.ir.ops import (
     ClusterBarrier,
@@ -40,15 +40,20 @@ from tilec.passes.utils.multicast import cut
 from tilec.runtime.driver import check_grid, launched_grid
 from tilec.tune.fit import first_fit
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K, P = T.dynamic("M, N, K, P")
 
 
 def plan(
-    cluster: tuple[int, int, int] = (1, 1, 1), split: int = 1, teams: int = 1, **others: Any
+    cluster: tuple[int, int, int] = (1, 1, 1),
+    split: int = 1,
+    consumer_groups: int = 1,
+    **others: Any,
 ) -> Plan:
     """A specialised kernel, persistent unless told otherwise."""
     given = {"specialise": True, "persistent": split == 1, "staged_store": True, **others}
-    return Plan("test", cluster=cluster, split=split, teams=teams, **given)
+    return Plan("test", cluster=cluster, split=split, consumer_groups=consumer_groups, **given)
 
 
 def found(func: Func, cls: type[Op]) -> list[Any]:
@@ -98,7 +103,9 @@ def test_small_and_empty_products(m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("k", [40, 200])
 def test_teams_in_clusters(k: int) -> None:
-    product(matmul_text(64, 64, 32, 3, 128, 0, 1), plan((1, 2, 1), teams=2), 264, 136, k, 1, 1)
+    product(
+        matmul_text(64, 64, 32, 3, 128, 0, 1), plan((1, 2, 1), consumer_groups=2), 264, 136, k, 1, 1
+    )
 
 
 def test_a_slot_is_free_when_all_receivers_have_read_it() -> None:
@@ -558,7 +565,7 @@ def test_what_a_shared_sum_may_not_touch() -> None:
 
 def test_ptxas_takes_the_rows(tmp_path: Any) -> None:
     ptxas_takes(
-        "".join(asm_kernel(f"k{i}", [r.asm]) for i, r in enumerate(CLUSTER_ROWS)),
+        "".join(asm_kernel(f"k{i}", [r.asm]) for i, r in enumerate(CLUSTER_INSTRUCTIONS)),
         "sm_90a",
         tmp_path,
     )
@@ -569,11 +576,11 @@ def test_ptxas_takes_the_rows(tmp_path: Any) -> None:
     [
         (plan((1, 2, 1)), (128, 256, 64, 4, 256)),
         (plan((2, 2, 1)), (128, 128, 64, 4, 256)),
-        (plan((1, 2, 1), teams=2), (128, 128, 64, 4, 128)),
+        (plan((1, 2, 1), consumer_groups=2), (128, 128, 64, 4, 128)),
         (plan(split=2), (64, 128, 64, 6, 128)),
         (plan(split=4), (64, 128, 64, 6, 128)),
     ],
-    ids=["2", "2x2", "teams", "split2", "split4"],
+    ids=["2", "2x2", "consumer_groups", "split2", "split4"],
 )
 def test_compiles_cleanly(chosen: Plan, tile: tuple[int, ...]) -> None:
     """No spills or advisories; and no fence of the whole device in a loop, which an arrival at

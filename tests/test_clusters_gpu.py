@@ -21,9 +21,9 @@ M, N, K = T.dynamic("M, N, K")
 SHAPES = [(1024, 1024, 512), (1000, 776, 520), (8, 2048, 4096), (136, 72, 8), (4096, 4096, 256)]
 
 
-def plan(cluster=(1, 1, 1), split=1, teams=1, **others):
+def plan(cluster=(1, 1, 1), split=1, consumer_groups=1, **others):
     given = {"specialise": True, "persistent": split == 1, "staged_store": True, **others}
-    return Plan("test", cluster=cluster, split=split, teams=teams, **given)
+    return Plan("test", cluster=cluster, split=split, consumer_groups=consumer_groups, **given)
 
 
 def check(kernel, chosen, m, n, k, trans_b, dtype=torch.half):
@@ -61,7 +61,7 @@ def test_the_large_tile(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_teams_in_clusters(shape):
     kernel = build_matmul("float16", False, True, 128, 128, 64, 4, 128, T.GemmWarpPolicy.Square)
-    check(kernel, plan((1, 2, 1), teams=2), *shape, True)
+    check(kernel, plan((1, 2, 1), consumer_groups=2), *shape, True)
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (16, 4096, 14336), (64, 64, 0)], ids=str)

@@ -1,7 +1,7 @@
 """The passes that decide, on programs of every kind: an IR fact and a number in each test.
 
-The reference interpreter does not look at layouts or agents, so it runs a function after any of
-these passes and must give what it gave before."""
+The reference interpreter does not look at layouts or copy engines, so it runs a function after any
+of these passes and must give what it gave before."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same_results(name: str, before: Func, after: Func, grid: tuple[int, ...] | N
 @pytest.mark.parametrize("launched", [1, 3, 100])
 def test_persistent_blocks_cover_the_grid(name, launched):
     func = parse_func(PROGRAMS[name][0])
-    done = block_order(with_plan(func, Plan("p", persistent=True, panel=2)), SM90)
+    done = block_order(with_plan(func, Plan("p", persistent=True, raster_group=2)), SM90)
     (loop,) = [o for o in done.body.ops if isinstance(o, For)]
     assert loop.kind == "persistent"
     assert not any(isinstance(o, BlockIndex) for o in walk(loop.body))
@@ -50,13 +50,13 @@ def test_persistent_blocks_cover_the_grid(name, launched):
 
 
 @pytest.mark.parametrize("order", ["row", "column"])
-@pytest.mark.parametrize("panel", [1, 2, 3, 10])
+@pytest.mark.parametrize("raster_group", [1, 2, 3, 10])
 @pytest.mark.parametrize("name", ["transpose", "stencil"])
-def test_swizzled_blocks_cover_the_grid(name, panel, order):
+def test_swizzled_blocks_cover_the_grid(name, raster_group, order):
     text = PROGRAMS[name][0]
     func = parse_func(text)
     head, _, tail = text.partition("body {\n")
-    swizzled = parse_func(f'{head}body {{\n  use_swizzle {panel}, order="{order}"\n{tail}')
+    swizzled = parse_func(f'{head}body {{\n  use_swizzle {raster_group}, order="{order}"\n{tail}')
     done = block_order(swizzled, SM80)
     assert not any(isinstance(o, UseSwizzle) for o in walk(done.body))
     same_results(name, func, done)
@@ -96,7 +96,7 @@ def test_decisions_change_no_number(name, target):
             assert lanes == target.warp_size
             assert warps * lanes == done.attrs["threads"]
         if isinstance(o, Copy):
-            assert o.agent
+            assert o.engine
     if any(isinstance(o, Gemm) for o in walk(func.body)):
         assert any(
             "of simt" in r or "of m" in r or "of wg" in r for r in done.attrs["layout_reasons"]
@@ -110,9 +110,7 @@ def test_only_whole_overwritten_buffers_run_ahead():
     copies = [o for o in walk(done.body) if isinstance(o, Copy)]
     assert [o.ahead for o in copies] == [True, True]
     assert {
-        o.type.versions
-        for o in walk(done.body)
-        if isinstance(o, Alloc) and o.type.space == "shared"
+        o.type.stages for o in walk(done.body) if isinstance(o, Alloc) and o.type.space == "shared"
     } == {2}, "nothing is known of the rows: they come through registers, which hold the third"
     partial = PROGRAMS["matmul"][0].replace(
         "copy %A[%row, %at], (16, 8), %As[%zero, %zero], (16, 8)",

@@ -22,6 +22,8 @@ from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Const
 from tilec.ir.types import MOST_NARROW
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 INTS = (t.INT8, t.INT16, t.INT32, t.INT64, t.UINT8, t.UINT16, t.UINT32, t.UINT64)
 FLOATS = (t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT64)
 BF16 = num.numpy_dtype(t.BFLOAT16)

@@ -15,6 +15,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 SUMS = {"int8": "int32", "float8_e4m3": "float32", "float16": "float32", "float32": "float32"}
 
 

@@ -26,6 +26,8 @@ from test_diagnostics_launch import ARRAYS, add, gridless
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 MISTAKES = (*FRONTEND, *LAYOUT, *UNSUPPORTED, *MORE)
 
 

@@ -11,8 +11,8 @@ from tilec.ir.effects import is_clonable, is_seen, written_tensors
 from tilec.ir.errors import InternalError
 from tilec.ir.ops import Barrier, If
 from tilec.ir.parser import parse_func
+from tilec.passes.block_order import only_inside
 from tilec.passes.insert_sync import insert_sync
-from tilec.passes.utils.cluster_grid import only_inside
 from tilec.passes.utils.dce import dce
 from tilec.target import TARGETS
 
@@ -60,9 +60,9 @@ def test_a_class_without_a_statement_cannot_be_defined() -> None:
 def test_threads_meet_around_an_op_that_changes_shared_memory() -> None:
     body = """
       %s = alloc shared<64xf16>, address=0
-      copy %A[%z], (64), %s[%z], (64), agent=threads
+      copy %A[%z], (64), %s[%z], (64), engine=threads
       negate %s
-      copy %s[%z], (64), %C[%z], (64), agent=threads
+      copy %s[%z], (64), %C[%z], (64), engine=threads
     """
     done = insert_sync(func_of(body, threads=128), SM80)
     assert names(done) == ["alloc", "copy", "barrier", "negate", "barrier", "copy"]
@@ -102,4 +102,4 @@ def test_no_order_puts_it_before_what_it_changes() -> None:
     (loop,) = (o for o in func.body.ops if o.regions)
     with pytest.raises(BadOrder, match="puts statement 1 .* before statement 0"):
         arrange(loop.regions[0], [1, 0, 2], [])
-    assert arrange(loop.regions[0], [0, 1, 2], []).body.ops
+    assert arrange(loop.regions[0], [0, 1, 2], [])[0].ops

@@ -14,7 +14,7 @@ from user_programs import CASES
 
 from tilec.ir.core import Block, Func, Op, rewrite, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.memory import alignment_bytes, version_bytes
+from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -29,11 +29,11 @@ from tilec.ir.ops import (
     MbarrierInit,
     MbarrierWait,
     ProxyFence,
+    RingStage,
     Scope,
     TmaLoad,
     TmaStore,
     TmaStoreWait,
-    Version,
     WgmmaWait,
 )
 from tilec.ir.parser import parse_func
@@ -97,7 +97,7 @@ def test_scopes_of_a_product(stages: int) -> None:
     assert [len(found(s, MbarrierWait)) for s in (consumer, producer)] == [1, 1]
     assert not found(consumer, TmaLoad)
     shared = [o for o in func.body.ops if isinstance(o, Alloc) and o.type.space == "shared"]
-    assert {o.type.versions for o in shared if "staging" not in o.result.name} == {stages}
+    assert {o.type.stages for o in shared if "staging" not in o.result.name} == {stages}
 
 
 def test_a_product_stays_in_flight_only_if_nothing_else_touches_it() -> None:
@@ -127,6 +127,15 @@ def test_no_producer_where_nothing_runs_ahead() -> None:
         func = until(traced(name), SM90, "expand_scopes")
         assert not found(func, Scope)
         assert func.attrs["launch_threads"] == func.attrs["threads"]
+    steps = "  %steps = binary.floordiv %k2, %bk"
+    left = (
+        "  %count = alloc shared<1xi32>\n  store %count[%zero], %all\n  %steps = load %count[%zero]"
+    )
+    text = matmul_text(64, 64, 32, 3, 128, 0, 0)
+    text = text.replace(steps, f"{steps.replace('%steps', '%all')}\n{left}")
+    func = run_plan(parse_func(text), SM90, Plan("p", specialise=True))
+    assert not found(func, Scope), "producers cannot read how often threads go round"
+    assert len(found(func, CpAsyncCommit)) == 3
 
 
 def test_stores_that_are_seen_again_do_not_leave_through_tma() -> None:
@@ -142,6 +151,15 @@ def test_stores_that_are_seen_again_do_not_leave_through_tma() -> None:
         store, "  for.serial %zero, %steps, %one body(%q: i32) {\n  " + store + "\n  yield\n  }"
     )
     assert not found(first_fit(parse_func(again), SM90), TmaStore), "the same place twice"
+    copy = store.replace("%col", "%first")
+    for times, leaves_by_tma in ((64, False), (128, True)):  # beside the next iteration's, or on it
+        each = (
+            f"  for.serial %zero, %steps, %one body(%q: i32) {{\n  %wide = const {times}, i32\n"
+            "  %first = binary.mul %q, %wide\n  %second = binary.add %first, %bn\n"
+            f"{copy}\n{copy.replace('%first', '%second')}\n  yield\n  }}"
+        )
+        func = first_fit(parse_func(text.replace(store, each)), SM90)
+        assert bool(found(func, TmaStore)) == leaves_by_tma, "its next iteration's second place"
 
 
 def test_what_follows_the_last_loop_lies_where_its_ring_was() -> None:
@@ -181,7 +199,7 @@ def test_copies_in_flight(stages: int) -> None:
 def test_variables_do_not_hide_a_copy() -> None:
     func = until(traced("product_offsets_in_variables"), SM80, "expand_pipeline")
     copies = [o for o in found(func, Copy) if o.dest.buffer.buffer.space == "shared"]
-    assert {o.agent for o in copies} == {"cp_async"}
+    assert {o.engine for o in copies} == {"cp_async"}
     assert len(found(func, TmaLoad)) == 0
     func = first_fit(traced("product_offsets_in_variables"), SM90)
     assert len(found(func, TmaLoad)) == 2
@@ -189,11 +207,11 @@ def test_variables_do_not_hide_a_copy() -> None:
 
 def test_tiles_through_registers() -> None:
     text = matmul_text(64, 64, 32, 3, 256, 0, 0)
-    for plan, versions, barriers in ((0, 2, 1), (1, 1, 2)):
+    for plan, stages, barriers in ((0, 2, 1), (1, 1, 2)):
         func = until(parse_func(text), GFX942, "expand_pipeline", plan)
         (loop,) = [o for o in found(func, For) if o.kind == "pipelined"]
-        rings = {o.root for o in found(func, Version)}
-        assert {v.buffer.versions for v in rings} == {versions}
+        rings = {o.root for o in found(func, RingStage)}
+        assert {v.buffer.stages for v in rings} == {stages}
         assert len(found(loop, Barrier)) == barriers
         assert len(found(loop, If)) == 2, "load and store of the next tile, if there is one"
 
@@ -203,7 +221,7 @@ def test_tiles_through_registers() -> None:
 
 def places(func: Func) -> dict[str, tuple[int, int]]:
     return {
-        o.result.name: (o.address, o.address + version_bytes(o.type) * o.type.versions)
+        o.result.name: (o.address, o.address + stage_bytes(o.type) * o.type.stages)
         for o in walk(func.body)
         if isinstance(o, Alloc) and o.type.space in ("shared", "barrier")
     }
@@ -254,7 +272,7 @@ def test_places_are_aligned_and_apart(target: Target) -> None:
         allocs = [o for o in walk(func.body) if isinstance(o, Alloc) and o.address >= 0]
         for o in allocs:
             assert o.address % alignment_bytes(o.type) == 0
-        rings = [o for o in allocs if o.type.versions > 1 or o.type.space == "barrier"]
+        rings = [o for o in allocs if o.type.stages > 1 or o.type.space == "barrier"]
         for r in rings:
             low, high = places(func)[r.result.name]
             for other, (start, end) in places(func).items():

@@ -22,14 +22,14 @@ import tilec
 from tilec.builtins.annotations import Size, Tensor
 from tilec.builtins.choices import Auto
 from tilec.frontend.source import read_source
-from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import check
-from tilec.fuzz.program import Launch
+from tilec.fuzz.program import Array, Launch
 from tilec.ir.types import find_dtype
 from tilec.kernel import Kernel
 
 Sizes = Mapping[str, int]
 
+pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 FEW = 24  # a size that is not varied
 SINGLE = "GB"  # sizes that are 1 then: of groups, and batches

@@ -143,8 +143,7 @@ def test_what_holds_itself_has_a_key() -> None:
     assert describe(loop) == describe(loop) != describe([1, [1]])
 
 
-def test_torch_values() -> None:
-    torch = pytest.importorskip("torch")
+def test_torch_values(torch: Any) -> None:
     values = [torch.float16, torch.float32, torch.Size([1]), (1,), torch.device("cpu")]
     values += [torch.zeros(2), torch.ones(2)]
     assert len({describe(v) for v in values}) == len(values)

@@ -13,6 +13,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import LaunchError
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 L, M, N = T.dynamic("L, M, N")
 
@@ -213,7 +215,7 @@ def differing(form: str):
                 C[by * 4 + i, bx * 64 + j] = A[by * 4 + i, bx * 64 + j + 1] - B[0]
 
     @tilec.kernel
-    def turned(
+    def operands_swapped(
         A: T.Tensor((M, N), "float16"), B: T.Tensor((N,), "float16"), C: T.Tensor((M, N), "float16")
     ):
         with T.Kernel(T.ceildiv(M, 8), T.ceildiv(M, 8), threads=64) as (bx, by):
@@ -223,9 +225,9 @@ def differing(form: str):
     return locals()[form]
 
 
-@pytest.mark.parametrize("form", ["bias", "column", "part", "moved", "turned"])
+@pytest.mark.parametrize("form", ["bias", "column", "part", "moved", "operands_swapped"])
 def test_what_depends_on_the_row_is_left_alone(form: str):
-    shape = (67, 67) if form == "turned" else (5, 131)
+    shape = (67, 67) if form == "operands_swapped" else (5, 131)
     specs = tilec.spec(shape, "float16"), tilec.spec((shape[1],), "float16")
     compiled = differing(form).compile(*specs, tilec.spec(shape, "float16"), target="cuda:sm_90a")
     assert not is_flat(compiled)
@@ -239,7 +241,7 @@ def test_what_depends_on_the_row_is_left_alone(form: str):
         "column": np.where(x % 2 == 0, a, b[0]),
         "part": np.where(x < shape[1] // 64 * 64, a - b[0], 0),
         "moved": np.pad(a, ((0, 0), (0, 1)))[:, 1:] - b[0],
-        "turned": a.T - b[0],
+        "operands_swapped": a.T - b[0],
     }
     np.testing.assert_array_equal(c, want[form])
 

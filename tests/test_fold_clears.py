@@ -44,7 +44,7 @@ def laid(text: str, row: str):
     func = parse_func(text)
 
     def choose(o):
-        return replace(o, row=row, warps=(4, 1)) if isinstance(o, Gemm) else None
+        return replace(o, instr=row, warps=(4, 1)) if isinstance(o, Gemm) else None
 
     return func.with_body(rewrite(func.body, choose))
 

@@ -16,6 +16,7 @@ from form_programs import (
     grouped_with_break,
     product,
 )
+from pairwise import pairwise
 from thread_interp import run_threads
 
 import tilec
@@ -82,10 +83,8 @@ def two_matrices(rng: Rng, size: str, ta: bool, tb: bool) -> tuple[Arrays, np.nd
     return {"A": a, "B": b, "C": c}, left.astype(np.float64) @ right.astype(np.float64)
 
 
-FORMS = pytest.mark.parametrize(
-    ("ta", "tb"), [(False, False), (False, True), (True, False), (True, True)],
-    ids=["NN", "NT", "TN", "TT"],
-)  # fmt: skip
+ALL_FORMS = [(False, False), (False, True), (True, False), (True, True)]
+FORMS = pytest.mark.parametrize(("ta", "tb"), ALL_FORMS, ids=["NN", "NT", "TN", "TT"])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -95,10 +94,9 @@ def test_products_on_the_cpu(size: str, ta: bool, tb: bool, rng: Rng) -> None:
     close(on_cpu(product(ta, tb), arrays)["C"], want)
 
 
-@TARGETS
-@pytest.mark.parametrize("size", ["ragged", "K=0"])
-@FORMS
-def test_products(size: str, ta: bool, tb: bool, target: Target, rng: Rng) -> None:
+@pytest.mark.parametrize("size, form, target", pairwise(["ragged", "K=0"], ALL_FORMS, GPUS))
+def test_products(size: str, form: tuple[bool, bool], target: Target, rng: Rng) -> None:
+    ta, tb = form
     arrays, want = two_matrices(rng, size, ta, tb)
     check(product(ta, tb), target, arrays, want)
 
@@ -199,9 +197,9 @@ def test_grouped_on_the_cpu(sizes: str, transposed: bool, persistent: bool, rng:
     close(on_cpu(grouped(transposed, persistent=persistent), arrays)["C"], want)
 
 
-@TARGETS
-@pytest.mark.parametrize("persistent", [True, False], ids=["walking", "searching"])
-@pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
+@pytest.mark.parametrize(
+    "transposed, persistent, target", pairwise([False, True], [True, False], GPUS)
+)
 def test_grouped(transposed: bool, persistent: bool, target: Target, rng: Rng) -> None:
     arrays, want = groups(rng, GROUPS["uneven"], transposed)
     made = check(grouped(transposed, persistent=persistent), target, arrays, want)

@@ -10,8 +10,8 @@ import pytest
 
 import tilec
 import tilec.language as T
-from tilec.fuzz.arrays import Array
 from tilec.fuzz.outcome import TARGETS, check
+from tilec.fuzz.program import Array
 from tilec.passes.utils.distribution import covering
 
 M = T.dynamic("M")

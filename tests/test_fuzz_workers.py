@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tilec import __main__ as command_line
 from tilec.fuzz import cli, session
-from tilec.fuzz.arrays import Array
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.generate import generate
 from tilec.fuzz.outcome import Outcome
-from tilec.fuzz.program import Program
+from tilec.fuzz.program import Array, Program
 from tilec.fuzz.workers import Worker
 
 KERNEL = (
@@ -81,7 +81,7 @@ def test_the_command_reports_it_and_goes_on(
     monkeypatch.setattr(session, "generate", planted)
     monkeypatch.setattr(cli, "generate", planted)
     given = ["--count", "6", "--seed", "4", "--target", "cpu", "--jobs", "2", "--shrink", "1"]
-    assert cli.command([*given, "--out", str(tmp_path)]) == 1
+    assert command_line.main(["fuzz", *given, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "program 1 of seed 4 failed on cpu: ended SIGABRT" in said
     assert "6 programs, 1 failed" in said and "cpu: 1 ended, 5 ok" in said

@@ -14,7 +14,7 @@ from tilec.codegen.nvptx import NvptxEmitter
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import find_row
+from tilec.ir.instr import find_instruction
 from tilec.ir.layout import swizzled, wgmma_operand
 from tilec.ir.ops.scalar import BINARY_KINDS, COMPARE_KINDS, UNARY_KINDS
 from tilec.ir.types import (
@@ -348,16 +348,16 @@ def test_what_a_kernel_writes_is_not_taken_for_constant():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_shared_memory(target):
-    """Numbers in an address become the instruction's offset; versions are one step apart."""
+    """Numbers in an address become the instruction's offset; stages are one step apart."""
     k = Kernel(shared_bytes=8192)
     z, n = k.tensor("z"), k.scalar("n")
-    ring = k.shared(100, FLOAT32, 256, "ring", versions=3)
-    mine = k.op(ops.Version, ring, k.binary("mod", n, k.i32(3)))
+    ring = k.shared(100, FLOAT32, 256, "ring", stages=3)
+    mine = k.op(ops.RingStage, ring, k.binary("mod", n, k.i32(3)))
     tid = k.op(ops.ThreadIndex)
     k.op(ops.MemStore, mine, tid, k.f32(2.5))
     k.op(ops.Barrier)
     values = [k.op(ops.MemLoad, mine, k.binary("add", tid, k.i32(i))) for i in (0, 5, 9)]
-    fixed = k.op(ops.MemLoad, k.op(ops.Version, ring, k.i32(2)), k.i32(7))
+    fixed = k.op(ops.MemLoad, k.op(ops.RingStage, ring, k.i32(2)), k.i32(7))
     total = k.binary(
         "add", k.binary("add", values[0], values[1]), k.binary("add", values[2], fixed)
     )
@@ -443,10 +443,10 @@ def test_amd_has_no_partial_barriers():
 @pytest.mark.parametrize("row", ["mma.m16n8k16.f16", "mma.m16n8k16.bf16", "mma.m16n8k16.f16.f16"])
 def test_mma_from_shared_memory(target, row):
     """A ring of two: cp.async with a guard, ldmatrix, mma, a warp's result by vectors."""
-    fact = find_row(row)
+    fact = find_instruction(row)
     k = Kernel(shared_bytes=32768)
     x, z, n = k.tensor("x", fact.a_dtype), k.tensor("z", fact.c_dtype), k.size("n", "x")
-    a_s = k.shared(64 * 16, fact.a_dtype, 0, "a_s", versions=2)
+    a_s = k.shared(64 * 16, fact.a_dtype, 0, "a_s", stages=2)
     tid = k.op(ops.ThreadIndex)
     a, b = k.fragment(8, fact.a_dtype, 2, name="a"), k.fragment(4, fact.b_dtype, 2, name="b")
     c = k.fragment(8, fact.c_dtype, fact.packs[2], name="c")
@@ -455,7 +455,7 @@ def test_mma_from_shared_memory(target, row):
     at = k.binary("mul", tid, k.i32(8))
 
     def step(i):
-        tile = k.op(ops.Version, a_s, k.binary("mod", i, k.i32(2)))
+        tile = k.op(ops.RingStage, a_s, k.binary("mod", i, k.i32(2)))
         place = k.binary("add", k.wide(at), k.wide(k.binary("mul", i, k.i32(1024))))
         left = k.binary("sub", n, at)
         valid = k.binary("max", k.binary("min", left, k.i32(8)), k.i32(0))
@@ -498,9 +498,9 @@ def test_mma_from_shared_memory(target, row):
 @pytest.mark.parametrize("row", ["mma.m16n8k8.tf32", "mma.m16n8k32.s8", "mma.m16n8k32.u8"])
 def test_other_mma_rows(row):
     try:
-        fact = find_row(row)
+        fact = find_instruction(row)
     except InternalError:
-        fact = find_row(row.replace(".s8", ".i8"))
+        fact = find_instruction(row.replace(".s8", ".i8"))
     k = Kernel()
     x, z = k.tensor("x", fact.a_dtype), k.tensor("z", fact.c_dtype)
     parts = []
@@ -531,7 +531,7 @@ def test_fragment_packed_unlike_the_instruction():
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("shape", ["16x16x16", "32x32x8"])
 def test_mfma(shape, dtype):
-    fact = find_row(f"mfma.{shape}.{dtype}")
+    fact = find_instruction(f"mfma.{shape}.{dtype}")
     k = Kernel(256, shared_bytes=4096)
     z, s = k.tensor("z"), k.shared(2048, fact.a_dtype, 0)
     pa, _, pc = fact.packs
@@ -564,11 +564,11 @@ def test_mfma(shape, dtype):
 def ring_matmul(m_blocks, n, bk, dtype="f16", warps=8):
     """One tile row per warpgroup of consumers, a TMA producer, a ring of three, one product in
     flight over the back edge, a stmatrix and TMA epilogue: the schedule of a matrix product."""
-    fact = find_row(f"wgmma.m64n{n}k16.{dtype}")
+    fact = find_instruction(f"wgmma.m64n{n}k16.{dtype}")
     rows, stages = 64 * m_blocks * (warps // 4), 3
     k = Kernel(32 * (warps + 4), shared_bytes=0)
     a_t, b_t = (
-        BufferType(s, fact.a_dtype, "shared", layout=swizzled(s, 16, 128), versions=stages)
+        BufferType(s, fact.a_dtype, "shared", layout=swizzled(s, 16, 128), stages=stages)
         for s in ((rows, bk), (n, bk))
     )
     k.tensor("C", fact.a_dtype)
@@ -620,7 +620,7 @@ def ring_matmul(m_blocks, n, bk, dtype="f16", warps=8):
         def tile(t, slot, phase):
             def product(i, slot, phase, last):
                 k.op(ops.MbarrierWait, full, slot, phase)
-                av, bv = k.op(ops.Version, a_s, slot), k.op(ops.Version, b_s, slot)
+                av, bv = k.op(ops.RingStage, a_s, slot), k.op(ops.RingStage, b_s, slot)
                 offset = k.binary("mul", group, k.i32(64 * m_blocks * 64))
                 more = k.op(ops.Compare, "ne", i, k.i32(0))
                 k.op(
@@ -684,7 +684,7 @@ def ring_matmul(m_blocks, n, bk, dtype="f16", warps=8):
                     for half in range(bk // 64):
                         x = k.binary("add", at, k.i32(64 * half))
                         for buffer, m, size in ((a_s, maps[0], rows), (b_s, maps[1], n)):
-                            v = k.op(ops.Version, buffer, slot)
+                            v = k.op(ops.RingStage, buffer, slot)
                             k.op(ops.TmaLoad, v, k.i32(half * size * 64), m, (x, t), full, slot)
                     return advance(slot, phase)
 

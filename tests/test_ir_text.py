@@ -72,13 +72,13 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
         case "tuple[int, ...]":
             return [(2, 3), (), (5,)]
         case "Type" | "BufferType":
-            return [t.BufferType((4, 6), t.FLOAT16, "shared", versions=3)]
+            return [t.BufferType((4, 6), t.FLOAT16, "shared", stages=3)]
         case "tuple[Type, ...]":
             return [(t.ScalarType(t.FLOAT64), t.VectorType(t.INT8, 4))]
         case "Layout | None":
             return [None, swizzled((64, 64), 16, 128)]
         case "tuple[tuple[str, Any], ...]":
-            return [(("teams", 2), ("cluster", (2, 1, 1)), ("persistent", True)), ()]
+            return [(("consumer_groups", 2), ("cluster", (2, 1, 1)), ("persistent", True)), ()]
         case "object":
             return [LayoutRequest("mma"), blocked((16, 8), 32, 1, 2), ("a", 1.5, None), 4]
     raise AssertionError(f"{name}: {kind} is a new kind of field: extend the generator")
@@ -93,7 +93,7 @@ def pool() -> dict[str, Value]:
         "int": value("n", INT),
         "float": value("x", t.ScalarType(t.FLOAT32)),
         "vector": value("v", t.VectorType(t.FLOAT32, 4)),
-        "shared": value("S", t.BufferType((4, 6), t.FLOAT32, "shared", versions=2)),
+        "shared": value("S", t.BufferType((4, 6), t.FLOAT32, "shared", stages=2)),
         "fragment": value("F", t.BufferType((4, 6), t.FLOAT32, "fragment")),
         "barrier": value("b", t.BufferType((2,), t.INT64, "barrier")),
         "map": value("map", map_type),
@@ -189,7 +189,7 @@ def test_programs_read_back_and_mean_the_same(name: str) -> None:
 
 def test_text_is_what_the_docstring_says() -> None:
     func = body_of(
-        "%S = alloc shared<64x32xf16, versions=2>",
+        "%S = alloc shared<64x32xf16, stages=2>",
         "%i = const 3, i32",
         "%x = load %S[%i, %i]",
         "%0 = binary.add %x, %x",
@@ -208,7 +208,7 @@ def test_text_is_what_the_docstring_says() -> None:
         "  yield\n"
         "}\n"
         "body {\n"
-        "  %S = alloc shared<64x32xf16, versions=2>\n"
+        "  %S = alloc shared<64x32xf16, stages=2>\n"
         "  %i = const 3, i32\n"
         "  %x = load %S[%i, %i] : f16\n"
         "  %0 = binary.add %x, %x : f16\n"
@@ -349,7 +349,7 @@ def test_nan_literal() -> None:
         t.BufferType((96, 176), t.INT4, "fragment"),
         t.BufferType(("x",), t.FLOAT16, "global"),
         t.BufferType(("max_len", 3, "K"), t.FLOAT8_E4M3, "global", ("s0", "x", 1), 2),
-        t.BufferType((7,), t.UINT64, "barrier", versions=4),
+        t.BufferType((7,), t.UINT64, "barrier", stages=4),
         t.BufferType((16, 8), t.FLOAT32, "fragment", layout=MMA_C),
         t.BufferType((64, 64), t.FLOAT16, "shared", None, 16, swizzled((64, 64), 16, 128), 3),
         t.BufferType((96, 40), t.FLOAT16, "shared", layout=row_major((96, 40))),

@@ -651,7 +651,7 @@ def test_words_outside_a_kernel() -> None:
         T.copy(1, 2)
     with pytest.raises(CompileError, match="T.reduce_sum is not supported yet"):
         T.reduce_sum(1)
-    with pytest.raises(AttributeError, match="no word 'cpoy'; did you mean 'copy'"):
+    with pytest.raises(AttributeError, match="no builtin 'cpoy'; did you mean 'copy'"):
         T.cpoy  # noqa: B018
     with pytest.raises(CompileError, match="'2x' is no name for a size"):
         T.dynamic("M, 2x")

@@ -111,11 +111,12 @@ def run(make: Callable[[int], Any], calls: int, seed: int) -> None:
 def maker(kind: str) -> Callable[[int], Any]:
     if kind == "numpy":
         return lambda size: np.zeros(size, np.float32)
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")  # of tests that have the mark
     return lambda size: torch.zeros(size, device=kind)
 
 
-KINDS = ["numpy", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TENSORS = pytest.param("cpu", marks=pytest.mark.torch)
+KINDS = ["numpy", TENSORS, pytest.param("cuda", marks=[pytest.mark.torch, pytest.mark.gpu])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,7 +155,7 @@ def test_threads(kind: str) -> None:
     assert not failures, failures[0]
 
 
-@pytest.mark.parametrize("kind", ["numpy", "cpu"])
+@pytest.mark.parametrize("kind", ["numpy", TENSORS])
 def test_a_call_allocates_each_output_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = maker(kind)
     a, b = make(50), make(50)
@@ -166,3 +167,18 @@ def test_a_call_allocates_each_output_once(kind: str, monkeypatch: pytest.Monkey
     for count in range(1, 9):
         kernel((a, a, b)[count % 3])
         assert len(made) == count
+
+
+def test_extents_by_any_arithmetic_that_a_grid_may_have() -> None:
+    @tilec.kernel
+    def rounded(A: T.Tensor((N,), "float32")):
+        C = T.empty((((N & 3) << 1) + T.max(N // 8, 2),), "float32")
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                C[i] = A[i] + 1
+        return C
+
+    a = np.arange(67, dtype=np.float32)
+    (made,) = [x for x in rounded.compile(a).image.arguments if x.output]
+    assert made.shape == ("(((N & 3) << 1) + max((N // 8), 2))",)
+    np.testing.assert_array_equal(rounded(a), a[: (67 & 3) * 2 + 8] + 1)

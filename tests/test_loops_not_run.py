@@ -16,6 +16,8 @@ from tilec.ir.ops import Barrier, For, While
 from tilec.passes import run_plan
 from tilec.tune.plans import plans
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N = T.dynamic("M, N")
 WIDTH = 128
 

@@ -201,7 +201,7 @@ def test_misaligned_rows(target, align):
 def test_float32_stays_float32(target):
     text = matmul_text(32, 32, 16, 2, 128, 0, 0, dt="f32", ot="f32")
     func = check_matmul(text, target, 0, 40, 36, 20, 0, 0, np.float32, np.float32, 0)
-    rows = {o.row for o in walk(func.body) if isinstance(o, (Mma, Wgmma))}
+    rows = {o.instr for o in walk(func.body) if isinstance(o, (Mma, Wgmma))}
     assert all("f32" in row and "tf32" not in row for row in rows)
     assert bool(rows) == (target is GFX942)
 
@@ -225,7 +225,7 @@ def test_programs_of_every_kind(name, target, plan):
     try:
         done = run_plan(func, target, chosen)
     except ResourceError:
-        assert chosen.teams > 1, "only teams need a loop that can be shared out"
+        assert chosen.consumer_groups > 1, "only groups need a loop that can be shared out"
         return
     run_threads(done, target, got)
     for key, value in want.items():

@@ -11,6 +11,8 @@ import tilec
 import tilec.language as T
 from tilec.ir.errors import ResourceError
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K = T.dynamic("M, N, K")
 GPUS = ("cuda:sm_80", "hip:gfx942")
 

@@ -18,10 +18,10 @@ from tilec.ir.errors import InternalError, LaunchError
 from tilec.ir.llvm_parser import parse_function
 from tilec.jit.simulate import launch_of, records_for
 from tilec.jit.simulated import records_of
+from tilec.sim import numbers
+from tilec.sim.findings import Finding
 from tilec.sim.launch import Wishes, run
-from tilec.sim.program import numbers
-from tilec.sim.program.undefined import POISON, Undefined, is_undefined, lost_in, lost_where
-from tilec.sim.reports.findings import Finding
+from tilec.sim.undefined import POISON, Undefined, is_undefined, lost_in, lost_where
 
 N = T.dynamic("N")
 GPUS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
@@ -87,8 +87,8 @@ def fits(value: int) -> bool:
     return LOW <= value <= HIGH
 
 
-Meaning = Callable[[int, int], "int | None"]
-OPS: dict[str, Meaning] = {
+Semantics = Callable[[int, int], "int | None"]
+OPS: dict[str, Semantics] = {
     "add i32 %x, %y": lambda x, y: signed(x + y),
     "add nsw i32 %x, %y": lambda x, y: x + y if fits(x + y) else None,
     "add nuw i32 %x, %y": lambda x, y: signed(x + y) if u(x) + u(y) < 2**32 else None,
@@ -237,11 +237,11 @@ BY_LANE = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_forms(name: str) -> None:
-    body, meaning = OTHERS[name]
+    body, semantics = OTHERS[name]
     xs, ys = pairs()
     xs[:20] = np.arange(20) % 5
     ys = ys if name != "addresses" else np.full(64, 9, np.int32)
-    want = [meaning(int(x), int(y)) for x, y in zip(xs, ys)]
+    want = [semantics(int(x), int(y)) for x, y in zip(xs, ys)]
     if name in BY_LANE:
         want = [BY_LANE[name](int(x), int(y))[i & 1] for i, (x, y) in enumerate(zip(xs, ys))]
     got, found = execute(body, xs, ys)
@@ -326,7 +326,7 @@ def test_what_llvm_makes_of_kernels_is_right(name: str) -> None:
     report = run(launch_of(p.planned, records, p.family.resident), Wishes(check_outputs=True))
     assert not report.findings and p.right()
     asm = [i for b in records.function.blocks for i in b.insts if i.opcode == "asm"]
-    assert all(i.meaning is not None and i.row for i in asm)
+    assert all(i.semantics is not None and i.instr for i in asm)
 
 
 def test_findings_name_the_users_line_and_buffer() -> None:

@@ -25,7 +25,6 @@ from tilec import tune
 from tilec.jit import choose, packing
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.export import c_header
-from tilec.jit.specialise import facts_of
 from tilec.runtime import devices
 from tilec.runtime.image import Image, ImageError
 
@@ -137,13 +136,11 @@ def test_rows_begin_at_lines() -> None:
     """The score of a packed product is that of one whose rows begin at cache lines: as if its rows
     straddled them, the loads from the L2 cache took 2.8 times as long."""
     kernel, sizes = product(), (4095, 4095, 4095)
-    described = kernel._described(
+    asked = kernel.described(
         (spec(*sizes[:2]),) * 2 + (spec(*sizes[:2], dtype="float32"),), "cuda:sm_90a", {}
     )
-    base = facts_of(*described, described[1].grid_from_launch)
-    found = kernel._choices.rank(
-        dataclasses.replace(base, packed=("A", "B")), described[1], described[0], None
-    )
+    base = asked.key()
+    found = kernel._choices.rank(dataclasses.replace(base, packed=("A", "B")), asked)
     first = found.ranked[0].estimate
     assert first is not None and first.seconds < 230e-6, "measured: 193 us"
     assert first.l2_bytes < 2e9
@@ -176,7 +173,7 @@ def test_a_product_with_much_to_do_packs(kind: str) -> None:
 def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]) -> None:
     kernel = product()
     c = spec(a[0], b[1], dtype="float32")
-    facts = kernel._facts((spec(*a), spec(*b), c), "cuda:sm_90a", {})
+    facts = kernel._key((spec(*a), spec(*b), c), "cuda:sm_90a", {})
     assert facts.packed == packed
 
 
@@ -185,22 +182,22 @@ def test_the_best_plain_tile_may_be_bad_when_packed() -> None:
     are, takes 2.6 times as long as 192x128 with copies, and packing pays for all that."""
     a, b = tilec.spec((2051, 1501), "float32"), tilec.spec((2051, 1999), "float32", (2001, 1))
     kernel, c = product("float32", "TN"), spec(1501, 1999, dtype="float32")
-    assert kernel._facts((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert kernel._key((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
 
 
 def test_a_search_that_cannot_pay_is_left_out() -> None:
     """Packed, the tile that is best without copies is tried first; where a search from there could
     not win what the copies cost, that is all: a search is some 50 tiles."""
     kernel, sizes = product(), (4095, 4095)
-    described = kernel._described(
+    asked = kernel.described(
         (spec(*sizes),) * 2 + (spec(*sizes, dtype="float32"),), "cuda:sm_90a", {}
     )
-    base = facts_of(*described, described[1].grid_from_launch)
+    base = asked.key()
     packed = dataclasses.replace(base, packed=("A", "B"))
     begin = {"BM": 64, "BN": 64, "BK": 64}
 
     def search(below: float) -> tune.Choice | None:
-        return kernel._choices.rank(packed, described[1], described[0], None, 0, [begin], below)
+        return kernel._choices.rank(packed, asked, 0, [begin], below)
 
     assert search(50e-6) is None, "less than a third of what it takes"
     assert len(kernel._choices._choosers[packed]._candidates) == 1
@@ -211,12 +208,12 @@ def test_a_search_that_cannot_pay_is_left_out() -> None:
 
 def test_what_cannot_be_packed(free: None) -> None:
     def packed(kernel: Any, *args: Any) -> tuple[str, ...]:
-        found: tuple[str, ...] = kernel._facts(args, "cuda:sm_90a", {}).packed
+        found: tuple[str, ...] = kernel._key(args, "cuda:sm_90a", {}).packed
         return found
 
     a, b, c = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     assert packed(product(), a, b, c) == ("A", "B")
-    facts = product()._facts((a, b, c), "cuda:sm_90a", {})
+    facts = product()._key((a, b, c), "cuda:sm_90a", {})
     assert [t.dense for t in facts.arguments] == [16] * 3
     assert [t.dense for t in facts.traced] == [0, 0, 16], "there are gaps between packed rows"
     assert packed(consuming, a, b, c) == ("B",), "A is written"
@@ -237,7 +234,7 @@ def test_the_cpu_packs_nothing(free: None) -> None:
     a, b = rows(rng, (66, 67), "float16", 0, 1), rows(rng, (67, 33), "float16", 2, 1)
     c = np.zeros((66, 33), np.float32)
     kernel = product()
-    assert kernel._facts((a, b, c), "cpu", {}).packed == ()
+    assert kernel._key((a, b, c), "cpu", {}).packed == ()
     kernel(a, b, c)
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float))
 
@@ -271,6 +268,7 @@ def test_the_choice_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
 # --- values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["NN", "NT", "TN", "TT"])
 def test_values(free: None, kind: str, target: str) -> None:
@@ -280,7 +278,7 @@ def test_values(free: None, kind: str, target: str) -> None:
     b = rows(rng, (n, k) if kind[1] == "T" else (k, n), "float16", 2, 1)
     c = np.full((m, n), np.nan, np.float32)
     kernel = product(kind=kind)
-    assert kernel._facts((a, b, c), target, {}).packed == ("A", "B")
+    assert kernel._key((a, b, c), target, {}).packed == ("A", "B")
     report = tilec.simulate(kernel, a, b, c, target=target)
     assert not report.findings
     want = (a.T if kind[0] == "T" else a).astype(float) @ (b.T if kind[1] == "T" else b).astype(
@@ -289,13 +287,14 @@ def test_values(free: None, kind: str, target: str) -> None:
     np.testing.assert_array_equal(c, want)
 
 
+@pytest.mark.usefixtures("unassembled")
 @pytest.mark.parametrize(("dtype", "accumulate"), [("int8", "int32"), ("float32", "float32")])
 def test_other_elements(free: None, dtype: str, accumulate: str) -> None:
     rng = np.random.default_rng(8)
     a, b = rows(rng, (66, 67), dtype, 0, 1), rows(rng, (33, 67), dtype, 2, 0)
     c = np.zeros((66, 33), accumulate)
     kernel = product(dtype, "NT", accumulate)
-    assert kernel._facts((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert kernel._key((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
     assert not tilec.simulate(kernel, a, b, c).findings
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T)
 
@@ -306,7 +305,7 @@ def test_a_batch(free: None) -> None:
     a = np.lib.stride_tricks.as_strided(memory[1:], (2, 65, 67), (2 * 4999, 2 * 69, 2))
     b, r = rows(rng, (33, 67), "float16", 0, 1), rng.integers(0, 9, (2, 65, 33)).astype(np.float16)
     c = np.zeros((2, 65, 33), np.float16)
-    assert batched._facts((a, b, r, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert batched._key((a, b, r, c), "cuda:sm_90a", {}).packed == ("A", "B")
     assert not tilec.simulate(batched, a, b, r, c).findings
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T + r)
 
@@ -316,7 +315,7 @@ def test_what_shares_memory_with_the_result_is_not_copied(free: None) -> None:
     a, c = memory[:66], memory[4:, :33]
     b = np.ones((67, 33), np.float16)
     planned = product(accumulate="float16").plan_launch("cuda:sm_90a", None, (a, b, c), {})
-    assert planned.facts.may_alias and planned.variant.image.packed == ()
+    assert planned.key.may_alias and planned.variant.image.packed == ()
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
@@ -345,9 +344,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free: None) -> Any:
     install(monkeypatch, api)
     monkeypatch.setattr(devices, "_drivers", {})
     devices.device_target.cache_clear()
-    packing.packer.packer.cache_clear()  # it has been loaded by another stand-in
+    packing.packer.packer.cache_clear()  # it may have been loaded by another stand-in
     yield api
     devices.device_target.cache_clear()
+    packing.packer.packer.cache_clear()  # and is loaded by this one now
 
 
 def array(*shape: int, dtype: str = "float16") -> Any:

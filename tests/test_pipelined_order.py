@@ -59,9 +59,9 @@ def ahead(done: Func) -> dict[str, int]:
     if not any(isinstance(o, TmaLoad) for o in walk(done.body)):
         return {}
     return {
-        o.result.name: o.type.versions
+        o.result.name: o.type.stages
         for o in walk(done.body)
-        if isinstance(o, Alloc) and o.type.space == "shared" and o.type.versions > 1
+        if isinstance(o, Alloc) and o.type.space == "shared" and o.type.stages > 1
     }
 
 
@@ -89,14 +89,14 @@ def test_numbers(choice: str, target: Target, rng: np.random.Generator) -> None:
 
 
 def test_copies_of_early_stages_run_ahead(rng: np.random.Generator) -> None:
-    def versions(choice: str) -> dict[str, int]:
+    def stages(choice: str) -> dict[str, int]:
         func = tile_func(arranged(*CHOICES[choice]), arrays(rng)[0])
         return next(ahead(done) for plan, done in lowered(func, SM90) if plan.specialise)
 
-    assert versions("stages") == {"A_s": 2, "B_s": 2}
-    assert versions("far") == {"A_s": 3, "B_s": 3}
-    assert versions("one ahead") == {"A_s": 3}
-    assert versions("left free") == {"A_s": 2, "B_s": 2}
+    assert stages("stages") == {"A_s": 2, "B_s": 2}
+    assert stages("far") == {"A_s": 3, "B_s": 3}
+    assert stages("one ahead") == {"A_s": 3}
+    assert stages("left free") == {"A_s": 2, "B_s": 2}
     func = tile_func(arranged(*CHOICES["none"]), arrays(rng)[0])
     assert not any(ahead(done) for _, done in lowered(func, SM90))
 

@@ -22,6 +22,8 @@ from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.plans import plans
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 EACH = pytest.mark.parametrize("place", PLACES, ids=lambda p: p.name)
 WAYS = [
     (SM90, "specialised persistent", (0, 1, 2, 5)),
@@ -41,9 +43,9 @@ def stages(place: Place, target: Target, name: str) -> dict[str, Func]:
     return kept
 
 
-def versions(func: Func) -> dict[str, int]:
+def ring_stages(func: Func) -> dict[str, int]:
     shared = (o for o in walk(func.body) if isinstance(o, Alloc) and o.type.space == "shared")
-    return {o.result.name: o.type.versions for o in shared}
+    return {o.result.name: o.type.stages for o in shared}
 
 
 def consumers(func: Func) -> Block:
@@ -92,7 +94,7 @@ def test_all_tiles_come_by_tma(place: Place) -> None:
     assert not [o for o in walk(consumers(func)) if isinstance(o, Barrier)]
     wanted = {"before": (1, 8), "masked": (8, 8), "two loops": (8, 8), "nested": (8, 8)}
     if place.name in wanted:
-        found = versions(kept["plan_pipeline"])
+        found = ring_stages(kept["plan_pipeline"])
         assert (found["a"], found["b"]) == wanted[place.name]
 
 
@@ -102,7 +104,7 @@ def test_one_ring_for_two_loops() -> None:
     func = stages(place, SM90, "specialised, direct stores")["insert_sync"]
     loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
     assert len(loops) == 4, "two of the producers, two of the consumers"
-    assert versions(func) == {"a": 8, "b": 8}
+    assert ring_stages(func) == {"a": 8, "b": 8}
     positions = [o for o in walk(func.body) if isinstance(o, Alloc) and "_slot" in o.result.name]
     rings = len({o.result.name for o in positions})
     assert len(positions) == 2 * rings, "each scope has one position in each ring, for both loops"
@@ -130,7 +132,7 @@ def test_copies_under_a_condition() -> None:
     assert taken and all(not loads_in(o) or o in taken for o in walk(producer.body) if is_if(o))
     func = stages(place, SM80, "plain")["expand_pipeline"]
     (loop,) = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
-    started = [o for o in walk(loop.body) if isinstance(o, Copy) and o.agent == "cp_async"]
+    started = [o for o in walk(loop.body) if isinstance(o, Copy) and o.engine == "cp_async"]
     assert len(started) == 2, "an iteration starts the copies of one"
 
 
@@ -150,8 +152,8 @@ def test_the_dump_says_what_runs_ahead() -> None:
     )
     rows = [x for x in made.stages["plan"].splitlines() if ": ahead: " in x]
     assert [x.split(": ", 1)[1] for x in rows] == [
-        "ahead: a, by tma, versions: 1",
-        "ahead: b, by tma, versions: 3",
+        "ahead: a, by tma, stages: 1",
+        "ahead: b, by tma, stages: 3",
     ]
 
 

@@ -1,5 +1,5 @@
 """What a kernel is predicted to take is what it takes: shared memory, registers of fragments, the
-versions of its buffers, on three targets."""
+stages of its buffers, on three targets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from benchmarks import kernels
 from tilec import passes
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc
 from tilec.jit.build import trace_variant
-from tilec.jit.specialise import facts_of
 from tilec.passes.utils.plans import with_plan
 from tilec.target import Target, find_target
 from tilec.tune import fit
@@ -56,9 +55,8 @@ MEASURED = {
 def check(kernel: Any, arrays: list[Any], meta: dict[str, int], name: str) -> None:
     """Compare the configuration that is recommended with what the passes make of it."""
     found = kernel.recommend(*arrays, target=name, topk=1, **meta)
-    described = kernel._described(arrays, name, dict(meta))
-    facts = facts_of(*described, described[1].grid_from_launch)
-    func = trace_variant(described[1], facts, found[0].constants)
+    asked = kernel.described(arrays, name, dict(meta))
+    func = trace_variant(asked.signature, asked.key(), found[0].constants)
     kept: dict[str, Func] = {}
     plan = found[0].plan
     ranked = (plan,) if plan else ()
@@ -99,7 +97,7 @@ def test_buffers_have_the_versions_that_are_predicted(place: Place, target: Targ
         except CompileError:
             continue
         types = [o.type for o in walk(made.body) if isinstance(o, Alloc)]
-        compiled = sum(version_bytes(t) * t.versions for t in types if t.space == "shared")
+        compiled = sum(stage_bytes(t) * t.stages for t in types if t.space == "shared")
         ahead = space.planned(plan, plan.stages)
         assert ahead.total + sum(space.sizes.values()) - ahead.one == compiled, plan.describe()
         compared += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,8 +198,7 @@ def test_chains_of_selections(seed: int, tmp_path: object) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(60))
-def test_chains_of_selections_on_the_gpu(seed: int, tmp_path: object) -> None:
-    torch = pytest.importorskip("torch")
+def test_chains_of_selections_on_the_gpu(seed: int, tmp_path: object, torch: Any) -> None:
     kernel, lines, outs = made_kernel(seed, str(tmp_path))
     x, a = operands(7000)
     got = [torch.zeros(7000, dtype=torch.float16, device="cuda") for _ in range(4)]
@@ -208,8 +208,7 @@ def test_chains_of_selections_on_the_gpu(seed: int, tmp_path: object) -> None:
 
 
 @pytest.mark.gpu
-def test_numbers_on_the_gpu() -> None:
-    torch = pytest.importorskip("torch")
+def test_numbers_on_the_gpu(torch: Any) -> None:
     given = [torch.from_numpy(x).cuda() for x in arrays()]
     selected(*given)
     check_selected(*(t.cpu().numpy() for t in given))

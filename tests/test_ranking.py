@@ -111,9 +111,9 @@ def test_clusters_that_do_not_all_run_at_once() -> None:
 def test_few_blocks_are_not_renumbered() -> None:
     """Panels keep tiles in the L2 cache for blocks that do not run at once; with all at once they
     are 90 instructions before the first load."""
-    for sizes, panel in (((543, 999, 1), 1), ((2047, 4095, 1023), 8)):
+    for sizes, raster_group in (((543, 999, 1), 1), ((2047, 4095, 1023), 8)):
         first = ranked(*sizes, pitch=sizes[2] | 1)[0]
-        assert first.plan is not None and first.plan.panel == panel
+        assert first.plan is not None and first.plan.raster_group == raster_group
 
 
 def test_threads_bring_odd_rows() -> None:
@@ -157,7 +157,7 @@ def test_one_tile_by_tma_and_one_by_threads() -> None:
     """Warps of their own bring what TMA can; no plan that needs it for all of them."""
     runs = [r for r in ranked(4096, 4096, 4096, 4096, 4097) if r.estimate]
     assert {r.plan.specialise for r in runs} == {True, False}
-    assert not any(r.plan.teams > 1 or r.plan.cluster != (1, 1, 1) for r in runs)
+    assert not any(r.plan.consumer_groups > 1 or r.plan.cluster != (1, 1, 1) for r in runs)
 
 
 def test_sums_are_shared_without_tma() -> None:
@@ -309,7 +309,7 @@ def test_a_warpgroup_alone_waits_for_its_neighbours() -> None:
             r.plan.cluster: r.estimate.seconds
             for r in runs
             if r.plan and r.estimate and r.plan.threads == threads and r.plan.staged_store
-            if r.plan.persistent and r.plan.teams == 1
+            if r.plan.persistent and r.plan.consumer_groups == 1
         }
         return of[1, 2, 1] / of[1, 1, 1]
 
@@ -361,4 +361,4 @@ def test_the_search_goes_on_from_a_tile_as_fast() -> None:
     specs = [tilec.spec((8192, 8192), "float32")] * 3
     first = tf32.recommend(*specs, target=SM90, topk=1)[0]
     assert [*first.constants.values()] == [128, 192, 32] and first.plan is not None
-    assert first.plan.teams == 2
+    assert first.plan.consumer_groups == 2

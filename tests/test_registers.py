@@ -100,7 +100,7 @@ def test_wide_products_split_where_the_launch_has_few_registers():
     assert widest_wgmma(256, True, SM90) == 256
     assert widest_wgmma(384, True, SM90) == 200
     func = first_fit(parse_func(matmul_text(192, 256, 32, 2, 384, 0, 1)), SM90)
-    rows = {o.row for o in walk(func.body) if isinstance(o, Wgmma)}
+    rows = {o.instr for o in walk(func.body) if isinstance(o, Wgmma)}
     assert all(int(r.split("n")[1].split("k")[0]) <= 200 for r in rows)
     scopes = [o for o in func.body.ops if isinstance(o, Scope)]
     assert all(s.registers % 8 == 0 for s in scopes)

@@ -24,8 +24,8 @@ from tilec.ir.ops import (
     Load,
     MbarrierArrive,
     ProxyFence,
+    RingStage,
     TmaLoad,
-    Version,
     WarpSync,
 )
 from tilec.ir.schedule import Plan
@@ -63,16 +63,16 @@ def specialised(p: RingProgram, stages: int) -> list[tuple[Plan, Func]]:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_lanes_fence_what_they_read_before_one_frees_it(program: RingProgram, stages: int) -> None:
     for plan, func in specialised(program, stages):
-        versions = {o.result for o in walk(func.body) if isinstance(o, Version)}
+        stages = {o.result for o in walk(func.body) if isinstance(o, RingStage)}
         read, freed, fences = 0, 0, 0
         for o in walk(func.body):
             match o:
-                case Load() if o.source in versions:
+                case Load() if o.source in stages:
                     read += 1
-                case Copy() if o.source.buffer in versions:
+                case Copy() if o.source.buffer in stages:
                     read += 1
-                case Gemm() if not o.row.startswith("wgmma"):
-                    read += o.a.buffer in versions or o.b.buffer in versions
+                case Gemm() if not o.instr.startswith("wgmma"):
+                    read += o.a.buffer in stages or o.b.buffer in stages
                 case ProxyFence():
                     read, fences = 0, fences + 1
                 case WarpSync() | MbarrierArrive():

@@ -1,4 +1,4 @@
-"""Hardware rows: operand maps against the vendors' formulas, meanings, and templates against the
+"""Hardware rows: operand maps against the vendors' formulas, semantics, and templates against the
 assemblers."""
 
 import shutil
@@ -13,17 +13,17 @@ from tilec.codegen.selectable import check_intrinsics
 from tilec.ir import types as dt
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
-    MATRIX_ROWS,
+    MATRIX_INSTRUCTIONS,
     Asm,
-    MfmaRow,
-    MmaRow,
+    MfmaInstruction,
+    MmaInstruction,
     Operands,
-    SimtRow,
-    WgmmaRow,
-    find_row,
+    SimtInstruction,
+    WgmmaInstruction,
+    find_instruction,
+    instructions_of,
     memory,
     registers_of,
-    rows_of,
     sync,
     tile_of,
     wgmma_wait,
@@ -135,11 +135,11 @@ def check_map(layout, formula):
 
 def formula_of(row, which):
     match row:
-        case WgmmaRow():
+        case WgmmaInstruction():
             return lambda w, l, i: wgmma(row.a_dtype.bits, w, l, which, i)
-        case MfmaRow():
+        case MfmaInstruction():
             return lambda w, l, i: mfma(row.m, row.k, row.a_dtype.bits == 64, l, which, i)
-        case MmaRow():
+        case MmaInstruction():
             bits = row.a_dtype.bits
             if bits == 64:
                 return lambda w, l, i: mma_f64(l, which, i)
@@ -151,15 +151,16 @@ def formula_of(row, which):
 
 SOME_ROWS = [
     r
-    for name, r in MATRIX_ROWS.items()
-    if not isinstance(r, SimtRow) and not (isinstance(r, WgmmaRow) and r.n not in (8, 24, 176, 256))
+    for name, r in MATRIX_INSTRUCTIONS.items()
+    if not isinstance(r, SimtInstruction)
+    and not (isinstance(r, WgmmaInstruction) and r.n not in (8, 24, 176, 256))
 ]
 
 
 def register_bits(row):
     """Bits of one operand of the instruction as it is spelled: a 32-bit register (64 of float64),
     or all that a lane of AMD's holds."""
-    if isinstance(row, MfmaRow):
+    if isinstance(row, MfmaInstruction):
         layouts, dtypes = (row.a, row.b, row.c), (row.a_dtype, row.b_dtype, row.c_dtype)
         return [layout.size("reg") * t.bits for layout, t in zip(layouts, dtypes)]
     return [64 if row.a_dtype.bits == 64 else 32] * 3
@@ -175,7 +176,7 @@ def test_operands_live_where_the_manual_says(row):
             (row.a, row.b, row.c), (row.a_dtype, row.b_dtype, row.c_dtype), register_bits(row)
         )
     )
-    if not isinstance(row, WgmmaRow):
+    if not isinstance(row, WgmmaInstruction):
         check_map(row.b, formula_of(row, "b"))
 
 
@@ -195,7 +196,7 @@ def test_every_wgmma_width_has_its_rows(k, a, b, sums):
     for n in range(8, 257, 8):
         for c in sums:
             inputs = a if a == b else f"{a}x{b}"
-            row = find_row(f"wgmma.m64n{n}k{k}.{inputs}" + (".f16" if c == "f16" else ""))
+            row = find_instruction(f"wgmma.m64n{n}k{k}.{inputs}" + (".f16" if c == "f16" else ""))
             assert (row.m, row.n, row.k, row.warps, str(row.c_dtype)) == (64, n, k, 4, c)
             assert row.registers == (4, n // 8 * 2, n // 2 if c == "f32" else n // 4)
 
@@ -206,7 +207,9 @@ def test_widths_of_wgmma_with_integers():
     for a in INT8:
         for b in INT8:
             inputs = a if a == b else f"{a}x{b}"
-            found = {n for n in range(8, 257, 8) if f"wgmma.m64n{n}k32.{inputs}" in MATRIX_ROWS}
+            found = {
+                n for n in range(8, 257, 8) if f"wgmma.m64n{n}k32.{inputs}" in MATRIX_INSTRUCTIONS
+            }
             assert found == legal
 
 
@@ -221,24 +224,24 @@ def test_rows_are_found_by_their_dtypes():
         ((dt.FLOAT64, dt.FLOAT64, dt.FLOAT64), {"mma", "mfma"}),
         ((dt.FLOAT16, dt.BFLOAT16, dt.FLOAT32), set()),
     ):
-        found = rows_of(*dtypes)
+        found = instructions_of(*dtypes)
         assert {r.name.split(".")[0] for r in found} == names
         assert all((r.a_dtype, r.b_dtype, r.c_dtype) == dtypes for r in found)
 
 
 def test_only_float8_on_hopper_has_a_coarse_sum():
-    coarse = [r for r in MATRIX_ROWS.values() if r.coarse_sum]
-    assert coarse and all(isinstance(r, WgmmaRow) and r.a_dtype.bits == 8 for r in coarse)
+    coarse = [r for r in MATRIX_INSTRUCTIONS.values() if r.coarse_sum]
+    assert coarse and all(isinstance(r, WgmmaInstruction) and r.a_dtype.bits == 8 for r in coarse)
     assert all(str(r.c_dtype) == "f32" for r in coarse)
 
 
 def test_every_feature_belongs_to_a_target():
     known = set().union(*(t.features for t in TARGETS.values())) | {""}
-    rows = [*MATRIX_ROWS.values(), *memory.MEMORY_ROWS, *sync.SYNC_ROWS]
+    rows = [*MATRIX_INSTRUCTIONS.values(), *memory.MEMORY_INSTRUCTIONS, *sync.SYNC_INSTRUCTIONS]
     assert {r.feature for r in rows} <= known
 
 
-SIMT = [r for r in MATRIX_ROWS.values() if isinstance(r, SimtRow)]
+SIMT = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, SimtInstruction)]
 
 
 @pytest.mark.parametrize("row", [*SOME_ROWS, *SIMT], ids=lambda r: r.name)
@@ -257,7 +260,7 @@ def test_meaning_is_the_product(row):
         draw((row.k, row.n), b_type),
         draw((row.m, row.n), c_type),
     )
-    got = row.meaning(a, b, c)
+    got = row.semantics(a, b, c)
     want = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
     assert got.dtype == c.dtype and got.shape == c.shape
     loose = {"tf32": 1e-2, "f16": 4e-3, "bf16": 2e-2}
@@ -267,10 +270,10 @@ def test_meaning_is_the_product(row):
 
 
 def test_tf32_drops_the_low_bits_of_its_inputs():
-    row = find_row("mma.m16n8k8.tf32")
+    row = find_instruction("mma.m16n8k8.tf32")
     a, b = np.zeros((16, 8), np.float32), np.zeros((8, 8), np.float32)
     a[0, 0], b[0, 0] = 1 + 2**-12, 1 + 2**-10
-    assert row.meaning(a, b, np.zeros((16, 8), np.float32))[0, 0] == np.float32(1 + 2**-10)
+    assert row.semantics(a, b, np.zeros((16, 8), np.float32))[0, 0] == np.float32(1 + 2**-10)
 
 
 def test_registers_and_tiles_are_inverse():
@@ -294,7 +297,7 @@ def test_matrix_moves_distribute_as_the_manual_says(count, transposed):
     rng = np.random.default_rng(count)
     rows = rng.integers(0, 1 << 16, (8 * count, 8)).astype(np.uint16)
     load, store = memory.ldmatrix(count, transposed), memory.stmatrix(count, transposed)
-    got = load.meaning(rows)
+    got = load.semantics(rows)
     assert got.shape == (2 * count, 32)
     for i in range(count):
         matrix = rows[8 * i : 8 * i + 8]
@@ -321,7 +324,7 @@ def test_operands_are_numbered_outputs_inputs_ties():
         "=f,=f,l,0,1,~{memory}",
         ("i64", "float", "float"),
         ("float", "float"),
-        meaning=nothing,
+        semantics=nothing,
     )
 
 
@@ -343,12 +346,12 @@ def test_outputs_after_inputs_are_refused():
 
 def test_an_unknown_row_names_its_neighbour():
     with pytest.raises(InternalError, match="did you mean 'mma.m16n8k16.f16'"):
-        find_row("mma.m16n8k16.fp16")
+        find_instruction("mma.m16n8k16.fp16")
 
 
 def test_wgmma_steps_are_counted():
     with pytest.raises(InternalError, match="3 steps of a, 2 times 2 of b"):
-        find_row("wgmma.m64n8k16.f16").product(2, (0, 2, 4), (0, 2))
+        find_instruction("wgmma.m64n8k16.f16").product(2, (0, 2, 4), (0, 2))
 
 
 @pytest.mark.parametrize("registers", [20, 30, 264])
@@ -358,7 +361,7 @@ def test_setmaxnreg_knows_its_range(registers):
 
 
 def test_wgmma_product_writes_its_steps_in_order():
-    row = find_row("wgmma.m64n8k16.bf16")
+    row = find_instruction("wgmma.m64n8k16.bf16")
     text = row.product(2, (0, 2, 512, 514), (0, 128), accumulate="if", b_transposed=True).template
     parts = [p.strip() for p in text.strip("{} ").split(";")]
     adds = [p for p in parts if p.startswith("add.s64")]
@@ -452,9 +455,9 @@ def assemble(text, arch, tmp_path, threads=128):
 
 def test_ptxas_takes_the_sm_80_rows(tmp_path):
     target = TARGETS["cuda:sm_80"]
-    rows = [*memory.MEMORY_ROWS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
+    rows = [*memory.MEMORY_INSTRUCTIONS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
     pieces = [r.asm for r in rows if target.has(r.feature)]
-    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, MmaRow)]
+    rows = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, MmaInstruction)]
     pieces += [r.asm() for r in rows if target.has(r.feature)]
     assert len(pieces) > 20
     assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_80", tmp_path)
@@ -462,12 +465,13 @@ def test_ptxas_takes_the_sm_80_rows(tmp_path):
 
 def test_ptxas_takes_the_sm_90a_rows(tmp_path):
     rows = [
-        *memory.MEMORY_ROWS, *sync.SYNC_ROWS, sync.mbarrier_init(3), sync.mbarrier_expect(32768),
+        *memory.MEMORY_INSTRUCTIONS, *sync.SYNC_INSTRUCTIONS, sync.mbarrier_init(3),
+        sync.mbarrier_expect(32768),
         sync.setmaxnreg(40, False), sync.setmaxnreg(232, True), memory.tma_store_wait(0, False),
         memory.tma_store_wait(1, True),
     ]  # fmt: skip
     pieces = [r.asm for r in rows]
-    pieces += [r.asm() for r in MATRIX_ROWS.values() if isinstance(r, MmaRow)]
+    pieces += [r.asm() for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, MmaInstruction)]
     text = assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_90a", tmp_path)
     assert "cp.async.bulk.tensor.5d" in text and "stmatrix" in text
 
@@ -486,15 +490,15 @@ def products(row):
             yield row.product(1, (), (0, 128), b_transposed=mn, a_place="fragment"), 1
 
 
-WGMMA_FAMILIES = sorted({n.split(".", 2)[2] for n in MATRIX_ROWS if n.startswith("wgmma")})
+WGMMA_FAMILIES = sorted({n.split(".", 2)[2] for n in MATRIX_INSTRUCTIONS if n.startswith("wgmma")})
 
 
 @pytest.mark.parametrize("family", WGMMA_FAMILIES)
 def test_ptxas_takes_every_wgmma_without_serialising_it(tmp_path, family):
     rows = [
         r
-        for r in MATRIX_ROWS.values()
-        if isinstance(r, WgmmaRow) and r.name.split(".", 2)[2] == family
+        for r in MATRIX_INSTRUCTIONS.values()
+        if isinstance(r, WgmmaInstruction) and r.name.split(".", 2)[2] == family
     ]
     rows = rows if family == "f16" else [r for r in rows if r.n in (8, 24, 64, 128, 176, 256)]
     kernels = []
@@ -509,7 +513,7 @@ def test_ptxas_takes_every_wgmma_without_serialising_it(tmp_path, family):
 
 def test_wgmma_refuses_operands_it_cannot_read():
     with pytest.raises(InternalError, match="not K-major"):
-        find_row("wgmma.m64n8k32.i8").product(1, (0,), (0,), b_transposed=True)
+        find_instruction("wgmma.m64n8k32.i8").product(1, (0,), (0,), b_transposed=True)
 
 
 @pytest.mark.parametrize("name", ["hip:gfx942", "hip:gfx950"])
@@ -520,7 +524,11 @@ def test_llvm_takes_the_mfma_rows(name):
     machine = llvm.Target.from_triple("amdgcn-amd-amdhsa").create_target_machine(
         cpu=target.arch, opt=3
     )
-    rows = [r for r in MATRIX_ROWS.values() if isinstance(r, MfmaRow) and target.has(r.feature)]
+    rows = [
+        r
+        for r in MATRIX_INSTRUCTIONS.values()
+        if isinstance(r, MfmaInstruction) and target.has(r.feature)
+    ]
     text = ""
     for i, row in enumerate(rows):
         f = row.intrinsic()
@@ -543,14 +551,14 @@ def test_llvm_takes_the_mfma_rows(name):
 
 
 def test_simt_rows_are_one_element_each():
-    for row in (r for r in MATRIX_ROWS.values() if isinstance(r, SimtRow)):
+    for row in (r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, SimtInstruction)):
         assert (row.m, row.n, row.k) == (1, 1, 1) and row.c == Layout((1, 1), ())
 
 
 def test_simt_integers_wrap():
-    row = find_row("simt.fma.i8")
+    row = find_instruction("simt.fma.i8")
     a, b, c = (np.array([[x]], np.int8) for x in (100, 3, 5))
-    assert row.meaning(a, b, c)[0, 0] == np.int8((305 + 128) % 256 - 128)
+    assert row.semantics(a, b, c)[0, 0] == np.int8((305 + 128) % 256 - 128)
 
 
 @pytest.mark.parametrize("limit,want", [(0, 1), (1, 1), (3, 2), (15, 8), (16, 16), (100, 16)])

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from gpu_launch import image_of, launch
-from row_programs import PROGRAMS, Program
+from instruction_programs import PROGRAMS, Program
 from thread_interp import run_threads
 
 from tilec.target import find_target

@@ -645,6 +645,42 @@ def test_hip_failed_launch(fake_hip: FakeHip) -> None:
         kernel.launch(kernel.ready((1, 1, 1), BlockLayout(PARAMS[2:3]).block([64]), 0))
 
 
+def test_hip_calls_what_cuda_calls_under_hip_names(
+    fake_hip: FakeHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams are ordered, memory is allocated and code is unloaded by what both drivers share."""
+    called: list[tuple] = []
+
+    def entry(name: str, value: int) -> Callable[..., tuple]:
+        return lambda *args: called.append((name, *args)) or (0, value)
+
+    for name, value in (
+        ("EventCreateWithFlags", 0xE0), ("EventRecord", 0), ("StreamWaitEvent", 0),
+        ("EventDestroy", 0), ("ThreadExchangeStreamCaptureMode", 3), ("Malloc", 0xB000),
+        ("StreamCreateWithFlags", 9), ("MemsetAsync", 0), ("StreamSynchronize", 0),
+        ("StreamDestroy", 0), ("DeviceSynchronize", 0), ("ModuleUnload", 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(fake_hip, f"hip{name}", entry(name, value), raising=False)
+    for name, value in (("hipEventDisableTiming", 2), ("hipStreamNonBlocking", 1)):
+        monkeypatch.setattr(fake_hip, name, value, raising=False)
+    modes = types.SimpleNamespace(hipStreamCaptureModeRelaxed=7)
+    monkeypatch.setattr(fake_hip, "hipStreamCaptureMode", modes, raising=False)
+    driver = hip.HipDriver()
+    driver.order(0, 5, 5)
+    assert not called
+    driver.order(1, 5, 6)
+    assert called == [("EventCreateWithFlags", 2), ("EventRecord", 0xE0, 5),
+                      ("StreamWaitEvent", 6, 0xE0, 0), ("EventDestroy", 0xE0)]  # fmt: skip
+    called.clear()
+    assert driver.allocate(0, 256, True) == 0xB000
+    assert called[0] == ("ThreadExchangeStreamCaptureMode", 7)
+    assert called[1:4] == [("Malloc", 256), ("StreamCreateWithFlags", 1),
+                           ("MemsetAsync", 0xB000, 0, 256, 9)]  # fmt: skip
+    assert called[-1] == ("ThreadExchangeStreamCaptureMode", 3)
+    driver.load(HIP_IMAGE, 0).unloader()()
+    assert called[-2:] == [("DeviceSynchronize",), ("ModuleUnload", 0xA0)]
+
+
 def test_hip_without_rocm(monkeypatch: pytest.MonkeyPatch, fake_hip: FakeHip) -> None:
     def missing() -> tuple:
         raise RuntimeError("failed to dlopen libamdhip64.so")

@@ -1,7 +1,7 @@
 """Schedules: what the score chooses for which sizes, what an author fixes, what the words refuse.
 
 No GPU is needed: choices are read from `recommend` and `compile` for sm_90a; the numbers of the
-schedules themselves are checked where their passes are (test_teams, test_clusters)."""
+schedules themselves are checked where their passes are (test_consumer_groups, test_clusters)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def best(m: int, n: int, k: int, **given: Any) -> tuple[tuple[int, int], Plan]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "tiles", "teams"),
+    ("shape", "tiles", "consumer_groups"),
     [
         ((8192, 8192, 8192), {(128, 192)}, {2}),
         ((8192, 8192, 28672), {(128, 192)}, {2}),
@@ -101,18 +101,18 @@ def best(m: int, n: int, k: int, **given: Any) -> tuple[tuple[int, int], Plan]:
     ],
 )
 def test_large_products(
-    shape: tuple[int, int, int], tiles: set[tuple[int, int]], teams: set[int]
+    shape: tuple[int, int, int], tiles: set[tuple[int, int]], consumer_groups: set[int]
 ) -> None:
     """The measured winners of each class: whole waves first, then ping-pong and few bytes."""
     tile, plan = best(*shape)
-    assert tile in tiles and plan.teams in teams
+    assert tile in tiles and plan.consumer_groups in consumer_groups
     assert plan.persistent and plan.staged_store and plan.split == 1
 
 
 def test_small_products_have_a_block_per_tile() -> None:
     tile, plan = best(1024, 1024, 1024)
     assert tile == (64, 128), "128 tiles on 132 multiprocessors"
-    assert plan.threads == 128 and plan.teams == 1
+    assert plan.threads == 128 and plan.consumer_groups == 1
     assert not plan.persistent and not plan.staged_store and plan.stages == 8
 
 
@@ -133,8 +133,8 @@ def test_too_few_tiles_share_their_sums() -> None:
 
 
 def test_panels_shrink_where_a_panel_would_not_stay_in_the_cache() -> None:
-    assert best(8192, 8192, 8192)[1].panel == 8
-    assert best(8192, 8192, 28672)[1].panel < 8
+    assert best(8192, 8192, 8192)[1].raster_group == 8
+    assert best(8192, 8192, 28672)[1].raster_group < 8
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (100, 77, 13), (4000, 3000, 2008), (70, 5000, 9)])
@@ -196,7 +196,7 @@ def test_work_on_the_accumulators_needs_registers() -> None:
     found = tilec.recommend(gelu, a, b, half(8192), c, target=SM90, topk=30)
     for r in found:
         if r.estimate and r.constants["BN"] == 192:
-            assert r.plan.teams == 1 and r.plan.threads == 256
+            assert r.plan.consumer_groups == 1 and r.plan.threads == 256
     assert any("what is done with them" in r.reason for r in found)
 
 
@@ -310,7 +310,7 @@ def test_variants_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tilec.kernel(product.function)
     chosen = set()
     for m in (16, 64, 128, 200, 1024, 3000, 8192):
-        facts = kernel._facts(arrays(m, 4096, 4096), SM90, {})
+        facts = kernel._key(arrays(m, 4096, 4096), SM90, {})
         chosen.add((facts.values["BM"], facts.values["BN"], facts.plan))
     assert len(chosen) == 2
 
@@ -372,7 +372,7 @@ def scheduled(threads: int | None = None, stages: int | None = None, **words: An
     """A product whose schedule has these words."""
     persistent, specialise = words.get("persistent"), words.get("specialise")
     consumers, cluster = words.get("consumers"), words.get("cluster")
-    split, panel, store = words.get("split"), words.get("panel"), words.get("store")
+    split, raster_group, store = words.get("split"), words.get("raster_group"), words.get("store")
     depth = words.get("depth")
 
     @tilec.kernel
@@ -390,7 +390,7 @@ def scheduled(threads: int | None = None, stages: int | None = None, **words: An
                 consumers=consumers,
                 cluster=cluster,
                 split=split,
-                panel=panel,
+                raster_group=raster_group,
                 store=store,
                 stages=depth,
             )
@@ -412,13 +412,13 @@ def scheduled(threads: int | None = None, stages: int | None = None, **words: An
     [
         ({"persistent": False}, "persistent", False),
         ({"specialise": False}, "specialise", False),
-        ({"consumers": "pingpong"}, "teams", 2),
-        ({"consumers": "cooperative"}, "teams", 1),
+        ({"consumers": "pingpong"}, "consumer_groups", 2),
+        ({"consumers": "cooperative"}, "consumer_groups", 1),
         ({"cluster": (1, 2)}, "cluster", (1, 2, 1)),
         ({"cluster": 2}, "cluster", (2, 1, 1)),
         ({"split": (2, 3)}, "split", 2),
         ({"split": (2, 3)}, "parts", 3),
-        ({"panel": 3}, "panel", 3),
+        ({"raster_group": 3}, "raster_group", 3),
         ({"store": "direct"}, "staged_store", False),
         ({"store": "tma"}, "staged_store", True),
         ({"depth": 3}, "stages", 3),
@@ -433,35 +433,39 @@ def test_what_is_fixed_holds(words: dict[str, Any], field: str, value: Any, size
 
 def test_a_fixed_schedule_is_compiled() -> None:
     found = scheduled(consumers="pingpong", depth=4).compile(*arrays(512, 512, 512), target=SM90)
-    assert found.plan.teams == 2 and found.plan.stages == 4 and found.resources.threads == 384
+    assert (
+        found.plan.consumer_groups == 2
+        and found.plan.stages == 4
+        and found.resources.threads == 384
+    )
 
 
 def traced(kernel: Any, *args: Any) -> Any:
-    facts = kernel._facts(args, SM90, {})
+    facts = kernel._key(args, SM90, {})
     return trace_variant(kernel.signature, facts)
 
 
 @pytest.mark.parametrize(
-    ("written", "fixed", "versions"),
+    ("written", "fixed", "stages"),
     [(0, None, 1), (1, None, 1), (3, None, 6), (6, None, 6), (3, 4, 4), (4, 3, 3), (None, 3, 3)],
 )
 def test_the_number_of_stages_is_the_least(
-    written: int | None, fixed: int | None, versions: int
+    written: int | None, fixed: int | None, stages: int
 ) -> None:
     """`num_stages` is the least depth of a loop with a product; `stages` fixes it."""
     kernel = scheduled(stages=written, store="tma", depth=fixed)
     found = kernel.compile(*arrays(256, 256, 256), target=SM90)
-    assert found.resources.buffers["A_s"] == 128 * 64 * 2 * versions
-    if versions > 1:
-        assert f"stages={versions}" in found.stages["plan"].split("\n")[0]
-        assert found.plan.stages == versions
+    assert found.resources.buffers["A_s"] == 128 * 64 * 2 * stages
+    if stages > 1:
+        assert f"stages={stages}" in found.stages["plan"].split("\n")[0]
+        assert found.plan.stages == stages
 
 
 @pytest.mark.parametrize(
-    ("target", "rows", "versions"),
+    ("target", "rows", "stages"),
     [(SM90, 264, 3), (SM90, 263, 2), ("cuda:sm_80", 264, 3), ("hip:gfx942", 264, 2)],
 )
-def test_the_plan_says_the_stages_that_were_compiled(target: str, rows: int, versions: int) -> None:
+def test_the_plan_says_the_stages_that_were_compiled(target: str, rows: int, stages: int) -> None:
     """Also where tiles come through registers (odd rows, AMD), and in loops without a product,
     which have exactly the author's stages."""
 
@@ -479,8 +483,8 @@ def test_the_plan_says_the_stages_that_were_compiled(target: str, rows: int, ver
 
     found = total.compile(half(64, rows), half(64, 32), target=target)
     buffers = found.resources.buffers
-    assert buffers["s"] in (64 * 32 * 2 * versions, 64 * (32 + 8) * 2 * versions)
-    assert f"stages={versions}" in found.stages["plan"].split("\n")[0]
+    assert buffers["s"] in (64 * 32 * 2 * stages, 64 * (32 + 8) * 2 * stages)
+    assert f"stages={stages}" in found.stages["plan"].split("\n")[0]
 
 
 def test_open_stages_are_as_many_as_fit() -> None:
@@ -516,7 +520,7 @@ def test_every_plan_of_the_list_is_legal_or_says_why() -> None:
     func = traced(product, *arrays(256, 256, 256))
     found = plans(func, find_target(SM90))
     assert len(set(found)) == len(found) and found[0].name == "specialised persistent"
-    assert {p.teams for p in found} == {1, 2} and {p.split for p in found} >= {1, 2, 4}
+    assert {p.consumer_groups for p in found} == {1, 2} and {p.split for p in found} >= {1, 2, 4}
 
 
 def test_work_is_read_from_the_loops() -> None:
@@ -558,7 +562,10 @@ def refused(kernel: Any, *parts: str, target: str = SM90, **given: Any) -> None:
         ({"split": 4099}, ("4099 parts of each sum", "split=1024 or less")),
         ({"split": (16, 2)}, ("a cluster has at most 8 blocks",)),
         ({"split": 32, "consumers": "pingpong"}, ("split=32 shares one tile",)),
-        ({"panel": "8"}, ("panel of T.annotate_schedule must be a compile-time int",)),
+        (
+            {"raster_group": "8"},
+            ("raster_group of T.annotate_schedule must be a compile-time int",),
+        ),
         ({"persistent": "yes"}, ("persistent of T.annotate_schedule must be True or False",)),
         ({}, ("fixes nothing",)),
         ({"split": 2, "consumers": "pingpong"}, ("split=2",)),

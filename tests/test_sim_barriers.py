@@ -9,9 +9,9 @@ from sim_bench import Bench
 from tilec.ir import types as dt
 from tilec.ir.instr import cluster, sync
 from tilec.ir.instr import memory as moves
-from tilec.sim.machine.tensors import TensorMap
-from tilec.sim.program.intrinsics import intrinsic
-from tilec.sim.reports.buffers import SHARED_BASE
+from tilec.sim.buffers import SHARED_BASE
+from tilec.sim.intrinsics import intrinsic
+from tilec.sim.tensors import TensorMap
 
 GATE = np.int32(SHARED_BASE + 90000)
 OTHER = np.int32(SHARED_BASE + 90008)

@@ -9,7 +9,7 @@ from sim_accesses import Block, numbers, tensor
 import tilec
 import tilec.language as L
 from tilec.ir.loc import Loc
-from tilec.sim.reports.counts import Counts, LineCount
+from tilec.sim.counts import Counts, LineCount
 
 T = np.arange(64)
 
@@ -109,10 +109,10 @@ def test_engines_and_operations():
     block.memory.engine_write(active, [1024, 1040], np.zeros((2, 16), np.uint8), engine)
     block.counts.flops(active.inst, "float16", 4096)
     block.counts.flops(active.inst, "float16", 4096)
-    block.counts.special(active.inst, 64)
+    block.counts.work(active, active.inst, "special")
     (line,) = block.counts.lines
     assert line.engine_shared_written == 32 and line.flops == {"float16": 8192}
-    assert line.special == 64
+    assert line.special == 1
 
 
 def test_lines_of_one_source_line_are_one():

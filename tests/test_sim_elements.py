@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilec.sim.machine.tensors import Elements
+from tilec.sim.tensors import Elements
 
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 5), st.integers(-12, 12)), max_size=4)
 NESTED = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.booleans()), max_size=4)

@@ -16,9 +16,9 @@ from sim_accesses import Block, numbers, tensor
 
 import tilec
 import tilec.language as T
-from tilec.sim.machine.tensors import Restorable
-from tilec.sim.races import global_shadow
-from tilec.sim.reports.findings import Findings
+from tilec.sim import global_shadow
+from tilec.sim.findings import Findings
+from tilec.sim.tensors import Restorable
 
 ROOT = Path(__file__).parent.parent
 LANES = np.arange(64)

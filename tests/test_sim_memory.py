@@ -7,18 +7,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from sim_accesses import Block, buffer, numbers, tensor
-from sim_bench import Bench
 from test_lowering import matmul_text
 
 from tilec.codegen import emit_records
-from tilec.ir.llvm import Inst
-from tilec.ir.loc import Loc
 from tilec.ir.parser import parse_func
-from tilec.sim.machine.tensors import Storage
-from tilec.sim.program.numbers import KINDS
-from tilec.sim.races.clocks import Clocks
-from tilec.sim.reports.buffers import SharedBuffer, SharedPlaces, shared_buffers, shared_granule
-from tilec.sim.reports.findings import Findings
+from tilec.sim.buffers import SharedBuffer, SharedPlaces, shared_buffers
+from tilec.sim.clocks import Clocks
+from tilec.sim.findings import Findings
+from tilec.sim.memory import harmless, lost
+from tilec.sim.numbers import KINDS
+from tilec.sim.records import read_program
+from tilec.sim.tensors import Storage
 from tilec.target import find_target
 from tilec.tune.fit import first_fit
 
@@ -121,7 +120,7 @@ def test_out_of_bounds_in_elements():
     assert plain.outside(64 + 2 * 57, 16) == "a[5, 3, 1] and 7 after it; a has the shape (6, 5, 2)"
     assert plain.outside(62, 2) == "a[-1, 4, 1]; a has the shape (6, 5, 2)"
     assert buffer("n", 0, (7,), bits=4).outside(4, 1).startswith("n[8] and 1 after it")
-    ring = SharedBuffer("r", 0, 384, 32, (8, 4), versions=3, stride=128)
+    ring = SharedBuffer("r", 0, 384, 32, (8, 4), stages=3, stride=128)
     assert ring.outside(400, 4) == (
         "element 100 of r, as it lies in memory, which has 96 (3 times the shape (8, 4))"
     )
@@ -192,7 +191,7 @@ def pair(**options) -> tuple[Block, Block, np.ndarray]:
     """Two blocks, one after the other, of one launch."""
     array = numbers(64)
     first = Block(tensors=[tensor(array, **options)])
-    second = Block(globals=first.globals, party=2, clocks=Clocks(64, 32), findings=first.findings)
+    second = Block(globals=first.globals, clocks=Clocks(64, 32, party=2), findings=first.findings)
     second.line = 100
     return first, second, array
 
@@ -334,27 +333,23 @@ def test_buffers_and_granules_of_a_kernel(target: str):
     buffers = [b for b in shared_buffers(func) if b.bits < 64]
     assert len(buffers) >= 2
     for b in buffers:
-        assert b.end - b.start == b.stride * b.versions
+        assert b.end - b.start == b.stride * b.stages
         step = b.bits // 8
         indices = [b.index_of(at) for at in range(b.start, b.end, step)]
         seen = [i for i in indices if i is not None]
-        assert len(set(seen)) == len(seen) == int(np.prod(b.shape)) * b.versions
-        assert max(seen) == ((b.versions - 1,) if b.versions > 1 else ()) + tuple(
+        assert len(set(seen)) == len(seen) == int(np.prod(b.shape)) * b.stages
+        assert max(seen) == ((b.stages - 1,) if b.stages > 1 else ()) + tuple(
             n - 1 for n in b.shape
         )
-    assert shared_granule(function) in (1, 2, 4, 8, 16)
+    assert read_program(function).granule in (1, 2, 4, 8, 16)
     places = SharedPlaces(buffers)
     assert places.find(buffers[0].start, buffers[0].name)[0] == buffers[0].name
 
 
 def test_an_update_is_not_harmless_where_it_writes_what_is_there() -> None:
     """Threads that come one after the other have each computed it from what was there before."""
-    loc = Loc("kernel.py", 7)
-    memory = Bench(64).blocks[0].memory
-    memory.updates = frozenset({(loc, "h")})
-    storage, at = memory.shared.storage, np.array([0, 4, 8, 4])
+    storage, at = Storage(np.arange(16, dtype=np.uint8)), np.array([0, 4, 8, 4])
     there = storage.gather(at, 4)
-    for name, harmless, lost in (("h", [0, 0, 0, 0], [0, 1, 0, 1]), ("s", [1] * 4, [0] * 4)):
-        inst = Inst("store", None, (), "", loc=loc, buffer=name)
-        assert memory.harmless(inst, storage, at, there).tolist() == harmless
-        assert memory.lost(inst, storage, at, there).tolist() == lost
+    for update, before, after in ((True, [0, 0, 0, 0], [0, 1, 0, 1]), (False, [1] * 4, [0] * 4)):
+        assert harmless(storage, at, there, update).tolist() == before
+        assert lost(storage, at, there, update).tolist() == after

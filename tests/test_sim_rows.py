@@ -10,11 +10,11 @@ from sim_bench import Bench
 
 from tilec.ir import types as dt
 from tilec.ir.instr import (
-    MATRIX_ROWS,
-    MfmaRow,
-    MmaRow,
+    MATRIX_INSTRUCTIONS,
+    MfmaInstruction,
+    MmaInstruction,
     cluster,
-    find_row,
+    find_instruction,
     registers_of,
     sync,
     wgmma_wait,
@@ -23,9 +23,9 @@ from tilec.ir.instr import memory as moves
 from tilec.ir.layout import swizzled
 from tilec.ir.layout.descriptors import wgmma_operand
 from tilec.ir.semantics import numpy_dtype
-from tilec.sim.machine.tensors import TensorMap
-from tilec.sim.program.undefined import UNDEF
-from tilec.sim.reports.buffers import SHARED_BASE
+from tilec.sim.buffers import SHARED_BASE
+from tilec.sim.tensors import TensorMap
+from tilec.sim.undefined import UNDEF
 from tilec.target import TARGETS
 
 RNG = np.random.default_rng(7)
@@ -51,12 +51,12 @@ def as_kind(words, kind):
     return [np.ascontiguousarray(w).view(kind) for w in words]
 
 
-SOME = [n for n, r in MATRIX_ROWS.items() if isinstance(r, MmaRow)]
+SOME = [n for n, r in MATRIX_INSTRUCTIONS.items() if isinstance(r, MmaInstruction)]
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_mma(name):
-    row = find_row(name)
+    row = find_instruction(name)
     bench = Bench(64, "cuda:sm_80")
     active = bench.active()
     kinds = [numpy_dtype(t) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
@@ -64,7 +64,7 @@ def test_mma(name):
     per_warp, want = [], []
     for _ in range(2):
         a, b, c = (numbers(s, k) for s, k in zip(shapes, kinds))
-        want.append(row.meaning(a, b, c))
+        want.append(row.semantics(a, b, c))
         layouts = (row.a, row.b, row.c)
         bits = 64 if row.a_dtype == dt.FLOAT64 else 32
         per_warp.append([w for x, l in zip((a, b, c), layouts) for w in packed(l, x, bits)])
@@ -89,13 +89,13 @@ AMD = [t for t in TARGETS.values() if t.kind == "hip"]
     ("name", "target"),
     [
         pytest.param(n, t.name, id=f"{n}-{t.arch}")
-        for n, r in MATRIX_ROWS.items()
+        for n, r in MATRIX_INSTRUCTIONS.items()
         for t in AMD
-        if isinstance(r, MfmaRow) and t.has(r.feature)
+        if isinstance(r, MfmaInstruction) and t.has(r.feature)
     ],
 )
 def test_mfma(name, target):
-    row = find_row(name)
+    row = find_instruction(name)
     bench = Bench(128, target)
     fnuz = bench.target.has("float8_fnuz")
     kinds = [numpy_dtype(t, fnuz) for t in (row.a_dtype, row.b_dtype, row.c_dtype)]
@@ -104,7 +104,7 @@ def test_mfma(name, target):
     operands, want = [[], [], []], []
     for _ in range(2):
         tiles = [numbers(s, k) for s, k in zip(shapes, kinds)]
-        want.append(row.meaning(*tiles))
+        want.append(row.semantics(*tiles))
         for x, layout, held in zip(tiles, (row.a, row.b, row.c), operands):
             held.append(registers_of(layout, x)[..., 0].T)  # lane, reg
     llvm = {"half": np.float16, "i16": np.int16, "i32": np.int32, "float": np.float32}
@@ -147,7 +147,7 @@ def test_ldmatrix_and_stmatrix(count, transposed):
     got = bench.run(active, row, address)
     assert len(got) == count and not bench.kinds
     for w in range(2):
-        wanted = row.meaning(tiles[w])  # (2 * count, 32)
+        wanted = row.semantics(tiles[w])  # (2 * count, 32)
         pairs = np.stack([x[32 * w : 32 * w + 32].view(np.int16).reshape(32, 2) for x in got], 1)
         np.testing.assert_array_equal(pairs.reshape(32, -1).T, wanted)
     base = 8192
@@ -195,7 +195,7 @@ WGMMA = [
 @pytest.mark.parametrize(("name", "width"), WGMMA)
 @pytest.mark.parametrize("place", ["shared", "fragment"])
 def test_wgmma_k_major(name, width, place, accumulate):
-    row = find_row(name)
+    row = find_instruction(name)
     bits = row.a_dtype.bits
     k = width * 8 // bits * 2
     steps = k // row.k
@@ -237,7 +237,7 @@ def test_wgmma_k_major(name, width, place, accumulate):
     assert not list(bench.findings)
     for g in range(2):
         start = c[g] if accumulate == "always" else np.zeros_like(c[g])
-        want = packed(row.c, row.meaning(a[g], b.T, start), 32)
+        want = packed(row.c, row.semantics(a[g], b.T, start), 32)
         for x, y in zip(got, want, strict=True):
             assert x[128 * g : 128 * g + 128].tobytes() == y.tobytes()
 
@@ -246,7 +246,7 @@ def test_wgmma_k_major(name, width, place, accumulate):
 @pytest.mark.parametrize("transposed", [(True, True), (False, True), (True, False)])
 def test_wgmma_mn_major(width, transposed):
     """Two m blocks, both operands with either dimension contiguous."""
-    row, k = find_row("wgmma.m64n64k16.f16"), 64
+    row, k = find_instruction("wgmma.m64n64k16.f16"), 64
     bench = Bench(128)
     a, b = numbers((128, k), np.float16), numbers((k, 64), np.float16)
     parts = []
@@ -273,7 +273,7 @@ def test_wgmma_mn_major(width, transposed):
 
 
 def test_wgmma_keeps_shared_memory_until_it_is_waited_for():
-    row = find_row("wgmma.m64n8k16.f16")
+    row = find_instruction("wgmma.m64n8k16.f16")
     for wait in (False, True):
         bench = Bench(128)
         active = bench.active()
@@ -294,7 +294,7 @@ def test_wgmma_keeps_shared_memory_until_it_is_waited_for():
 
 
 def test_wgmma_reads_what_a_proxy_fence_has_shown():
-    row = find_row("wgmma.m64n8k16.f16")
+    row = find_instruction("wgmma.m64n8k16.f16")
     for fence in (False, True):
         bench = Bench(128)
         active = bench.active()

@@ -19,12 +19,15 @@ import tilec.language as T
 from tilec.ir.errors import LaunchError
 from tilec.ir.loc import Loc
 from tilec.sim import launch as launches
+from tilec.sim import thread_state
+from tilec.sim.counts import Counts
+from tilec.sim.findings import KINDS, MOST_FINDINGS, Findings
 from tilec.sim.launch import Progress
 from tilec.sim.report import Report, ReportError
-from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.findings import KINDS, MOST_FINDINGS, Findings
-from tilec.sim.reports.trace import Change, Trace, parse_trace
+from tilec.sim.trace import Change, Trace, parse_trace
 from tilec.target import TargetError
+
+pytestmark = pytest.mark.usefixtures("unassembled")
 
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")
@@ -227,9 +230,9 @@ def test_without_checks_the_numbers_are_the_same(
     a, b = matrices(72, 200, 250)
     want = a.astype(np.float32) @ b.astype(np.float32)
     assert tilec.simulate(kernel, a, b, target=target).ok
-    monkeypatch.setattr("tilec.sim.machine.scheduler.Clocks", None)
-    monkeypatch.setattr("tilec.sim.machine.memory.Shadow", None)
-    monkeypatch.setattr("tilec.sim.machine.global_memory.GlobalShadow", None)
+    monkeypatch.setattr("tilec.sim.scheduler.Clocks", None)
+    monkeypatch.setattr("tilec.sim.regions.Shadow", None)
+    monkeypatch.setattr("tilec.sim.regions.GlobalShadow", None)
     report = tilec.simulate(kernel, a, b, target=target, checks=False, schedules=2)
     assert report.ok, str(report)
     np.testing.assert_array_equal(report.outputs["C"], want)
@@ -651,3 +654,41 @@ def test_a_trace_of_shared_memory() -> None:
     (trace,) = report.trace
     assert [change.values[0] for change in trace.changes] == [a[5, 3], a[5, 35], a[5, 67]]
     assert "T.copy(A[by * BM, k * BK], a)" in str(report)
+
+
+# --- lanes that part ------------------------------------------------------------------------------
+
+
+@tilec.kernel
+def parting(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        a = T.alloc_local((4,), "int32")
+        for i in T.serial(4):
+            a[i] = X[tx] * (i + 1)
+        if X[tx] % 3 == 0:
+            if X[tx] % 2 == 0:
+                a[1] = a[1] + 5
+            else:
+                Y[tx] = 7
+        Y[tx] = a[0] + a[1] + a[2] + a[3]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_parted_lanes_leave_alone_is_not_joined(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where lanes meet again, only what one of the ways has changed is put together anew: a[1],
+    behind the inner condition and behind the outer one."""
+    joined = list[Any]()
+    join = thread_state._join
+
+    def counted(values: list[Any], *rest: Any) -> Any:
+        joined.append(values)
+        return join(values, *rest)
+
+    monkeypatch.setattr(thread_state, "_join", counted)
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    assert tilec.simulate(parting, x, y, target=target).ok
+    np.testing.assert_array_equal(y, 10 * x + 5 * (x % 6 == 0))
+    assert len(joined) == 2

@@ -22,6 +22,7 @@ from tilec.ir.ops import WgmmaWait
 from tilec.jit.simulate import simulate_changed
 from tilec.target import find_target
 
+pytestmark = pytest.mark.usefixtures("unassembled")
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942", "hip:gfx950")
 IN_TURN = (*TARGETS[:3], *TARGETS[:2], TARGETS[3])
 FNUZ = {

@@ -12,7 +12,9 @@ from stranger_programs import PROGRAMS
 
 import tilec
 import tilec.language as T
-from tilec.sim.reports.findings import Finding
+from tilec.sim.findings import Finding
+
+pytestmark = pytest.mark.usefixtures("unassembled")
 
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 M, N, K = T.dynamic("M, N, K")

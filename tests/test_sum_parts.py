@@ -32,6 +32,8 @@ from tilec.runtime.image import AbiParam, Image
 from tilec.runtime.workspace import LEAST
 from tilec.target import Target
 
+pytestmark = pytest.mark.usefixtures("unassembled")
+
 M, N, K, P = T.dynamic("M, N, K, P")
 
 

@@ -1,5 +1,5 @@
-"""Threads that exchange data in thread-level code, which has no word for a barrier: on the CPU and
-in the simulator, through loops of 0, 1 and 2 trips, branches and `while`."""
+"""Threads that exchange data in thread-level code, which has no builtin for a barrier: on the CPU
+and in the simulator, through loops of 0, 1 and 2 trips, branches and `while`."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ illegal instruction on an H200 otherwise (the fuzzer found it: a product in tile
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -141,8 +143,7 @@ def test_stores(step: int, begin: int, row: int, boxes: bool, fragment: bool) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width, step, begin, boxes", LOADS)
-def test_loads_on_the_gpu(width: int, step: int, begin: int, boxes: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_loads_on_the_gpu(width: int, step: int, begin: int, boxes: bool, torch: Any) -> None:
     a, b, c = data()
     given = [torch.from_numpy(x).cuda() for x in (a, b, c)]
     columns(*given, 3, W=width, step=step, begin=begin)
@@ -154,8 +155,9 @@ def test_loads_on_the_gpu(width: int, step: int, begin: int, boxes: bool) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("fragment", [False, True])
 @pytest.mark.parametrize("step, begin, row, boxes", STORES)
-def test_stores_on_the_gpu(step: int, begin: int, row: int, boxes: bool, fragment: bool) -> None:
-    torch = pytest.importorskip("torch")
+def test_stores_on_the_gpu(
+    step: int, begin: int, row: int, boxes: bool, fragment: bool, torch: Any
+) -> None:
     a, c = tile()
     given = [torch.from_numpy(x).cuda() for x in (a, c)]
     out(*given, 3, step=step, begin=begin, row=row, fragment=fragment)

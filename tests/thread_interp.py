@@ -23,8 +23,8 @@ from tilec.ir import semantics as num
 from tilec.ir import types as t
 from tilec.ir.clusters import cluster_of, launched_cluster
 from tilec.ir.core import Block, Func, Op, Value
-from tilec.ir.instr import find_row
-from tilec.ir.memory import version_bytes
+from tilec.ir.instr import find_instruction
+from tilec.ir.memory import stage_bytes
 from tilec.target import Target
 
 Threads = np.ndarray
@@ -80,7 +80,7 @@ class _Machine:
         self.agents = 0
         self.barriers: dict[tuple[Value, int], _Barrier] = {}
         self.turns: Counter[int] = Counter()  # passes less waits of each named barrier
-        self.passes = 0  # of all of them: two teams may hand a turn to and fro
+        self.passes = 0  # of all of them: two groups may hand a turn to and fro
         self.address: dict[Value, Any] = {}
         self.base = env
         self.cluster = launched_cluster(func)
@@ -94,10 +94,10 @@ class _Machine:
 
 class _Agent:
     def __init__(
-        self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any], team: int = 0
+        self, m: _Machine, first_warp: int, warps: int, env: dict[Value, Any], group: int = 0
     ) -> None:
         self.m = m
-        self.team, self.teams = team, 1
+        self.group, self.consumer_groups = group, 1
         self.size = m.target.warp_size
         self.n = warps * self.size
         self.env = env
@@ -138,7 +138,7 @@ class _Agent:
             case ops.Scope():
                 raise AssertionError("scopes are started by the machine")
             case ops.MbarrierWait():
-                b = self.barrier(o.barrier, o.slot)
+                b = self.barrier(o.barrier, o.stage)
                 parity = self.one(o.parity)
                 while b.phase == parity:
                     yield
@@ -152,10 +152,10 @@ class _Agent:
                     at[:] = 0, opened + 1
                 while at[1] == opened:
                     yield
-            case ops.TurnWait():
+            case ops.OrderedWait():
                 turn = self.m.turns
-                turn[o.id + self.team] -= 1  # -1: it waits, 0: both have been here
-                while turn[o.id + self.team] < 0:
+                turn[o.id + self.group] -= 1  # -1: it waits, 0: both have been here
+                while turn[o.id + self.group] < 0:
                     yield
             case _:
                 self.simple(o)
@@ -246,16 +246,16 @@ class _Agent:
             case ops.Warp():
                 put(o, (lanes // self.size).astype(np.int32))
             case ops.ThreadIndex():
-                first = self.first if self.teams == 1 else 0
+                first = self.first if self.consumer_groups == 1 else 0
                 put(o, (lanes + first * self.size).astype(np.int32))
             case ops.Lookup():
                 put(o, np.asarray(o.table, np.int32)[get(o.index)])
             case ops.Alloc():
                 self.alloc(o)
-            case ops.Version():
-                base, per = self.m.address[o.root][:1], version_bytes(o.root.buffer)
+            case ops.RingStage():
+                base, per = self.m.address[o.root][:1], stage_bytes(o.root.buffer)
                 self.m.address[o.result] = base
-                self.env[o.result] = get(o.slot) * per + self.env.get(o.root, 0)
+                self.env[o.result] = get(o.stage) * per + self.env.get(o.root, 0)
             case ops.Load():
                 at = self.flat(o.source, o.indices)
                 put(o, self.frags[o.source][lanes, at])
@@ -299,14 +299,14 @@ class _Agent:
                     b = self.m.barriers.setdefault((o.barrier, s), _Barrier())
                     b.count = b.pending = o.count
             case ops.MbarrierExpect():
-                b = self.barrier(o.barrier, o.slot)
+                b = self.barrier(o.barrier, o.stage)
                 b.tx += o.bytes
                 b.pending -= 1
                 b.settle()
             case ops.MbarrierArrive():
                 mask = self.mask if o.guard is None else self.mask & get(o.guard).astype(bool)
                 where = np.zeros(self.n, int) if o.block is None else get(o.block)
-                for s, n in zip(get(o.slot)[mask], where[mask]):
+                for s, n in zip(get(o.stage)[mask], where[mask]):
                     m = self.m if o.block is None else self.m.peers[int(n)]
                     b = m.barriers[o.barrier, int(s)]
                     b.pending -= 1
@@ -315,11 +315,11 @@ class _Agent:
                     b.settle()
             case ops.Barrier() if not self.mask.all():
                 raise BadAccess(f"a barrier that not all threads reach, at {o.loc}")
-            case ops.TurnPass():
+            case ops.OrderedArrive():
                 self.m.passes += 1
-                self.m.turns[o.id + (self.team + 1) % self.teams] += 1
-            case ops.Team():
-                put(o, np.int32(self.team))
+                self.m.turns[o.id + (self.group + 1) % self.consumer_groups] += 1
+            case ops.ConsumerGroup():
+                put(o, np.int32(self.group))
             case ops.Barrier():
                 self.clock.epoch += 1
             case ops.WarpSync():
@@ -495,7 +495,7 @@ class _Agent:
                 values[ok] = view[tuple(source[:, ok])]
                 if kind.dtype == t.TFLOAT32:  # such a descriptor makes the load round
                     values = num.round_tf32(values)
-                slot = int(self.get(o.slot)[thread])
+                slot = int(self.get(o.stage)[thread])
                 mask = None if o.blocks is None else int(self.get(o.blocks)[thread])
                 for n, m in enumerate(self.m.peers):
                     if m is self.m if mask is None else mask >> n & 1:
@@ -562,7 +562,7 @@ class _Agent:
             self.m.shared.store(at, matrix, o.dest.dtype)
 
     def mma(self, o: ops.Mma) -> None:
-        row = find_row(o.row)
+        row = find_instruction(o.instr)
         parts = []
         for frag, register, layout, pack in (
             (o.a, o.a_register, row.a, row.packs[0]),
@@ -579,14 +579,14 @@ class _Agent:
                 at = layout.table("lane", "reg")
                 tile[at[..., 0], at[..., 1]] = regs[w]
                 tiles.append(tile)
-            done = row.meaning(*tiles)
+            done = row.semantics(*tiles)
             _, layout, frag, first, count = parts[2]
             at = layout.table("lane", "reg")
             out = done[at[..., 0], at[..., 1]]
             self.frags[frag][w * self.size : (w + 1) * self.size, first : first + count] = out
 
     def wgmma(self, o: ops.Wgmma) -> None:
-        row = find_row(o.row)
+        row = find_instruction(o.instr)
         groups = self.n // 128
         steps = len(o.b_steps)
         per, held = row.c.size("reg"), row.a.size("reg")
@@ -614,7 +614,7 @@ class _Agent:
                     b = self.operand(
                         o.b, o.b_offset, g, o.b_fields, o.b_steps[s], row.n, o.b_transposed
                     )
-                    total = row.meaning(a, b.T, total)
+                    total = row.semantics(a, b.T, total)
                 regs[:] = total[c_at[..., 0], c_at[..., 1]]
         self.clock.commit("wgmma")
 
@@ -724,12 +724,12 @@ def _block(m: _Machine) -> Iterator[None]:
     }
     for s in (body.ops[i] for i in places):
         assert isinstance(s, ops.Scope)
-        warps = s.warps // s.teams
-        for team in range(s.teams):
+        warps = s.warps // s.consumer_groups
+        for group in range(s.consumer_groups):
             env = dict(known)
             m.agents += 1
-            agent = _Agent(m, s.first_warp + team * warps, warps, env, team)
-            agent.teams = s.teams
+            agent = _Agent(m, s.first_warp + group * warps, warps, env, group)
+            agent.consumer_groups = s.consumer_groups
             running.append(agent.run(s.body))
     while running:
         for agent in list(running):

@@ -1,6 +1,6 @@
 """tilec: kernels written on tiles in Python, compiled for GPUs and for the CPU.
 
-`@tilec.kernel` makes a kernel; its words are in `tilec.language`. Importing tilec loads neither
+`@tilec.kernel` makes a kernel; its builtins are in `tilec.language`. Importing tilec loads neither
 torch nor a driver nor LLVM.
 """
 

@@ -27,21 +27,20 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
-from tilec.jit.choose import Choices, open_constants
+from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import (
     CompiledKernel,
-    add_outputs,
     require_memory,
     returned,
     stream_handle,
 )
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
-from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid
+from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
-from tilec.jit.specialise import Facts, facts_of
+from tilec.jit.specialise import Asked, SpecialisationKey
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -78,7 +77,7 @@ class Planned:
     was compiled under, the arrays that the call allocated, the grid as its author wrote it."""
 
     call: Call
-    facts: Facts
+    key: SpecialisationKey
     variant: CompiledKernel
     outputs: Mapping[str, Any]
     grid: tuple[int, int, int]
@@ -90,7 +89,7 @@ MOST_KEPT = 1024
 longest ago is dropped; the disk cache still has them."""
 
 
-class Kernel:
+class Kernel(Launchable):
     """A kernel: call it, `kernel[grid](…)`, or `kernel.compile(…)` for a variant to look at.
 
     Launches are asynchronous, on torch's current stream or the one given as `stream=`, on the
@@ -111,9 +110,9 @@ class Kernel:
         functools.update_wrapper(self, function)
         self.function, self.out, self.threads = function, out, threads
         self.name = function.__name__
-        self._variants: OrderedDict[Facts, CompiledKernel] = OrderedDict()
+        self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self._choices = Choices(self._simulated)
-        self._compiling: dict[Facts, threading.Lock] = {}
+        self._compiling: dict[SpecialisationKey, threading.Lock] = {}
         self._lock = threading.RLock()
         self._revisions: dict[str, Revision] = {}
         self._revision: Revision | None = None
@@ -147,12 +146,6 @@ class Kernel:
         """What a call passes: the function's parameters less those that the call allocates."""
         return self._current().parameters
 
-    def __copy__(self) -> Kernel:
-        return self  # as a function is its own copy
-
-    def __deepcopy__(self, memo: Any) -> Kernel:
-        return self
-
     def __reduce__(self) -> str:
         """Pickled by name, as functions are. Raises LaunchError where no name leads to it."""
         name, module = self.function.__qualname__, self.function.__module__
@@ -176,28 +169,12 @@ class Kernel:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
 
-    __iter__ = None  # indexing gives a launch, not an item
-
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
         return functools.partial(self._on_grid, grid)
 
     def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
-
-    def launch_anew(
-        self,
-        grid: Any,
-        given: Mapping[str, Any],
-        extra: Sequence[Any],
-        keywords: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any],
-    ) -> Any:
-        """A call that the generated launch path could not serve; `keys` are its values and facts,
-        under which it looks for the launch the next time, what was left open, and the outputs that
-        it has allocated."""
-        args, named, whole = asked_again(self.parameters, given, extra, keywords)
-        return self._launch(grid, args, named, keys if whole else None)
 
     @for_users
     def _launch(
@@ -208,31 +185,16 @@ class Kernel:
         keys: tuple[Any, Any, Any, Any] | None = None,
     ) -> Any:
         revision = self._current()
-        bound = bind_call(self.name, revision.parameters, args, kwargs, revision.keywords)
-        options = {k: bound.pop(k, None) for k in revision.keywords}
-        check_threads(options.get("threads"), "threads", LaunchError)
-        signature, parameters = revision.resolve(bound)
-        call = read_arguments(self.name, parameters, bound, _target_of)
-        require_memory(self.name, self.parameters, call)
-        if not call.tensors:
-            place = options.get("target"), options.get("device")
-            call.device, call.index = named_place(*place)
-        target = _target_of(call.device, call.index)
-        threads = options.get("threads")
-        left = open_constants(call)
-        facts = self._choices.facts(
-            call, signature, parameters, revision.source, target, threads, grid, grid is not None
-        )
+        asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
+        call, left = asked.call, asked.open
+        key = self._choices.key(asked)
         chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
-        variant = self.variant(facts)
+        variant = self.variant(key)
         values, found_by, opened, made = keys or (None, None, None, None)
-        makers = variant.output_makers(call)
-        outputs = dict(zip(makers, made or [make() for make in makers.values()]))
-        add_outputs(call, outputs)
-        variant.check_writable(call)
+        outputs, makers = variant.allocate(call, made)
         if variant.aliases(call):
-            variant = self.variant(dataclasses.replace(facts, may_alias=True, packed=()))
+            variant = self.variant(dataclasses.replace(key, may_alias=True, packed=()))
         stream = stream_handle(options.get("stream"), call)
         grid = variant.grid(call, given)
         if 0 in grid:  # nothing to launch, and nothing worth remembering
@@ -240,25 +202,25 @@ class Kernel:
         try:
             loaded, ready = variant.ready(call, grid, stream)
         except DriverError:
-            if not facts.packed:
+            if not key.packed:
                 raise
             # No room for the copies, say: it can do without.
-            variant = self.variant(dataclasses.replace(facts, packed=()))
+            variant = self.variant(dataclasses.replace(key, packed=()))
             loaded, ready = variant.ready(call, grid, stream)
         variant.order_streams(call, stream)
         loaded.launch(ready)
         kind = common_kind(bound[name] for name in call.tensors if name in bound)
         path = revision.paths.get(kind)
-        if kind and (path is None or path is not self._path) and can_be_written(parameters):
+        if kind and (path is None or path is not self._path) and can_be_written(asked.parameters):
             self._take_path(revision, kind, variant, len(call.tensors))
         elif path is not None:
             if opened is not None:
                 path.prepared.remember_chosen(opened, chosen)
             what = opened or (None if left else found_by)
             if what is not None:
-                path.prepared.remember_outputs(what, makers.values())
+                path.prepared.remember_outputs(what, makers)
             if values is not None:
-                recipe = Recipe(variant, call, parameters, given, stream)
+                recipe = Recipe(variant, call, asked.parameters, given, stream)
                 path.prepared.remember(values, found_by, ready, recipe)
         return returned(variant.image, {**bound, **outputs})
 
@@ -269,8 +231,7 @@ class Kernel:
         with self._lock:
             path = revision.paths.get(kind)
             if path is None:
-                anew = Kernel.launch_anew
-                path = revision.write_path(kind, variant, arrays, anew)
+                path = revision.write_path(kind, variant, arrays)
                 revision.paths[kind] = path
             self._path = path
             self._on_grid = functools.partial(path.on_grid, self)
@@ -294,13 +255,8 @@ class Kernel:
     ) -> Planned:
         """What a launch with these arguments would run if they were on a device of `target`: for
         the simulator, which takes arrays of the CPU. Raises LaunchError and CompileError."""
-        revision = self._current()
-        keywords = tuple(k for k in revision.keywords if k == "threads")
-        bound = bind_call(self.name, self.parameters, args, kwargs, keywords)
-        threads = bound.pop("threads", None) if keywords else None
-        check_threads(threads, "threads", LaunchError)
-        signature, parameters = revision.resolve(bound)
-        call = read_arguments(self.name, parameters, bound, target)
+        asked, _, _ = self._asked(self._current(), args, kwargs, target, grid)
+        call = asked.call
         for name, t in call.tensors.items():
             if t.device != "cpu":
                 where = "has a shape but no memory" if t.device == "meta" else f"is on {t.place}"
@@ -309,18 +265,14 @@ class Kernel:
                 raise LaunchError(message, hint=hint)
         if not call.tensors:
             call.device = "cpu"
-        facts = self._choices.facts(
-            call, signature, parameters, revision.source, target, threads, grid, grid is not None
-        )
-        variant = self._simulated(facts)
-        outputs = {name: make() for name, make in variant.output_makers(call).items()}
-        add_outputs(call, outputs)
-        variant.check_writable(call)
+        key = self._choices.key(asked)
+        variant = self._simulated(key)
+        outputs, _ = variant.allocate(call)
         if variant.aliases(call):
-            facts = dataclasses.replace(facts, may_alias=True, packed=())
-            variant = self._simulated(facts)
+            key = dataclasses.replace(key, may_alias=True, packed=())
+            variant = self._simulated(key)
         given = None if grid is None else spread_grid(grid, call.constants)
-        return Planned(call, facts, variant, outputs, variant.grid(call, given))
+        return Planned(call, key, variant, outputs, variant.grid(call, given))
 
     @for_users
     def compile(self, /, *args: Any, target: str | None = None, **kwargs: Any) -> CompiledKernel:
@@ -329,15 +281,15 @@ class Kernel:
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
         left out, and so are the outputs that a call allocates. Raises CompileError and its kinds.
         """
-        return self.variant(self._facts(args, target, kwargs))
+        return self.variant(self._key(args, target, kwargs))
 
     def compile_with_plan(
         self, plan: Plan, *args: Any, target: str | None = None, **kwargs: Any
     ) -> CompiledKernel:
         """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
         tests. Raises ResourceError where the plan does not fit."""
-        facts = dataclasses.replace(self._facts(args, target, kwargs), packed=())
-        made: CompiledKernel = build.compile_variant(self.signature, facts, plan)
+        key = dataclasses.replace(self._key(args, target, kwargs), packed=())
+        made: CompiledKernel = build.compile_variant(self.signature, key, plan)
         return made
 
     @for_users
@@ -351,62 +303,82 @@ class Kernel:
         if whole is None or whole < 1:
             message = f"topk is {shown(topk)}, not a positive int"
             raise LaunchError(message, hint="write topk=10, or leave it out")
-        described = self._described(args, target, kwargs)
-        call, signature, *_ = described
-        base = facts_of(*described, signature.grid_from_launch)
-        return self._choices.recommend(base, signature, call, whole)
+        return self._choices.recommend(self.described(args, target, kwargs), whole)
 
-    def _facts(self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]) -> Facts:
-        """The facts that these arguments of `compile` give."""
-        described = self._described(args, target, kwargs)
-        return self._choices.facts(*described, None, described[1].grid_from_launch)
-
-    def _described(
+    def _key(
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
-    ) -> tuple[Call, Signature, tuple[Parameter, ...], str, str, int | None]:
-        """What these arguments of `compile` say: the call, what it was read by, the kernel's
-        source, the target's name, and the threads that were asked for."""
+    ) -> SpecialisationKey:
+        """The facts that these arguments of `compile` give."""
+        return self._choices.key(self.described(args, target, kwargs))
+
+    def described(
+        self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
+    ) -> Asked:
+        """What these arguments of `compile` ask for: scalars may be left out. Raises
+        LaunchError."""
         revision = self._current()
         optional = tuple(
             dataclasses.replace(p, default=0) if p.kind == "scalar" and p.default is REQUIRED else p
             for p in revision.parameters
         )
-        extra = [k for k in revision.keywords if k == "threads"]
-        bound = bind_call(self.name, optional, args, kwargs, extra)
-        threads = bound.pop("threads", None) if extra else None
-        check_threads(threads, "threads", LaunchError)
-        signature, parameters = revision.resolve(bound)
         chosen = None if target is None else resolve_target(target)
-        call = read_arguments(
-            self.name, parameters, bound, lambda *place: chosen or _target_of(*place)
-        )
-        name = chosen or _target_of(call.device, call.index)
-        return call, signature, parameters, revision.source, name, threads
+        asked, _, _ = self._asked(revision, args, kwargs, chosen, None, optional)
+        return dataclasses.replace(asked, grid_given=asked.signature.grid_from_launch)
 
-    def variant(self, facts: Facts) -> CompiledKernel:
-        """The variant compiled under `facts`: from memory, else from the disk cache, else
+    def _asked(
+        self,
+        revision: Revision,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        target: str | None,
+        grid: Any,
+        parameters: tuple[Parameter, ...] | None = None,
+        launched: bool = False,
+    ) -> tuple[Asked, dict[str, Any], dict[str, Any]]:
+        """What these arguments ask for, compiled for `target` or for the device they are on; with
+        it the arguments by parameter, and the options of a launch, which are `threads` alone where
+        nothing is `launched`. Raises LaunchError."""
+        keywords = [k for k in revision.keywords if launched or k == "threads"]
+        bound = bind_call(self.name, parameters or revision.parameters, args, kwargs, keywords)
+        options = {k: bound.pop(k, None) for k in keywords}
+        threads = options.get("threads")
+        check_threads(threads, "threads", LaunchError)
+        signature, known = revision.resolve(bound)
+        call = read_arguments(self.name, known, bound, target or _target_of)
+        if launched:
+            require_memory(self.name, self.parameters, call)
+            if not call.tensors:
+                place = options.get("target"), options.get("device")
+                call.device, call.index = named_place(*place)
+        name = target or _target_of(call.device, call.index)
+        given = grid is not None
+        asked = Asked(call, signature, known, revision.source, name, threads, grid, given)
+        return asked, bound, options
+
+    def variant(self, key: SpecialisationKey) -> CompiledKernel:
+        """The variant compiled under `key`: from memory, else from the disk cache, else
         compiled now."""
-        found = self._variants.get(facts)
+        found = self._variants.get(key)
         if found is not None:
             with contextlib.suppress(KeyError):  # another thread has dropped it
-                self._variants.move_to_end(facts)
+                self._variants.move_to_end(key)
             return found
         with self._lock:
-            lock = self._compiling.setdefault(facts, threading.Lock())
+            lock = self._compiling.setdefault(key, threading.Lock())
         with lock:
-            found = self._variants.get(facts)
+            found = self._variants.get(key)
             if found is None:
-                found = load_variant(facts, lambda: self._build(facts).stages)
+                found = load_variant(key, lambda: self._build(key).stages)
                 if found is None:
-                    found = self._build(facts)
-                    store_variant(facts, found)
-                self._keep(facts, found)
+                    found = self._build(key)
+                    store_variant(key, found)
+                self._keep(key, found)
         return found
 
-    def _keep(self, facts: Facts, variant: CompiledKernel) -> None:
+    def _keep(self, key: SpecialisationKey, variant: CompiledKernel) -> None:
         with self._lock:
-            self._variants[facts] = variant
-            self._compiling.pop(facts, None)
+            self._variants[key] = variant
+            self._compiling.pop(key, None)
             if len(self._variants) > MOST_KEPT:
                 for _ in range(MOST_KEPT // 4):
                     self._variants.popitem(last=False)
@@ -436,23 +408,23 @@ class Kernel:
             if alive() is None:
                 unload()
 
-    def _simulated(self, facts: Facts) -> CompiledKernel:
+    def _simulated(self, key: SpecialisationKey) -> CompiledKernel:
         """The variant whose records the simulator runs."""
         try:
-            return self.variant(facts)
+            return self.variant(key)
         except build.OnlySimulated:
-            return self.variant(dataclasses.replace(facts, simulated=True))
+            return self.variant(dataclasses.replace(key, simulated=True))
 
     @collector_paused()
-    def _build(self, facts: Facts) -> CompiledKernel:
+    def _build(self, key: SpecialisationKey) -> CompiledKernel:
         revision = self._current()
-        if revision.source != facts.source:
+        if revision.source != key.source:
             raise CompileError(
                 f"{self.name} or a value that it names has changed since its facts were taken",
                 revision.signature.loc,
                 "call it, or compile it, again",
             )
-        made: CompiledKernel = build.compile_variant(revision.signature, facts)
+        made: CompiledKernel = build.compile_variant(revision.signature, key)
         return made
 
 

@@ -1,8 +1,8 @@
-"""The words of a kernel: `import tilec.language as T`.
+"""The builtins of a kernel: `import tilec.language as T`.
 
-Everything here is a name with a signature and a meaning. What a word compiles to is decided by
+Everything here is a name with a signature and a meaning. What a builtin compiles to is decided by
 `tilec.frontend`, which recognises these very objects (under any name they were imported by); called
-outside a kernel, a word raises CompileError, except those that make sense on plain numbers
+outside a kernel, a builtin raises CompileError, except those that make sense on plain numbers
 (`ceildiv`, `exp`, `max`, …), which compute.
 
 Tiles ("region" below) are named in three ways. A bare buffer is the whole of it. `A[i, j]` is where
@@ -17,6 +17,7 @@ infinity, as Python's do; integer divisions by zero give 0. docs/language.md has
 op for all operands. A Python float that a run-time loop changes is float32, an int an index.
 """
 
+# ruff: noqa: I001 (`as` makes a name public; sorted, each would be an import of its own)
 from __future__ import annotations
 
 import enum
@@ -32,45 +33,21 @@ from tilec.builtins import elementwise as _python
 from tilec.builtins import foreign as _foreign
 from tilec.builtins.annotations import (
     Buffer as Buffer,
-)
-from tilec.builtins.annotations import (
     Macro as Macro,
-)
-from tilec.builtins.annotations import (
     Size as Size,
-)
-from tilec.builtins.annotations import (
     StridedTensor as StridedTensor,
-)
-from tilec.builtins.annotations import (
     Tensor as Tensor,
-)
-from tilec.builtins.annotations import (
     const as const,
-)
-from tilec.builtins.annotations import (
     constexpr as constexpr,
-)
-from tilec.builtins.annotations import (
+    dynamic as dynamic,
+    macro as macro,
+    symbolic as symbolic,
     dtype_of,
     only_inside,
 )
-from tilec.builtins.annotations import (
-    dynamic as dynamic,
-)
-from tilec.builtins.annotations import (
-    macro as macro,
-)
-from tilec.builtins.annotations import (
-    symbolic as symbolic,
-)
 from tilec.builtins.choices import (
     Auto as Auto,
-)
-from tilec.builtins.choices import (
     annotate_schedule as annotate_schedule,
-)
-from tilec.builtins.choices import (
     auto as auto,
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
@@ -100,8 +77,6 @@ from tilec.ir.types import (
     UINT16,
     UINT32,
     UINT64,
-)
-from tilec.ir.types import (
     DType as DType,
 )
 
@@ -472,12 +447,12 @@ def Layout(shape: Any, fn: Callable[..., Any]) -> _Layout:
         raise
 
 
-# --- words that are planned -----------------------------------------------------------------------
+# --- builtins that are planned --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Stands for a word of the language that is not built yet."""
+    """Stands for a builtin of the language that is not built yet."""
 
     name: str
 
@@ -497,4 +472,4 @@ def __getattr__(name: str) -> Any:
     known = [n for n in globals() if not n.startswith("_")]
     instead = _foreign.advice(name)
     near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
-    raise AttributeError(f"tilec.language has no word {name!r}{near}", name=name)
+    raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)

@@ -32,7 +32,7 @@ TRIALS: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
     (128, 256, 256, COOPERATIVE),
     (128, 256, 256, {**COOPERATIVE, "cluster": (1, 2)}),
     (128, 256, 256, {**COOPERATIVE, "cluster": (2, 1)}),
-    (128, 256, 256, {**COOPERATIVE, "panel": 16}),
+    (128, 256, 256, {**COOPERATIVE, "raster_group": 16}),
     (128, 256, 256, {"persistent": False, **ALONE}),
     (256, 192, 256, COOPERATIVE),
     (256, 128, 256, COOPERATIVE),

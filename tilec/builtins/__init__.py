@@ -3,5 +3,5 @@
 annotations   parameters and sizes, macros, what can be said only inside of a kernel
 choices       what an author leaves to tilec, or takes from it
 elementwise   functions of numbers, outside of a kernel too
-foreign       what to write for the words of Triton, TileLang, CUDA, torch and math
+foreign       what to write for the builtins of Triton, TileLang, CUDA, torch and math
 """

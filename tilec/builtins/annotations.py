@@ -19,42 +19,41 @@ from tilec.ir.lines import keep_lines
 from tilec.ir.types import DTYPES, DType, find_dtype
 
 
-def dtype_of(name: object) -> DType:
+def dtype_of(name: object, hint: str = f"known: {', '.join(DTYPES)}") -> DType:
     """The dtype that `name` means. Raises CompileError."""
     found = find_dtype(name)
     if found is None:
         meant = foreign.meant_dtype(name)
         near = f"; did you mean {meant!r}?" if meant else did_you_mean(shown(name), DTYPES)
-        hint = f"known: {', '.join(DTYPES)}"
         raise CompileError(f"unknown dtype {shown(name)}{near}", caller_loc(), hint)
     return found
 
 
-def only_inside(word: str) -> NoReturn:
-    """Raise the CompileError of a word that is called outside a kernel."""
+def only_inside(builtin: str) -> NoReturn:
+    """Raise the CompileError of a builtin that is called outside a kernel."""
     raise CompileError(
-        f"T.{word} means something only inside a kernel",
+        f"T.{builtin} means something only inside a kernel",
         caller_loc(),
         "call it in the body of a function under @tilec.kernel or @tilec.macro",
     )
 
 
-def check_function(function: object, word: str) -> None:
-    """Raise CompileError, placed at the call, where `@tilec.<word>` stands above anything but a
+def check_function(function: object, builtin: str) -> None:
+    """Raise CompileError, placed at the call, where `@tilec.<builtin>` stands above anything but a
     `def`."""
     if isinstance(function, types.FunctionType):
         return
-    hint = f"write @tilec.{word} above a def"
+    hint = f"write @tilec.{builtin} above a def"
     match function:
         case type():
             what = f"the class {function.__qualname__}"
-            hint = f"write @tilec.{word} above a def, outside of the class"
+            hint = f"write @tilec.{builtin} above a def, outside of the class"
         case types.MethodType():
             what = f"the method {function.__qualname__}"
             hint = "define it outside of the class, and take what it needs as parameters"
         case staticmethod() | classmethod():
             what = f"a {type(function).__name__}"
-            hint = f"write @tilec.{word} below @{type(function).__name__}, next to the def"
+            hint = f"write @tilec.{builtin} below @{type(function).__name__}, next to the def"
         case functools.partial():
             what = "a functools.partial"
             hint = "give the arguments at the call, or define it in a function that has them"
@@ -63,7 +62,7 @@ def check_function(function: object, word: str) -> None:
             hint = "keep one of the two decorators"
         case _:
             what = shown(function)
-    raise CompileError(f"tilec.{word} was given {what}, no function", caller_loc(), hint)
+    raise CompileError(f"tilec.{builtin} was given {what}, no function", caller_loc(), hint)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -135,13 +134,13 @@ class Size:
 
 def _sizes(names: str, dtype: object, fixed: bool) -> Size | tuple[Size, ...]:
     parts = [n.strip() for n in names.split(",")] if isinstance(names, str) else [names]
-    word = "const" if fixed else "dynamic"
+    builtin = "const" if fixed else "dynamic"
     if dtype is not None and find_dtype(dtype) is None:  # "T.dynamic('M', 'N')"
-        hint = f'names stand in one string: T.{word}("M, N")'
+        hint = f'names stand in one string: T.{builtin}("M, N")'
         raise CompileError(f"the dtype of a size is {shown(dtype)}", caller_loc(), hint)
     for part in parts:
         if not isinstance(part, str) or not (part.isidentifier() and part.isascii()):
-            hint = f'write T.{word}("M, N")'
+            hint = f'write T.{builtin}("M, N")'
             raise CompileError(f"{shown(part)} is no name for a size", caller_loc(), hint)
     made = tuple(Size(p, fixed=fixed) for p in parts)
     return made[0] if len(made) == 1 else made

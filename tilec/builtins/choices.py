@@ -67,7 +67,7 @@ def annotate_schedule(
     consumers: str | None = None,
     cluster: int | Sequence[int] | None = None,
     split: int | Sequence[int] | None = None,
-    panel: int | None = None,
+    raster_group: int | None = None,
     store: str | None = None,
     stages: int | None = None,
 ) -> None:
@@ -75,13 +75,13 @@ def annotate_schedule(
 
     `persistent`: as many blocks as the machine holds, each of which walks over the grid.
     `specialise`: warps of their own bring tiles by TMA. `consumers`: "cooperative" (all threads
-    share a tile) or "pingpong" (two teams, each with tiles of its own, take turns; 128 threads
+    share a tile) or "pingpong" (two groups, each with tiles of its own, take turns; 128 threads
     each). `cluster`: neighbours along the grid's dimensions that load what they share once.
     `split`: blocks that share one sum, as a cluster or through global memory; two numbers are the
-    blocks of a cluster, and how many such clusters share it. `panel`: blocks along grid dimension 1
-    that are visited before dimension 0 advances. `store`: "tma" (through shared memory) or
-    "direct". `stages`: versions of the buffers of each T.Pipelined, also where num_stages (above 1)
-    asks for others.
+    blocks of a cluster, and how many such clusters share it. `raster_group`: blocks along grid
+    dimension 1 that are visited before dimension 0 advances. `store`: "tma" (through shared memory)
+    or "direct". `stages`: stages of the buffers of each T.Pipelined, also where num_stages (above
+    1) asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.

@@ -1,4 +1,5 @@
-"""What to write for the words that users bring along from Triton, TileLang, CUDA, torch and math.
+"""What to write for the builtins that users bring along from Triton, TileLang, CUDA, torch and
+math.
 
 Only names that tilec does not have itself; the advice stands in the hint of the message that says
 so. Names are looked up without their module: `tl.load`, `T.load` and a bare `load` are one.
@@ -33,12 +34,12 @@ ADVICE: dict[str, str] = {
     "make_swizzled_layout": "from tilec.layout import make_swizzled_layout",
     "make_mma_swizzle_layout": "from tilec.intrinsics import make_mma_swizzle_layout",
     # CUDA
-    "threadIdx": "tile words need no thread index; T.get_thread_binding(0) is it",
+    "threadIdx": "tile builtins need no thread index; T.get_thread_binding(0) is it",
     "blockIdx": "name the block: with T.Kernel(gx, gy) as (bx, by), or bx = T.program_id(0)",
     "blockDim": "the number of threads is what T.Kernel(threads=…) says",
     "gridDim": "the grid is what stands in T.Kernel; compute it again",
-    "__syncthreads": "leave it out: tile words need no barriers",
-    "syncthreads": "leave it out: tile words need no barriers",
+    "__syncthreads": "leave it out: tile builtins need no barriers",
+    "syncthreads": "leave it out: tile builtins need no barriers",
     "__shared__": 'use T.alloc_shared((m, n), "float16")',
     "expf": "use T.exp",
     "sqrtf": "use T.sqrt",
@@ -85,7 +86,7 @@ ADVICE: dict[str, str] = {
     "min": "take T.min of the elements in a loop",
 }
 
-# Words that tilec will get: what does the same today.
+# Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
     **dict.fromkeys(("reduce_sum", "reduce", "warp_reduce_sum", "cumsum"), _REDUCE),
     **dict.fromkeys(
@@ -93,7 +94,7 @@ MEANWHILE: dict[str, str] = {
         "take T.max or T.min of the elements in a loop: m[i] = T.max(m[i], x[i, j])",
     ),
     **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_or"), _NO_ATOMICS),
-    **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile words need no barriers"),
+    **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile builtins need no barriers"),
     **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
     "clamp": "use T.min(T.max(x, low), high)",
@@ -120,7 +121,7 @@ MEANWHILE: dict[str, str] = {
     "set_max_nreg": "leave it out: T.annotate_schedule(specialise=True) moves registers itself",
 }  # fmt: skip
 
-# Words of the language that are not built yet.
+# Builtins of the language that are not built yet.
 PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer WarpSpecialize address_of
@@ -139,9 +140,9 @@ PLANNED = frozenset(
     """.split()
 )
 
-LATER = "help(tilec.language) lists the words that work today"
+LATER = "help(tilec.language) lists the builtins that work today"
 
-# Keywords of other systems, by word: the keyword to use, or what to write instead.
+# Keywords of other systems, by builtin: the keyword to use, or what to write instead.
 _KEYWORDS: dict[tuple[str, str], str] = {
     ("Pipelined", "stages"): "num_stages",
     ("Pipelined", "n_stages"): "num_stages",
@@ -176,13 +177,13 @@ _DTYPES = {
 
 
 def advice(name: str) -> str:
-    """What to write instead of a foreign word; "" where nothing is known."""
+    """What to write instead of a foreign builtin; "" where nothing is known."""
     return ADVICE.get(name, "")
 
 
-def meant_keyword(word: str, name: str) -> tuple[str, str]:
+def meant_keyword(builtin: str, name: str) -> tuple[str, str]:
     """(our keyword for a foreign one, advice where there is none): "" where nothing is known."""
-    return _KEYWORDS.get((word, name), ""), _KEYWORD_ADVICE.get((word, name), "")
+    return _KEYWORDS.get((builtin, name), ""), _KEYWORD_ADVICE.get((builtin, name), "")
 
 
 def meant_dtype(name: object) -> str:

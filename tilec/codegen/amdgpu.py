@@ -17,7 +17,7 @@ from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError
-from tilec.ir.instr import FLOAT8_NAMES, MfmaRow, find_row
+from tilec.ir.instr import FLOAT8_NAMES, MfmaInstruction, find_instruction
 from tilec.ir.llvm import Val, float_val, int_val
 from tilec.ir.types import DType
 
@@ -61,26 +61,16 @@ class AmdgpuEmitter(PrintingEmitter):
     linkage = "amdgpu_kernel"
     debug_kind = "LineTablesOnly"
     stack_space = 5
+    triple = "amdgcn-amd-amdhsa"
+    thread_index = "llvm.amdgcn.workitem.id.x"
 
     def make_scalars(self) -> AmdgpuScalars:
         made = AmdgpuScalars(self.f, self.ranges)
         made.formats = FORMATS_FNUZ if self.target.has("float8_fnuz") else FORMATS
         return made
 
-    def enter(self) -> None:
-        f = self.f
-        self.thread = f.intrinsic("i32", "llvm.amdgcn.workitem.id.x")
-        self.ranges.set(self.thread, 0, self.threads - 1)
-        size = self.target.warp_size
-        lane = f.binary("and", self.thread, int_val(size - 1))
-        self.lane = self.ranges.set(lane, 0, size - 1)
-        warp = f.binary("lshr", self.thread, int_val(size.bit_length() - 1))
-        uniform = f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
-        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // size)
-        self.warp = self.block_warp
-
-    def header(self) -> list[str]:
-        return ['target triple = "amdgcn-amd-amdhsa"', *self.strings]
+    def uniform(self, warp: Val) -> Val:
+        return self.f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
 
     def attributes(self) -> str:
         return (
@@ -137,18 +127,18 @@ class AmdgpuEmitter(PrintingEmitter):
     # --- matrices ---
 
     def emit_mma(self, o: ops.Mma) -> None:
-        row = find_row(o.row)
-        if not isinstance(row, MfmaRow):
-            raise InternalError(f"{o.row} is not an mfma", o.loc)
-        form = row.intrinsic()
+        instr = find_instruction(o.instr)
+        if not isinstance(instr, MfmaInstruction):
+            raise InternalError(f"{o.instr} is not an mfma", o.loc)
+        form = instr.intrinsic()
         args, slots = list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
-        for (v, register), pack, kind in zip(parts, row.packs, form.inputs):
+        for (v, register), pack, kind in zip(parts, instr.packs, form.inputs):
             slots = self.pack_slots(v, register, 1, pack)
             args += self.read_packs(v, slots, [kind])
         constants = [int_val(c) for c in form.constants]
         given = [*args, *constants]
-        made = self.f.intrinsic(form.output, form.name, given, o.row, form.meaning)
+        made = self.f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
         self.write_packs(o.c, slots, [made])
 
     # --- lanes ---

@@ -123,7 +123,7 @@ class Emitter(BaseEmitter):
         t = o.type
         shape = t.static_shape
         strides = row_strides(t)
-        count = (shape[0] * strides[0] if shape else 1) * t.versions
+        count = (shape[0] * strides[0] if shape else 1) * t.stages
         elem = memory_type(t.dtype)
         private = self.lanes > 1
         size = (count * self.lanes * t.dtype.bytes + LINE - 1) // LINE * LINE + LINE

@@ -25,7 +25,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Val, int_val
-from tilec.ir.ops import Const, Gemm, Load, Parallel, Print, Store, Yield, yielded
+from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Print, Yield, yielded
 from tilec.ir.types import BOOL
 from tilec.ir.varying import varying
 
@@ -266,11 +266,9 @@ def _element_bytes(o: Parallel) -> tuple[int, int, int]:
     for i in walk(o.body):
         defined.update((r, i) for r in i.results)
         match i:
-            case Load():
-                moved.append(i.result.dtype.bytes)
-            case Store():
-                moved.append(i.dest.dtype.bytes)
-                data.append(i.value)
+            case _ if isinstance(i, ElementAccess):
+                moved.append(i.buffer.dtype.bytes)
+                data += [] if isinstance(i, Load) else [i.value]
             case _ if i.region_fields or isinstance(i, Yield):
                 data.extend(i.operands)
     computed, seen = 0, set(data)
@@ -297,11 +295,9 @@ def _guards(loop: LoopFacts) -> tuple[Proofs, Proofs, list[Check], list[str]]:
     checks: list[Check] = []
     units: dict[str, None] = {}
     for o in walk(loop.loop.body):
-        if not isinstance(o, (Load, Store)):
+        if not isinstance(o, ElementAccess) or o.buffer.buffer.space != "global":
             continue
-        buffer = (o.source if isinstance(o, Load) else o.dest).buffer
-        if buffer.space != "global":
-            continue
+        buffer = o.buffer.buffer
         found = [loop.check(i, extent) for i, extent in zip(o.indices, buffer.shape)]
         fast[id(o)] = tuple(c is not None for c in found)
         slow[id(o)] = tuple(c is True for c in found)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Value, walk
-from tilec.ir.ops import For, Load, Parallel, Store
+from tilec.ir.ops import ElementAccess, For, Load, Parallel
 from tilec.ir.types import Extent
 
 Ends = tuple[Affine, Affine]  # both included
@@ -113,13 +113,12 @@ class LoopFacts:
             return -1e9
         arg, score = self.loop.body.args[d], 0.0
         for o in walk(self.loop.body):
-            if not isinstance(o, (Load, Store)):
+            if not isinstance(o, ElementAccess):
                 continue
-            buffer = o.source if isinstance(o, Load) else o.dest
             weight = 1.0 if isinstance(o, Load) else 2.0
             parts = [self.facts.slope(i, arg) for i in o.indices]
             *outer, last = parts or [0]
-            strides = buffer.buffer.strides
+            strides = o.buffer.buffer.strides
             unit = (
                 strides is None or not strides or strides[-1] == 1 or isinstance(strides[-1], str)
             )

@@ -46,14 +46,16 @@ class Emitter(Buffers):
     linkage = ""
     debug_kind = ""
     stack_space = 0
+    triple = ""
+    thread_index = ""  # the intrinsic
 
     thread: Val
     lane: Val
     warp: Val
     block_warp: Val
-    team = int_val(0)
-    teams = 1  # of the scope being printed
-    team_threads = 0
+    group = int_val(0)
+    consumer_groups = 1  # of the scope being printed
+    group_threads = 0
 
     def __init__(self, func: Func, target: Target) -> None:
         super().__init__()
@@ -76,12 +78,8 @@ class Emitter(Buffers):
     def make_scalars(self) -> Scalars:
         raise NotImplementedError
 
-    def enter(self) -> None:
-        """Print what the entry block computes once: `thread`, `lane`, `block_warp`."""
-        raise NotImplementedError
-
-    def header(self) -> list[str]:
-        """Module text before the declarations."""
+    def uniform(self, warp: Val) -> Val:
+        """`warp`, which is the same in all lanes, so that the assembler can see that it is."""
         raise NotImplementedError
 
     def attributes(self) -> str:
@@ -118,10 +116,23 @@ class Emitter(Buffers):
                 self.ranges.set(v, 0, min(limits(kind)[1], (1 << 47) - 1))
             self.env[p.value] = v
 
+    def _enter(self) -> None:
+        """Print what the entry block computes once: `thread`, `lane`, `block_warp`."""
+        f, size = self.f, self.target.warp_size
+        self.thread = self.ranges.set(f.intrinsic("i32", self.thread_index), 0, self.threads - 1)
+        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(size - 1)), 0, size - 1)
+        warp = f.binary("lshr", self.thread, int_val(size.bit_length() - 1))
+        last = (self.threads - 1) // size
+        self.warp = self.block_warp = self.ranges.set(self.uniform(warp), 0, last)
+
+    def header(self) -> list[str]:
+        """Module text before the declarations."""
+        return [f'target triple = "{self.triple}"']
+
     def print_module(self) -> str:
         """LLVM text of the whole module."""
         self._enter_params()
-        self.enter()
+        self._enter()
         self.block(self.func.body)
         self.f.ret()
         debug = None
@@ -283,13 +294,18 @@ class Emitter(Buffers):
                 self.warp = int_val(0)
             else:
                 self.ranges.set(warp, 0, o.warps - 1)
-            if o.teams > 1:
-                self._enter_team(o)
+            if o.consumer_groups > 1:
+                self._enter_group(o)
             self.enter_scope(o)
             self.region(o.body, ())
             f.forget(mark)
             self.ranges.set(warp, *known)
-            self.thread, self.team, self.teams, self.team_threads = thread, int_val(0), 1, 0
+            self.thread, self.group, self.consumer_groups, self.group_threads = (
+                thread,
+                int_val(0),
+                1,
+                0,
+            )
             f.br(join)
             if following != join:
                 f.start(following)
@@ -301,19 +317,24 @@ class Emitter(Buffers):
             f.br(join)
         f.start(join)
 
-    def _enter_team(self, o: ops.Scope) -> None:
-        """Count warps and threads from the first of this thread's team."""
+    def _enter_group(self, o: ops.Scope) -> None:
+        """Count warps and threads from the first of this thread's group."""
         binary, size = self.scalars.binary, self.target.warp_size
-        warps = int_val(o.warps // o.teams)
-        self.team = self.ranges.set(binary("floordiv", self.warp, warps, INT32), 0, o.teams - 1)
+        warps = int_val(o.warps // o.consumer_groups)
+        self.group = self.ranges.set(
+            binary("floordiv", self.warp, warps, INT32), 0, o.consumer_groups - 1
+        )
         self.warp = binary("mod", self.warp, warps, INT32)
-        self.ranges.set(self.warp, 0, o.warps // o.teams - 1)
+        self.ranges.set(self.warp, 0, o.warps // o.consumer_groups - 1)
         first = binary("mul", self.warp, int_val(size), INT32)
         self.thread = binary("add", first, self.lane, INT32)
-        self.teams, self.team_threads = o.teams, o.warps // o.teams * size
+        self.consumer_groups, self.group_threads = (
+            o.consumer_groups,
+            o.warps // o.consumer_groups * size,
+        )
 
-    def emit_team(self, o: ops.Team) -> None:
-        self.env[o.result] = self.team
+    def emit_consumer_group(self, o: ops.ConsumerGroup) -> None:
+        self.env[o.result] = self.group
 
 
 def _exclusive(block: Sequence[Op]) -> list[ops.Scope]:

@@ -21,7 +21,7 @@ from tilec.ir import ops
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.llvm import Val, int_val
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import stage_bytes
 from tilec.ir.types import INT32, BufferType, DType, TensorMapType
 from tilec.target import Target
 
@@ -64,7 +64,7 @@ class Buffers(BaseEmitter):
         self.registers: dict[Value, Registers] = {}
         self.shared: dict[Value, tuple[Val, int]] = {}
         self.names: dict[Op, str] = {}  # of what an op touches
-        self.roots: dict[Value, Value] = {}  # the buffer of which a value is one version
+        self.roots: dict[Value, Value] = {}  # the buffer of which a value is one stage
 
     # --- allocation ---
 
@@ -88,11 +88,11 @@ class Buffers(BaseEmitter):
         slots = tuple(self.f.alloca(kind, empty.align) for _ in range(number))
         self.registers[o.result] = Registers(t.dtype, slots, pack, is_array)
 
-    def emit_version(self, o: ops.Version) -> None:
+    def emit_ring_stage(self, o: ops.RingStage) -> None:
         moved, fixed = self.shared[o.root]
         self.roots[o.result] = o.root
-        slot = self.get(o.slot)
-        step = int_val(version_bytes(o.root.buffer))
+        slot = self.get(o.stage)
+        step = int_val(stage_bytes(o.root.buffer))
         more = self.scalars.binary("mul", slot, step, INT32)
         if more.literal is not None:
             self.shared[o.result] = (moved, fixed + more.literal)

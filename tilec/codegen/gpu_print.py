@@ -31,6 +31,9 @@ class PrintingEmitter(Emitter):
         super().__init__(func, target)
         self.strings: list[str] = []
 
+    def header(self) -> list[str]:
+        return [*super().header(), *self.strings]
+
     def emit_print(self, o: ops.Print) -> None:
         """A print that is made `once` is made by the first thread."""
         text = print_format(o, [directive(v.dtype) for v in o.values])

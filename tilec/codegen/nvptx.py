@@ -1,5 +1,5 @@
 """NVIDIA's forms: what `tilec.codegen.gpu` leaves to the vendor, spelled through the hardware
-rows."""
+instructions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, launched_cluster
 from tilec.ir.core import Value
 from tilec.ir.errors import InternalError
-from tilec.ir.instr import Asm, MmaRow, WgmmaRow, cluster, find_row, sync, wgmma_wait
+from tilec.ir.instr import (
+    Asm,
+    MmaInstruction,
+    WgmmaInstruction,
+    cluster,
+    find_instruction,
+    sync,
+    wgmma_wait,
+)
 from tilec.ir.instr import memory as moves
-from tilec.ir.instr.row import LLVM_TYPES
+from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
@@ -78,24 +86,15 @@ class NvptxEmitter(PrintingEmitter):
 
     linkage = "ptx_kernel"
     debug_kind = "DebugDirectivesOnly"
+    triple = "nvptx64-nvidia-cuda"
+    thread_index = "llvm.nvvm.read.ptx.sreg.tid.x"
 
     def make_scalars(self) -> NvptxScalars:
         return NvptxScalars(self.f, self.ranges, self.target.has("wgmma"))
 
-    def enter(self) -> None:
-        f = self.f
-        self.thread = f.intrinsic("i32", "llvm.nvvm.read.ptx.sreg.tid.x")
-        self.ranges.set(self.thread, 0, self.threads - 1)
-        self.lane = self.ranges.set(f.binary("and", self.thread, int_val(31)), 0, 31)
-        warp = f.binary("lshr", self.thread, int_val(5))
-        # The same in all lanes, and the assembler can see that it is.
+    def uniform(self, warp: Val) -> Val:
         lanes = [int_val(-1), warp, int_val(0), int_val(31)]
-        uniform = f.intrinsic("i32", "llvm.nvvm.shfl.sync.idx.i32", lanes)
-        self.block_warp = self.ranges.set(uniform, 0, (self.threads - 1) // 32)
-        self.warp = self.block_warp
-
-    def header(self) -> list[str]:
-        return ['target triple = "nvptx64-nvidia-cuda"', *self.strings]
+        return self.f.intrinsic("i32", "llvm.nvvm.shfl.sync.idx.i32", lanes)
 
     def attributes(self) -> str:
         blocks = self.func.attrs.get("min_blocks") or 1
@@ -105,19 +104,26 @@ class NvptxEmitter(PrintingEmitter):
             return words
         return f'{words} "nvvm.cluster_dim"="{",".join(map(str, dims))}"'
 
-    def asm(self, a: Asm, args: Sequence[Val] = (), row: str = "") -> list[Val]:
-        """A row's inline assembly; the kinds of its arguments are checked against the row."""
+    def execute(self, instr: Instruction, *args: Val) -> list[Val]:
+        """The inline assembly of a row."""
+        return self.asm(instr.asm, args, instr.name)
+
+    def asm(self, a: Asm, args: Sequence[Val] = (), instr: str = "") -> list[Val]:
+        """An instruction's inline assembly; the kinds of its arguments are checked against the
+        row."""
         given = tuple(x.type for x in args)
         if given != a.inputs:
-            raise InternalError(f"{row}: arguments {given}, the row takes {a.inputs}", self.f.loc)
+            raise InternalError(
+                f"{instr}: arguments {given}, the instruction takes {a.inputs}", self.f.loc
+            )
         return self.f.asm(
             a.template,
             a.constraints,
             args,
             a.outputs,
-            row=row,
+            instr=instr,
             effects=a.effects,
-            meaning=a.meaning,
+            semantics=a.semantics,
         )
 
     # --- ids ---
@@ -139,79 +145,76 @@ class NvptxEmitter(PrintingEmitter):
     def enter_scope(self, o: ops.Scope) -> None:
         if o.registers:
             at_launch = self.target.registers // self.threads // 8 * 8
-            row = sync.setmaxnreg(o.registers, o.registers > at_launch)
-            self.asm(row.asm, row=row.name)
+            self.execute(sync.setmaxnreg(o.registers, o.registers > at_launch))
 
     def emit_barrier(self, o: ops.Barrier) -> None:
         threads = o.threads or self.threads
-        self.asm(sync.BARRIER_SYNC.asm, [self._team_id(o.id), int_val(threads)], "bar.sync")
+        self.execute(sync.BARRIER_SYNC, self._group_id(o.id), int_val(threads))
 
-    def _team_id(self, first: int, ahead: int = 0) -> Val:
-        """The named barrier of this thread's team, or of the team `ahead` of it."""
-        if self.teams == 1:
+    def _group_id(self, first: int, ahead: int = 0) -> Val:
+        """The named barrier of this thread's group, or of the group `ahead` of it."""
+        if self.consumer_groups == 1:
             return int_val(first)
-        at = self.scalars.binary("add", self.team, int_val(ahead), INT32)
+        at = self.scalars.binary("add", self.group, int_val(ahead), INT32)
         if ahead:
-            at = self.scalars.binary("mod", at, int_val(self.teams), INT32)
+            at = self.scalars.binary("mod", at, int_val(self.consumer_groups), INT32)
         return self.scalars.binary("add", at, int_val(first), INT32)
 
-    def emit_turn_wait(self, o: ops.TurnWait) -> None:
-        """`bar.sync` of the team's own barrier with the team before it, which only arrives."""
-        both = int_val(2 * self.team_threads)
-        self.asm(sync.BARRIER_SYNC.asm, [self._team_id(o.id), both], "bar.sync")
+    def emit_ordered_wait(self, o: ops.OrderedWait) -> None:
+        """`bar.sync` of the group's own barrier with the group before it, which only arrives."""
+        both = int_val(2 * self.group_threads)
+        self.execute(sync.BARRIER_SYNC, self._group_id(o.id), both)
 
-    def emit_turn_pass(self, o: ops.TurnPass) -> None:
-        both = int_val(2 * self.team_threads)
-        self.asm(sync.BARRIER_ARRIVE.asm, [self._team_id(o.id, 1), both], "bar.arrive")
+    def emit_ordered_arrive(self, o: ops.OrderedArrive) -> None:
+        both = int_val(2 * self.group_threads)
+        self.execute(sync.BARRIER_ARRIVE, self._group_id(o.id, 1), both)
 
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
-        self.asm(sync.WARP_SYNC.asm, row="bar.warp.sync")
+        self.execute(sync.WARP_SYNC)
 
     def emit_proxy_fence(self, o: ops.ProxyFence) -> None:
-        self.asm(sync.PROXY_FENCE.asm, row="fence.proxy")
+        self.execute(sync.PROXY_FENCE)
 
     def emit_device_fence(self, o: ops.DeviceFence) -> None:
-        self.asm(sync.DEVICE_FENCE.asm, row="fence.gpu")
+        self.execute(sync.DEVICE_FENCE)
 
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
-        (before,) = self.asm(sync.COUNT_UP.asm, [at, int_val(o.last)], "atom.inc")
-        self.env[o.result] = before
+        (self.env[o.result],) = self.execute(sync.COUNT_UP, at, int_val(o.last))
 
-    def barrier_slot(self, barrier: Value, slot: Value) -> Val:
+    def barrier_address(self, barrier: Value, slot: Value) -> Val:
         return self.shared_address(barrier, self.get(slot))
 
     def emit_mbarrier_init(self, o: ops.MbarrierInit) -> None:
-        row = sync.mbarrier_init(o.count)
+        instr = sync.mbarrier_init(o.count)
         for i in range(o.barrier.buffer.size):
-            self.asm(row.asm, [self.shared_address(o.barrier, int_val(i))], row.name)
+            self.execute(instr, self.shared_address(o.barrier, int_val(i)))
 
     def emit_mbarrier_init_fence(self, o: ops.MbarrierInitFence) -> None:
-        self.asm(sync.MBARRIER_INIT_FENCE.asm, row="mbarrier.init_fence")
+        self.execute(sync.MBARRIER_INIT_FENCE)
 
     def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
-        row = sync.mbarrier_expect(o.bytes)
-        self.asm(row.asm, [self.barrier_slot(o.barrier, o.slot)], row.name)
+        self.execute(sync.mbarrier_expect(o.bytes), self.barrier_address(o.barrier, o.stage))
 
     def emit_cluster_barrier(self, o: ops.ClusterBarrier) -> None:
-        self.asm(cluster.CLUSTER_BARRIER.asm, row="barrier.cluster")
+        self.execute(cluster.CLUSTER_BARRIER)
 
     def emit_mbarrier_arrive(self, o: ops.MbarrierArrive) -> None:
-        at = self.barrier_slot(o.barrier, o.slot)
+        at = self.barrier_address(o.barrier, o.stage)
         if o.block is not None:
-            row = cluster.MBARRIER_PUBLISH_AT if o.publish else cluster.MBARRIER_ARRIVE_AT
+            instr = cluster.MBARRIER_PUBLISH_AT if o.publish else cluster.MBARRIER_ARRIVE_AT
             guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
-            self.asm(row.asm, [at, self.get(o.block), self.f.cast("zext", guard, "i32")], row.name)
+            self.execute(instr, at, self.get(o.block), self.f.cast("zext", guard, "i32"))
         elif o.guard is None:
-            self.asm(sync.MBARRIER_ARRIVE.asm, [at], "mbarrier.arrive")
+            self.execute(sync.MBARRIER_ARRIVE, at)
         else:
             guard = self.f.cast("zext", self.get(o.guard), "i32")
-            self.asm(sync.MBARRIER_ARRIVE_IF.asm, [at, guard], "mbarrier.arrive_if")
+            self.execute(sync.MBARRIER_ARRIVE_IF, at, guard)
 
     def emit_mbarrier_wait(self, o: ops.MbarrierWait) -> None:
-        at = self.barrier_slot(o.barrier, o.slot)
-        row = cluster.MBARRIER_WAIT_ACQUIRE if o.acquire else sync.MBARRIER_WAIT
-        self.asm(row.asm, [at, self.get(o.parity)], row.name)
+        at = self.barrier_address(o.barrier, o.stage)
+        instr = cluster.MBARRIER_WAIT_ACQUIRE if o.acquire else sync.MBARRIER_WAIT
+        self.execute(instr, at, self.get(o.parity))
 
     def emit_cluster_load(self, o: ops.ClusterLoad) -> None:
         """The words of the elements, which come as one vector of them."""
@@ -235,75 +238,73 @@ class NvptxEmitter(PrintingEmitter):
         ]
         if o.valid is not None:
             args.append(self.get(o.valid))
-        row = moves.cp_async(o.bytes, o.valid is not None)
-        self.asm(row.asm, args, row.name)
+        instr = moves.cp_async(o.bytes, o.valid is not None)
+        self.execute(instr, *args)
 
     def emit_cp_async_commit(self, o: ops.CpAsyncCommit) -> None:
-        self.asm(moves.CP_ASYNC_COMMIT.asm, row="cp.async.commit")
+        self.execute(moves.CP_ASYNC_COMMIT)
 
     def emit_cp_async_wait(self, o: ops.CpAsyncWait) -> None:
-        row = moves.cp_async_wait(o.pending)
-        self.asm(row.asm, row=row.name)
+        self.execute(moves.cp_async_wait(o.pending))
 
     def emit_prefetch_map(self, o: ops.PrefetchMap) -> None:
-        self.asm(moves.TMA_PREFETCH.asm, [self.get(o.map)], "tma.prefetch_map")
+        self.execute(moves.TMA_PREFETCH, self.get(o.map))
 
     def emit_tma_load(self, o: ops.TmaLoad) -> None:
-        row = moves.tma_load(len(o.coords), o.blocks is not None)
+        instr = moves.tma_load(len(o.coords), o.blocks is not None)
         dest = self.shared_address(o.dest, self.get(o.dest_offset))
         coords = [self.get(c) for c in o.coords]
-        args = [dest, self.get(o.map), *coords, self.barrier_slot(o.barrier, o.slot)]
+        args = [dest, self.get(o.map), *coords, self.barrier_address(o.barrier, o.stage)]
         if o.blocks is not None:
             args.append(self.get(o.blocks))
-        self.asm(row.asm, args, row.name)
+        self.execute(instr, *args)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
-        row = moves.tma_store(len(o.coords), o.guard is not None)
+        instr = moves.tma_store(len(o.coords), o.guard is not None)
         source = self.shared_address(o.source, self.get(o.source_offset))
         args = [self.get(o.map), *(self.get(c) for c in o.coords), source]
         if o.guard is not None:
             args.append(self.f.cast("zext", self.get(o.guard), "i32"))
-        self.asm(row.asm, args, row.name)
+        self.execute(instr, *args)
 
     def emit_tma_store_commit(self, o: ops.TmaStoreCommit) -> None:
-        self.asm(moves.TMA_STORE_COMMIT.asm, row="tma.store.commit")
+        self.execute(moves.TMA_STORE_COMMIT)
 
     def emit_tma_store_wait(self, o: ops.TmaStoreWait) -> None:
-        row = moves.tma_store_wait(o.pending, o.read)
-        self.asm(row.asm, row=row.name)
+        self.execute(moves.tma_store_wait(o.pending, o.read))
 
     # --- matrices ---
 
     def emit_ldmatrix(self, o: ops.Ldmatrix) -> None:
-        row = moves.ldmatrix(o.count, o.transposed)
-        got = self.asm(row.asm, [self.shared_address(o.source, self.get(o.offset))], row.name)
+        instr = moves.ldmatrix(o.count, o.transposed)
+        got = self.execute(instr, self.shared_address(o.source, self.get(o.offset)))
         slots = self.pack_slots(o.dest, o.register, o.count, 32 // o.dest.dtype.bits)
         self.write_packs(o.dest, slots, got)
 
     def emit_stmatrix(self, o: ops.Stmatrix) -> None:
-        row = moves.stmatrix(len(o.values), o.transposed)
+        instr = moves.stmatrix(len(o.values), o.transposed)
         at = self.shared_address(o.dest, self.get(o.offset))
         values = [self.f.cast("bitcast", self.get(v), "i32") for v in o.values]
-        self.asm(row.asm, [at, *values], row.name)
+        self.execute(instr, at, *values)
 
     def emit_mma(self, o: ops.Mma) -> None:
-        row = find_row(o.row)
-        if not isinstance(row, MmaRow):
-            raise InternalError(f"{o.row} is not an mma", o.loc)
-        form, args, dest = row.asm(), list[Val](), tuple[Val, ...]()
+        instr = find_instruction(o.instr)
+        if not isinstance(instr, MmaInstruction):
+            raise InternalError(f"{o.instr} is not an mma", o.loc)
+        form, args, dest = instr.asm(), list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
-        for (v, register), count, pack in zip(parts, row.registers, row.packs):
+        for (v, register), count, pack in zip(parts, instr.registers, instr.packs):
             dest = self.pack_slots(v, register, count, pack)
             args += self.read_packs(v, dest, form.inputs[len(args) : len(args) + count])
-        self.write_packs(o.c, dest, self.asm(form, args, o.row))
+        self.write_packs(o.c, dest, self.asm(form, args, o.instr))
 
     def emit_wgmma(self, o: ops.Wgmma) -> None:
-        row = find_row(o.row)
-        if not isinstance(row, WgmmaRow):
-            raise InternalError(f"{o.row} is not a wgmma", o.loc)
+        instr = find_instruction(o.instr)
+        if not isinstance(instr, WgmmaInstruction):
+            raise InternalError(f"{o.instr} is not a wgmma", o.loc)
         flag = int_val(1, "i1") if o.accumulate is None else self.get(o.accumulate)
         accumulate = "if" if flag.literal is None else "always" if flag.literal else "never"
-        form = row.product(
+        form = instr.product(
             o.m_blocks,
             o.a_steps,
             o.b_steps,
@@ -322,10 +323,10 @@ class NvptxEmitter(PrintingEmitter):
             args.append(self.f.cast("zext", flag, "i32"))
         slots = self.registers[o.c].slots
         if len(slots) != len(form.outputs):
-            raise InternalError(f"{o.row}: {len(slots)} registers in {o.c.name}", o.loc)
+            raise InternalError(f"{o.instr}: {len(slots)} registers in {o.c.name}", o.loc)
         if accumulate != "never":
             args += self.read_packs(o.c, slots, form.outputs)
-        self.write_packs(o.c, slots, self.asm(form, args, o.row))
+        self.write_packs(o.c, slots, self.asm(form, args, o.instr))
 
     def _descriptor(self, v: Value, offset: Value, fields: int) -> Val:
         """A matrix descriptor: the address in units of 16 bytes in 14 bits, below the fields. The
@@ -364,5 +365,3 @@ class NvptxEmitter(PrintingEmitter):
             return self.f.intrinsic("i32", name, [int_val(-1), word, lane, int_val(31)])
 
         self.env[result] = in_words(self.f, self.get(value), move)
-
-    # --- printing ---

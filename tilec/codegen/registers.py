@@ -52,10 +52,8 @@ def register_uses(o: Op) -> list[tuple[Value | None, Value]]:
     match o:
         case ops.RegRead() | ops.RegWrite():
             return [(o.fragment, o.index)]
-        case ops.Load() if o.source.buffer.space == "local":
-            return [(o.source, i) for i in o.indices]
-        case ops.Store() if o.dest.buffer.space == "local":
-            return [(o.dest, i) for i in o.indices]
+        case _ if isinstance(o, ops.ElementAccess) and o.buffer.buffer.space == "local":
+            return [(o.buffer, i) for i in o.indices]
         case ops.Ldmatrix():
             return [(o.dest, o.register)]
         case ops.Mma():

@@ -6,11 +6,10 @@
 A kernel's source is interpreted, never executed: `source` finds the syntax tree, and one class,
 built up file by file, walks it: `context` (builders, names, places) < `arithmetic` < `memory`
 (buffers and regions) < `expressions` < `calls` < `branches` < `loops` < `for_loops` < `statements`
-< `tracer` (the kernel's own level). What a word of `tilec.language` means stands in one function of
-`words_*`. Python variables that run-time control flow changes become carried SSA values; everything
-that is known at compile time stays a Python value, and a condition known at compile time is decided
-here.
-"""
+< `tracer` (the kernel's own level). What a builtin of `tilec.language` means stands in one function
+of `words_*`. Python variables that run-time control flow changes become carried SSA values;
+everything that is known at compile time stays a Python value, and a condition known at compile time
+is decided here."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

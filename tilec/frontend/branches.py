@@ -21,7 +21,7 @@ def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
     return set().union(*map(_assigned_in, statements))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1 << 14)  # more than the statements of one kernel, or it never hits
 def _assigned_in(statement: ast.stmt) -> frozenset[str]:
     """Of one statement: a kernel with open arguments is traced dozens of times."""
     named = (node for node in ast.walk(statement) if isinstance(node, ast.Name))

@@ -1,4 +1,5 @@
-"""Calls: words of the language, casts, macros, and the few Python functions that kernels have."""
+"""Calls: builtins of the language, casts, macros, and the few Python functions that kernels
+have."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import Any, NoReturn
 
 from tilec import language as T
 from tilec.builtins import foreign
-from tilec.frontend import (  # noqa: F401 (they fill the table of words)
-    words_header,
-    words_scalar,
-    words_schedule,
-    words_tile,
+from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
+    builtins_header,
+    builtins_scalar,
+    builtins_tile,
 )
+from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
 from tilec.frontend.context import Frame
-from tilec.frontend.expressions import BUILTINS, INSTEAD, Expressions
+from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS, Expressions
 from tilec.frontend.source import read_source
 from tilec.frontend.values import (
     Buffer,
@@ -29,9 +30,8 @@ from tilec.frontend.values import (
     describe,
     is_literal,
 )
-from tilec.frontend.words import WORDS, Word, bind_call, parameters_of
 from tilec.ir.errors import CompileError, did_you_mean
-from tilec.ir.types import DTYPES, DType, find_dtype
+from tilec.ir.types import DType
 
 
 class Calls(Expressions):
@@ -61,9 +61,9 @@ class Calls(Expressions):
                 kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
                 return self.annotation(function, list(self.elements(node.args)), **kwargs)
         if getattr(builtins, getattr(function, "__name__", ""), None) is function:
-            return self._builtin(function, node)
-        if isinstance(function, types.FunctionType) and function in WORDS:
-            return self._word(WORDS[function], function, node)
+            return self._python_builtin(function, node)
+        if isinstance(function, types.FunctionType) and function in BUILTINS:
+            return self._builtin(BUILTINS[function], function, node)
         if getattr(function, "__module__", None) == "tilec.layout":
             return self._layout_function(function, node)
         self._refuse_call(function, node)
@@ -72,7 +72,7 @@ class Calls(Expressions):
         shown = ast.unparse(node.func)
         if isinstance(function, types.FunctionType):
             raise self.error(
-                f"{shown} is a plain Python function; kernels call words and macros",
+                f"{shown} is a plain Python function; kernels call builtins and macros",
                 f"put @tilec.macro above def {function.__name__}",
             )
         if type(function).__module__.startswith("tilec."):
@@ -85,10 +85,10 @@ class Calls(Expressions):
             )
         raise self.error(
             f"{shown} is {describe(function)}; it cannot be called in a kernel",
-            "kernels call words and macros",
+            "kernels call builtins and macros",
         )
 
-    def _word(self, known: Word, function: Callable[..., Any], node: ast.Call) -> object:
+    def _builtin(self, known: Builtin, function: Callable[..., Any], node: ast.Call) -> object:
         shown = f"T.{known.name}"
         bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
         return known.handler(self, bound)
@@ -113,26 +113,17 @@ class Calls(Expressions):
         for place, v in zip(node.args, values):
             with self.at(place):
                 numbers.append(self.number(v, f"an argument of T.{function.name}"))
-        return words_scalar.elementwise(self, function, numbers)
+        return builtins_scalar.elementwise(self, function, numbers)
 
     def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)
-        return words_scalar.cast_to(self, value, dtype)
+        return builtins_scalar.cast_to(self, value, dtype)
 
     def _method(self, method: Method, node: ast.Call) -> Scalar:
         if len(node.args) != 1 or node.keywords:
             raise self.error("astype takes one dtype", 'write x.astype("float16")')
-        name = self.expression(node.args[0])
-        dtype = find_dtype(name) if isinstance(name, str | DType) else None
-        if dtype is None:
-            meant = foreign.meant_dtype(name)
-            near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(name), DTYPES)
-            raise self.error(
-                f"{describe(name)} is not a dtype{near}",
-                f"known: {', '.join(DTYPES)}",
-                at=node.args[0],
-            )
-        return words_scalar.cast_to(self, method.owner, dtype)
+        dtype = dtype_at(self, self.expression(node.args[0]), node.args[0])
+        return builtins_scalar.cast_to(self, method.owner, dtype)
 
     def _layout_function(self, function: Any, node: ast.Call) -> object:
         args = list(self.elements(node.args))
@@ -175,11 +166,11 @@ class Calls(Expressions):
 
     # --- Python's own functions -------------------------------------------------------------------
 
-    def _builtin(self, function: Any, node: ast.Call) -> object:
+    def _python_builtin(self, function: Any, node: ast.Call) -> object:
         name = function.__name__
-        if name not in BUILTINS:
+        if name not in PYTHON_BUILTINS:
             hint = INSTEAD.get(
-                name, "only what is known at compile time and the words of T run here"
+                name, "only what is known at compile time and the builtins of T run here"
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
         if node.keywords:
@@ -198,7 +189,7 @@ class Calls(Expressions):
             x = self.number(args[0], "this operand")
             return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
         if any(isinstance(a, Scalar | Region | Buffer) for a in args):
-            hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a word of T"
+            hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a builtin of T"
             first = args[0]
             if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
                 hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "

@@ -27,7 +27,7 @@ class LoopFlags:
 
     run: str
     live: str
-    word: str
+    builtin: str
     breaks: bool = False
 
 

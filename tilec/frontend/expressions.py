@@ -45,7 +45,7 @@ REFUSED: dict[type[ast.AST], tuple[str, str]] = {
     ast.JoinedStr: ("an f-string", "f-strings are for T.print"),
     ast.Starred: ("* unpacking", "write the elements out"),
 }
-BUILTINS = frozenset("range len min max abs int float bool zip enumerate list tuple".split())
+PYTHON_BUILTINS = frozenset("range len min max abs int float bool zip enumerate list tuple".split())
 INSTEAD = {
     "print": "use T.print",
     "sum": "add in a loop over the list",
@@ -64,7 +64,7 @@ _WORDS_LIKE = (T.Elementwise, T.NotYet, type, types.FunctionType, types.BuiltinF
 
 
 class Expressions(Operators):
-    """Evaluates expressions; `call` of words and macros is left to subclasses."""
+    """Evaluates expressions; `call` of builtins and macros is left to subclasses."""
 
     def call(self, node: ast.Call) -> object:
         """The value of a call."""
@@ -118,7 +118,7 @@ class Expressions(Operators):
                 raise self.error(
                     f"{name} cannot call itself", "write a loop: kernels do not recurse"
                 )
-            near = did_you_mean(name, self.visible_names() | BUILTINS)
+            near = did_you_mean(name, self.visible_names() | PYTHON_BUILTINS)
             hint = foreign.advice(name)
             if not hint and find_dtype(name) is not None:
                 hint = f"write T.{name}"
@@ -225,7 +225,7 @@ class Expressions(Operators):
             hint = foreign.advice(name)
             near = "" if hint else did_you_mean(name, known)
             if not hint and not near:
-                hint = "the words are listed in the documentation of tilec.language"
+                hint = "the builtins are listed in the documentation of tilec.language"
             raise self.error(f"{module.__name__} has no attribute {name!r}{near}", hint)
         value = getattr(module, name)
         if inside:
@@ -472,7 +472,7 @@ def foreign_dtype(value: object) -> DType | None:
 
 
 def _is_public(value: object) -> bool:
-    """Whether `value` is a word, or a function or class of tilec."""
+    """Whether `value` is a builtin, or a function or class of tilec."""
     module = getattr(value, "__module__", None) or ""
     return isinstance(value, _WORDS_LIKE) and (
         module == "tilec"

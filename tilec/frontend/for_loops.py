@@ -1,4 +1,4 @@
-"""`for` over each of the words that it can run over, and over compile-time sequences."""
+"""`for` over each of the builtins that it can run over, and over compile-time sequences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
+from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
 from tilec.frontend.loops import Counted, Loops
@@ -20,7 +21,6 @@ from tilec.frontend.values import (
     Undefined,
     describe,
 )
-from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.loc import Loc
@@ -37,10 +37,7 @@ class ForLoops(Loops):
     """Traces `for` statements."""
 
     def for_loop(self, node: ast.For) -> None:
-        if node.orelse:
-            hint = "put it behind the loop, under an if where it does not always run"
-            message = "else after a loop is not allowed in a kernel"
-            raise self.error(message, hint, node.orelse[0])
+        self.refuse_else(node)
         items = self.expression(node.iter)
         match items:
             case range():
@@ -48,9 +45,9 @@ class ForLoops(Loops):
                 self._range_loop(node, LoopHeader("serial", header, self.frame.loc(node.iter)))
             case tuple() | list():
                 self._unrolled(node, items)
-            case LoopHeader(word="Parallel"):
+            case LoopHeader(builtin="Parallel"):
                 self._parallel(node, items)
-            case LoopHeader(word="Persistent"):
+            case LoopHeader(builtin="Persistent"):
                 self._persistent(node, items)
             case LoopHeader():
                 self._range_loop(node, items)
@@ -66,7 +63,7 @@ class ForLoops(Loops):
     def _range_loop(self, node: ast.For, header: LoopHeader) -> None:
         args = header.arguments
         with self.at(header.loc):
-            if header.word == "Pipelined" and self.parallel is not None:
+            if header.builtin == "Pipelined" and self.parallel is not None:
                 hint = "put T.Parallel inside of T.Pipelined, or loop with T.serial"
                 raise self.error("T.Pipelined cannot stand in T.Parallel", hint)
             start = self._bound(args["start"], header.place("start"))
@@ -82,16 +79,16 @@ class ForLoops(Loops):
             if not isinstance(node.target, ast.Name):
                 message = "this loop has one index"
                 raise self.error(message, "name one variable; T.Parallel has several", node.target)
-            kind = header.word.lower()
+            kind = header.builtin.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
-            loop = self._upward(kind, header.word, start, stop, step, attributes)
+            loop = self._upward(kind, header.builtin, start, stop, step, attributes)
         with self.at(node.iter):
             self.counted_loop(loop, node.target, node.body)
 
     def _upward(
         self,
         kind: str,
-        word: str,
+        builtin: str,
         start: int | Scalar,
         stop: int | Scalar,
         step: int,
@@ -99,14 +96,14 @@ class ForLoops(Loops):
     ) -> Counted:
         """A loop whose index rises; one that falls counts its iterations instead."""
         if step > 0:
-            return Counted(kind, word, start, stop, step, lambda i: i, attributes)
+            return Counted(kind, builtin, start, stop, step, lambda i: i, attributes)
         trips = self.binary("ceildiv", self.binary("sub", start, stop), -step)
         assert not isinstance(trips, float)
 
         def falling(i: Scalar) -> object:
             return self.binary("add", start, self.binary("mul", i, step))
 
-        return Counted(kind, word, 0, trips, 1, falling, attributes)
+        return Counted(kind, builtin, 0, trips, 1, falling, attributes)
 
     def _bound(self, value: object, place: Loc) -> int | Scalar:
         with self.at(place):
@@ -186,14 +183,7 @@ class ForLoops(Loops):
 
     def _parallel(self, node: ast.For, header: LoopHeader) -> None:
         extents = self._parallel_extents(header)
-        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        if len(targets) != len(extents):
-            raise self.error(
-                f"T.Parallel has {len(extents)} extent{'s' * (len(extents) != 1)}, the loop "
-                f"{len(targets)} variable{'s' * (len(targets) != 1)}",
-                f"write for {', '.join('ijklmn'[: len(extents)])} in …",
-                node.target,
-            )
+        targets = self._targets(node, "T.Parallel", len(extents))
         width = static_int(header.arguments["coalesced_width"] or 0)
         if width is None or width < 0:
             raise self.error(
@@ -225,6 +215,18 @@ class ForLoops(Loops):
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
         self.forget(node.body, tuple(targets))
+
+    def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:
+        """The variables of a loop over `what`, which has `count` extents."""
+        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        if len(targets) != count:
+            raise self.error(
+                f"{what} has {count} extent{'s' * (count != 1)}, the loop {len(targets)} "
+                f"variable{'s' * (len(targets) != 1)}",
+                f"write for {', '.join('ijklmn'[:count])} in …",
+                node.target,
+            )
+        return targets
 
     def _check_updates(self, loop: Parallel) -> None:
         found = find_update(loop)
@@ -314,13 +316,7 @@ class ForLoops(Loops):
                 wave: int | Scalar = self.to_index(self.emit_scalar(GridSize, 0))
             else:
                 wave = self._bound(args["wave_size"], header.place("wave_size"))
-        targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        if len(targets) != len(extents):
-            raise self.error(
-                f"the domain has {len(extents)} extents, the loop {len(targets)} variables",
-                f"write for {', '.join('ijklmn'[: len(extents)])} in …",
-                node.target,
-            )
+        self._targets(node, "the domain", len(extents))
 
         def coordinates(tile: Scalar) -> object:
             found = tuple(self._tile_coordinates(tile, extents, group))

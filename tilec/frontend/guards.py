@@ -27,8 +27,6 @@ np: Any = Lazy("numpy")
 _LIMIT = 1 << 17  # iterations that are tried out
 _NEGATED = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
-_NUMPY = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
-          "ne": "not_equal"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Comparison:
 
     def holds(self, values: Mapping[Value, Any]) -> Any:
         """Whether it does, for each of the iterations."""
-        return getattr(np, _NUMPY[self.kind])(self.tested.at(values), self.bound)
+        return getattr(operator, self.kind)(self.tested.at(values), self.bound)
 
 
 Condition = tuple[Comparison, ...]
@@ -73,13 +71,9 @@ def both(a: Condition | None, b: Condition | None) -> Condition | None:
     return None if a is None or b is None else (*a, *b)
 
 
-@dataclass(frozen=True, slots=True)
-class Escape:
-    """An iteration whose access is out of bounds, for a message: the index there, and which
-    iteration it is."""
-
-    index: str
-    where: str
+Escape = tuple[str, str]
+"""An iteration whose access is out of bounds, for a message: the index there, and which iteration
+it is."""
 
 
 def find_escape(
@@ -116,7 +110,7 @@ def find_escape(
         return None
     first = int(found[0])
     where = [f"{known.of(a).name or 'an index'} = {values[a][first]}" for a in index.terms]
-    return Escape(str(at[first]), " and ".join(where))
+    return str(at[first]), " and ".join(where)
 
 
 def find_run_time_escape(
@@ -140,9 +134,9 @@ def find_run_time_escape(
     if not _reaches(tested, extent, quotients, known):
         return None
     if shift < 0:
-        return Escape(str(shift), "what is tested is 0")
+        return str(shift), "what is tested is 0"
     more = f" + {shift - 1}" if shift > 1 else ""
-    return Escape(f"{name}{more}", f"what is tested is {name} - 1")
+    return f"{name}{more}", f"what is tested is {name} - 1"
 
 
 def _reaches(

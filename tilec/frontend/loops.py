@@ -49,7 +49,7 @@ class Counted:
     """
 
     kind: str
-    word: str
+    builtin: str
     lo: int | Scalar
     hi: int | Scalar
     step: int | Scalar
@@ -72,6 +72,13 @@ class Loops(Branches):
         """Trace statements in order."""
         raise NotImplementedError
 
+    def refuse_else(self, node: ast.For | ast.While) -> None:
+        """Raise CompileError for an `else` of a loop."""
+        if node.orelse:
+            hint = "put it behind the loop, under an if where it does not always run"
+            message = "else after a loop is not allowed in a kernel"
+            raise self.error(message, hint, node.orelse[0])
+
     # --- for --------------------------------------------------------------------------------------
 
     def counted_loop(self, loop: Counted, target: ast.expr, body: list[ast.stmt]) -> None:
@@ -81,7 +88,7 @@ class Loops(Branches):
             return
         place, hazards = self.loc, self.hazards
         loop = replace(loop, runs_through=not _has_break(body))
-        flags = self._flags(loop.word)
+        flags = self._flags(loop.builtin)
         names = self._carried_names(body)
         index = Value(
             ScalarType(self.index_dtype), target.id if isinstance(target, ast.Name) else ""
@@ -100,18 +107,18 @@ class Loops(Branches):
             lo, hi, step = (self.index_value(x) for x in (loop.lo, loop.hi, loop.step))
             block, attributes = self._arranged(carried.block, loop.attributes)
             if loop.kind in ("unroll", "vectorized") and loop.trips is not None:
-                self._check_written(loop.word, loop.trips, block)
+                self._check_written(loop.builtin, loop.trips, block)
             made = self.emit(For, loop.kind, lo, hi, step, carried.inits, block, **attributes)
         self._rename(names, made.results)
         self.forget(body, (target,))
 
-    def _check_written(self, word: str, trips: int, block: Block) -> None:
+    def _check_written(self, builtin: str, trips: int, block: Block) -> None:
         """Refuse a loop that would take longer to write out than anyone waits."""
         total = trips * _written(block, {})
         if total > _MOST_WRITTEN:
             raise self.error(
-                f"T.{word} would write its body out {trips} times, {total} operations in all; the "
-                f"most is {_MOST_WRITTEN}",
+                f"T.{builtin} would write its body out {trips} times, {total} operations in all; "
+                f"the most is {_MOST_WRITTEN}",
                 "use T.serial, and unroll a short loop inside of it",
             )
 
@@ -121,11 +128,11 @@ class Loops(Branches):
         if not order and not stage:
             return block, attributes
         try:
-            done = arrange(block, order, stage)
+            body, stages = arrange(block, order, stage)
         except BadOrder as e:
             message, hint = e.args
             raise self.error(message, hint) from None
-        return done.body, {**attributes, "stage": done.stage}
+        return body, {**attributes, "stage": stages}
 
     def _index(self, loop: Counted, value: Value) -> Scalar:
         lo, hi, step = loop.lo, loop.hi, loop.step
@@ -151,12 +158,12 @@ class Loops(Branches):
         finally:
             self.frame.loops.pop()
 
-    def _flags(self, word: str) -> LoopFlags:
+    def _flags(self, builtin: str) -> LoopFlags:
         n = next(_hidden)
-        return LoopFlags(f".run{n}", f".live{n}", word)
+        return LoopFlags(f".run{n}", f".live{n}", builtin)
 
     def _breaking_loop(self, loop: Counted, target: ast.expr, body: list[ast.stmt]) -> None:
-        flags = self._flags(loop.word)
+        flags = self._flags(loop.builtin)
         position = f".index{next(_hidden)}"
         self.names[flags.live] = True
         lo = loop.lo if isinstance(loop.lo, Scalar) else self.constant(loop.lo, self.index_dtype)
@@ -188,6 +195,7 @@ class Loops(Branches):
 
     def while_loop(self, node: ast.While) -> None:
         """Emit a `While`; none if the condition is false at compile time."""
+        self.refuse_else(node)
         flags = self._flags("while")
         names = self._carried_names(node.body)
         if self._never(node.test, names):

@@ -1,4 +1,4 @@
-"""Buffers: subscripts, elements, and the regions that tile words work on."""
+"""Buffers: subscripts, elements, and the regions that tile builtins work on."""
 
 from __future__ import annotations
 
@@ -79,30 +79,23 @@ class Memory(Arithmetic):
                 hint = (
                     f"name an element: for {dims} in T.Parallel({loop}): … {value.name}[{dims}] …"
                 )
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case Region():
                 hint = "index every dimension: a slice names a tile, for T.copy and the like"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case Method():
                 hint = f"call it: .{value.name}(…)"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case tuple():
                 hint = "take it apart: x, y = …, or with T.Kernel(…) as (bx, by)"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+            case str() if value.isdigit():
+                hint = f"write {value} without quotes"
             case str():
                 hint = 'text is for T.print: T.print(f"… {x}")'
-                if value.isdigit():
-                    hint = f"write {value} without quotes"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case list():
                 hint = "name one of its items, or loop over it: for x in …"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
             case None:
                 hint = "give it a value: x = 0; a macro gives what its last line returns"
-                raise self.error(f"{what} is None, not a number", hint)
             case _:
                 hint = "numbers are literals, elements of buffers, and arithmetic on these"
-                raise self.error(f"{what} is {describe(value)}, not a number", hint)
+        raise self.error(f"{what} is {describe(value)}, not a number", hint)
 
     def whole_element(self, variable: Buffer) -> Region:
         """The one element of a variable."""
@@ -237,7 +230,8 @@ class Memory(Arithmetic):
         """Warn of an access of a global tensor that no iteration makes inside its bounds."""
         for dim, (offset, extent) in enumerate(zip(offsets, extents)):
             reach, size = self.reach_of(offset), static_int(buffer.shape[dim])
-            # A tensor without elements has no bounds worth a word: nothing of it is ever touched.
+            # A tensor without elements has no bounds worth a mention: nothing of it is ever
+            # touched.
             below = reach.hi is not None and reach.hi + extent <= 0 and size != 0
             above = reach.lo is not None and size is not None and reach.lo >= size > 0
             if below or above:
@@ -270,13 +264,14 @@ class Memory(Arithmetic):
             found, name = find_escape(index, size, self.guards, self.indices), str(size)
         if found is None:
             return
+        at, where = found
         what = "the safe value is read" if does == "reads" else "nothing is written"
         last = f"{name} - 1" if size is None else size - 1
         hint = f"valid indices are 0 to {last}: let the condition around it say so"
         warn(
             BoundsWarning,
-            f"this {does} index {found.index} in dimension {dim} of {describe(buffer)} where "
-            f"{found.where}, although a condition guards it: out of bounds, so {what}",
+            f"this {does} index {at} in dimension {dim} of {describe(buffer)} where "
+            f"{where}, although a condition guards it: out of bounds, so {what}",
             self.loc,
             hint,
         )
@@ -308,7 +303,7 @@ class Memory(Arithmetic):
     # --- regions ----------------------------------------------------------------------------------
 
     def region(self, operand: object, what: str) -> Region:
-        """The operand of a tile word as a region; a bare buffer is the whole of it."""
+        """The operand of a tile builtin as a region; a bare buffer is the whole of it."""
         match operand:
             case Region():
                 return operand
@@ -365,7 +360,7 @@ class Memory(Arithmetic):
         a, b = self.tile(src, "the source"), self.tile(dst, "the destination")
         if a.shape != b.shape:
             raise self.error(
-                f"the source is {self._tile_text(a)}, the destination {self._tile_text(b)}: "
+                f"the source is {self.tile_text(a)}, the destination {self.tile_text(b)}: "
                 "their extents differ",
                 self._agreeing(a, b),
             )
@@ -390,7 +385,7 @@ class Memory(Arithmetic):
             extents = extents[1:]
         if len(extents) > rank:
             raise self.error(
-                f"{what} is {describe(start.buffer)}, the other side {self._tile_text(other)}: "
+                f"{what} is {describe(start.buffer)}, the other side {self.tile_text(other)}: "
                 "it has too few dimensions for that tile",
                 f"copy a tile of {_count(rank, 'dimension', 'dimensions')}, or give "
                 f"{start.buffer.name} {len(extents)} of them",
@@ -407,7 +402,7 @@ class Memory(Arithmetic):
             self._warn_if_outside(r.buffer, r.offsets, extents, does)
         return Tile(r.buffer, r.offsets, extents)
 
-    def _tile_text(self, t: Tile) -> str:
+    def tile_text(self, t: Tile) -> str:
         extents = f"({', '.join(map(str, t.extents))})"
         if not t.buffer.is_global and t.extents == t.buffer.type.static_shape:
             return describe(t.buffer)

@@ -29,10 +29,11 @@ _MOST = 1 << 31  # factors from here on are no index's: the arithmetic of 64 bit
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What to tell the user, and where."""
+    """What to tell the user, and where. `sure` enough for an error."""
 
     message: str
     loc: Loc
+    sure: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -244,12 +244,12 @@ class _Reader:
             and s.target.id in self.drafts
         )
 
-    def _calls(self, node: ast.expr, word: Callable[..., Any]) -> bool:
-        """Whether `node` is a call of `word`, under whatever name."""
+    def _calls(self, node: ast.expr, builtin: Callable[..., Any]) -> bool:
+        """Whether `node` is a call of `builtin`, under whatever name."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return False
         try:
-            return self._named(node.func) is word
+            return self._named(node.func) is builtin
         except CompileError:
             return False  # reported when the kernel is traced
 

@@ -11,7 +11,7 @@ and branches around such; -1 leaves a statement to tilec. The idea is that of TV
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Op, Value, walk
@@ -25,17 +25,11 @@ class BadOrder(Exception):
     """(message, hint): lists that do not fit the loop's body."""
 
 
-@dataclass(frozen=True)
-class Arranged:
-    """A loop's body in the user's order, with the stages in that order."""
-
-    body: Block
-    stage: tuple[int, ...]
-
-
-def arrange(body: Block, order: Sequence[int], stage: Sequence[int]) -> Arranged:
-    """`body` with its statements in `order`, as far as their data let it; either list may be
-    empty. Raises BadOrder."""
+def arrange(
+    body: Block, order: Sequence[int], stage: Sequence[int]
+) -> tuple[Block, tuple[int, ...]]:
+    """`body` with its statements in `order`, as far as their data let it, and `stage` in that
+    order; either list may be empty. Raises BadOrder."""
     statements = acting(body)
     for name, given in (("order", order), ("stage", stage)):
         if given and len(given) != len(statements):
@@ -58,13 +52,11 @@ def arrange(body: Block, order: Sequence[int], stage: Sequence[int]) -> Arranged
             f"order of T.Pipelined has {twice} twice", "each statement needs a place of its own"
         )
     if not order:
-        return Arranged(body, tuple(stage))
+        return body, tuple(stage)
     done = _scheduled(body, statements, order, stage)
     number = {o: i for i, o in enumerate(statements)}
-    return Arranged(
-        replace(body, ops=tuple(done)),
-        tuple(stage[number[o]] for o in done if o in number) if stage else (),
-    )
+    stages = tuple(stage[number[o]] for o in done if o in number) if stage else ()
+    return replace(body, ops=tuple(done)), stages
 
 
 def _scheduled(
@@ -132,6 +124,6 @@ def _listed(statements: list[Op]) -> str:
 
 
 def _name(o: Op) -> str:
-    """A statement in two words."""
+    """A statement briefly."""
     written = () if o.region_fields else buffers_written(o.effects())
     return f"{o.opname} {written[0].name}" if written else f"{o.opname} on line {o.loc.line}"

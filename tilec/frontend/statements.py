@@ -256,9 +256,6 @@ class Statements(ForLoops):
         now = self.number_of(node.value, "this operand")
         self.store(element, self.binary(kind, self.load(element), now))
 
-    def _annotated(self, node: ast.AnnAssign) -> None:
-        self.annotated(node)
-
     # --- control ----------------------------------------------------------------------------------
 
     def _if(self, node: ast.If) -> None:
@@ -269,21 +266,11 @@ class Statements(ForLoops):
         with self.at(node.test):
             self.branch(cond, lambda: self.block(node.body), lambda: self.block(node.orelse))
 
-    def _for(self, node: ast.For) -> None:
-        self.for_loop(node)
-
-    def _while_statement(self, node: ast.While) -> None:
-        if node.orelse:
-            hint = "put it behind the loop, under an if where it does not always run"
-            message = "else after a loop is not allowed in a kernel"
-            raise self.error(message, hint, node.orelse[0])
-        self.while_loop(node)
-
     def _break(self, node: ast.Break) -> None:
         flags = self.frame.loops[-1]
-        if flags.word in ("Parallel", "vectorized"):
+        if flags.builtin in ("Parallel", "vectorized"):
             raise self.error(
-                f"break in T.{flags.word}, whose iterations have no order",
+                f"break in T.{flags.builtin}, whose iterations have no order",
                 "use if around what should not run, or T.serial",
             )
         flags.breaks = True
@@ -300,9 +287,6 @@ class Statements(ForLoops):
             hint = "leave it out" if node.value is None else "write it behind the with, not inside"
         raise self.error("return is allowed only as the last statement of a kernel or macro", hint)
 
-    def _with(self, node: ast.With) -> None:
-        self.kernel_block(node)
-
     def _expression_statement(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Constant):  # a docstring
             return
@@ -310,7 +294,9 @@ class Statements(ForLoops):
         if isinstance(value, KernelHeader):
             raise self.error("T.Kernel stands in a with", "write with T.Kernel(…) as (bx, by):")
         if isinstance(value, LoopHeader):
-            raise self.error(f"{value.word} stands in a for", f"write for i in T.{value.word}(…):")
+            raise self.error(
+                f"{value.builtin} stands in a for", f"write for i in T.{value.builtin}(…):"
+            )
         if not isinstance(node.value, ast.Call) and (is_number(value) or isinstance(value, Region)):
             raise self.error("this value is not used", "assign it, or leave it out")
         if isinstance(node.value, ast.Name | ast.Attribute) and callable(value):
@@ -337,14 +323,14 @@ class Statements(ForLoops):
     _statements: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
         ast.Assign: _assign,
         ast.AugAssign: _augmented,
-        ast.AnnAssign: _annotated,
+        ast.AnnAssign: lambda self, node: self.annotated(node),
         ast.If: _if,
-        ast.For: _for,
-        ast.While: _while_statement,
+        ast.For: ForLoops.for_loop,
+        ast.While: ForLoops.while_loop,
         ast.Break: _break,
         ast.Continue: _continue,
         ast.Return: _return,
-        ast.With: _with,
+        ast.With: lambda self, node: self.kernel_block(node),
         ast.Expr: _expression_statement,
         ast.Pass: _pass,
     }

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
-from tilec.frontend.outputs import contiguous_strides, size_text
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
 from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
-from tilec.frontend.words_scalar import block_index
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
+from tilec.ir.python_text import size_text
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
 
 
@@ -255,11 +255,9 @@ class _KernelTracer(Statements):
         extents: list[Extent] = []
         texts: list[Extent] = []
         for dim, e in enumerate(empty.shape):
-            text = (
-                e
-                if isinstance(e, int)
-                else size_text(e.value, self.builder.ops, self._size_names())
-            )
+            text: Extent | None = e if isinstance(e, int) else None
+            if isinstance(e, Scalar):
+                text = size_text(e.value, self.builder.ops, self._size_names())
             if text is None:
                 raise self.error(
                     f"extent {dim} of T.empty is {describe(e)}, which is not known before the call",
@@ -270,7 +268,7 @@ class _KernelTracer(Statements):
             texts.append(text)
         shape = tuple(self._size_of(name, d, e) for d, e in enumerate(extents))
         fact = self.known.tensors.get(name)
-        strides = fact.strides if fact else contiguous_strides(name, tuple(extents))
+        strides = fact.strides if fact else _contiguous_strides(name, extents)
         align = 16
         if fact is not None:
             align = fact.align
@@ -393,3 +391,15 @@ class _KernelTracer(Statements):
             indices.append(index)
         single = len(indices) == 1 and not isinstance(target, ast.Tuple | ast.List)
         self.bind(target, indices[0] if single else tuple(indices))
+
+
+def _contiguous_strides(name: str, shape: Sequence[Extent]) -> tuple[Extent, ...]:
+    """Strides of a row-major tensor: ints as far as they are known, then names of run-time
+    strides."""
+    strides: list[Extent] = []
+    step: int | None = 1
+    for dim in reversed(range(len(shape))):
+        strides.append(f"{name}_stride{dim}" if step is None else step)
+        extent = shape[dim]
+        step = step * extent if step is not None and isinstance(extent, int) else None
+    return tuple(reversed(strides))

@@ -12,13 +12,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from tilec.frontend.races import LIMIT, evaluate, np, row_keys, rows_of
+from tilec.frontend.races import LIMIT, Race, evaluate, np, row_keys, rows_of
 from tilec.ir.core import Block, Op, Value, walk
-from tilec.ir.loc import Loc
 from tilec.ir.ops import Binary, If, Load, Parallel, Store, Unary, yielded
 
 _FOLDING = ("floordiv", "mod", "truncdiv", "truncmod", "min", "max", "and", "or", "shr")
@@ -39,16 +37,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What to tell the user, and where. `sure` enough for an error."""
-
-    message: str
-    loc: Loc
-    sure: bool
-
-
-def find_update(loop: Parallel) -> Update | None:
+def find_update(loop: Parallel) -> Race | None:
     """The first update in `loop` whose iterations may share an element."""
     body = _Body(loop)
     if body.count == 1:
@@ -66,7 +55,7 @@ def find_update(loop: Parallel) -> Update | None:
             f"iterations of T.Parallel update {store.dest.name or 'a buffer'} at {how}: where two "
             f"of them {lost}, one of the results is lost"
         )
-        return Update(message, store.loc, sharing is Sharing.READ)
+        return Race(message, store.loc, sharing is Sharing.READ)
     return None
 
 

@@ -1,9 +1,8 @@
 """What a name can stand for while a kernel is traced.
 
 Known at compile time are plain Python values: numbers, strings, None, dtypes, tuples, lists, dicts,
-enum members, layouts, modules, the words of the language, macros. The classes here stand for what
-is only known at run time, and for what the front end keeps about it.
-"""
+enum members, layouts, modules, the builtins of the language, macros. The classes here stand for
+what is only known at run time, and for what the front end keeps about it."""
 
 from __future__ import annotations
 
@@ -96,10 +95,10 @@ class Undefined:
 
 @dataclass(frozen=True, slots=True)
 class LoopHeader:
-    """A call of a loop word (`range(n)`, `T.Pipelined(…)`): `word` and its arguments by name, and
-    where those stand that have a place of their own."""
+    """A call of a loop builtin (`range(n)`, `T.Pipelined(…)`): `builtin` and its arguments by name,
+    and where those stand that have a place of their own."""
 
-    word: str
+    builtin: str
     arguments: Mapping[str, object]
     loc: Loc
     places: Mapping[str, Loc] = field(default_factory=dict)
@@ -144,7 +143,7 @@ def describe_type(t: BufferType) -> str:
 
 
 def describe(value: object) -> str:
-    """What `value` is, in the words of a message."""
+    """What `value` is, as a message says it."""
     match value:
         case Scalar():
             return f"a run-time {value.dtype.name}"
@@ -159,7 +158,7 @@ def describe(value: object) -> str:
         case Method():
             return f"the method {value.name}"
         case LoopHeader():
-            return f"a loop ({value.word})"
+            return f"a loop ({value.builtin})"
         case KernelHeader():
             return "T.Kernel(…)"
         case bool() | int() | float() | str() | None:
@@ -169,7 +168,7 @@ def describe(value: object) -> str:
         case T.Size():
             return f"the size {value}"
         case T.Elementwise() | T.NotYet():
-            return f"the word T.{value.name}"
+            return f"the builtin T.{value.name}"
         case T.Macro():
             return f"the macro {value.__name__}"
         case type():

@@ -3,23 +3,16 @@ what their source means in NumPy.
 
 Writing programs, as the source of a `@tilec.kernel`:
 
-    generate      a program from a seed and a number
-    words         the table of the functions that write, one a word; words that need none
-    copies, elements, reductions, control, pipelines, products, threads, annotations
-                  these functions, by subject
-    expressions, functions
-                  numbers: of what the program has, and functions of them
-    launches      the grid in all its spellings
-    assemble      the parts put together; what the call makes itself
-    outputs       copies of tiles to where they are seen
-    writer        the state of a program that is being written
-    program       a program: source, arguments, launch
-    arrays        the arguments it is called with, of many strides
+    generate     a program from a seed and a number: its grid, its inputs, its parts put together
+    writer       the state of a program that is being written; the table of statements
+    tiles, blocks, products, schedules
+                 statements, by subject
+    expressions  numbers: of what the program has, and functions of them
+    program      a program: source, launch, arguments, of many strides
 
 What they mean:
 
-    syntax        the kernel's source, changed into what Python can run
-    prepared      runs it on the words of
+    prepared      changes the kernel's source into what Python can run, and runs it on the words of
     meaning, maths
                   the language in NumPy
     numbers       NumPy arrays of a dtype, with bounds of their errors
@@ -28,10 +21,9 @@ What they mean:
 What becomes of them:
 
     outcome       runs a program on the CPU target, the simulator and a GPU, and compares
-    gpu, silence  by way of torch; without what it prints
+    gpu           by way of torch
     session       programs one after the other
     workers       processes that run them, and may be lost
     shrink        makes a failing program smaller
-    testfile      writes it as a test
-    cli           `python -m tilec fuzz`
+    cli           `python -m tilec fuzz`; writes a failing program as a test
 """

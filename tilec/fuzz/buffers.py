@@ -8,12 +8,13 @@ random (`shrink`) stays one whose results are defined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilec.fuzz.numbers import Array, Number, held
+from tilec.fuzz.numbers import Array, Number, held, literal
 from tilec.ir.types import DType
 
 _NOBODY, _SEVERAL = -1, -2
@@ -87,38 +88,35 @@ class Buffer:
     def content(self) -> Number:
         """What a tensor holds in the end: anything, where nobody has written."""
         error = np.where(self.known, self.error, np.inf)
-        return Number(self.value, self.dtype, error, self.place.fnuz)
+        return Number(self.value, self.dtype, error)
 
     # --- elements ---
 
     def __getitem__(self, index: Any) -> Number:
         at, inside = self._at(index, "read")
-        value = Number(self.safe, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
-        clipped = tuple(np.where(inside, a, 0) for a in at)
+        safe = self._converted(self.safe).value
         if 0 in self.shape:
-            return Number(np.broadcast_to(value.value, inside.shape), self.dtype)
-        self._note_read(tuple(np.broadcast_to(a, inside.shape)[inside] for a in at), inside)
+            return Number(np.broadcast_to(safe, inside.shape), self.dtype)
+        self._note(Touched.reads, "read where another one writes it", at, inside)
+        clipped = tuple(np.where(inside, a, 0) for a in at)
         if not np.all(self.known[clipped] | ~inside):
             raise Invalid(f"{self.name} is read before it is written")
-        return Number(
-            np.where(inside, self.value[clipped], value.value),
-            self.dtype,
-            np.where(inside, self.error[clipped], 0.0),
-            self.place.fnuz,
-        )
+        error = np.where(inside, self.error[clipped], 0.0)
+        return Number(np.where(inside, self.value[clipped], safe), self.dtype, error)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         at, inside = self._at(index, "written")
-        number = value if isinstance(value, Number) else self._literal(value)
-        number = number.to(self.dtype)
-        where = tuple(np.broadcast_to(a, inside.shape)[inside] for a in at)
-        self._note_write(where, inside)
+        number = self._converted(value)
+        where = self._note(Touched.writes, "written where another one touches it", at, inside)
         self.value[where] = np.broadcast_to(number.value, inside.shape)[inside]
         self.error[where] = np.broadcast_to(number.error, inside.shape)[inside]
         self.known[where] = True
 
-    def _literal(self, value: Any) -> Number:
-        return Number(value, self.dtype, fnuz=self.place.fnuz).to(self.dtype)
+    def _converted(self, value: Any) -> Number:
+        """A number or a literal in this buffer's dtype."""
+        if isinstance(value, Number):
+            return value.to(self.dtype, self.place.fnuz)
+        return literal(value, self.dtype, self.place.fnuz)
 
     def _at(self, index: Any, what: str) -> tuple[tuple[Array, ...], Array]:
         """Coordinates as arrays of one shape (that of the iterations at hand), and which of them
@@ -148,54 +146,38 @@ class Buffer:
             inside = inside & mask
         return at, inside
 
-    # --- regions ---
-
-    def box(self, starts: tuple[int, ...], extents: tuple[int, ...]) -> Number:
-        """The elements of a box, out of bounds the safe value."""
-        return self[self._box(starts, extents)]
-
-    def put(self, starts: tuple[int, ...], extents: tuple[int, ...], value: Any) -> None:
-        self[self._box(starts, extents)] = value
-
-    def _box(self, starts: tuple[int, ...], extents: tuple[int, ...]) -> tuple[Array, ...]:
-        return tuple(np.ix_(*(np.arange(s, s + e) for s, e in zip(starts, extents))))
-
     # --- who touches what ---
 
-    def _notes(self, inside: Array) -> list[tuple[Touched, Any]]:
-        notes: list[tuple[Touched, Any]] = []
-        if not self.tile:
-            notes.append((self.blocks, self.place.block))
+    def _note(
+        self, touch: Callable[..., bool], what: str, at: tuple[Array, ...], inside: Array
+    ) -> tuple[Array, ...]:
+        """Note who touches these elements, which must be nobody else's; their coordinates."""
+        where = tuple(np.broadcast_to(a, inside.shape)[inside] for a in at)
+        clear = self.tile or touch(self.blocks, where, self.place.block)
         if self.place.iteration is not None:
             if self._loop != self.place.loop:
                 self._loop, self._iterations = self.place.loop, Touched(self.shape)
             who = np.broadcast_to(self.place.iteration, inside.shape)[inside]
-            notes.append((self._iterations, who))
-        return notes
-
-    def _note_read(self, at: tuple[Array, ...], inside: Array) -> None:
-        for touched, who in self._notes(inside):
-            if not touched.reads(at, who):
-                raise Invalid(f"{self.name} is read where another one writes it")
-
-    def _note_write(self, at: tuple[Array, ...], inside: Array) -> None:
-        for touched, who in self._notes(inside):
-            if not touched.writes(at, who):
-                raise Invalid(f"{self.name} is written where another one touches it")
+            clear &= touch(self._iterations, where, who)
+        if not clear:
+            raise Invalid(f"{self.name} is {what}")
+        return where
 
 
 @dataclass(frozen=True)
 class Region:
     """What a word on tiles is given: a buffer, where it starts, and its extents where they are
-    written (None: those of the other side). `dropped`: dimensions with an index beside slices."""
+    written (None: those of the other side)."""
 
     buffer: Buffer
     starts: tuple[int, ...]
     extents: tuple[int | None, ...]
 
     @staticmethod
-    def of(buffer: Buffer, index: Any) -> Region:
-        """`A[i, j:j + 8]` as a region."""
+    def of(buffer: Buffer, index: Any = None) -> Region:
+        """`A[i, j:j + 8]`, or all of a buffer, as a region."""
+        if index is None:
+            return Region(buffer, (0,) * len(buffer.shape), buffer.shape)
         entries = index if isinstance(index, tuple) else (index,)
         sliced = any(isinstance(e, slice) for e in entries)
         starts: list[int] = []
@@ -218,7 +200,6 @@ class Region:
         lead = len(self.extents) - len(other)
         return (1,) * lead + tuple(other) if lead >= 0 else tuple(other[-len(self.extents) :])
 
-
-def whole(buffer: Buffer) -> Region:
-    """All of a buffer."""
-    return Region(buffer, (0,) * len(buffer.shape), buffer.shape)
+    def at(self, extents: tuple[int, ...]) -> tuple[Array, ...]:
+        """The coordinates of a box that starts here."""
+        return np.ix_(*(np.arange(s, s + e) for s, e in zip(self.starts, extents)))

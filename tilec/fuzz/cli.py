@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from tilec.fuzz.generate import generate
-from tilec.fuzz.outcome import GPU_RUNS, run_program, targets
+from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program, targets
+from tilec.fuzz.program import NAMED_SIZES, PLAIN, SIZES, Program
 from tilec.fuzz.session import Result, Tally, results, shrunk
-from tilec.fuzz.testfile import write_test
 from tilec.fuzz.workers import MOST_SECONDS, Worker
 
 
@@ -83,15 +84,11 @@ def _numbers(options: argparse.Namespace, tally: Tally) -> Iterator[int]:
     if options.program is not None:
         yield options.program
         return
-    seconds = options.seconds
-    if seconds is None and options.count is None:
-        seconds = 60.0
-    for k in itertools.count():
-        if options.count is not None and k >= options.count:
-            return
+    seconds = 60.0 if options.seconds is None and options.count is None else options.seconds
+    for number in itertools.islice(itertools.count(options.first), options.count):
         if seconds is not None and tally.seconds >= seconds:
             return
-        yield options.first + k
+        yield number
 
 
 def _report(result: Result, options: argparse.Namespace, seen: set[tuple[str, str, str]]) -> None:
@@ -150,8 +147,42 @@ class Progress:
             print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
 
 
-def command(arguments: Sequence[str]) -> int:
-    """The subcommand by itself, e.g. `command(["--count", "3"])`."""
-    parser = argparse.ArgumentParser("tilec fuzz", description=__doc__)
-    add_arguments(parser)
-    return main(parser.parse_args(arguments))
+# --- a failing program as a test file that runs by itself -----------------------------------------
+
+_IMPORTS = {
+    "import tilec": "tilec",
+    "import tilec.language as T": "T.",
+    "from tilec.fuzz.outcome import check": "check",
+    "from tilec.fuzz.program import Array": "Array(",
+    "from tilec.fuzz.program import Launch": "Launch(",
+    "from tilec.layout import make_mma_swizzle_layout": "make_mma_swizzle_layout",
+    "from tilec.layout import make_swizzled_layout": "make_swizzled_layout",
+}
+
+
+def test_text(program: Program, outcome: Outcome, seed: int, number: int) -> str:
+    """The file's text: what failed, the kernel, its arguments, the check."""
+    what = " ".join(f"{outcome.kind} {outcome.detail}".split())
+    lines = [line.rstrip() for line in outcome.text.splitlines()[:12]]
+    found = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    arguments = "".join(f"    {n!r}: {a!r},\n" for n, a in program.arguments.items())
+    launch = "" if program.launch == PLAIN else f", {program.launch!r}"
+    body = (
+        f"{program.source}\n\nARGUMENTS = {{\n{arguments}}}\n\n\ndef test_kernel() -> None:\n"
+        f"    check(kernel, ARGUMENTS, {(outcome.target,)!r}{launch})\n"
+    )
+    imports = [line for line, name in _IMPORTS.items() if name in body]
+    if any(re.search(rf"\b{s}\b", program.source) for s in SIZES):
+        imports += ["", NAMED_SIZES]
+    head = (
+        f'"""Found by `python -m tilec fuzz --seed {seed} --program {number}` on {outcome.target}'
+    )
+    return "\n".join([f'{head}: {what}.\n\n{found}\n"""\n', *imports, "\n", body])
+
+
+def write_test(program: Program, outcome: Outcome, seed: int, number: int, folder: Path) -> Path:
+    """Write the test file `fuzz_<digest>.py` into `folder`, which is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"fuzz_{program.digest}.py"
+    path.write_text(test_text(program, outcome, seed, number))
+    return path

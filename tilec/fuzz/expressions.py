@@ -1,31 +1,18 @@
-"""Random expressions of a dtype, for the body of a T.Parallel: one function for each kind."""
+"""Random expressions of a dtype, for the body of a T.Parallel: one function for each kind, and the
+words that are functions of numbers, around operands that are given as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from tilec.fuzz.functions import (
-    converted,
-    limited,
-    of_float_bits,
-    of_floats,
-    of_integers,
-    plain,
-    rounding,
-)
-from tilec.fuzz.writer import FLOATS, INTS, Input, Tile, Writer
+from tilec.fuzz.writer import FLOATS, INTS, Buffer, Scope, Writer
 from tilec.ir.types import DTYPES
 
-
-@dataclass(frozen=True)
-class Scope:
-    """Where an expression stands: the indices of the T.Parallel around it with their extents, and
-    the tile that it is stored to, of which only the element `own` may be read."""
-
-    index: tuple[tuple[str, int], ...]
-    target: str = ""
-    own: str = ""
+ANYWHERE = ("exp", "exp2", "tanh", "sigmoid", "sin", "cos", "tan", "erf")
+POSITIVE = ("log", "log2", "log10", "sqrt", "rsqrt")
+BITWISE = (("bitwise_and", "&"), ("bitwise_or", "|"), ("bitwise_xor", "^"))
+SHIFTS = (("shift_left", "<<"), ("shift_right", ">>"))
+QUOTIENTS = ("ceildiv", "cdiv", "floordiv", "floormod", "truncdiv", "truncmod")
 
 
 def value(w: Writer, s: Scope, dtype: str, depth: int = 2) -> str:
@@ -49,8 +36,6 @@ def of_index(w: Writer, s: Scope, dtype: str, depth: int) -> str:
 
 
 def of_input(w: Writer, s: Scope, dtype: str, depth: int) -> str:
-    if not w.inputs:
-        return literal(w, s, dtype, depth)
     return converted(w, element(w, s, w.one_of(w.inputs)), dtype)
 
 
@@ -92,7 +77,7 @@ def unary(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     if DTYPES[dtype].kind == "uint":
         return f"({a} % 7)"
     if DTYPES[dtype].is_float and w.chance(0.6):
-        return rounding(w, a)
+        return f"T.{w.one_of(('abs', 'floor', 'ceil', 'trunc', 'round'))}({a})"
     return f"(-{a})"
 
 
@@ -103,7 +88,8 @@ def of_kind(w: Writer, s: Scope, dtype: str, depth: int) -> str:
     if DTYPES[dtype].is_int:
         return of_integers(w, a, b)
     if w.chance(0.2):
-        return of_float_bits(w, value(w, s, dtype, depth - 2), b)
+        a, word = value(w, s, dtype, depth - 2), w.one_of(("if_then_else", "Select"))
+        return f"T.{word}(T.{w.one_of(('isnan', 'isinf'))}({a}), {b}, {a})"
     if w.chance(0.2):
         return f"({b} / {w.one_of(('2.0', '3.0', '-4.0'))})"
     if dtype == "float64":  # of it GPUs have nearly none
@@ -112,7 +98,13 @@ def of_kind(w: Writer, s: Scope, dtype: str, depth: int) -> str:
 
 
 def at_limits(w: Writer, s: Scope, dtype: str, depth: int) -> str:
-    return limited(w, value(w, s, dtype, depth - 1), dtype)
+    """Beside the ends of the dtype's range."""
+    a = value(w, s, dtype, depth - 1)
+    if DTYPES[dtype].is_float and w.chance(0.5):
+        return f'T.max({a}, -T.infinity("{dtype}"))'
+    if w.chance(0.5):
+        return f'T.min({a}, T.max_value("{dtype}"))'
+    return f"T.max({a}, T.min_value(T.{dtype}))"
 
 
 def chosen(w: Writer, s: Scope, dtype: str, depth: int) -> str:
@@ -159,7 +151,7 @@ INNER: tuple[Kind, ...] = (
 
 def position(w: Writer, s: Scope) -> str:
     """A whole number known from where the program is."""
-    names = [name for name, _ in s.index] + w.counters
+    names = s.names + w.counters
     if not names:
         return str(w.between(0, 9))
     return w.one_of(names) if w.chance(0.7) else f"({w.one_of(names)} + {w.between(1, 9)})"
@@ -179,14 +171,13 @@ def condition(w: Writer, s: Scope, depth: int = 1) -> str:
     return f"{position(w, s)} {op} {w.between(0, 12)}"
 
 
-def element(w: Writer, s: Scope, tensor: Input) -> str:
+def element(w: Writer, s: Scope, tensor: Buffer) -> str:
     """An element of an input, maybe beyond its bounds."""
     entries = []
     starts = [""] * (len(tensor.shape) - 2) + [f"by * {w.bm} + ", f"bx * {w.bn} + "]
-    own = [n for n, _ in s.index]
-    if len(own) == len(tensor.shape) > 1 and w.chance(0.5):  # where the block is
+    if len(s.names) == len(tensor.shape) > 1 and w.chance(0.5):  # where the block is
         shift = w.one_of(("", "", " + 1", " - 2"))
-        return f"{tensor.name}[{', '.join(a + b for a, b in zip(starts, own))}{shift}]"
+        return f"{tensor.name}[{', '.join(a + b for a, b in zip(starts, s.names))}{shift}]"
     for extent in tensor.shape:
         at = position(w, s)
         kind = w.below(6)
@@ -197,10 +188,10 @@ def element(w: Writer, s: Scope, tensor: Input) -> str:
         if kind == 3:
             at = f"({at}) % {max(1, extent)}"
         entries.append(at)
-    return f"{tensor.name}[{', '.join(entries)}]"
+    return tensor.element(entries)
 
 
-def tile_element(w: Writer, s: Scope, tile: Tile) -> str:
+def tile_element(w: Writer, s: Scope, tile: Buffer) -> str:
     """An element of a tile: within its bounds."""
     entries = []
     for d, extent in enumerate(tile.shape):
@@ -214,8 +205,60 @@ def tile_element(w: Writer, s: Scope, tile: Tile) -> str:
             entries.append(str(w.below(extent)))
         else:
             entries.append(f"({position(w, s)}) % {extent}")
-    return f"{tile.name}[{', '.join(entries)}]"
+    return tile.element(entries)
 
 
-def own_element(tile: Tile, names: Sequence[str]) -> str:
-    return f"{tile.name}[{', '.join(names)}]"
+# --- words that are functions of numbers ---
+
+
+def plain(n: float, dtype: str) -> str:
+    """A small whole number as a literal of the dtype's kind."""
+    return f"{n}.0" if DTYPES[dtype].is_float else str(n)
+
+
+def converted(w: Writer, text: str, dtype: str) -> str:
+    """A cast, in one of its spellings."""
+    kind = w.below(12)
+    if kind == 0:
+        return f'T.Cast("{dtype}", {text})'
+    if kind == 1:
+        return f"T.{dtype}({text})"
+    if kind == 2:
+        return f"T.cast({text}, T.{dtype})"
+    return f'T.cast({text}, "{dtype}")'
+
+
+def of_floats(w: Writer, a: str, b: str) -> str:
+    """A function of one or two floats of [-8, 8], where it is smooth."""
+    kind = w.below(8)
+    if kind < 3:
+        return f"T.{w.one_of(ANYWHERE)}({a})"
+    if kind < 5:
+        return f"T.{w.one_of(POSITIVE)}(T.abs({a}) + 0.5)"
+    if kind == 5:
+        return f"T.log1p(T.abs({a}))" if w.chance(0.5) else f"T.exp10(T.min({a}, 3.0))"
+    if kind == 6:
+        return f"T.pow(T.abs({a}) + 0.5, T.max(T.min({b}, 3.0), -2.0))"
+    return f"T.atan2({a}, {b})"
+
+
+def of_integers(w: Writer, a: str, b: str) -> str:
+    """What only integers have; `a` is of [-8, 8]. What is divided or shifted by is mostly a small
+    number, else what was read: 0, negative or beyond the width, but not known to be 0."""
+    kind = w.below(6)
+    if kind == 0:
+        word, sign = w.one_of(BITWISE)
+        return f"({a} {sign} {b})" if w.chance(0.5) else f"T.{word}({a}, {b})"
+    if kind == 1:
+        word, sign = w.one_of(SHIFTS)
+        by = a if "[" in a and w.chance(0.4) else w.between(1, 5)
+        return f"({b} {sign} {by})" if w.chance(0.5) else f"T.{word}({b}, {by})"
+    if kind == 2:
+        divisor = b if "[" in b and w.chance(0.4) else w.between(1, 5)
+        return f"T.{w.one_of(QUOTIENTS)}({a}, {divisor})"
+    if kind == 3:
+        divisor = a if "[" in a and w.chance(0.4) else w.between(1, 5)
+        return f"({b} {w.one_of(('//', '%'))} {divisor})"
+    if kind == 4:
+        return f"T.{w.one_of(('popcount', 'clz', 'bitwise_not'))}({b})"
+    return f"(~{b})"

@@ -12,8 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilec.fuzz.arrays import Made
-from tilec.fuzz.program import Launch
+from tilec.fuzz.program import Launch, Made
 from tilec.kernel import Kernel
 
 

@@ -1,5 +1,5 @@
 """What the source of a kernel means, in NumPy: the words of `tilec.language`, one method a word;
-those about single numbers are in `maths`.
+those about single numbers are `maths.WORDS`.
 
 `prepared` runs the very function that tilec compiles, block after block, with these words in place
 of the language's own.
@@ -8,7 +8,7 @@ of the language's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,23 +16,23 @@ import numpy as np
 
 import tilec.language as T
 from tilec.builtins.annotations import dtype_of
-from tilec.fuzz.buffers import Buffer, Invalid, Place, Region, whole
-from tilec.fuzz.maths import Maths
+from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
+from tilec.fuzz.maths import WORDS
 from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, index, inexact_tf32, unit
 from tilec.fuzz.program import Launch
-from tilec.ir.types import FLOAT16, FLOAT32, TFLOAT32, DType, find_dtype
+from tilec.ir.types import BOOL, FLOAT16, FLOAT32, INT32, TFLOAT32, DType, find_dtype
 
 MOST_ITERATIONS = 5000  # of one loop: beyond, a program counts as running for ever
 
 
-class Words(Maths):
+class Words:
     """Stands for `tilec.language` while a kernel's function is run by Python. `tensors`: those that
     the function was given or has made."""
 
     GemmWarpPolicy = T.GemmWarpPolicy
 
     def __init__(self, place: Place, launch: Launch) -> None:
-        super().__init__(place)
+        self._place = place
         self._launch = launch
         self._grid: tuple[int, ...] = (*launch.grid, 1, 1, 1)[:3]
         self._at: tuple[int, ...] = (0, 0, 0)
@@ -40,10 +40,10 @@ class Words(Maths):
         self.tensors: list[Buffer] = []
 
     def __getattr__(self, name: str) -> Any:
-        dtype = find_dtype(name)
-        if dtype is None:
+        found = WORDS.get(name) or find_dtype(name)
+        if found is None:
             raise Invalid(f"T.{name} has no meaning here")
-        return dtype
+        return found
 
     # --- the grid ---
 
@@ -51,13 +51,11 @@ class Words(Maths):
         extents = [int(g) for g in grid or self._launch.grid]
         self._grid = full = (*extents, 1, 1, 1)[:3]
         self._threads = int(threads or self._launch.keywords.get("threads", 128))
-        for number in range(math.prod(full)):
+        for number, at in enumerate(np.ndindex(full[::-1])):
             self._place.block = number
             self._place.iteration = None
-            x, rest = number % full[0], number // full[0]
-            self._at = (x, rest % full[1], rest // full[1])
-            coordinates = [index(c) for c in self._at]
-            yield coordinates[0] if len(extents) == 1 else tuple(coordinates[: len(extents)])
+            self._at = at[::-1]
+            yield _indices(self._at[: len(extents)])
 
     def program_id(self, axis: int = 0) -> Number:
         return index(self._at[axis])
@@ -79,13 +77,7 @@ class Words(Maths):
             group, inside = divmod(tile, group_size * rest)
             rows = min(group_size, first - group * group_size)
             other, row = divmod(inside, rows)
-            coordinates = [group * group_size + row]
-            tail = []
-            for extent in reversed(extents[1:]):
-                other, c = divmod(other, extent)
-                tail.append(c)
-            found = [index(c) for c in (*coordinates, *reversed(tail))]
-            yield found[0] if len(found) == 1 else tuple(found)
+            yield _indices((group * group_size + row, *np.unravel_index(other, extents[1:])))
 
     # --- threads ---
 
@@ -112,21 +104,28 @@ class Words(Maths):
         return self.tensors[-1]
 
     def empty(self, name: str, shape: Any, dtype: Any = "float32") -> Buffer:
-        extents = tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
-        return self.tensor(name, extents, dtype_of(dtype))
+        return self.tensor(name, _extents(shape), dtype_of(dtype))
 
     def alloc_shared(self, shape: Any, dtype: Any, scope: str = "") -> Buffer:
-        extents = tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
-        return Buffer("a tile", extents, dtype_of(dtype), self._place, tile=True)
+        return Buffer("a tile", _extents(shape), dtype_of(dtype), self._place, tile=True)
 
     alloc_fragment = alloc_shared
 
     def alloc_local(self, shape: Any, dtype: Any, scope: str = "") -> Buffer:
-        made = self.alloc_shared(
-            (self._threads, *(shape if isinstance(shape, tuple) else (shape,))), dtype
-        )
+        made = self.alloc_shared((self._threads, *_extents(shape)), dtype)
         made.threads = self._threads
         return made
+
+    def cast(self, value: Any, dtype: Any) -> Number:
+        """T.cast; a literal is of Python's type before."""
+        if not isinstance(value, Number):
+            kinds = {bool: BOOL, float: FLOAT32}
+            value = Number(value, kinds.get(type(value), INT32))
+        number: Number = value
+        return number.to(dtype_of(dtype), self._place.fnuz)
+
+    def Cast(self, dtype: Any, value: Any) -> Number:
+        return self.cast(value, dtype)
 
     def alloc_var(self, dtype: Any, init: Any = None) -> object:
         if init is None:
@@ -145,15 +144,11 @@ class Words(Maths):
             extents = a.filled(_trimmed(theirs, len(a.starts)))
         if math.prod(extents) != math.prod(theirs):
             raise Invalid("a copy between regions of different sizes")
-        read = a.buffer.box(a.starts, extents)
-        made = Number(
-            read.value.reshape(theirs), read.dtype, read.errors().reshape(theirs), read.fnuz
-        )
-        b.buffer.put(b.starts, theirs, made)
+        b.buffer[b.at(theirs)] = a.buffer[a.at(extents)].reshape(theirs)
 
     def fill(self, buffer: Any, value: Any) -> None:
         to = _region(buffer)
-        to.buffer.put(to.starts, to.filled(to.buffer.shape), value)
+        to.buffer[to.at(to.filled(to.buffer.shape))] = value
 
     def clear(self, buffer: Any) -> None:
         self.fill(buffer, 0)
@@ -176,40 +171,33 @@ class Words(Maths):
         a, b = (_turned(x) if turn else x for x, turn in ((a, transpose_A), (b, transpose_B)))
         c = _region(C)
         extents = c.filled(c.buffer.shape)
-        old = Number(np.zeros(extents), c.buffer.dtype, fnuz=self._place.fnuz)
-        if not clear_accum:
-            old = c.buffer.box(c.starts, extents)
-        c.buffer.put(
-            c.starts, extents, product(a, b, old, allow_tf32 or TFLOAT32 in (a.dtype, b.dtype))
-        )
+        at, zero = c.at(extents), Number(np.zeros(extents), c.buffer.dtype)
+        tf32 = allow_tf32 or TFLOAT32 in (a.dtype, b.dtype)
+        c.buffer[at] = product(a, b, zero if clear_accum else c.buffer[at], tf32)
 
     # --- loops ---
 
     def every(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
         """T.Parallel, all iterations at once."""
-        self._outside_of_loops()
-        shape = tuple(int(e) for e in extents)
-        if math.prod(shape) == 0:
-            return
-        self._enter(np.arange(math.prod(shape)).reshape(shape))
-        found = [
-            index(np.arange(e).reshape([e if d == k else 1 for k in range(len(shape))]))
-            for d, e in enumerate(shape)
-        ]
-        yield found[0] if len(found) == 1 else tuple(found)
-        self._place.iteration = None
+        shape = self._loop(extents)
+        if math.prod(shape):
+            self._enter(np.arange(math.prod(shape)).reshape(shape))
+            yield _indices(np.ix_(*map(np.arange, shape)))
+            self._place.iteration = None
 
     def each(self, *extents: Any, coalesced_width: Any = None) -> Iterator[Any]:
         """T.Parallel, one iteration after the other."""
-        self._outside_of_loops()
-        shape = tuple(int(e) for e in extents)
-        numbers = np.arange(math.prod(shape))
-        self._enter(numbers)
-        for number in numbers:
+        shape = self._loop(extents)
+        self._enter(np.arange(math.prod(shape)))
+        for number, at in enumerate(np.ndindex(shape)):
             self._place.iteration = np.asarray(number)
-            found = [index(c) for c in np.unravel_index(number, shape)]
-            yield found[0] if len(found) == 1 else tuple(found)
+            yield _indices(at)
         self._place.iteration = None
+
+    def _loop(self, extents: tuple[Any, ...]) -> tuple[int, ...]:
+        if self._place.iteration is not None:
+            raise Invalid("a T.Parallel within another one, or within a thread's code")
+        return _extents(extents)
 
     @contextmanager
     def when(self, condition: Any, holds: bool) -> Iterator[None]:
@@ -223,10 +211,6 @@ class Words(Maths):
         self._place.mask = mask if before is None else mask & before
         yield
         self._place.mask = before
-
-    def _outside_of_loops(self) -> None:
-        if self._place.iteration is not None:
-            raise Invalid("a T.Parallel within another one, or within a thread's code")
 
     def _enter(self, iterations: Array) -> None:
         self._place.loops += 1
@@ -259,20 +243,20 @@ class Words(Maths):
         for buffer, value in values.items():
             buffer.safe = value
 
-    def annotate_layout(self, layouts: Any) -> None:
+    def annotate_schedule(self, *args: Any, **options: Any) -> None:
         pass
 
-    def use_swizzle(self, *args: Any, **options: Any) -> None:
-        pass
+    annotate_layout = use_swizzle = print = Layout = annotate_schedule
 
-    def annotate_schedule(self, **options: Any) -> None:
-        pass
 
-    def print(self, obj: Any, msg: str = "") -> None:
-        pass
+def _indices(values: Sequence[Any]) -> Any:
+    """What a loop over several dimensions gives its names: one number, or a tuple."""
+    found = tuple(index(v) for v in values)
+    return found[0] if len(found) == 1 else found
 
-    def Layout(self, shape: Any, function: Any) -> None:
-        return None
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    return tuple(int(e) for e in (shape if isinstance(shape, tuple) else (shape,)))
 
 
 def _trimmed(extents: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -283,17 +267,16 @@ def _trimmed(extents: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 def _region(x: Any) -> Region:
-    return x if isinstance(x, Region) else whole(x)
+    return x if isinstance(x, Region) else Region.of(x)
 
 
 def _matrix(r: Region) -> Number:
     extents = r.filled(r.buffer.shape)
-    n = r.buffer.box(r.starts, extents)
-    return Number(n.value.reshape(extents[-2:]), n.dtype, n.errors().reshape(extents[-2:]), n.fnuz)
+    return r.buffer[r.at(extents)].reshape(extents[-2:])
 
 
 def _turned(x: Number) -> Number:
-    return Number(x.value.T, x.dtype, x.error.T, x.fnuz)
+    return Number(x.value.T, x.dtype, x.error.T)
 
 
 def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
@@ -302,7 +285,7 @@ def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
     sign) times the sum of the absolute values."""
     if not c.dtype.is_float:
         made = a.value.astype(np.int64) @ b.value.astype(np.int64) + c.value
-        return Number(made.astype(c.value.dtype), c.dtype, c.error, c.fnuz)
+        return Number(made.astype(c.value.dtype), c.dtype, c.error)
     x, y = a.value, b.value
     ex, ey = a.errors(), b.errors()
     bits = {"f16": 11, "f32": 24, "f64": 53}[c.dtype.short]
@@ -322,7 +305,7 @@ def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
     rough = size * 2.0**-bits * root * 2 + size * unit(FLOAT16 if c.dtype is FLOAT16 else c.dtype)
     error = np.where(exact, 0.0, moved + rough)
     beyond = ~(size < (60000.0 if c.dtype is FLOAT16 else 1e38))
-    return Number(value, c.dtype, np.where(beyond, np.inf, error), c.fnuz).to(c.dtype)
+    return Number(value, c.dtype, np.where(beyond, np.inf, error)).to(c.dtype)
 
 
 def _grain(x: Array) -> float:

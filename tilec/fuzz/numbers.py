@@ -15,23 +15,15 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tilec.ir.semantics import SATURATING, binary, cast, function, numpy_dtype
-from tilec.ir.types import (
-    BOOL,
-    FLOAT32,
-    FLOAT64,
-    INT32,
-    TFLOAT32,
-    DType,
-)
+from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, TFLOAT32, DType
 
 Array = np.ndarray[Any, Any]
 
 MANTISSA = {"f64": 53, "f32": 24, "tf32": 11, "f16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3}
 _NO_ERROR = np.zeros(())
-
-
 _finfo: Any = ml_dtypes.finfo
 
 
@@ -67,23 +59,30 @@ def smallest(dtype: DType) -> float:
     return float(_finfo(numpy_dtype(dtype)).tiny)
 
 
-class Number:
+_ARITHMETIC = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floordiv",
+    "remainder": "mod", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+    "left_shift": "shl", "right_shift": "shr",
+}  # fmt: skip
+_COMPARISONS = {
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne",
+}  # fmt: skip
+
+
+class Number(NDArrayOperatorsMixin):
     """`value` with `error`, of `dtype`; see the module's opening. Arithmetic follows the rules of
     `tilec.language`."""
 
-    __slots__ = ("value", "error", "dtype", "fnuz")
-    __array_priority__ = 100
+    __slots__ = ("value", "error", "dtype")
 
-    def __init__(
-        self, value: Any, dtype: DType, error: Any = _NO_ERROR, fnuz: bool = False
-    ) -> None:
+    def __init__(self, value: Any, dtype: DType, error: Any = _NO_ERROR) -> None:
         self.value = np.asarray(value, held(dtype))
         self.error = np.asarray(error, np.float64)
         unknown = np.isnan(self.error)  # of infinity times nothing
         if unknown.any():
             self.error = np.where(unknown, np.inf, self.error)
         self.dtype = dtype
-        self.fnuz = fnuz
 
     def errors(self) -> Array:
         """The error of every element."""
@@ -92,19 +91,21 @@ class Number:
     def exact(self) -> bool:
         return not self.error.any()
 
-    # --- conversion ---
+    def reshape(self, shape: tuple[int, ...]) -> Number:
+        return Number(self.value.reshape(shape), self.dtype, self.errors().reshape(shape))
 
-    def to(self, dtype: DType) -> Number:
-        """`T.cast`: to nearest even; float to int truncates and saturates."""
+    def to(self, dtype: DType, fnuz: bool = False) -> Number:
+        """`T.cast`: to nearest even; float to int truncates and saturates. `fnuz`: float8 is
+        AMD's."""
         if dtype is self.dtype:
             return self
         if dtype is BOOL:
             unclear = (self.error > 0) & (np.abs(self.value) <= self.error)
-            return Number(self.value != 0, BOOL, np.where(unclear, np.inf, 0.0), self.fnuz)
+            return Number(self.value != 0, BOOL, np.where(unclear, np.inf, 0.0))
         if not dtype.is_float:
             return self._to_int(dtype)
         wide = self.value.astype(np.float64)
-        made = rounded(wide, dtype, self.fnuz)
+        made = rounded(wide, dtype, fnuz)
         if self.exact():
             error = np.where(np.isnan(wide) & (dtype in SATURATING), np.inf, 0.0)
             if dtype is TFLOAT32:  # rounded when it is stored, or when it is used, or never
@@ -112,25 +113,20 @@ class Number:
             if dtype.bits < 32:  # some convert by way of float32
                 twice = rounded(wide, FLOAT32) != wide
                 error = np.where(twice & (made != wide), 2 * _half_step(wide, dtype), error)
-            return Number(made, dtype, error, self.fnuz)
+            return Number(made, dtype, error)
         slack = self.error + np.where(self.error > 0, _half_step(wide, dtype), 0.0)
-        beyond = np.abs(wide) + slack >= largest(dtype, self.fnuz)
-        return Number(made, dtype, np.where(beyond, np.inf, slack), self.fnuz)
+        beyond = np.abs(wide) + slack >= largest(dtype, fnuz)
+        return Number(made, dtype, np.where(beyond, np.inf, slack))
 
     def _to_int(self, dtype: DType) -> Number:
         if not self.dtype.is_float:
-            made = cast(self.value, self.dtype, dtype)
-            return Number(made, dtype, self.error, self.fnuz)
-
-        def truncated(x: Array) -> Array:
-            made: Array = cast(x, FLOAT64, dtype)
-            return made
-
-        made = truncated(self.value)
-        near = self.error + 1
-        steady = truncated(self.value - self.error) == truncated(self.value + self.error)
-        error = np.where(steady & ~np.isnan(self.value), 0.0, near)
-        return Number(made, dtype, error, self.fnuz)
+            return Number(cast(self.value, self.dtype, dtype), dtype, self.error)
+        low, made, high = (
+            cast(x, FLOAT64, dtype)
+            for x in (self.value - self.error, self.value, self.value + self.error)
+        )
+        steady = (low == high) & ~np.isnan(self.value)
+        return Number(made, dtype, np.where(steady, 0.0, self.error + 1))
 
     def __bool__(self) -> bool:
         if not self.exact():
@@ -144,84 +140,14 @@ class Number:
 
     __int__ = __index__
 
-    # --- operators ---
-
-    def __add__(self, other: Any) -> Number:
-        return arithmetic("add", self, other)
-
-    def __radd__(self, other: Any) -> Number:
-        return arithmetic("add", other, self)
-
-    def __sub__(self, other: Any) -> Number:
-        return arithmetic("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Number:
-        return arithmetic("sub", other, self)
-
-    def __mul__(self, other: Any) -> Number:
-        return arithmetic("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Number:
-        return arithmetic("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Number:
-        return arithmetic("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Number:
-        return arithmetic("div", other, self)
-
-    def __floordiv__(self, other: Any) -> Number:
-        return arithmetic("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Number:
-        return arithmetic("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Number:
-        return arithmetic("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Number:
-        return arithmetic("mod", other, self)
-
-    def __and__(self, other: Any) -> Number:
-        return arithmetic("and", self, other)
-
-    def __or__(self, other: Any) -> Number:
-        return arithmetic("or", self, other)
-
-    def __xor__(self, other: Any) -> Number:
-        return arithmetic("xor", self, other)
-
-    def __lshift__(self, other: Any) -> Number:
-        return arithmetic("shl", self, other)
-
-    def __rshift__(self, other: Any) -> Number:
-        return arithmetic("shr", self, other)
-
-    def __neg__(self) -> Number:
-        return Number(-self.value, self.dtype, self.error, self.fnuz)
-
-    def __invert__(self) -> Number:
-        return Number(~self.value, self.dtype, self.error, self.fnuz)
-
-    def __lt__(self, other: Any) -> Number:
-        return compare("lt", self, other)
-
-    def __le__(self, other: Any) -> Number:
-        return compare("le", self, other)
-
-    def __gt__(self, other: Any) -> Number:
-        return compare("gt", self, other)
-
-    def __ge__(self, other: Any) -> Number:
-        return compare("ge", self, other)
-
-    def __eq__(self, other: object) -> Number:  # type: ignore[override]
-        return compare("eq", self, other)
-
-    def __ne__(self, other: object) -> Number:  # type: ignore[override]
-        return compare("ne", self, other)
-
-    __hash__ = None  # type: ignore[assignment]
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **out: Any) -> Any:
+        """What an operator of Python does, by NumPy's name of it."""
+        name = ufunc.__name__
+        if name in _COMPARISONS:
+            return compare(_COMPARISONS[name], *operands)
+        if name in ("negative", "invert", "absolute"):
+            return Number(ufunc(self.value), self.dtype, self.error)
+        return arithmetic(_ARITHMETIC[name], *operands) if name in _ARITHMETIC else NotImplemented
 
 
 def inexact_tf32(value: Array) -> Array:
@@ -258,8 +184,13 @@ def _literal(value: Any, other: Number | None) -> Number:
         dtype = INT32
     else:
         dtype = other.dtype
-    made = Number(value, dtype, fnuz=other.fnuz if other is not None else False)
-    return Number(rounded(made.value, dtype), dtype, fnuz=made.fnuz) if dtype.is_float else made
+    return literal(value, dtype)
+
+
+def literal(value: Any, dtype: DType, fnuz: bool = False) -> Number:
+    """A number of Python in a dtype."""
+    made = np.asarray(value, held(dtype))
+    return Number(rounded(made, dtype, fnuz) if dtype.is_float else made, dtype)
 
 
 def common(a: DType, b: DType) -> DType:
@@ -277,55 +208,49 @@ def common(a: DType, b: DType) -> DType:
     return a if a.kind == "uint" else b
 
 
-def settle(value: Array, error: Array, dtype: DType, fnuz: bool = False, ulps: float = 1) -> Number:
+def settle(value: Array, error: Array, dtype: DType, ulps: float = 1) -> Number:
     """A float result, computed in float64 from operands off by `error` in all, as `dtype`: exact
     where nothing is rounded, else within `ulps` roundings."""
-    made = rounded(value, dtype, fnuz)
+    made = rounded(value, dtype)
     whole = dtype is FLOAT64 and np.all((value == np.trunc(value)) & (np.abs(value) < 2**52))
     same = (made == value) if dtype is not FLOAT64 or whole else np.zeros(np.shape(value), bool)
     error = np.where(same & (error == 0), 0.0, error + ulps * _half_step(value, dtype))
-    beyond = ~(np.abs(value) + error < largest(dtype, fnuz))  # and where there is no number
-    return Number(made, dtype, np.where(beyond, np.inf, error), fnuz)
+    beyond = ~(np.abs(value) + error < largest(dtype))  # and where there is no number
+    return Number(made, dtype, np.where(beyond, np.inf, error))
 
 
 def arithmetic(kind: str, left: Any, right: Any) -> Number:
     """`left kind right` for two numbers, one of which may be a literal."""
     a, b = pair(left, right)
-    fnuz = a.fnuz or b.fnuz
     if kind == "div" and not a.dtype.is_float:
         a, b = a.to(FLOAT32), b.to(FLOAT32)
     x, y, ea, eb, dtype = a.value, b.value, a.error, b.error, a.dtype
     with np.errstate(all="ignore"):
         if not dtype.is_float:
             made = binary(kind, x, y, dtype)
-            if not (ea.any() or eb.any()):
-                return Number(made, dtype, _NO_ERROR, fnuz)
+            if a.exact() and b.exact():
+                return Number(made, dtype)
             linear = kind in ("add", "sub", "min", "max")
             return Number(made, dtype, np.where(ea + eb > 0, (ea + eb) if linear else np.inf, 0.0))
         match kind:
-            case "add":
-                # x + y may stand for a part of a long sum that is made in another order
-                r = settle(x + y, ea + eb, dtype, fnuz)
+            case "add" | "sub":
+                r = settle(x + y if kind == "add" else x - y, ea + eb, dtype)
+                # it may stand for a part of a long sum that is made in another order
                 more = (np.abs(x) + np.abs(y)) * unit(dtype)
-                return Number(r.value, dtype, np.where(r.error > 0, r.error + more, 0.0), fnuz)
-            case "sub":
-                r = settle(x - y, ea + eb, dtype, fnuz)
-                more = (np.abs(x) + np.abs(y)) * unit(dtype)
-                return Number(r.value, dtype, np.where(r.error > 0, r.error + more, 0.0), fnuz)
+                return Number(r.value, dtype, np.where(r.error > 0, r.error + more, 0.0))
             case "mul":
-                return settle(x * y, np.abs(x) * eb + np.abs(y) * ea + ea * eb, dtype, fnuz)
+                return settle(x * y, np.abs(x) * eb + np.abs(y) * ea + ea * eb, dtype)
             case "div":
                 q = x / y
                 room = np.abs(y) - eb
                 error = np.where(room > 0, (ea + np.abs(q) * eb) / room, np.inf)
                 error = np.where((ea == 0) & (eb == 0) & (y != 0), 0.0, error)
-                return settle(q, error, dtype, fnuz, 4)
+                return settle(q, error, dtype, 4)
             case "min" | "max":
                 made = binary(kind, x, y, FLOAT64)
                 error = np.where(np.abs(x - y) > ea + eb, np.where(made == x, ea, eb), ea + eb)
                 same = (x == y) & (ea == 0) & (eb == 0)  # of infinities, too
-                error = np.where(np.isnan(x - y) & ~same, np.inf, error)
-                return Number(made, dtype, error, fnuz)
+                return Number(made, dtype, np.where(np.isnan(x - y) & ~same, np.inf, error))
     raise TypeError(f"{kind} of {dtype.name}")
 
 
@@ -335,10 +260,9 @@ def compare(kind: str, left: Any, right: Any) -> Number:
     e = a.error + b.error
     made = function(kind)(a.value, b.value)
     if not e.any():
-        return Number(made, BOOL, fnuz=a.fnuz)
+        return Number(made, BOOL)
     gap = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64))
-    unclear = (e > 0) & ~(gap > e)
-    return Number(made, BOOL, np.where(unclear, np.inf, 0.0), a.fnuz)
+    return Number(made, BOOL, np.where((e > 0) & ~(gap > e), np.inf, 0.0))
 
 
 def select(cond: Any, on_true: Any, on_false: Any) -> Number:
@@ -346,13 +270,8 @@ def select(cond: Any, on_true: Any, on_false: Any) -> Number:
     a, b = pair(on_true, on_false)
     if not isinstance(cond, Number):
         return a if cond else b
-    error = np.where(cond.value, a.error, b.error)
-    return Number(
-        np.where(cond.value, a.value, b.value),
-        a.dtype,
-        np.where(cond.error > 0, np.inf, error),
-        a.fnuz or b.fnuz,
-    )
+    error = np.where(cond.error > 0, np.inf, np.where(cond.value, a.error, b.error))
+    return Number(np.where(cond.value, a.value, b.value), a.dtype, error)
 
 
 def function_of(
@@ -362,7 +281,6 @@ def function_of(
     with np.errstate(all="ignore"):
         y = f(x.value)
         moved = np.where(x.error > 0, x.error * slope(x.value, x.error), 0.0)
-        rough = np.abs(y) * 2.0**-18  # of the fast functions of float32, which narrower ones use
-        wide = x.dtype is FLOAT64
-        made = settle(y, moved + (0.0 if wide or ulps == 0 else rough), x.dtype, x.fnuz, ulps)
-    return made
+        if x.dtype is not FLOAT64:
+            moved = moved + np.abs(y) * 2.0**-18  # of fast functions of float32, and narrower ones
+        return settle(y, moved, x.dtype, ulps)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
+import os
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +15,9 @@ from typing import Any
 import numpy as np
 
 from tilec.fuzz import gpu, prepared
-from tilec.fuzz.arrays import Array, Made
 from tilec.fuzz.buffers import Invalid
 from tilec.fuzz.numbers import Number, Unclear
-from tilec.fuzz.program import PLAIN, Launch, Program, make_arguments
-from tilec.fuzz.silence import silent
+from tilec.fuzz.program import PLAIN, Array, Launch, Made, Program, make_arguments
 from tilec.fuzz.waits import unfinished_at_barriers
 from tilec.ir.errors import CompileError
 from tilec.kernel import Kernel
@@ -45,15 +48,7 @@ class Outcome:
 
     def same(self, other: Outcome) -> bool:
         """Whether both are the same failure."""
-        mine, theirs = (
-            (self.target, self.kind, self.detail),
-            (
-                other.target,
-                other.kind,
-                other.detail,
-            ),
-        )
-        return mine == theirs
+        return (self.target, self.kind, self.detail) == (other.target, other.kind, other.detail)
 
 
 def targets() -> tuple[str, ...]:
@@ -91,26 +86,19 @@ class Wants:
         self._kernel, self._arguments, self.launch = kernel, arguments, launch
         self.returned = prepared.returned(kernel.function, kernel.out)
         self._made: dict[bool, dict[str, Number]] = {}
-        self._float8 = any(
-            isinstance(a, Array) and "float8" in a.dtype for a in arguments.values()
-        ) or "float8" in _text(kernel)
+        arrays = [a for a in arguments.values() if isinstance(a, Array)]
+        constants = kernel.function.__code__.co_consts
+        self._float8 = "float8" in f"{arrays} {constants}"
         self.of(False)
 
     def of(self, fnuz: bool) -> dict[str, Number]:
         fnuz = fnuz and self._float8
         if fnuz not in self._made:
-            given = {
-                n: a.view if isinstance(a, Made) else a
-                for n, a in make_arguments(self._arguments, fnuz).items()
-            }
+            made = make_arguments(self._arguments, fnuz)
+            given = {n: a.view if isinstance(a, Made) else a for n, a in made.items()}
             with np.errstate(all="ignore"):
-                made = prepared.run(self._kernel.function, given, self.launch, fnuz)
-                self._made[fnuz] = made
+                self._made[fnuz] = prepared.run(self._kernel.function, given, self.launch, fnuz)
         return self._made[fnuz]
-
-
-def _text(kernel: Kernel) -> str:
-    return " ".join(str(c) for c in kernel.function.__code__.co_consts)
 
 
 def outcomes(program: Program, chosen: Sequence[str], runs: int = GPU_RUNS) -> Iterator[Outcome]:
@@ -148,7 +136,7 @@ def run_on(
     later: list[list[Any]] = []
     results: dict[str, Any] = {n: a.view for n, a in made.items() if isinstance(a, Made)}
     try:
-        with warnings.catch_warnings(), silent(_prints(kernel)):
+        with warnings.catch_warnings(), silent("print" in kernel.function.__code__.co_names):
             warnings.simplefilter("ignore")
             if target == "cpu":
                 results |= zip(wants.returned, wants.launch.call(kernel, given))
@@ -161,8 +149,9 @@ def run_on(
                 if not report.complete:
                     raise KeyboardInterrupt  # which the simulator has taken for itself
                 if report.findings:
-                    first = report.findings[0]
-                    return Outcome(target, "finding", first.kind, _findings(report))
+                    head = str(report).split("\n\n")[: 1 + len(report.findings)]  # no tables
+                    text = "\n\n".join(head)[:4000]
+                    return Outcome(target, "finding", report.findings[0].kind, text)
                 results |= report.outputs
                 if on is not None and on.kind == "hip" and not optimised:
                     assembly = wants.launch.assembly(kernel, given, name)
@@ -176,9 +165,9 @@ def run_on(
     except gpu.Differs as e:
         return Outcome(target, "runs", "bits", str(e))
     except CompileError as e:
-        return Outcome(target, "refused", _class_of(e), str(e))
+        return Outcome(target, "refused", type(e).__name__, str(e))
     except Exception as e:  # whatever goes wrong in the compiler is what is looked for
-        return Outcome(target, "error", _class_of(e), _error(e))
+        return Outcome(target, "error", type(e).__name__, _error(e))
     for name, a in made.items():
         if isinstance(a, Made) and a.outside() != before[name]:
             return Outcome(target, "outside", name, f"memory beside {name} was written")
@@ -194,27 +183,32 @@ def run_on(
     return Outcome(target, "ok")
 
 
-def _prints(kernel: Kernel) -> bool:
-    return "print" in kernel.function.__code__.co_names
-
-
-def _class_of(e: BaseException) -> str:
-    return type(e).__name__
+@contextlib.contextmanager
+def silent(deep: bool) -> Iterator[None]:
+    """Drop what Python writes to its two outputs, and where `deep` what anybody does: T.print
+    writes to the process's own output."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        if not deep:
+            yield
+            return
+        kept = os.dup(1)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nothing, 1)
+            yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has kept back goes where it belongs
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.close(nothing)
 
 
 def _error(e: BaseException) -> str:
-    where = e.__traceback__
-    frames = []
-    while where is not None:
-        code = where.tb_frame.f_code
-        frames.append(f"{code.co_filename.rpartition('/tilec/')[2]}:{where.tb_lineno}")
-        where = where.tb_next
+    frames = [
+        f"{f.filename.rpartition('/tilec/')[2]}:{f.lineno}"
+        for f in traceback.extract_tb(e.__traceback__)
+    ]
     return f"{type(e).__name__}: {e}\nat {' '.join(frames[-4:])}"
-
-
-def _findings(report: Any) -> str:
-    """The report's head and findings, without its tables."""
-    return "\n\n".join(str(report).split("\n\n")[: 1 + len(report.findings)])[:4000]
 
 
 def differing(got: Any, want: Number) -> str:

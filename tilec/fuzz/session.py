@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from tilec.fuzz.buffers import Invalid
@@ -13,7 +15,7 @@ from tilec.fuzz.numbers import Unclear
 from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program
 from tilec.fuzz.program import Program
 from tilec.fuzz.shrink import shrink
-from tilec.fuzz.workers import MOST_SECONDS, Worker, finished
+from tilec.fuzz.workers import MOST_SECONDS, Worker
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,19 @@ def reason(outcome: Outcome) -> str:
 Run = Callable[[Program, Sequence[str], int], tuple[Outcome, ...]]
 
 
-def try_program(seed: int, number: int, targets: Sequence[str], runs: int = GPU_RUNS) -> Result:
-    """Make and run one program in this process, on a GPU so many times."""
+def try_program(
+    seed: int,
+    number: int,
+    targets: Sequence[str],
+    runs: int = GPU_RUNS,
+    run: Run = run_program,
+) -> Result:
+    """Make and run one program, in this process or a worker's, on a GPU so many times."""
     program = generate(seed, number)
     try:
-        return Result(seed, number, run_program(program, targets, runs), "", program.words)
+        return Result(seed, number, run(program, targets, runs), "", program.words)
     except (Invalid, Unclear) as e:
-        return Result(seed, number, (), str(e), program.words)
+        return Result(seed, number, (), str(e) or type(e).__name__, program.words)
 
 
 def results(
@@ -120,33 +128,36 @@ def results(
     if jobs == 0:
         yield from (try_program(seed, n, targets, runs) for n in numbers)
         return
-    idle = [Worker(limit) for _ in range(jobs)]
-    busy: dict[Worker, tuple[int, Program]] = {}
-    try:
-        while True:
-            while idle and (number := next(numbers, None)) is not None:
-                program = generate(seed, number)
-                busy[idle[-1]] = number, program
-                idle.pop().begin(program, targets, runs)
-            if not busy:
-                return
-            for worker, made, invalid in finished(busy):
-                number, program = busy.pop(worker)
-                idle.append(worker)
-                yield Result(seed, number, () if invalid else made, invalid, program.words)
-    finally:
-        for worker in (*idle, *busy):
-            worker.close()
+    workers = [Worker(limit) for _ in range(jobs)]
+    idle = workers.copy()
+
+    def waited(number: int) -> Result:
+        worker = idle.pop()
+        made = try_program(seed, number, targets, runs, worker.run)
+        idle.append(worker)
+        return made
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            busy = {pool.submit(waited, n) for n in itertools.islice(numbers, jobs)}
+            while busy:
+                done, busy = wait(busy, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    busy |= {pool.submit(waited, n) for n in itertools.islice(numbers, 1)}
+        finally:
+            for worker in workers:
+                worker.stop()
+            wait(busy)
+            for worker in workers:
+                worker.close()
 
 
 def shrunk(program: Program, failure: Outcome, seconds: float, run: Run = run_program) -> Program:
     """A smaller program with the same failure."""
 
     def fails(candidate: Program) -> bool:
-        try:
-            (outcome,) = run(candidate, (failure.target,), GPU_RUNS)
-        except (Invalid, Unclear):
-            return False
+        (outcome,) = run(candidate, (failure.target,), GPU_RUNS)
         return outcome.same(failure)
 
     return shrink(program, fails, seconds)

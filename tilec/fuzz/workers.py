@@ -1,5 +1,5 @@
-"""Processes that run programs. A program that ends its process, or that does not come to an end, is
-a failure like any other: it is reported, and another process takes the place of the one that is
+"""A process that runs programs. A program that ends its process, or that does not come to an end,
+is a failure like any other: it is reported, and another process takes the place of the one that is
 gone."""
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tilec.fuzz.buffers import Invalid
@@ -22,19 +20,7 @@ from tilec.fuzz.program import Program
 
 MOST_SECONDS = 300.0  # of one program on one target
 _CONTEXT = multiprocessing.get_context("spawn")  # a fork has no CUDA and only one of LLVM's threads
-_LINES = (
-    12  # of what a process has written to its standard error: its last words, then where it was
-)
-
-
-@dataclass
-class _Task:
-    """A program at work. `made`: the outcomes so far; the next target is the one at work."""
-
-    program: Program
-    targets: tuple[str, ...]
-    made: list[Outcome]
-    since: float
+_LINES = 12  # of a process's standard error: its last words, then where it was
 
 
 class Worker:
@@ -42,7 +28,7 @@ class Worker:
 
     def __init__(self, seconds: float = MOST_SECONDS) -> None:
         self._seconds = seconds
-        self._task: _Task | None = None
+        self._stopped = False
         self._start()
 
     def _start(self) -> None:
@@ -52,7 +38,13 @@ class Worker:
         self._pipe, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_serve, args=(theirs, name), daemon=True)
         self._process.start()
+        self._ready = False
         theirs.close()
+
+    def stop(self) -> None:
+        """End a program that is run in another thread."""
+        self._stopped = True
+        self._process.kill()
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -61,79 +53,38 @@ class Worker:
         self._pipe.close()
         self._said.unlink(missing_ok=True)
 
-    def begin(self, program: Program, targets: Sequence[str], runs: int = GPU_RUNS) -> None:
-        """Give it a program; `finished` tells when it is done."""
-        self._task = _Task(program, tuple(targets), [], time.monotonic())
-        try:
-            self._pipe.send((program, self._task.targets, runs))
-        except OSError:  # it is gone already, which `_step` finds
-            pass
-
     def run(
         self, program: Program, targets: Sequence[str], runs: int = GPU_RUNS
     ) -> tuple[Outcome, ...]:
         """The outcomes of a program. Raises Invalid for one without a meaning."""
-        self.begin(program, targets, runs)
-        while True:
-            for _, made, invalid in finished([self]):
-                if invalid:
-                    raise Invalid(invalid)
-                return made
-
-    def _left(self) -> float:
-        """The seconds until the program at work counts as one without an end."""
-        assert self._task is not None
-        return self._task.since + self._seconds - time.monotonic()
-
-    def _step(self) -> str | None:
-        """Take what the process has sent. None while it is at work, "" when it is done, else why
-        the program has no meaning."""
-        task = self._task
-        assert task is not None
+        made: list[Outcome] = []
         try:
-            while self._pipe.poll():
+            if not self._ready:  # to start takes seconds, which are not the program's
+                self._ready = bool(self._pipe.recv())
+            self._pipe.send((program, tuple(targets), runs))
+            while self._pipe.poll(self._seconds):
                 got = self._pipe.recv()
-                if isinstance(got, str):
-                    if any(o.target == "gpu" and o.failed for o in task.made):
-                        self._renew()  # an error stays with the process's CUDA context
-                    return got
-                task.made.append(got)
-                task.since = time.monotonic()
+                if isinstance(got, Outcome):
+                    made.append(got)
+                    continue
+                if any(o.target == "gpu" and o.failed for o in made):
+                    self._renew()  # an error stays with the process's CUDA context
+                if got:
+                    raise Invalid(got)
+                return tuple(made)
+            kind, detail = "endless", f"not done after {self._seconds:.0f} s"
         except (EOFError, OSError):
             self._process.join()
-            self._lost("ended", _how(self._process.exitcode))
-            return ""
-        if self._left() <= 0:
-            self._process.kill()
-            self._process.join()
-            self._lost("endless", f"not done after {self._seconds:.0f} s")
-            return ""
-        return None
-
-    def _lost(self, kind: str, detail: str) -> None:
-        """Note that the target at work has taken the process with it."""
-        task = self._task
-        assert task is not None
+            kind, detail = "ended", _how(self._process.exitcode)
         said = self._said.read_text(errors="replace").strip().splitlines()
-        target = task.targets[min(len(task.made), len(task.targets) - 1)]
-        task.made.append(Outcome(target, kind, detail, "\n".join([detail, *said[:_LINES]])))
+        target = targets[min(len(made), len(targets) - 1)]  # the one at work
         self._renew()
+        return (*made, Outcome(target, kind, detail, "\n".join([detail, *said[:_LINES]])))
 
     def _renew(self) -> None:
         self.close()
-        self._start()
-
-
-def finished(workers: Iterable[Worker]) -> Iterator[tuple[Worker, tuple[Outcome, ...], str]]:
-    """Wait until at least one of the workers has something to say. Those that are done, each with
-    its outcomes and why its program has no meaning, "" for one that has."""
-    busy = list(workers)
-    wait([w._pipe for w in busy], max(0.0, min(w._left() for w in busy)))
-    for worker in busy:
-        invalid = worker._step()
-        if invalid is not None and worker._task is not None:
-            made, worker._task = tuple(worker._task.made), None
-            yield worker, made, invalid
+        if not self._stopped:
+            self._start()
 
 
 def _how(status: int | None) -> str:
@@ -151,6 +102,7 @@ def _serve(pipe: Connection, said: str) -> None:
     kept = os.open(said, os.O_WRONLY | os.O_APPEND)
     os.dup2(kept, 2)
     faulthandler.enable(2, all_threads=False)
+    pipe.send("ready")
     while True:
         try:
             program, targets, runs = pipe.recv()

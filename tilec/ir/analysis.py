@@ -50,6 +50,8 @@ from tilec.ir.ops import (
     Unary,
     Warp,
     While,
+    decides,
+    handed_on,
     yielded,
 )
 from tilec.ir.types import BufferType, ScalarType
@@ -426,49 +428,43 @@ class Uniformity:
 
     def _block(self, block: Block, around: Level) -> None:
         for o in block.ops:
-            match o:
-                case _ if not o.region_fields:
-                    if not o.pure:
-                        self._effects(o, around)
-                    own = _LEVELS.get(o.opname, Level.BLOCK)
-                    level = max(own, self._highest(o.operands))
-                    if level is not Level.BLOCK:
-                        for r in o.results:
-                            self._raise(r, level)
-                case Parallel():
-                    for arg in o.body.args:
-                        self._raise(arg, Level.THREAD)
-                    self._block(o.body, Level.THREAD)
-                case For():
-                    bounds = self._highest((o.lo, o.hi, o.step))
-                    self._raise(o.body.args[0], bounds)
-                    self._carry(o.inits, o.body.args[1:])
-                    self._block(o.body, max(around, bounds))
-                    self._close(o, o.body.args[1:], bounds)
-                case While():
-                    self._carry(o.inits, o.body.args)
-                    self._carry(o.inits, o.cond.args)
-                    self._block(o.cond, around)
-                    goes_on = self._highest(yielded(o.cond))
-                    self._block(o.body, max(around, goes_on))
-                    self._close(o, o.body.args, goes_on)
-                    for v, arg in zip(yielded(o.body), o.cond.args):
-                        self._again = self._raise(arg, max(self.level(v), goes_on)) or self._again
-                case If():
-                    inside = max(around, self.level(o.cond))
-                    self._block(o.then, inside)
-                    self._block(o.orelse, inside)
-                    for region in o.regions:
-                        for r, v in zip(o.results, yielded(region)):
-                            self._raise(r, max(self.level(v), self.level(o.cond)))
-                case Scope(body=body):
-                    self._block(body, Level.BLOCK)
-                case _:
-                    level = self._highest(o.operands)
-                    for region in o.regions:
-                        self._block(region, around)
+            if not o.region_fields:
+                if not o.pure:
+                    self._effects(o, around)
+                own = _LEVELS.get(o.opname, Level.BLOCK)
+                level = max(own, self._highest(o.operands))
+                if level is not Level.BLOCK:
                     for r in o.results:
                         self._raise(r, level)
+                continue
+            self._hand_on(o)
+            inside = around
+            match o:
+                case For():
+                    self._raise(o.body.args[0], self._highest(decides(o)))
+                case Parallel():
+                    inside = Level.THREAD
+                    for arg in o.body.args:
+                        self._raise(arg, Level.THREAD)
+                case Scope():
+                    inside = Level.BLOCK
+            for region in o.regions:
+                self._block(region, max(inside, self._highest(decides(o))))
+            self._again = self._hand_on(o) or self._again
+
+    def _hand_on(self, o: Op) -> bool:
+        """A carried value is as uniform as all that flows into it; after the loop, or the branch,
+        as what decides about it, too, and so where a `while` ends. Whether an argument was
+        raised."""
+        decided, raised = self._highest(decides(o)), False
+        for sources, (*args, result) in handed_on(o):
+            level = self._highest(sources)
+            for arg in args:
+                raised = self._raise(arg, level) or raised
+            if isinstance(o, While):
+                raised = self._raise(args[0], decided) or raised
+            self._raise(result, max(level, decided))
+        return raised
 
     def _effects(self, o: Op, around: Level) -> None:
         for e in o.effects():
@@ -477,17 +473,6 @@ class Uniformity:
             elif e.writes and e.region and e.region.buffer.buffer.space == "local":
                 level = max(self._highest(o.operands), around)
                 self._again = self._raise(e.region.buffer, level) or self._again
-
-    def _carry(self, inits: Sequence[Value], args: Sequence[Value]) -> None:
-        for init, arg in zip(inits, args):
-            self._raise(arg, self.level(init))
-
-    def _close(self, o: For | While, args: Sequence[Value], trips: Level) -> None:
-        """A carried value is as uniform as all that flows into it; after the loop, as the number of
-        trips, too."""
-        for arg, after, result in zip(args, yielded(o.body), o.results):
-            self._again = self._raise(arg, self.level(after)) or self._again
-            self._raise(result, max(self.level(arg), trips))
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Who reads what whom has written: the live ranges of buffers.
+"""Who reads what whom has written: the live ranges of buffers, and what is read from before.
 
 A *live range* begins with an op that fills a buffer whole and ends with the last op that reads what
 it left there. Where all that is read of a buffer lies in such ranges, each within one straight list
@@ -7,11 +7,12 @@ The ranges are drawn from the ops' effects alone (`Op.effects`)."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tilec.ir.core import Block, Effect, Op, Value
-from tilec.ir.ops import For, Parallel, Scope, While
+from tilec.ir.effects import buffers_written
+from tilec.ir.ops import For, If, Parallel, Scope, While
 
 Path = tuple[tuple[Block, int], ...]  # the blocks around an op, from outside, and where it is there
 
@@ -52,18 +53,61 @@ def live_ranges(body: Block, buffers: Container[Value]) -> dict[Value, list[Live
     """The live ranges of each of the `buffers` that `body` accesses, in the order of the program;
     or the first op that keeps it from having such."""
     accesses: dict[Value, _Accesses] = {}
-
-    def visit(block: Block, around: Path) -> None:
-        for i, o in enumerate(block.ops):
-            for name in o.region_fields:
-                visit(getattr(o, name), (*around, (block, i)))
-            for e in () if o.pure or o.region_fields else o.effects():
-                if e.region is not None and e.region.buffer in buffers and (e.reads or e.writes):
-                    path = (*around, (block, i))
-                    accesses.setdefault(e.region.buffer, _Accesses()).add(path, o, e)
-
-    visit(body, ())
+    for path, o, e in _accesses(body, buffers, ()):
+        assert e.buffer is not None
+        accesses.setdefault(e.buffer, _Accesses()).add(path, o, e)
     return {v: found.ranges() for v, found in accesses.items()}
+
+
+def exposed(
+    body: Block,
+    buffers: Container[Value],
+    numbers: Mapping[Value, object],
+    covers: Callable[[Parallel], Collection[Value]],
+) -> Effect | None:
+    """The first read of what was in one of the `buffers` before `body`, or may have been: not all
+    of it has certainly been overwritten. `numbers`: values that are known; `covers`: what a loop
+    over elements writes each element of."""
+    filled: dict[Op, Collection[Value]] = {}
+
+    def fills(o: Op) -> Collection[Value]:
+        if o not in filled:
+            inside = [{v for x in region.ops for v in fills(x)} for region in o.regions]
+            match o:
+                case For():
+                    filled[o] = inside[0] if runs(o, numbers) else ()
+                case While() | If():
+                    filled[o] = inside[0] & inside[1] if isinstance(o, If) else inside[0]
+                case Parallel():
+                    filled[o] = covers(o)
+                case _:
+                    filled[o] = buffers_written(o.effects(), whole=True)
+        return filled[o]
+
+    for path, _, e in _accesses(body, buffers, ()):
+        before = (o for block, i in path for o in block.ops[:i])
+        if e.reads and not any(e.buffer in fills(o) for o in before):
+            return e
+    return None
+
+
+def runs(o: For, numbers: Mapping[Value, object]) -> bool:
+    """Whether the loop has at least one iteration, whatever the arguments."""
+    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
+    return isinstance(lo, int) and isinstance(hi, int) and lo < hi
+
+
+def _accesses(
+    block: Block, buffers: Container[Value], around: Path
+) -> Iterator[tuple[Path, Op, Effect]]:
+    """Every read and write of one of the `buffers`."""
+    for i, o in enumerate(block.ops):
+        path = (*around, (block, i))
+        for name in o.region_fields:
+            yield from _accesses(getattr(o, name), buffers, path)
+        for e in () if o.pure or o.region_fields else o.effects():
+            if e.buffer in buffers and (e.reads or e.writes):
+                yield path, o, e
 
 
 def once(block: Block) -> Iterator[Op]:

@@ -76,7 +76,7 @@ def boxes(o: Op) -> list[Region]:
     return [e.region for e in effects if e.region is not None]
 
 
-def loop_of(o: Op, layout: Layout | None = None, agent: str = "", width: int = 0) -> Parallel:
+def loop_of(o: Op, layout: Layout | None = None, engine: str = "", width: int = 0) -> Parallel:
     """The loop that does what an elementwise op does; `width`: its `coalesced_width`."""
     regions = boxes(o)
     extents = regions[0].shape or (1,)
@@ -85,7 +85,7 @@ def loop_of(o: Op, layout: Layout | None = None, agent: str = "", width: int = 0
     args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
     b = Builder(o.loc)
     ELEMENTWISE[type(o)](Iteration(b, args), o)
-    return Parallel(extents, b.block(args), width, layout, agent, loc=o.loc)
+    return Parallel(extents, b.block(args), width, layout, engine, loc=o.loc)
 
 
 def in_turn(loop: Parallel) -> list[Op]:

@@ -59,7 +59,7 @@ class LayoutError(CompileError):
 class ResourceError(CompileError):
     """The kernel needs more shared memory, registers, threads or barriers than the target has.
 
-    `stages`: as many versions of a loop's buffers as would fit, 0 where fewer of them do not help.
+    `stages`: as many stages of a loop's buffers as would fit, 0 where fewer of them do not help.
     `spilled`: bytes that each thread spills, where that is the reason.
     """
 

@@ -1,11 +1,12 @@
 """LLVM records: what code generators write and what the text given to LLVM is printed from
 (`tilec.ir.llvm_printer`).
 
-A record (`Inst`) keeps its opcode, operands, types, hardware row and what the row does, source
-location, the user's buffer that it touches and, for a branch, the label where its sides meet again,
-so that another reader than LLVM can execute exactly the code that is shipped. `Function` appends
-records and folds integer constants as it goes, because most index arithmetic of an unrolled tile is
-known when it is printed. LLVM language reference: https://llvm.org/docs/LangRef.html"""
+A record (`Inst`) keeps its opcode, operands, types, hardware instruction and what the instruction
+does, source location, the user's buffer that it touches and, for a branch, the label where its
+sides meet again, so that another reader than LLVM can execute exactly the code that is shipped.
+`Function` appends records and folds integer constants as it goes, because most index arithmetic of
+an unrolled tile is known when it is printed. LLVM language reference:
+https://llvm.org/docs/LangRef.html"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tilec.ir.instr.meaning import Meaning
+from tilec.ir.instr.semantics import Semantics
 from tilec.ir.loc import UNKNOWN, Loc
 
 _MASK = {"i1": 1, "i8": 0xFF, "i16": 0xFFFF, "i32": 0xFFFF_FFFF, "i64": 0xFFFF_FFFF_FFFF_FFFF}
@@ -75,17 +76,17 @@ FLAGS = frozenset(("nuw", "nsw", "exact", "disjoint", "nneg", "samesign"))
 @dataclass(slots=True)
 class Inst:
     """One instruction. `text` is its LLVM spelling without result name and debug location;
-    `meaning` what its row does (`tilec.ir.instr.machine`), None where that is LLVM's; `buffer` the
-    name of the shared buffer or tensor that it touches."""
+    `semantics` what its instruction does (`tilec.ir.instr.machine`), None where that is LLVM's;
+    `buffer` the name of the shared buffer or tensor that it touches."""
 
     opcode: str
     result: Val | None
     operands: tuple[Val, ...]
     text: str
-    row: str = ""
+    instr: str = ""
     loc: Loc = UNKNOWN
     merge: str = ""
-    meaning: Meaning | None = None
+    semantics: Semantics | None = None
     buffer: str = ""
 
 
@@ -168,13 +169,13 @@ class Function:
         type: str,
         operands: tuple[Val, ...],
         text: str,
-        row: str = "",
-        meaning: Meaning | None = None,
+        instr: str = "",
+        semantics: Semantics | None = None,
     ) -> Val:
         """Append an instruction with a result and return the result."""
         result = self.fresh(type)
         self.block.insts.append(
-            Inst(opcode, result, operands, text, row, self.loc, "", meaning, self.buffer)
+            Inst(opcode, result, operands, text, instr, self.loc, "", semantics, self.buffer)
         )
         return result
 
@@ -206,13 +207,13 @@ class Function:
         opcode: str,
         operands: tuple[Val, ...],
         text: str,
-        row: str = "",
+        instr: str = "",
         merge: str = "",
-        meaning: Meaning | None = None,
+        semantics: Semantics | None = None,
     ) -> None:
         """Append an instruction without a result."""
         self.block.insts.append(
-            Inst(opcode, None, operands, text, row, self.loc, merge, meaning, self.buffer)
+            Inst(opcode, None, operands, text, instr, self.loc, merge, semantics, self.buffer)
         )
 
     def binary(self, opcode: str, a: Val, b: Val, flags: str = "") -> Val:
@@ -291,29 +292,29 @@ class Function:
         name: str,
         args: Sequence[Val] = (),
         *,
-        row: str = "",
+        instr: str = "",
         tail: str = "",
-        meaning: Meaning | None = None,
+        semantics: Semantics | None = None,
     ) -> Val | None:
         """Call the intrinsic or function `name`, declaring it; returns None for "void"."""
         if name not in self.declarations:
             self.declarations[name] = f"declare {type} @{name}({', '.join(a.type for a in args)})"
         text = f"call {type} @{name}({', '.join(map(str, args))}){tail}"
         if type == "void":
-            self.act("call", tuple(args), text, row or name, meaning=meaning)
+            self.act("call", tuple(args), text, instr or name, semantics=semantics)
             return None
-        return self.inst("call", type, tuple(args), text, row or name, meaning)
+        return self.inst("call", type, tuple(args), text, instr or name, semantics)
 
     def intrinsic(
         self,
         type: str,
         name: str,
         args: Sequence[Val] = (),
-        row: str = "",
-        meaning: Meaning | None = None,
+        instr: str = "",
+        semantics: Semantics | None = None,
     ) -> Val:
         """`call` of a function that returns a value."""
-        result = self.call(type, name, args, row=row, meaning=meaning)
+        result = self.call(type, name, args, instr=instr, semantics=semantics)
         assert result is not None
         return result
 
@@ -324,9 +325,9 @@ class Function:
         args: Sequence[Val] = (),
         outputs: Sequence[str] = (),
         *,
-        row: str = "",
+        instr: str = "",
         effects: bool = True,
-        meaning: Meaning | None = None,
+        semantics: Semantics | None = None,
     ) -> list[Val]:
         """Inline assembly; returns one value per entry of `outputs` (their LLVM types)."""
         if len(outputs) == 0:
@@ -339,9 +340,9 @@ class Function:
         given = ", ".join(map(str, args))
         text = f'call {type} {words} "{template}", "{constraints}"({given}) #1'
         if type == "void":
-            self.act("asm", tuple(args), text, row, meaning=meaning)
+            self.act("asm", tuple(args), text, instr, semantics=semantics)
             return []
-        result = self.inst("asm", type, tuple(args), text, row, meaning)
+        result = self.inst("asm", type, tuple(args), text, instr, semantics)
         if len(outputs) == 1:
             return [result]
         return [self.extract_value(result, i, t) for i, t in enumerate(outputs)]

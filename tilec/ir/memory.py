@@ -11,14 +11,14 @@ PAD_BYTES = 16  # skipped after each row of an unswizzled tile: rows start in ot
 
 
 def alignment_bytes(t: BufferType) -> int:
-    """Alignment of a shared or barrier buffer's first byte (and of each of its versions)."""
+    """Alignment of a shared or barrier buffer's first byte (and of each of its stages)."""
     if t.space == "barrier":
         return MBARRIER_BYTES
     return max(PLAIN_ALIGN, t.layout.align if t.layout is not None else 0)
 
 
-def version_bytes(t: BufferType) -> int:
-    """Bytes from one version of a shared buffer to the next; of a barrier buffer, all its slots."""
+def stage_bytes(t: BufferType) -> int:
+    """Bytes from one stage of a shared buffer to the next; of a barrier buffer, all its slots."""
     if t.space == "barrier":
         return MBARRIER_BYTES * t.size
     elements = t.layout.span() if t.layout is not None else t.size

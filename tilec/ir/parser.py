@@ -45,7 +45,7 @@ _TOKEN = re.compile(
 _SPACE = re.compile(r"(?:\s|//[^\n]*)*")
 _CONSTANTS: dict[str, Any] = {"true": True, "false": False, "none": None}
 _DIMS = re.compile(r"\s*([^,<>]*)")
-_OPTION = re.compile(r"\s*,\s*(strides|align|versions|layout)\s*=\s*")
+_OPTION = re.compile(r"\s*,\s*(strides|align|stages|layout)\s*=\s*")
 _INTEGER = re.compile(r"\d+")
 _VECTOR = re.compile(r"<\s*(\d+)\s*x\s*(\w+)\s*>")
 _TOKEN_TYPE = re.compile(r"<\s*(\w+)\s*>")

@@ -15,32 +15,28 @@ DEFAULT_THREADS = 128  # that compute, where nobody says how many
 class Plan:
     """What may be chosen.
 
-    `threads`: threads that compute, where the user left them open (None:
-    `DEFAULT_THREADS`).
-    `specialise`: producer warps bring tiles by TMA, the user's threads compute.
-    `persistent`: each block of the launch walks over several blocks of the user's grid.
-    `teams`: how many sets of the user's threads a launched block holds; with 2, each computes
-    blocks of its own and they take turns at the tensor cores (ping-pong).
-    `cluster`: how many neighbours along each grid dimension form a cluster, in which what several
-    of them need is loaded once (multicast).
-    `split`: how many blocks of a cluster share the iterations of one sum.
-    `parts`: how many such clusters (blocks, where `split` is 1) share it through global memory.
-    `panel`: how many blocks along grid dimension 1 are visited before dimension 0 advances (L2
-    reuse), where the user gave no swizzle.
-    `staged_store`: a fragment goes to global memory through shared memory and TMA.
-    `single_buffer`: a tile that comes through registers has one version in shared memory, not two.
-    `stages`: versions of a pipelined loop's buffers. A loop with a number of its own has at least
-    so many, and more only where it holds a tile product.
-    """
+    `threads`: threads that compute, where the user left them open (None: `DEFAULT_THREADS`).
+    `specialise`: producer warps bring tiles by TMA, the user's threads compute. `persistent`: each
+    block of the launch walks over several blocks of the user's grid. `groups`: how many sets of the
+    user's threads a launched block holds; with 2, each computes blocks of its own and they take
+    turns at the tensor cores (ping-pong). `cluster`: how many neighbours along each grid dimension
+    form a cluster, in which what several of them need is loaded once (multicast). `split`: how many
+    blocks of a cluster share the iterations of one sum. `parts`: how many such clusters (blocks,
+    where `split` is 1) share it through global memory. `raster_group`: how many blocks along grid
+    dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no swizzle.
+    `staged_store`: a fragment goes to global memory through shared memory and TMA. `single_buffer`:
+    a tile that comes through registers has one stage in shared memory, not two. `stages`: stages of
+    a pipelined loop's buffers. A loop with a number of its own has at least so many, and more only
+    where it holds a tile product."""
 
     name: str
     specialise: bool = False
     persistent: bool = False
-    teams: int = 1
+    consumer_groups: int = 1
     cluster: tuple[int, int, int] = (1, 1, 1)
     split: int = 1
     parts: int = 1
-    panel: int = 8
+    raster_group: int = 8
     staged_store: bool = False
     single_buffer: bool = False
     stages: int = 2
@@ -73,8 +69,10 @@ def plan_in(found: Mapping[str, Any]) -> Plan | None:
 
 def name_of(plan: Plan) -> str:
     """What a schedule is called in dumps: "ping-pong, direct stores"."""
-    kinds = ["ping-pong"] if plan.teams > 1 else ["specialised"] if plan.specialise else []
-    kinds += ["persistent"] if plan.persistent and plan.teams == 1 else []
+    kinds = (
+        ["ping-pong"] if plan.consumer_groups > 1 else ["specialised"] if plan.specialise else []
+    )
+    kinds += ["persistent"] if plan.persistent and plan.consumer_groups == 1 else []
     extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
     extras += ["one buffer"] if plan.single_buffer else []

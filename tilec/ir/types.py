@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError
@@ -135,7 +135,7 @@ class BufferType:
     "local" (one thread's own registers or stack), "barrier". `shape` entries, and for global
     tensors `strides` (in elements), are ints or names of size/stride parameters. `align` is the
     fact known of a global tensor: the largest power of two up to 16 that divides its base address
-    and, in bytes, each of its dynamic strides. `layout` is None until `infer_layouts`. `versions`
+    and, in bytes, each of its dynamic strides. `layout` is None until `infer_layouts`. `stages`
     > 1: a ring of that many copies."""
 
     shape: tuple[Extent, ...]
@@ -144,7 +144,7 @@ class BufferType:
     strides: tuple[Extent, ...] | None = None
     align: int = 16
     layout: Layout | None = None
-    versions: int = 1
+    stages: int = 1
 
     @property
     def rank(self) -> int:
@@ -154,14 +154,14 @@ class BufferType:
     def static_shape(self) -> tuple[int, ...]:
         """The shape, all of whose extents must be compile-time ints (true of every on-chip
         buffer)."""
-        known = [e for e in self.shape if isinstance(e, int)]
-        if len(known) < len(self.shape):
-            raise ValueError(f"{self} has run-time extents")
-        return tuple(known)
+        for e in self.shape:
+            if not isinstance(e, int):
+                raise ValueError(f"{self} has run-time extents")
+        return cast("tuple[int, ...]", self.shape)  # asked thousands of times: not copied
 
     @property
     def size(self) -> int:
-        """Number of elements of one version."""
+        """Number of elements of one stage."""
         n = 1
         for e in self.static_shape:
             n *= e
@@ -177,8 +177,8 @@ class BufferType:
             text += f", strides=[{', '.join(map(str, self.strides))}]"
         if self.align != 16:
             text += f", align={self.align}"
-        if self.versions != 1:
-            text += f", versions={self.versions}"
+        if self.stages != 1:
+            text += f", stages={self.stages}"
         if self.layout is not None:
             text += f", layout={self.layout}"
         return text + ">"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilec.ir.core import Block, Value, walk
-from tilec.ir.ops import Alloc, For, If, While, yielded
+from tilec.ir.ops import Alloc, For, If, While, decides, handed_on
 
 
 def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
@@ -27,32 +27,11 @@ def _spread(block: Block, found: set[Value]) -> None:
     for o in block.ops:
         for region in o.regions:
             _spread(region, found)
-        match o:
-            case If():
-                for region in o.regions:
-                    _flow(yielded(region), o.results, found, o.cond in found)
-            case For():
-                uneven = any(v in found for v in (o.lo, o.hi, o.step))
-                if uneven:
-                    found.add(o.body.args[0])
-                _carry(o, o.body.args[1:], uneven, found)
-            case While():
-                uneven = any(v in found for v in yielded(o.cond))
-                for _ in range(2):
-                    _carry(o, o.body.args, uneven, found)
-                    _flow(o.body.args, o.cond.args, found)
-            case _:
-                if any(v in found for v in o.operands):
-                    found.update(o.results)
-
-
-def _carry(o: For | While, args: tuple[Value, ...], uneven: bool, found: set[Value]) -> None:
-    _flow(o.inits, args, found, uneven)
-    _flow(yielded(o.body), args, found)
-    _flow(args, o.results, found)
-
-
-def _flow(
-    before: tuple[Value, ...], after: tuple[Value, ...], found: set[Value], always: bool = False
-) -> None:
-    found.update(b for a, b in zip(before, after) if always or a in found)
+        uneven = not found.isdisjoint(decides(o))
+        for sources, holders in handed_on(o):
+            if uneven or not found.isdisjoint(sources):
+                found.update(holders)
+        if isinstance(o, For) and uneven:
+            found.add(o.body.args[0])
+        if not isinstance(o, (For, While, If)) and not found.isdisjoint(o.operands):
+            found.update(o.results)

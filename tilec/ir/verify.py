@@ -317,7 +317,7 @@ def all_laid_out(func: Func) -> None:
 def rows_chosen(func: Func) -> None:
     """LAID_OUT and later: every product has its instruction row."""
     for o in walk(func.body):
-        if isinstance(o, Gemm) and not o.row:
+        if isinstance(o, Gemm) and not o.instr:
             raise _breach(o, "no instruction was selected for this gemm")
 
 

@@ -11,7 +11,6 @@ collector          Python's collector of cycles stands still meanwhile
 attempts           machine code for one plan after another
 compiled, export   what they make
 stages             the stages as text and files
-launch_grid        the grid as a function
 launchpath, fastpath, recipe   launches that were made before
 packing, packer    operands that are copied first, and the kernel that does it
 """

@@ -21,7 +21,6 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Fma, Mma, Realign, Scope, Wgmma
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
-from tilec.jit.occupancy import occupancy
 from tilec.target import Target
 
 STREAMING = (1024, 640)  # threads of a multiprocessor whose loads keep its memory busy
@@ -128,6 +127,22 @@ class Attempts:
         if self.least is None or made.faults < self.least.faults:
             self.least = made
         raise ResourceError(f"the assembler reports: {fault}", func.loc, "choose smaller tiles")
+
+
+def occupancy(target: Target, registers: int | None, shared: int, threads: int) -> int | None:
+    """Blocks of `threads` threads that one multiprocessor holds at once; None where `registers`
+    is unknown."""
+    held = target.residency
+    if registers is None or held is None:
+        return None
+    warps = -(-threads // target.warp_size)
+    per_warp = -(-registers * target.warp_size // held.unit) * held.unit
+    limits = [held.blocks, held.threads // (warps * target.warp_size)]
+    if per_warp:
+        limits.append(target.registers // (per_warp * warps))
+    if shared + held.reserved:
+        limits.append(held.shared_bytes // (shared + held.reserved))
+    return min(limits)
 
 
 def _waits(func: Func) -> bool:

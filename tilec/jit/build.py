@@ -20,16 +20,15 @@ from tilec.ir.core import Func, Param, walk
 from tilec.ir.dependence import once
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, Print
 from tilec.ir.printer import print_func
+from tilec.ir.python_text import grid_text
 from tilec.ir.schedule import Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
-from tilec.jit.attempts import Attempts, Settled
+from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
-from tilec.jit.launch_grid import grid_text
-from tilec.jit.occupancy import occupancy
-from tilec.jit.specialise import Facts
+from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.select_gemm import check_threads
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
@@ -44,115 +43,61 @@ class OnlySimulated(CompileError):
 
 
 def trace_variant(
-    signature: Signature, facts: Facts, chosen: Mapping[str, int] | None = None
+    signature: Signature, key: SpecialisationKey, chosen: Mapping[str, int] | None = None
 ) -> Func:
-    """The kernel's TILE form under `facts`, the arguments that were left open with the `chosen`
+    """The kernel's TILE form under `key`, the arguments that were left open with the `chosen`
     values. Raises CompileError."""
-    target = find_target(facts.target)
-    if facts.threads is not None and target.kind != "cpu":
-        check_threads(facts.threads, target, None)  # the launch asks for them
+    target = find_target(key.target)
+    if key.threads is not None and target.kind != "cpu":
+        check_threads(key.threads, target, None)  # the launch asks for them
     known = Specialisation(
         tensors={
             a.name: TensorFact(a.shape, DTYPES[a.dtype], a.strides, a.align)
-            for a in facts.traced
+            for a in key.traced
             if a.kind == "tensor"
         },
-        scalars={a.name: DTYPES[a.dtype] for a in facts.arguments if a.kind == "scalar"},
-        constants={**facts.values, **(chosen or {})},
-        threads=facts.threads,
-        grid="launch" if facts.grid_given else None,
-        wide=facts.wide,
+        scalars={a.name: DTYPES[a.dtype] for a in key.arguments if a.kind == "scalar"},
+        constants={**key.values, **(chosen or {})},
+        threads=key.threads,
+        grid="launch" if key.grid_given else None,
+        wide=key.wide,
     )
     func = trace(signature, known)
-    if target.has("tma") and (ragged := _ragged(func, facts)):
+    if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
-    if dense := _dense(func, facts):
+    if dense := _dense(func, key):
         func = func.with_attrs(dense=dense)
-    if facts.packed:
-        func = func.with_attrs(packed=facts.packed)
-    return func.with_attrs(may_alias=True) if facts.may_alias else func
+    if key.packed:
+        func = func.with_attrs(packed=key.packed)
+    return func.with_attrs(may_alias=True) if key.may_alias else func
 
 
-def _ragged(func: Func, facts: Facts) -> tuple[str, ...]:
+def _ragged(func: Func, key: SpecialisationKey) -> tuple[str, ...]:
     """The written tensors whose rows are no whole 16 bytes, see `ragged_tensors`."""
-    rows = {a.name for a in facts.arguments if a.kind == "tensor" and a.row < 16}
+    rows = {a.name for a in key.arguments if a.kind == "tensor" and a.row < 16}
     return tuple(sorted(rows & stored(func))) if rows else ()
 
 
-def _dense(func: Func, facts: Facts) -> tuple[tuple[str, int], ...]:
+def _dense(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
     """The tensors whose rows have no gaps, with the alignment of their addresses, where that tells
     more than the rows do; with them those that the call allocates."""
-    found = {a.name: a.dense for a in facts.traced if a.dense}
+    found = {a.name: a.dense for a in key.traced if a.dense}
     made = {name: 16 for name, _, _ in func.attrs["outputs"]} if found else {}
     return tuple(sorted({**made, **found}.items()))
 
 
-def compile_variant(signature: Signature, facts: Facts, plan: Plan | None = None) -> CompiledKernel:
-    """Trace the kernel under `facts` and compile it, with this plan where one is given. Raises
-    CompileError and its kinds: OnlySimulated where the simulator can run it for the target."""
-    func = trace_variant(signature, facts)
-    if not facts.simulated and not find_target(facts.target).has("printf"):
-        _refuse_prints(func, facts.target)
-    # An output's extents are written so that the sizes of the inputs give them.
-    written = {p.name: p.shape or () for p in bind_constants(signature, facts.values).parameters}
-    arguments = [
-        replace(a, shape=_output_shape(written[a.name], a.shape)) if a.output else a
-        for a in facts.arguments
-    ]
-    known_names = {a.name for a in arguments}
-    for name, shape, dtype in func.attrs["outputs"]:
-        if name not in known_names:
-            arguments.append(Argument(name, "tensor", dtype.name, shape, output=True))
-    target = find_target(facts.target)
-    first = () if facts.plan is None else (facts.plan, *facts.ranked)
-    return build(
-        func,
-        target,
-        arguments,
-        signature.returns,
-        facts.wide,
-        plan,
-        first,
-        facts.choice,
-        facts.only_ranked,
-    )
-
-
-def _refuse_prints(func: Func, target: str) -> None:
-    """AMD's printf is a protocol between a library for the device and the host, not a function of
-    the driver as on NVIDIA."""
-    for o in walk(func.body):
-        if isinstance(o, Print):
-            raise OnlySimulated(
-                f"{target} has no function that prints, so T.print works in the simulator only",
-                o.loc,
-                f'print with tilec.simulate({func.name}, …, target="{target}") or on '
-                'target="cpu", and leave T.print out here',
-            )
-
-
-def _output_shape(
-    written: Sequence[int | str | None], facts: Sequence[int | str]
-) -> tuple[int | str, ...]:
-    return tuple(f if isinstance(f, int) or w is None else w for w, f in zip(written, facts))
-
-
-def build(
-    func: Func,
-    target: Target,
-    arguments: Sequence[Argument],
-    returned: Sequence[str],
-    wide: bool,
-    plan: Plan | None = None,
-    ranked: Sequence[Plan] = (),
-    choice: Callable[[], str] = str,
-    only_ranked: bool = False,
+def compile_variant(
+    signature: Signature, key: SpecialisationKey, plan: Plan | None = None
 ) -> CompiledKernel:
-    """Compile `func` (TILE) for `target`, keeping every stage. `plan`: with no other plan than
-    this. `ranked` plans are tried before the safe ones, best first, or alone (`only_ranked`: a
-    ResourceError if all of them spill); `choice` says what they were chosen from. Raises
-    CompileError and its kinds, and InternalError where the parts of the compiler contradict one
-    another."""
+    """Trace the kernel under `key` and compile it, keeping every stage: with this plan where one
+    is given, else with the first without fault of those that were chosen, then of the safe ones
+    (unless under `key.only_ranked`: a ResourceError if all of them spill).
+
+    Raises CompileError and its kinds: OnlySimulated where the simulator can run it for the target,
+    InternalError where the parts of the compiler contradict one another."""
+    func, target = trace_variant(signature, key), find_target(key.target)
+    if not key.simulated and not target.has("printf"):
+        _refuse_prints(func, key.target)
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
@@ -167,14 +112,15 @@ def build(
 
     keep("tile", lambda: print_func(func))
     tried: list[tuple[Plan, ResourceError | None]] = []
+    ranked = () if key.plan is None else (key.plan, *key.ranked)
     attempts = Attempts(target, ranked)
     if plan is None:
-        final = _first_good(func, target, keep_pass, ranked, tried, attempts, only_ranked)
+        final = _first_good(func, target, keep_pass, ranked, tried, attempts, key.only_ranked)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
     if tried:
-        keep("plan", lambda: _plan_text(tried, func.attrs.get("packed", ()), final, choice()))
+        keep("plan", lambda: _plan_text(tried, key, final))
     _warn_of_serial(func, final)
     made = attempts.kept or attempts.make(plan, final)
     llvm_text, assembled = made.llvm_text, made.assembled
@@ -187,7 +133,21 @@ def build(
         if dump.wants("sass") and "sass" in stages:
             dump.stage("sass", lambda: stages["sass"])
     kept = tried[-1][0] if tried else None
-    return _compiled(func, final, assembled, stages, target, arguments, returned, wide, kept)
+    image = _image(signature, key, func, final, assembled, kept)
+    return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
+
+
+def _refuse_prints(func: Func, target: str) -> None:
+    """AMD's printf is a protocol between a library for the device and the host, not a function of
+    the driver as on NVIDIA."""
+    for o in walk(func.body):
+        if isinstance(o, Print):
+            raise OnlySimulated(
+                f"{target} has no function that prints, so T.print works in the simulator only",
+                o.loc,
+                f'print with tilec.simulate({func.name}, …, target="{target}") or on '
+                'target="cpu", and leave T.print out here',
+            )
 
 
 def _first_good(
@@ -237,10 +197,7 @@ def _warn_of_serial(func: Func, final: Func) -> None:
 
 
 def _plan_text(
-    tried: Sequence[tuple[Plan, ResourceError | None]],
-    packed: Sequence[str],
-    final: Func,
-    choice: str,
+    tried: Sequence[tuple[Plan, ResourceError | None]], key: SpecialisationKey, final: Func
 ) -> str:
     """The plan that was kept, which copies of loops with stages run ahead in it, or why they do
     not, the plans that were tried before it and why they were not, what the launch packs, and what
@@ -248,55 +205,67 @@ def _plan_text(
     *others, (kept, _) = tried
     lines = [f"kept: {kept.describe()}"]
     lines += [
-        f"line {at}: ahead: {name}, by {agent}, versions: {versions}"
-        for at, name, versions, agent in final.attrs.get("ahead", ())
+        f"line {at}: ahead: {name}, by {engine}, stages: {stages}"
+        for at, name, stages, engine in final.attrs.get("ahead", ())
     ]
     lines += [f"line {at}: not ahead: {why}" for at, why in final.attrs.get("not_ahead", ())]
-    lines += [f"packed: {', '.join(packed)}"] if packed else []
+    lines += [f"packed: {', '.join(key.packed)}"] if key.packed else []
     lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
+    choice = key.choice()
     return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")
 
 
-def _compiled(
+def _arguments(signature: Signature, key: SpecialisationKey, func: Func) -> list[Argument]:
+    """The arguments of a call, with those that it allocates."""
+    # An output's extents are written so that the sizes of the inputs give them.
+    written = {p.name: p.shape or () for p in bind_constants(signature, key.values).parameters}
+    found = {a.name: a for a in key.arguments}
+    for a in key.arguments:
+        if a.output:
+            extents = zip(written[a.name], a.shape)
+            shape = tuple(f if isinstance(f, int) or w is None else w for w, f in extents)
+            found[a.name] = replace(a, shape=shape)
+    for name, shape, dtype in func.attrs["outputs"]:
+        found.setdefault(name, Argument(name, "tensor", dtype.name, shape, output=True))
+    return [*found.values()]
+
+
+def _image(
+    signature: Signature,
+    key: SpecialisationKey,
     func: Func,
     final: Func,
     assembled: Assembled,
-    stages: Stages,
-    target: Target,
-    arguments: Sequence[Argument],
-    returned: Sequence[str],
-    wide: bool,
     plan: Plan | None,
-) -> CompiledKernel:
-    written, dense = stored(func), dict(final.attrs.get("dense", ()))
+) -> Image:
+    target, written, dense = assembled.target, stored(func), dict(final.attrs.get("dense", ()))
     binary, kind = assembled.binary, _FORMATS[target.kind]
     if binary is None:
         binary, kind = assembled.asm.encode(), "ptx"
-    image = Image(
+    return Image(
         name=func.name,
         symbol=final.name,
         target=target.name,
         arguments=tuple(
             replace(a, written=a.name in written, dense=a.dense if a.name in dense else 0)
-            for a in arguments
+            for a in _arguments(signature, key, func)
         ),
         params=tuple(_abi_param(p) for p in final.params),
         grid="" if func.attrs.get("grid_from_launch") else grid_text(func),
-        returned=tuple(returned),
+        returned=tuple(signature.returns),
         resources=_resources(final, assembled, target),
         format=kind,
         binary=binary,
         persistent=bool(final.attrs.get("persistent")),
         may_alias=bool(func.attrs.get("may_alias")),
-        wide=wide,
+        wide=key.wide,
         cluster=cluster_of(final),
         exact_cluster=bool(func.attrs.get("cluster_dims")),
         split=split_of(final),
         parts=parts_of(final),
-        packed=func.attrs.get("packed", ()),
+        packed=key.packed,
         plan={} if plan is None else asdict(plan),
     )
-    return CompiledKernel(image, stages, None if target.kind == "cpu" else final)
 
 
 def stored(func: Func) -> set[str]:
@@ -318,7 +287,7 @@ def _abi_param(p: Param) -> AbiParam:
 
 def _resources(final: Func, assembled: Assembled, target: Target) -> Resources:
     buffers = {
-        o.result.name: version_bytes(o.type) * o.type.versions
+        o.result.name: stage_bytes(o.type) * o.type.stages
         for o in walk(final.body)
         if isinstance(o, Alloc) and o.type.space in ("shared", "barrier")
     }

@@ -21,14 +21,13 @@ from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.launchpath import spread_grid
 from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
-from tilec.jit.specialise import Chosen, Facts, facts_of
-from tilec.runtime.arguments import Call, Parameter
+from tilec.jit.specialise import Asked, Chosen, SpecialisationKey
+from tilec.runtime.arguments import Call
 from tilec.support.lazy import Lazy
 from tilec.target import CACHE_LINE, find_target
 
 if TYPE_CHECKING:
     from tilec import tune
-    from tilec.frontend import Signature
     from tilec.ir import schedule
     from tilec.ir.schedule import Plan
     from tilec.jit import build
@@ -51,62 +50,45 @@ Variant = tuple[tuple[tuple[str, int], ...], "Plan | None", tuple[str, ...]]
 class Choices:
     """The choices made for one kernel; `compiled` gives the variant under some facts."""
 
-    def __init__(self, compiled: Callable[[Facts], CompiledKernel]) -> None:
+    def __init__(self, compiled: Callable[[SpecialisationKey], CompiledKernel]) -> None:
         self._compiled = compiled
         self._made: dict[Any, Chosen] = {}
-        self._choosers: dict[Facts, tune.Chooser] = {}
-        self._stored: dict[Facts, dict[str, Any]] = {}
-        self._known: dict[Facts, set[Variant]] = {}
+        self._choosers: dict[SpecialisationKey, tune.Chooser] = {}
+        self._stored: dict[SpecialisationKey, dict[str, Any]] = {}
+        self._known: dict[SpecialisationKey, set[Variant]] = {}
         self._lock = threading.Lock()
 
-    def facts(
-        self,
-        call: Call,
-        signature: Signature,
-        parameters: tuple[Parameter, ...],
-        source: str,
-        target: str,
-        threads: int | None,
-        grid: Any,
-        grid_given: bool,
-    ) -> Facts:
-        """The facts of a call with all that was open chosen; the open entries of `call.constants`
-        get their values. `grid` is the launch's, as the caller wrote it. Raises CompileError."""
-        open_ = open_constants(call)
-        base = facts_of(call, signature, parameters, source, target, threads, grid_given)
-        if target == "cpu" and not open_:
+    def key(self, asked: Asked) -> SpecialisationKey:
+        """The facts of a call with all that was open chosen; the open entries of its constants get
+        their values. Raises CompileError."""
+        open_, base = asked.open, asked.key()
+        if asked.target == "cpu" and not open_:
             return base
-        if open_ and grid is not None and not callable(grid):
+        if open_ and asked.grid is not None and not callable(asked.grid):
             raise LaunchError(
-                f"{signature.name}: the grid {grid} does not follow {', '.join(open_)}, which "
-                "T.auto leaves open",
+                f"{asked.signature.name}: the grid {asked.grid} does not follow {', '.join(open_)},"
+                " which T.auto leaves open",
                 hint=f"launch with a function of them: kernel[lambda meta: (…, meta[{[*open_][0]!r}"
                 f"], …)](…), or pass {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
             )
-        where = _where(call, open_, grid)
+        where = _where(asked)
 
-        def facts_for(chosen: Chosen) -> Facts:
-            call.constants.update(chosen.constants)
-            return facts_of(
-                call, signature, parameters, source, target, threads, grid_given, chosen
-            )
+        def key_for(chosen: Chosen) -> SpecialisationKey:
+            asked.call.constants.update(chosen.constants)
+            return asked.key(chosen)
 
         chosen = self._made.get((base, where))
         if chosen is None:
             with collector_paused():
                 with self._lock:  # for which another thread may have had it
                     chosen = self._made.get((base, where))
-                    choices = (
-                        [chosen]
-                        if chosen
-                        else self._choose(base, where, signature, call, open_, grid)
-                    )
-                chosen = choices[0] if len(choices) == 1 else self._first_good(choices, facts_for)
+                    choices = [chosen] if chosen else self._choose(base, where, asked)
+                chosen = choices[0] if len(choices) == 1 else self._first_good(choices, key_for)
             self._keep(base, where, chosen)
-        return facts_for(chosen)
+        return key_for(chosen)
 
     def _first_good(
-        self, choices: Sequence[Chosen], facts_for: Callable[[Chosen], Facts]
+        self, choices: Sequence[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
     ) -> Chosen:
         """The first whose code fits in the registers, under a plan that it was chosen for, or else
         such a one that spills least."""
@@ -114,7 +96,7 @@ class Choices:
         first: ResourceError | None = None
         for chosen in choices:
             try:
-                made = self._compiled(facts_for(chosen))
+                made = self._compiled(key_for(chosen))
             except ResourceError as error:
                 first = first or error
                 if not error.spilled:
@@ -133,7 +115,7 @@ class Choices:
         best = least[1]
         return replace(best, only_ranked=False) if best.only_ranked else best
 
-    def _keep(self, base: Facts, where: str, made: Chosen) -> None:
+    def _keep(self, base: SpecialisationKey, where: str, made: Chosen) -> None:
         with self._lock:
             if len(self._made) >= _MOST_REMEMBERED:
                 self._made.clear()
@@ -147,22 +129,20 @@ class Choices:
 
     def rank(
         self,
-        base: Facts,
-        signature: Signature,
-        call: Call,
-        grid: Any,
+        base: SpecialisationKey,
+        asked: Asked,
         most: int = 0,
         starts: Sequence[Mapping[str, int]] = (),
         below: float = math.inf,
     ) -> Choice | None:
         """All configurations of a call, predicted; see `Chooser.choose`. Raises CompileError."""
-        open_ = open_constants(call)
+        open_, call, grid = asked.open, asked.call, asked.grid
         chooser = self._choosers.get(base)
         if chooser is None:
             if len(self._choosers) >= _MOST_CHOOSERS:
                 self._choosers.clear()
             chooser = self._choosers[base] = tune.Chooser(
-                functools.partial(build.trace_variant, signature, base),
+                functools.partial(build.trace_variant, asked.signature, base),
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
                 {name: a.fine for name, a in open_.items() if a.fine},
@@ -176,60 +156,45 @@ class Choices:
         given = replace(call, tensors={**call.tensors, **copies})
         return chooser.choose(functools.partial(_value, given), extents, most, starts, below)
 
-    def recommend(
-        self, base: Facts, signature: Signature, call: Call, most: int
-    ) -> tuple[tune.Ranked, ...]:
+    def recommend(self, asked: Asked, most: int) -> tuple[tune.Ranked, ...]:
         """At most so many configurations that can run, best first, and as many that cannot. What
         they take is what the passes find; see `Chooser.as_compiled`. Raises CompileError."""
-        found = self.rank(base, signature, call, None, most)
+        base = asked.key()
+        found = self.rank(base, asked, most)
         if found is None:
             return ()
         found = self._choosers[base].as_compiled(found, most)
         return *found.ranked[:most], *found.rejected[:most]
 
-    def _text(self, base: Facts, signature: Signature, call: Call, grid: Any) -> str:
-        found = self.rank(base, signature, call, grid)
+    def _text(self, base: SpecialisationKey, asked: Asked) -> str:
+        found = self.rank(base, asked)
         return "" if found is None else found.text()
 
     def _usual(
-        self,
-        made: Chosen,
-        known: set[Variant],
-        base: Facts,
-        signature: Signature,
-        call: Call,
-        grid: Any,
+        self, made: Chosen, known: set[Variant], base: SpecialisationKey, asked: Asked
     ) -> Chosen:
         """The best of the variants that other sizes have asked for."""
-        found = self.rank(base, signature, call, grid, _ALL)
+        found = self.rank(base, asked, _ALL)
         for r in () if found is None else found.ranked:
             usual = Chosen(r.constants, r.plan, (), made.text, made.packed)
             if _variant(usual) in known:
                 return usual
         return made
 
-    def _choose(
-        self,
-        base: Facts,
-        where: str,
-        signature: Signature,
-        call: Call,
-        open_: Mapping[str, Auto],
-        grid: Any,
-    ) -> list[Chosen]:
+    def _choose(self, base: SpecialisationKey, where: str, asked: Asked) -> list[Chosen]:
         """What was chosen before, or else what to try, best first."""
-        stored = self._stored.get(base)
+        open_, stored = asked.open, self._stored.get(base)
         if stored is None:
             stored = self._stored[base] = load_choices(base)
         found_there = _read_choice(stored.get(where), open_)
         if found_there is not None:
             constants, plan, packed = found_there
-            asked = replace(call, first=None, constants=dict(call.constants))
-            facts = replace(base, packed=packed)
-            again = functools.partial(self._text, facts, signature, asked, grid)
+            call = replace(asked.call, first=None, constants=dict(asked.call.constants))
+            key = replace(base, packed=packed)
+            again = functools.partial(self._text, key, replace(asked, call=call))
             return [Chosen(constants, plan, (), again, packed)]
         stored.pop(where, None)  # what cannot be read is made anew
-        found = self.rank(base, signature, call, grid)
+        found = self.rank(base, asked)
         if found is None:
             if open_:
                 raise LaunchError(
@@ -237,7 +202,7 @@ class Choices:
                     hint=f"pass them: {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
                 )
             return [Chosen({}, None)]
-        packed, found = self._packed(found, base, signature, call, grid)
+        packed, found = self._packed(found, base, asked)
         made = []
         for tile in found.tiles:
             plans = found.plans(tile)
@@ -245,15 +210,16 @@ class Choices:
             made.append(Chosen(tile, plans[0] if plans else None, plans, found.text, packed, more))
         known = self._known.get(base, set())
         if len(known) >= MOST_VARIANTS and _variant(made[0]) not in known:
-            facts = replace(base, packed=packed)
+            key = replace(base, packed=packed)
             first = replace(made[0], only_ranked=False)
-            return [self._usual(first, known, facts, signature, call, grid)]
+            return [self._usual(first, known, key, asked)]
         return made if open_ else made[:1]
 
     def _packed(
-        self, found: Choice, base: Facts, signature: Signature, call: Call, grid: Any
+        self, found: Choice, base: SpecialisationKey, asked: Asked
     ) -> tuple[tuple[str, ...], Choice]:
         """The tensors that had better be packed, and the choice with them; else `found`."""
+        call, signature = asked.call, asked.signature
         names, plain = packable(base, call), found.best
         if names and plain is not None:
             func = build.trace_variant(signature, base, found.constants)
@@ -264,7 +230,7 @@ class Choices:
             if 0 < sum(sizes) <= MOST_BYTES:
                 speeds, packed = find_target(base.target).speeds, replace(base, packed=names)
                 below = packing.left(sizes, plain, speeds)
-                other = self.rank(packed, signature, call, grid, 0, found.tiles, below)
+                other = self.rank(packed, asked, 0, found.tiles, below)
                 if other and other.best and packing.pays(sizes, plain, other.best, speeds):
                     return names, other
         return (), found
@@ -298,19 +264,14 @@ def _variant(chosen: Chosen) -> Variant:
     return tuple(chosen.constants.items()), chosen.plan, chosen.packed
 
 
-def open_constants(call: Call) -> dict[str, Auto]:
-    """The compile-time arguments of a call that are left to tilec."""
-    return {n: v for n, v in call.constants.items() if isinstance(v, Auto)}
-
-
-def _where(call: Call, open_: Mapping[str, Auto], grid: Any) -> str:
+def _where(asked: Asked) -> str:
     """Everything but the facts that a choice depends on; of strides what says where in a cache line
     rows begin, so that slices of many arrays share a choice. A grid that is a function stands for
     itself by what it gives for the first values of the open arguments."""
-    extents = None
-    if grid is not None:
-        first = {name: a.values[0] for name, a in open_.items()}
-        extents = spread_grid(grid, {**call.constants, **first})
+    call, extents = asked.call, None
+    if asked.grid is not None:
+        first = {name: a.values[0] for name, a in asked.open.items()}
+        extents = spread_grid(asked.grid, {**call.constants, **first})
     shapes = {
         name: (t.shape, [math.gcd(CACHE_LINE, n * t.itemsize) for n in t.strides])
         for name, t in call.tensors.items()

@@ -14,7 +14,7 @@ from tilec.ir.errors import LaunchError, shown
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
 from tilec.jit.fastpath import can_be_written
-from tilec.jit.launchpath import LaunchPath, asked_again, spread_grid, write_path
+from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid, write_path
 from tilec.jit.packing import Packing
 from tilec.jit.recipe import Recipe
 from tilec.jit.stages import Stages
@@ -50,7 +50,7 @@ FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at
 ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
 
 
-class CompiledKernel:
+class CompiledKernel(Launchable):
     """A kernel compiled for one target and one set of facts about its arguments.
 
     `stages` maps the name of each stage to its text, `resources` says what the kernel takes of
@@ -69,6 +69,11 @@ class CompiledKernel:
         self._paths: dict[str, LaunchPath] = {}
         self._path: LaunchPath | None = None
         self._lock = threading.Lock()
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What a call passes: the kernel's less the compile-time ones and what it allocates."""
+        return self._parameters
 
     @property
     def name(self) -> str:
@@ -130,12 +135,6 @@ class CompiledKernel:
         """Pickled as it is saved."""
         return _unpickled, (self._whole(),)
 
-    def __copy__(self) -> CompiledKernel:
-        return self  # nothing of it changes
-
-    def __deepcopy__(self, memo: Any) -> CompiledKernel:
-        return self
-
     def loaded(self, index: int) -> Kernel:
         """The kernel on device `index`, loaded there at the first use."""
         found = self._loaded.get(index)
@@ -196,6 +195,21 @@ class CompiledKernel:
                 made[a.name] = allocator(like, shape, a.dtype, a.name, self.target)
         return made
 
+    def allocate(
+        self, call: Call, made: Sequence[Any] | None = None
+    ) -> tuple[dict[str, Any], list[Callable[[], Any]]]:
+        """The arrays that a call allocates, `made` for it already or made now, which are arguments
+        of it from now on; and the functions that make them. Raises LaunchError, also if the kernel
+        would write what cannot be written."""
+        makers = self.output_makers(call)
+        outputs = dict(zip(makers, made or [make() for make in makers.values()]))
+        for name, value in outputs.items():
+            tensor = read_tensor(value, name)
+            assert tensor is not None
+            call.tensors[name] = tensor
+        self.check_writable(call)
+        return outputs, [*makers.values()]
+
     def ready(self, call: Call, grid: Grid, stream: int) -> tuple[Kernel, Ready]:
         """The kernel on the call's device and a launch of it made ready."""
         kernel = self.loaded(call.index)
@@ -219,25 +233,11 @@ class CompiledKernel:
             return path.call(self, *args, **kwargs)
         return self._launch(None, args, kwargs)
 
-    __iter__ = None  # indexing gives a launch, not an item
-
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         path = self._path
         if path is not None:
             return functools.partial(path.on_grid, self, grid)
         return lambda *args, **kwargs: self._launch(grid, args, kwargs)
-
-    def _launch_anew(
-        self,
-        grid: Any,
-        given: Mapping[str, Any],
-        extra: Sequence[Any],
-        keywords: Mapping[str, Any],
-        keys: tuple[Any, Any, Any, Any],
-    ) -> Any:
-        """A call that the generated launch path could not serve (see `Kernel.launch_anew`)."""
-        args, named, whole = asked_again(self._parameters, given, extra, keywords)
-        return self._launch(grid, args, named, keys if whole else None)
 
     @for_users
     def _launch(
@@ -257,10 +257,7 @@ class CompiledKernel:
             call.device = self.target.split(":")[0]
         self._check_facts(call)
         values, facts, _, made = keys or (None, None, None, None)
-        makers = self.output_makers(call)
-        outputs = dict(zip(makers, made or [make() for make in makers.values()]))
-        add_outputs(call, outputs)
-        self.check_writable(call)
+        outputs, makers = self.allocate(call, made)
         handle = stream_handle(stream, call)
         given = None if grid is None else spread_grid(grid, {})
         blocks = self.grid(call, given)
@@ -273,7 +270,7 @@ class CompiledKernel:
             if path is not None and path is not self._path:
                 self._path = path
             elif path is not None and values is not None:
-                path.prepared.remember_outputs(facts, makers.values())
+                path.prepared.remember_outputs(facts, makers)
                 recipe = Recipe(self, call, self._parameters, given, handle)
                 path.prepared.remember(values, facts, ready, recipe)
         return returned(self.image, {**bound, **outputs})
@@ -285,9 +282,8 @@ class CompiledKernel:
         with self._lock:
             found = self._paths.get(kind)
             if found is None:
-                anew = CompiledKernel._launch_anew
                 found = self._paths[kind] = write_path(
-                    self._parameters, self.image, kind, arrays, {}, Reads(), anew
+                    self._parameters, self.image, kind, arrays, {}, Reads()
                 )
         return found
 
@@ -421,14 +417,6 @@ def require_memory(kernel: str, parameters: Sequence[Parameter], call: Call) -> 
                 f"{kernel}, argument {passed.index(name) + 1}: {name} has a shape but no memory",
                 hint="pass an array; kernel.compile takes those without memory",
             )
-
-
-def add_outputs(call: Call, outputs: Mapping[str, Any]) -> None:
-    """Make arrays allocated by the call arguments of it."""
-    for name, value in outputs.items():
-        tensor = read_tensor(value, name)
-        assert tensor is not None
-        call.tensors[name] = tensor
 
 
 def returned(image: Image, arrays: Mapping[str, Any]) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tilec.jit.compiled import CompiledKernel
-from tilec.jit.specialise import Facts
-from tilec.jit.stages import Dump, MadeLater, Stages
+from tilec.jit.specialise import SpecialisationKey
+from tilec.jit.stages import Dump, Stages
 from tilec.runtime.cache import (
     DiskCache,
     cache_root,
@@ -35,19 +35,19 @@ def _compiler(root: Path) -> str:
     return compiler_fingerprint(_cache(root))
 
 
-def _key(facts: Facts, root: Path) -> str:
+def _key(key: SpecialisationKey, root: Path) -> str:
     """The hash of everything that decides the code: facts (source and captured values among them),
     tilec's own code, and the tool or machine that the target's code depends on."""
-    kind = facts.target.split(":")[0]
+    kind = key.target.split(":")[0]
     tool = ""
     if kind == "cuda":
         tool = file_identity(find_ptxas())
     elif kind == "cpu":
         tool = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return hash_parts([_compiler(root), facts.text(), tool])
+    return hash_parts([_compiler(root), key.text(), tool])
 
 
-def load_variant(facts: Facts, stages: Callable[[], Stages]) -> CompiledKernel | None:
+def load_variant(key: SpecialisationKey, stages: Callable[[], Stages]) -> CompiledKernel | None:
     """The variant stored in the disk cache; None if there is none, or if its stages are to be
     dumped.
 
@@ -56,29 +56,29 @@ def load_variant(facts: Facts, stages: Callable[[], Stages]) -> CompiledKernel |
     root = cache_root()
     if root is None or Dump.wanted():
         return None
-    image = _cache(root).get(_key(facts, root))
-    return None if image is None else CompiledKernel(image, MadeLater(stages))
+    image = _cache(root).get(_key(key, root))
+    return None if image is None else CompiledKernel(image, Stages(make=stages))
 
 
-def load_choices(facts: Facts) -> dict[str, Any]:
-    """The choices (`tilec.jit.choose`) made under `facts` by earlier programs, as JSON values."""
+def load_choices(key: SpecialisationKey) -> dict[str, Any]:
+    """The choices (`tilec.jit.choose`) made under `key` by earlier programs, as JSON values."""
     root = cache_root()
     if root is None:
         return {}
-    found = _cache(root).read_note(_key(facts, root))
+    found = _cache(root).read_note(_key(key, root))
     return found if isinstance(found, dict) else {}
 
 
-def store_choices(facts: Facts, choices: dict[str, Any]) -> None:
+def store_choices(key: SpecialisationKey, choices: dict[str, Any]) -> None:
     """Put them into the disk cache; the latest, if there are many."""
     root = cache_root()
     if root is not None:
         latest = dict(list(choices.items())[-_MOST_CHOICES:])
-        _cache(root).write_note(_key(facts, root), latest)
+        _cache(root).write_note(_key(key, root), latest)
 
 
-def store_variant(facts: Facts, variant: CompiledKernel) -> None:
+def store_variant(key: SpecialisationKey, variant: CompiledKernel) -> None:
     """Put a compiled variant into the disk cache."""
     root = cache_root()
     if root is not None:
-        _cache(root).put(_key(facts, root), variant.image)
+        _cache(root).put(_key(key, root), variant.image)

@@ -6,9 +6,10 @@ Everything a launch depends on goes into two tuples: `values`, which only the ar
 grid, stream). Dictionaries lead from facts and values to a launch made ready, which takes no
 arguments: for three torch tensors about 1 us of Python. Where only the values are new, the
 dictionary itself makes the launch from them (`tilec.jit.recipe.Launches`). Whatever is not found,
-or goes wrong on the way (another kind of array, a missing argument), goes to `Kernel.launch_anew`,
-which checks all of it, compiles what is missing and fills the dictionaries. So does a call that
-finds another value behind a name that the kernel takes from outside.
+or goes wrong on the way (another kind of array, a missing argument), goes to
+`Launchable.launch_anew`, which checks all of it, compiles what is missing and fills the
+dictionaries. So does a call that finds another value behind a name that the kernel takes from
+outside.
 
 The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with torch tensors, is
 

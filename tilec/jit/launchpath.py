@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.captured import Reads
@@ -31,18 +31,16 @@ def write_path(
     arrays: int,
     module: dict[str, Any],
     reads: Reads,
-    anew: Callable[..., Any],
 ) -> LaunchPath:
     """The launch path for `arrays` arrays of `kind`, the outputs of `image` among them; it has the
-    globals of `module`, looks whether `reads` are as they were, and `anew` serves what it
-    cannot."""
+    globals of `module`, and looks whether `reads` are as they were."""
     outputs = [a.name for a in image.arguments if a.output]
     prepared = Prepared(arrays)
     names = {
         "memo_": prepared.memo,
         "plans_": prepared.plans,
         "chosen_": prepared.chosen,
-        "anew_": anew,
+        "anew_": Launchable.launch_anew,
         "spread_": spread_grid,
     }
     call, on_grid = (
@@ -54,18 +52,50 @@ def write_path(
     return LaunchPath(prepared, call, on_grid)
 
 
-def asked_again(
-    parameters: Sequence[Parameter],
-    given: Mapping[str, Any],
-    extra: Sequence[Any],
-    keywords: Mapping[str, Any],
-) -> tuple[Sequence[Any], dict[str, Any], bool]:
-    """The arguments by position and by name of a call that the path could not serve; whether what
-    is launched for them may be remembered: nothing was given twice, or too much."""
-    if extra or any(p.name in keywords for p in parameters):
-        return (*given.values(), *extra), dict(keywords), False
-    named = {p.name: given[p.name] for p in parameters if given[p.name] is not p.default}
-    return (), {**named, **{n: value for n, value in keywords.items() if value is not None}}, True
+class Launchable:
+    """What is called with arrays: a kernel, or one variant of it. It is its own copy, as a function
+    is."""
+
+    __iter__ = None  # indexing gives a launch, not an item
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What a call passes."""
+        raise NotImplementedError
+
+    def _launch(
+        self,
+        grid: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        keys: tuple[Any, Any, Any, Any] | None = None,
+    ) -> Any:
+        raise NotImplementedError
+
+    def launch_anew(
+        self,
+        grid: Any,
+        given: Mapping[str, Any],
+        extra: Sequence[Any],
+        keywords: Mapping[str, Any],
+        keys: tuple[Any, Any, Any, Any],
+    ) -> Any:
+        """A call that the generated launch path could not serve; `keys` are its values and facts,
+        under which it looks for the launch the next time, what was left open, and the outputs that
+        it has allocated. What is launched is not remembered where something was given twice, or too
+        much."""
+        parameters = self.parameters
+        if extra or any(p.name in keywords for p in parameters):
+            return self._launch(grid, (*given.values(), *extra), dict(keywords))
+        named = {p.name: given[p.name] for p in parameters if given[p.name] is not p.default}
+        named |= {n: value for n, value in keywords.items() if value is not None}
+        return self._launch(grid, (), named, keys)
 
 
 def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:

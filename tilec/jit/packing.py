@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir.types import DTYPES
-from tilec.jit.specialise import Facts
+from tilec.jit.specialise import SpecialisationKey
 from tilec.runtime.arguments import FACT_LIMIT, Call, read_arguments
 from tilec.runtime.block import TENSOR_MAP_BYTES, Block
 from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launched_grid
@@ -30,11 +30,11 @@ MOST_ROWS, MOST_BATCH = 8 * 65535, 65535  # that the grid of the kernel which co
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32"}  # bits are copied, whatever they mean
 
 
-def packable(facts: Facts, call: Call) -> tuple[str, ...]:
+def packable(key: SpecialisationKey, call: Call) -> tuple[str, ...]:
     """The tensors that can be packed: the elements of a row are neighbours, the rows begin
     anywhere. None on the CPU, which has no TMA to gain."""
     found = []
-    for a in facts.arguments if facts.target != "cpu" else ():
+    for a in key.arguments if key.target != "cpu" else ():
         if a.kind == "tensor" and not a.output and _begins_anywhere(a):
             t = call.tensors[a.name]
             *batch, rows, _ = t.shape

@@ -95,13 +95,11 @@ class Revision:
         for path in self.paths.values():
             path.prepared.forget()
 
-    def write_path(
-        self, kind: str, variant: CompiledKernel, arrays: int, anew: Callable[..., Any]
-    ) -> LaunchPath:
+    def write_path(self, kind: str, variant: CompiledKernel, arrays: int) -> LaunchPath:
         """The launch path for arrays of `kind`, made by a kernel's first launch, of `variant` with
-        so many `arrays`; `anew` serves what it cannot."""
+        so many `arrays`."""
         module = self._of[0].__globals__
-        return write_path(self.parameters, variant.image, kind, arrays, module, self.reads, anew)
+        return write_path(self.parameters, variant.image, kind, arrays, module, self.reads)
 
 
 def read_revision(

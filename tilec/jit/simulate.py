@@ -17,8 +17,8 @@ from tilec.ir.caller import for_users
 from tilec.ir.clusters import launched_cluster
 from tilec.ir.core import Func
 from tilec.ir.errors import LaunchError, TargetError, did_you_mean, shown
+from tilec.jit.attempts import occupancy
 from tilec.jit.compiled import CompiledKernel
-from tilec.jit.occupancy import occupancy
 from tilec.jit.packing import packed_copy
 from tilec.jit.simulated import Records, records_of, variant_records
 from tilec.kernel import Kernel, Planned
@@ -31,12 +31,12 @@ from tilec.runtime.image import OWN_MEMORY, Image
 from tilec.runtime.tensor_map import map_arguments
 from tilec.runtime.tensors import Tensor
 from tilec.runtime.workspace import workspace_params
+from tilec.sim.block import Launch
 from tilec.sim.launch import DEFAULT_STEPS, Wishes, run
-from tilec.sim.machine.block import Launch
-from tilec.sim.machine.tensors import GlobalTensor, TensorMap
-from tilec.sim.program.numbers import KINDS
+from tilec.sim.numbers import KINDS
 from tilec.sim.report import Report
-from tilec.sim.reports.trace import OnChange
+from tilec.sim.tensors import GlobalTensor, TensorMap
+from tilec.sim.trace import OnChange
 from tilec.support.tools import find_ptxas
 from tilec.target import NOT_YET, PROPOSED, TARGETS, Target, find_target, meant_target
 
@@ -139,7 +139,7 @@ def records_for(kernel: Kernel, planned: Planned) -> Records:
         if variant.lowered is not None:
             found = records_of(variant.lowered, variant.target)
         else:
-            found = variant_records(kernel.signature, planned.facts, plan)
+            found = variant_records(kernel.signature, planned.key, plan)
         _records[variant] = found
     return found
 

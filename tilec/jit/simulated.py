@@ -12,19 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec import passes
-from tilec.codegen import Emitter, emit_records
+from tilec.codegen import Assembled, Emitter, emit_records
 from tilec.frontend import Signature
 from tilec.ir.core import Func
-from tilec.ir.llvm import Function
+from tilec.ir.errors import InternalError
+from tilec.ir.llvm import Function, Inst
+from tilec.ir.llvm_parser import parse_function
+from tilec.ir.llvm_printer import DebugInfo
+from tilec.ir.loc import Loc
 from tilec.ir.schedule import Plan
 from tilec.jit.build import trace_variant
-from tilec.jit.optimised import optimised_function
-from tilec.jit.specialise import Facts
-from tilec.sim.program.records import Program, read_program
-from tilec.sim.reports.buffers import RegisterBuffer
+from tilec.jit.specialise import SpecialisationKey
+from tilec.sim.buffers import RegisterBuffer
+from tilec.sim.records import Program, read_program
 from tilec.target import find_target
 
 _STRING = re.compile(r'(@[\w.]+) = .* c"((?:\\[0-9A-F]{2})*)"$')
+_ASM = re.compile(r'asm (?:sideeffect )?"([^"]*)", "([^"]*)"')
+_CALLED = re.compile(r"@([\w.]+)\(")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Records:
     @functools.cached_property
     def program(self) -> Program:
         """The records made ready to run, once for all runs in which nothing is traced."""
-        return read_program(self.function, self.strings)
+        return read_program(self.function)
 
     @functools.cached_property
     def optimised(self) -> Records:
@@ -54,10 +59,10 @@ class Records:
         )
 
 
-def variant_records(signature: Signature, facts: Facts, plan: Plan) -> Records:
-    """The records of the variant of `facts` with this plan. Raises CompileError."""
-    func = trace_variant(signature, facts)
-    return records_of(passes.run_plan(func, find_target(facts.target), plan), facts.target)
+def variant_records(signature: Signature, key: SpecialisationKey, plan: Plan) -> Records:
+    """The records of the variant of `key` with this plan. Raises CompileError."""
+    func = trace_variant(signature, key)
+    return records_of(passes.run_plan(func, find_target(key.target), plan), key.target)
 
 
 def records_of(func: Func, target: str) -> Records:
@@ -77,3 +82,46 @@ def _string(line: str) -> tuple[str, str]:
     found = _STRING.match(line)
     assert found is not None, line
     return found[1], bytes.fromhex(found[2].replace("\\", "")).rstrip(b"\0").decode()
+
+
+# --- what LLVM's optimiser leaves -----------------------------------------------------------------
+#
+# The optimised text is read back into records (`ir.llvm_parser`). Each finds the user's line and
+# the buffer that it touches by its debug location, which for this one optimisation numbers these
+# places; inline assembly finds its instruction by what it says, a hardware intrinsic by its name.
+
+
+class _Places(DebugInfo):
+    """Debug locations whose lines number the places of records: user's location and buffer."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        super().__init__(emitter.func.name, emitter.func.loc, "LineTablesOnly")
+        self.number: dict[tuple[Loc, str], int] = {}
+
+    def place(self, inst: Inst) -> tuple[int, int]:
+        return self.number.setdefault((inst.loc, inst.buffer), len(self.number) + 1), 1
+
+
+def optimised_function(emitter: Emitter) -> Function:
+    """The records of the emitter's function after LLVM's optimiser. Raises InternalError."""
+    places = _Places(emitter)
+    parsed = parse_function(Assembled(emitter.module(places), emitter.target).llvm_opt)
+    known = list(places.number)
+    instrs: dict[tuple[str, ...], Inst] = {}
+    for block in emitter.f.blocks:
+        for i in block.insts:
+            found = _ASM.search(i.text) if i.opcode == "asm" else _CALLED.search(i.text)
+            if found and i.opcode in ("asm", "call"):
+                instrs.setdefault(found.groups(), i)
+    for block in parsed.function.blocks:
+        for i in block.insts:
+            line = parsed.lines.get(id(i))
+            if line:
+                i.loc, i.buffer = known[line - 1]
+            if i.opcode in ("asm", "call"):
+                source = instrs.get(parsed.asm.get(id(i)) or (i.instr,))
+                if source is not None:
+                    i.instr, i.semantics = source.instr, source.semantics
+                elif i.opcode == "asm":
+                    raise InternalError(f"LLVM has changed inline assembly: {parsed.asm[id(i)]}")
+    return parsed.function

@@ -1,5 +1,5 @@
-"""Facts: what a variant of a kernel is compiled under, and nothing that only the launch needs to
-know.
+"""The specialisation key: what a variant of a kernel is compiled under, and nothing that only the
+launch needs to know.
 
 From the arguments of a call: each array's dtype, compile-time extents and strides, and alignment;
 the dtype of each scalar; the constants; the target. Two calls with equal facts run the same
@@ -9,13 +9,13 @@ machine code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from tilec.builtins import foreign
+from tilec.builtins.annotations import dtype_of
+from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
-from tilec.ir.types import DTYPES, find_dtype
 from tilec.jit.fingerprint import describe
 from tilec.runtime.arguments import (
     FACT_LIMIT,
@@ -59,12 +59,7 @@ def spec(
     for name in unknown:
         message = f"a spec has no {name!r}{did_you_mean(name, ('shape', 'dtype', 'strides'))}"
         raise CompileError(message, caller_loc(), 'write tilec.spec((4096, 512), "float16")')
-    found = find_dtype(dtype)
-    if found is None:
-        meant = foreign.meant_dtype(dtype)
-        near = f"; did you mean {meant!r}?" if meant else did_you_mean(shown(dtype), DTYPES)
-        hint = 'write tilec.spec((4096, 512), "float16")'
-        raise CompileError(f"unknown dtype {shown(dtype)}{near}", caller_loc(), hint)
+    found = dtype_of(dtype, 'write tilec.spec((4096, 512), "float16")')
     extents = _whole(shape, "extent", 0)
     steps = contiguous_strides(extents) if strides is None else _whole(strides, "stride", None)
     if len(steps) != len(extents):
@@ -130,7 +125,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SpecialisationKey:
     """What a variant is compiled under; hashable.
 
     `arguments` are the tensors and scalars as `Image` describes them, outputs in `out=` included.
@@ -166,72 +161,72 @@ class Facts:
 
     def text(self) -> str:
         """The facts as text for a cache key."""
-        return repr(
-            (
-                self.source,
-                self.target,
-                self.arguments,
-                self.constants,
-                self.threads,
-                self.grid_given,
-                self.wide,
-                self.may_alias,
-                self.plan,
-                self.simulated,
-                self.packed,
-            )
+        return repr([getattr(self, f.name) for f in fields(self) if f.compare])
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call whose arguments have been read and checked, by `signature` and against `parameters`.
+
+    `source` is the kernel's, `target` and `threads` what it is compiled for, as in
+    `SpecialisationKey`. `grid` is the launch's, as its author wrote it; None where it gives none or
+    none is known yet."""
+
+    call: Call
+    signature: Signature
+    parameters: tuple[Parameter, ...]
+    source: str
+    target: str
+    threads: int | None
+    grid: Any
+    grid_given: bool
+
+    @property
+    def open(self) -> dict[str, Auto]:
+        """The compile-time arguments that are left to tilec."""
+        return {n: v for n, v in self.call.constants.items() if isinstance(v, Auto)}
+
+    def key(self, chosen: Chosen | None = None) -> SpecialisationKey:
+        """The facts of the call, with the plan that was `chosen` for it.
+
+        Arrays that the call allocates count as contiguous and aligned to 16 bytes.
+        """
+        call, sizes = self.call, self.signature.sizes.items()
+        fixed = {n: call.sizes.values[n] for n, is_fixed in sizes if is_fixed}
+        arguments, tensors = [], []
+        # Of rows that the call allocates, a variant knows nothing else.
+        told = bool(self.signature.returns) or any(map(_begins_anywhere, call.tensors.values()))
+        dense = told and self.target != "cpu"
+        for p in self.parameters:
+            match p.kind:
+                case "tensor":
+                    tensors.append(call.tensors[p.name])
+                    arguments.append(_tensor_fact(p, tensors[-1], fixed, dense))
+                case "output":
+                    tensors.append(_future_output(p, call))
+                    fact = _tensor_fact(p, tensors[-1], fixed, dense)
+                    arguments.append(replace(fact, output=True))
+                case "scalar":
+                    assert p.dtype is not None
+                    default = None if p.default is REQUIRED else p.default
+                    arguments.append(Argument(p.name, "scalar", p.dtype, default=default))
+        known = chosen or Chosen({}, None)
+        return SpecialisationKey(
+            self.source,
+            self.target,
+            tuple(arguments),
+            tuple((name, describe(value)) for name, value in call.constants.items()),
+            self.threads,
+            self.grid_given,
+            any(is_wide(t) for t in tensors),
+            False,
+            dict(call.constants),
+            known.plan,
+            known.ranked,
+            known.text,
+            packed=known.packed,
+            only_ranked=known.only_ranked,
         )
-
-
-def facts_of(
-    call: Call,
-    signature: Signature,
-    parameters: Sequence[Parameter],
-    source: str,
-    target: str,
-    threads: int | None,
-    grid_given: bool,
-    chosen: Chosen | None = None,
-) -> Facts:
-    """The facts of a call of the kernel `source`, whose arguments have been read and checked
-    against `parameters`, with the plan that was `chosen` for it.
-
-    Arrays that the call allocates count as contiguous and aligned to 16 bytes.
-    """
-    fixed = {n: call.sizes.values[n] for n, is_fixed in signature.sizes.items() if is_fixed}
-    arguments, tensors = [], []
-    # Of rows that the call allocates, a variant knows nothing else.
-    told = bool(signature.returns) or any(map(_begins_anywhere, call.tensors.values()))
-    dense = told and target != "cpu"
-    for p in parameters:
-        match p.kind:
-            case "tensor":
-                tensors.append(call.tensors[p.name])
-                arguments.append(_tensor_fact(p, tensors[-1], fixed, dense))
-            case "output":
-                tensors.append(_future_output(p, call))
-                fact = _tensor_fact(p, tensors[-1], fixed, dense)
-                arguments.append(replace(fact, output=True))
-            case "scalar":
-                assert p.dtype is not None
-                default = None if p.default is REQUIRED else p.default
-                arguments.append(Argument(p.name, "scalar", p.dtype, default=default))
-    return Facts(
-        source,
-        target,
-        tuple(arguments),
-        tuple((name, describe(value)) for name, value in call.constants.items()),
-        threads,
-        grid_given,
-        any(is_wide(t) for t in tensors),
-        False,
-        dict(call.constants),
-        None if chosen is None else chosen.plan,
-        () if chosen is None else chosen.ranked,
-        str if chosen is None else chosen.text,
-        packed=() if chosen is None else chosen.packed,
-        only_ranked=chosen is not None and chosen.only_ranked,
-    )
 
 
 def packed_fact(a: Argument) -> Argument:

@@ -15,16 +15,29 @@ Text = str | Callable[[], str | None]
 class Stages(Mapping[str, str]):
     """An ordered mapping from a stage's name to its text, which is made when it is first read.
 
-    A stage whose text turns out to be None (there is no disassembler) is not in the mapping.
+    A stage whose text turns out to be None (there is no disassembler) is not in the mapping. Those
+    of a kernel that came from the disk cache are what `make` gives at the first look: it compiles
+    the kernel again.
     """
 
-    def __init__(self, texts: Mapping[str, Text] | None = None) -> None:
+    def __init__(
+        self, texts: Mapping[str, Text] | None = None, make: Callable[[], Stages] | None = None
+    ) -> None:
         self._texts: dict[str, Text | None] = dict(texts or {})
+        self._make = make
+        self._lock = threading.Lock()
+
+    def _ensure(self) -> None:
+        with self._lock:
+            if self._make is not None:
+                self._texts = self._make()._texts
+                self._make = None
 
     def add(self, name: str, text: Text) -> None:
         self._texts[name] = text
 
     def _text(self, name: str) -> str | None:
+        self._ensure()
         if name not in self._texts:
             raise KeyError(f"there is no stage {name!r}; the stages are {', '.join(self._texts)}")
         text = self._texts[name]
@@ -39,6 +52,7 @@ class Stages(Mapping[str, str]):
         return text
 
     def __iter__(self) -> Iterator[str]:
+        self._ensure()
         # Only the disassembly can be absent; the others are listed without being made.
         for name in self._texts:
             if name != "sass" or self._text(name) is not None:
@@ -46,29 +60,6 @@ class Stages(Mapping[str, str]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-class MadeLater(Stages):
-    """Stages of a kernel that came from the disk cache: the first look compiles it again."""
-
-    def __init__(self, make: Callable[[], Stages]) -> None:
-        self._make: Callable[[], Stages] | None = make
-        self._lock = threading.Lock()
-        super().__init__()
-
-    def _ensure(self) -> None:
-        with self._lock:
-            if self._make is not None:
-                self._texts = self._make()._texts
-                self._make = None
-
-    def _text(self, name: str) -> str | None:
-        self._ensure()
-        return super()._text(name)
-
-    def __iter__(self) -> Iterator[str]:
-        self._ensure()
-        return super().__iter__()
 
 
 _dump_lock = threading.Lock()

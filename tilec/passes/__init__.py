@@ -15,9 +15,9 @@ from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
+from tilec.passes.check_consumer_groups import check_consumer_groups
 from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
-from tilec.passes.check_teams import check_teams
 from tilec.passes.cluster_split_k import cluster_split_k
 from tilec.passes.convert_fragments import convert_fragments
 from tilec.passes.demote_fragments import demote_fragments
@@ -46,7 +46,6 @@ from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.simplify import simplify
 from tilec.passes.stage_stores import stage_stores
-from tilec.passes.sum_parts import sum_parts
 from tilec.passes.two_level_accumulation import two_level_accumulation
 from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
@@ -76,7 +75,7 @@ HOST: tuple[tuple[Pass, str], ...] = (
 
 DECIDE: tuple[tuple[Pass, str], ...] = (
     (block_order, "TILE"),  # the tile loop comes before the pipeline: rings live across tiles
-    (check_teams, "TILE"),
+    (check_consumer_groups, "TILE"),
     (cluster_split_k, "TILE"),  # the grid is settled: from here on each block has its own loop
     (demote_fragments, "TILE"),
     (select_gemm, "TILE"),
@@ -95,7 +94,6 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (exchange_partial_sums, "SCHEDULED"),
-    (sum_parts, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),

@@ -63,7 +63,7 @@ def _only_loads(o: For) -> bool:
                 if x.kind != "unroll" or x.inits:
                     return False
             case Parallel():
-                if x.agent:
+                if x.engine:
                     return False
             case Shuffle() | ShuffleXor():
                 pass

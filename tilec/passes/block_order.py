@@ -1,38 +1,48 @@
 """block_order: which block of the user's grid a launched block works on, and when.
 
 Before: `block_index` and `grid_size` mean the user's grid; at most one `use_swizzle` says how to
-walk over it. After: no `use_swizzle` is left. In a persistent kernel the body stands in a loop
-over the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so
-that `group` neighbours in dimension 1 follow each other (they share columns of one operand in the
-L2 cache while the rows of the other stay there). Otherwise the two leading indices are renumbered
-in place, where the user asks for it or the plan has panels and the blocks load tiles in a loop.
+walk over it. After: no `use_swizzle` is left. In a persistent kernel the body stands in a loop over
+the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's grid, numbered so that
+`group` neighbours in dimension 1 follow each other (they share columns of one operand in the L2
+cache while the rows of the other stay there). Otherwise the two leading indices are renumbered in
+place, where the user asks for it or the plan has rasterisation groups and the blocks load tiles in
+a loop.
 
 In a kernel launched in clusters (attribute `cluster`) it is whole clusters that are numbered so:
 the blocks of one have neighbouring indices along the cluster's dimensions, and the others the same.
-A persistent kernel is launched with its clusters in a row along dimension 0."""
+A persistent kernel is launched with its clusters in a row along dimension 0.
+
+A launch is made of whole clusters. Where the user's grid is not known to be a multiple of the
+cluster that the compiler chose, the launch is rounded up: the blocks beyond the grid help to load
+what their neighbours need, and every op of theirs that could be seen from outside is left out."""
 
 from __future__ import annotations
 
-from tilec.ir.clusters import SINGLE, cluster_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.analysis import Facts
+from tilec.ir.clusters import SINGLE, Dims, cluster_of, size
+from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone, rewrite, walk
+from tilec.ir.errors import ResourceError
+from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import (
     Binary,
     BlockIndex,
     ClusterIndex,
+    Compare,
     Const,
     For,
     GridSize,
+    If,
+    Parallel,
     UseSwizzle,
+    While,
     Yield,
+    yielded,
 )
 from tilec.ir.types import INT32, ScalarType
-from tilec.passes.utils.cluster_grid import (
-    UserGrid,
-    is_whole,
-    only_inside,
-    rounded_grid,
-    settle_cluster,
-)
+from tilec.passes.utils.addressing import Numbers, conjunction, narrow
 from tilec.target import Target
 
 
@@ -44,8 +54,8 @@ def block_order(func: Func, target: Target) -> Func:
     persistent = bool(func.attrs.get("persistent")) and can_persist(func)
     if func.attrs.get("persistent") and not persistent:
         func = func.with_attrs(persistent=False)
-    group = swizzles[0].panel_size if swizzles else int(func.attrs.get("panel", 1))
-    if not swizzles and not persistent and not (group > 1 and _worth_panels(func)):
+    group = swizzles[0].panel_size if swizzles else int(func.attrs.get("raster_group", 1))
+    if not swizzles and not persistent and not (group > 1 and _worth_groups(func)):
         return func if cluster_of(func) == SINGLE or is_whole(func) else _rounded(func)
     along = 0 if swizzles and swizzles[0].order == "column" else 1
     if persistent:
@@ -53,7 +63,7 @@ def block_order(func: Func, target: Target) -> Func:
     return _renumber(func, group, along)
 
 
-def _worth_panels(func: Func) -> bool:
+def _worth_groups(func: Func) -> bool:
     """Whether blocks that run at once had better be neighbours in two dimensions of the grid: they
     load tiles in a loop, and those of different blocks may be the same."""
     plane = any(isinstance(o, BlockIndex) and o.dim == 1 for o in walk(func.body))
@@ -69,35 +79,24 @@ def can_persist(func: Func) -> bool:
     )
 
 
-class _Numbers:
-    """Index arithmetic in i32, written at one place. What it divides by are extents of a grid that
-    has a block, and parts of them."""
-
-    def __init__(self, builder: Builder) -> None:
-        self.b = builder
-
-    def const(self, value: int) -> Value:
-        return self.b.value(Const, value, INT32)
-
-    def op(self, kind: str, x: Value, y: Value) -> Value:
-        return self.b.value(Binary, kind, x, y, nonzero=kind in ("floordiv", "mod"))
-
-    def grouped(self, tile: Value, across: Value, along: Value, group: int) -> tuple[Value, Value]:
-        """The `tile`-th position of an `across` x `along` grid that is walked in panels of `group`
-        along the second dimension: (index across, index along)."""
-        size = self.const(group)
-        panel = self.op("mul", across, size)
-        number = self.op("floordiv", tile, panel)
-        first = self.op("mul", number, size)
-        width = self.op("min", self.op("sub", along, first), size)
-        width = self.op("max", width, self.const(1))  # as it is; then no index can be below 0
-        inside = self.op("mod", tile, panel)
-        x = self.op("floordiv", inside, width)
-        y = self.op("add", first, self.op("mod", inside, width))
-        return x, y
+def _grouped(
+    n: Numbers, tile: Value, across: Value, along: Value, group: int
+) -> tuple[Value, Value]:
+    """The `tile`-th position of an `across` x `along` grid that is walked in rasterisation groups
+    of `group` along the second dimension: (index across, index along)."""
+    size = n.const(group)
+    raster_group = n.op("mul", across, size)
+    number = n.op("floordiv", tile, raster_group)
+    first = n.op("mul", number, size)
+    width = n.op("min", n.op("sub", along, first), size)
+    width = n.op("max", width, n.const(1))  # as it is; then no index can be below 0
+    inside = n.op("mod", tile, raster_group)
+    x = n.op("floordiv", inside, width)
+    y = n.op("add", first, n.op("mod", inside, width))
+    return x, y
 
 
-def _decode(n: _Numbers, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
+def _decode(n: Numbers, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
     """The user's block indices of the `tile`-th block."""
     if len(grid) == 1:
         return [tile]
@@ -108,9 +107,9 @@ def _decode(n: _Numbers, tile: Value, grid: list[Value], group: int, along: int)
         tile = n.op("mod", tile, plane)
         indices = [z]
     if along == 1:
-        x, y = n.grouped(tile, grid[0], grid[1], group)
+        x, y = _grouped(n, tile, grid[0], grid[1], group)
     else:
-        y, x = n.grouped(tile, grid[1], grid[0], group)
+        y, x = _grouped(n, tile, grid[1], grid[0], group)
     return [x, y, *indices]
 
 
@@ -133,7 +132,7 @@ def _replace_indices(func: Func, indices: list[Value], sizes: list[Value]) -> tu
     return rewrite(func.body, visit, subst).ops
 
 
-def _in_clusters(n: _Numbers, at: list[Value], func: Func) -> list[Value]:
+def _in_clusters(n: Numbers, at: list[Value], func: Func) -> list[Value]:
     """This block's indices, where its cluster has these."""
     made = []
     for d, (index, c) in enumerate(zip(at, cluster_of(func))):
@@ -144,7 +143,7 @@ def _in_clusters(n: _Numbers, at: list[Value], func: Func) -> list[Value]:
     return made
 
 
-def _share(n: _Numbers, v: Value, parts: int) -> Value:
+def _share(n: Numbers, v: Value, parts: int) -> Value:
     return v if parts == 1 else n.op("floordiv", v, n.const(parts))
 
 
@@ -158,7 +157,7 @@ def _rounded(func: Func) -> Func:
 
 def _renumber(func: Func, group: int, along: int) -> Func:
     b = Builder(func.loc)
-    n = _Numbers(b)
+    n = Numbers(b, nonzero=True)
     c = cluster_of(func)
     grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
     mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
@@ -182,7 +181,7 @@ def _relaunched(func: Func, b: Builder, user: UserGrid, indices: list[Value]) ->
 
 def _persistent(func: Func, group: int, along: int) -> Func:
     b = Builder(func.loc)
-    n = _Numbers(b)
+    n = Numbers(b, nonzero=True)
     c = cluster_of(func)
     user = UserGrid(func, b)
     clusters = user.clusters(b)
@@ -193,7 +192,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     step = _share(n, b.value(GridSize, 0), c[0])
     tile = Value(ScalarType(INT32), "tile")
     inner = Builder(func.loc)
-    m = _Numbers(inner)
+    m = Numbers(inner, nonzero=True)
     indices = _in_clusters(m, _decode(m, tile, clusters, max(1, group // c[along]), along), func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
@@ -201,3 +200,159 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     inner.emit(Yield)
     b.emit(For, "persistent", start, total, step, (), inner.block([tile]))
     return Func(func.name, user.params, func.grid, b.block(), func.attrs, func.loc)
+
+
+# --- clusters and the grid ---
+
+
+def settle_cluster(func: Func, target: Target) -> Func:
+    """`func` with the cluster it is launched in as its attribute `cluster`: the user's
+    (`cluster_dims`), else the plan's. Where the target has no clusters, each block is alone.
+
+    Raises ResourceError for a plan's cluster that the launch cannot have."""
+    wanted = func.attrs.get("cluster_dims")
+    dims = tuple(wanted) if wanted else cluster_of(func)
+    if not target.has("cluster"):
+        dims = SINGLE
+    if not wanted and dims != SINGLE:
+        _check(func, dims)
+    return func if dims == cluster_of(func) else func.with_attrs(cluster=dims)
+
+
+def _check(func: Func, dims: Dims) -> None:
+    rank = 3 if func.attrs.get("grid_from_launch") else len(yielded(func.grid))
+    shown = "x".join(map(str, dims))
+    if size(dims) > MAX_BLOCKS:
+        raise ResourceError(
+            f"a cluster of {shown} has {size(dims)} blocks, the most is {MAX_BLOCKS}",
+            func.loc,
+            f"write cluster={MAX_BLOCKS} or less",
+        )
+    if any(c > 1 for c in dims[rank:]):
+        raise ResourceError(
+            f"a grid of {rank} dimensions has no clusters of {shown}",
+            func.loc,
+            f"give the cluster {rank} extents",
+        )
+    loops = [o for o in walk(func.body) if isinstance(o, While)]
+    if loops and not all(_divides(func, dims)):
+        raise ResourceError(
+            f"the grid is not known to be a multiple of clusters of {shown}, and what the blocks "
+            "beyond it do in a while loop is not known to end",
+            loops[0].loc,
+            "leave the cluster out, or make the grid a multiple of it",
+        )
+
+
+def _divides(func: Func, dims: Dims) -> list[bool]:
+    """For each dimension, whether the grid's extent is known to be a multiple of the cluster's."""
+    if dims == SINGLE or func.attrs.get("cluster_dims"):
+        return [True] * 3  # the user's are checked at the launch
+    extents = yielded(func.grid)
+    facts = Facts(func.with_attrs(persistent=False))
+    found = []
+    for d, c in enumerate(dims):
+        known = facts.constant(extents[d]) if d < len(extents) else None
+        whole = known is not None and known % c == 0
+        by_two = d < len(extents) and c & (c - 1) == 0 and facts.divisor(extents[d]) % c == 0
+        found.append(c == 1 or whole or by_two)
+    return found
+
+
+class UserGrid:
+    """The extents of the user's grid as values of the body, for kernels that are launched with
+    another one. `params` are what the function takes for it."""
+
+    def __init__(self, func: Func, b: Builder) -> None:
+        self.func = func
+        self.params = func.params
+        self.cluster = cluster_of(func)
+        if func.attrs.get("grid_from_launch"):
+            used = {o.dim for o in walk(func.body) if isinstance(o, (BlockIndex, GridSize))}
+            used |= {0, *(d for d, c in enumerate(self.cluster) if c > 1)}
+            given = [
+                Param(Value(ScalarType(INT32), f"grid{d}"), "grid", "", d)
+                for d in range(max(used) + 1)
+            ]
+            self.params = (*func.params, *given)
+            self.extents = [p.value for p in given]
+        else:
+            subst: Substitution = {}
+            b.ops += [clone(o, subst) for o in func.grid.ops if not isinstance(o, Yield)]
+            self.extents = [narrow(b, subst.get(v, v)) for v in yielded(func.grid)]
+
+    def clusters(self, b: Builder) -> list[Value]:
+        """How many clusters there are along each dimension, the last one perhaps not full."""
+        return [clusters_in(b, e, c) for e, c in zip(self.extents, self.cluster)]
+
+    def inside(self, b: Builder, indices: Sequence[Value]) -> Value | None:
+        """Whether the block with these indices is one of the grid; None if it is known to be."""
+        conds = [
+            b.value(Compare, "lt", index, extent)
+            for index, extent, known in zip(
+                indices, self.extents, _divides(self.func, self.cluster)
+            )
+            if not known
+        ]
+        return conjunction(b, conds)
+
+
+def clusters_in(b: Builder, extent: Value, cluster: int) -> Value:
+    """`extent` blocks in clusters of `cluster`, rounded up."""
+    if cluster == 1:
+        return extent
+    up = b.value(Binary, "add", extent, b.value(Const, cluster - 1, extent.dtype))
+    return b.value(Binary, "floordiv", up, b.value(Const, cluster, extent.dtype))
+
+
+def is_whole(func: Func) -> bool:
+    """Whether the grid is known to be made of whole clusters."""
+    return all(_divides(func, cluster_of(func)))
+
+
+def rounded_grid(func: Func) -> Block:
+    """The function's grid, rounded up to whole clusters: what is launched."""
+    if not yielded(func.grid):
+        return func.grid
+    b = Builder(func.loc)
+    b.ops += [o for o in func.grid.ops if not isinstance(o, Yield)]
+    extents = []
+    for extent, c in zip(yielded(func.grid), cluster_of(func)):
+        if c > 1:
+            count = clusters_in(b, extent, c)
+            extent = b.value(Binary, "mul", count, b.value(Const, c, extent.dtype))
+        extents.append(extent)
+    b.emit(Yield, tuple(extents))
+    return b.block()
+
+
+# --- blocks beyond the grid ---
+
+
+def only_inside(ops: Sequence[Op], inside: Value | None) -> list[Op]:
+    """The ops with everything that can be seen from outside of the block done only where `inside`
+    holds."""
+    if inside is None:
+        return list(ops)
+    return [_guarded(o, inside) for o in ops]
+
+
+def _guarded(o: Op, inside: Value) -> Op:
+    if _is_seen(o):
+        body = Block((), (o, Yield(loc=o.loc)))
+        return If(inside, body, Block((), (Yield(loc=o.loc),)), loc=o.loc)
+    if not o.regions:
+        return o
+    changed = {
+        name: replace(region, ops=tuple(only_inside(region.ops, inside)))
+        for name, region in zip(o.region_fields, o.regions)
+    }
+    return replace(o, **changed)  # type: ignore[arg-type]
+
+
+def _is_seen(o: Op) -> bool:
+    """Whether `o` acts outside of its block, and does nothing else."""
+    if o.region_fields and not isinstance(o, Parallel):
+        return False
+    acts = [e for e in o.effects() if e.writes or e.kind == "output"]
+    return bool(acts) and all(e.is_seen for e in acts)

@@ -18,8 +18,8 @@ from tilec.target import Target
 def check_registers(func: Func, target: Target) -> Func:
     """See the module's opening."""
     _check_local(func, target)
-    teams = int(func.attrs.get("teams", 1))
-    threads = int(func.attrs["threads"]) * teams
+    groups = int(func.attrs.get("consumer_groups", 1))
+    threads = int(func.attrs["threads"]) * groups
     specialised = bool(func.attrs.get("specialise"))
     limit = budget(threads, specialised, target)
     fragments = _fragments(func)
@@ -34,7 +34,7 @@ def check_registers(func: Func, target: Target) -> Func:
                 f"{_named(held)} {needed} registers of each of {threads} threads; on {target} "
                 f"{limit} are left for {'it' if len(held) == 1 else 'them'}",
                 held[0].loc,
-                _hint(held, threads, specialised, target, teams),
+                _hint(held, threads, specialised, target, groups),
             )
     return func
 
@@ -98,14 +98,14 @@ def _named(held: list[Alloc]) -> str:
     return f"the products of one loop hold {', '.join(parts)}, together"
 
 
-def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, teams: int) -> str:
+def _hint(held: list[Alloc], threads: int, specialised: bool, target: Target, groups: int) -> str:
     """More threads, if they would hold the fragments; else a smaller tile that does."""
     bits = sum(o.type.size * o.type.dtype.bits for o in held)
-    if teams > 1:
-        each = bits // (threads // teams) // 32
+    if groups > 1:
+        each = bits // (threads // groups) // 32
         fits = [t for t in (128, 256) if bits // t <= 32 * budget(t, specialised, target)]
         other = f'consumers="cooperative" and threads={fits[-1]}' if fits else "a smaller tile"
-        return f"each of {teams} teams holds a tile of its own in {each} registers: {other} fits"
+        return f"each of {groups} groups holds a tile of its own in {each} registers: {other} fits"
     if bits // threads <= 32 * budget(threads, specialised, target):
         return "most threads can hold no part of it: make its extents multiples of 16"
     more = 2 * threads

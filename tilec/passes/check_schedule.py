@@ -1,14 +1,14 @@
 """check_schedule: what runs ahead of its readers is executed, in small, before any code is made.
 
 Before and after: SCHEDULED; nothing is changed. The pass knows nothing of the passes that made the
-schedule. One thread for each scope (each team of it) runs through the function with numbers for its
-sizes, so that loops have no, one and several iterations more than stages (of many the first and the
-last ones), two tiles of a persistent loop among them. The producers go as far ahead as slots let
-them, and asynchronous products end as late as they may. Raises InternalError, for a pass is at
+schedule. One thread for each scope (each group of it) runs through the function with numbers for
+its sizes, so that loops have no, one and several iterations more than stages (of many the first and
+the last ones), two tiles of a persistent loop among them. The producers go as far ahead as stages
+let them, and asynchronous products end as late as they may. Raises InternalError, for a pass is at
 fault, where
 
-- a slot is read that is not filled, or is filled again, or whose copy nobody has waited for;
-- a slot is filled while a product reads it, or threads do whom no barrier has stopped since;
+- a stage is read that is not filled, or is filled again, or whose copy nobody has waited for;
+- a stage is filled while a product reads it, or threads do whom no barrier has stopped since;
 - a fragment is touched while a product is in flight that uses it, or is left so at the end;
 - a scope waits for what no other will do any more."""
 
@@ -25,7 +25,7 @@ from tilec.ir.clusters import cluster_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops, walk
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import InternalError
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -33,6 +33,7 @@ from tilec.ir.ops import (
     Cast,
     Compare,
     Const,
+    ConsumerGroup,
     Copy,
     CpAsyncCommit,
     CpAsyncWait,
@@ -44,17 +45,18 @@ from tilec.ir.ops import (
     MbarrierArrive,
     MbarrierExpect,
     MbarrierWait,
+    OrderedArrive,
+    OrderedWait,
     Parallel,
+    RingStage,
     Scope,
     Select,
     Store,
-    Team,
     TmaLoad,
-    TurnPass,
-    TurnWait,
-    Version,
     WgmmaWait,
     While,
+    decides,
+    handed_on,
     yielded,
 )
 from tilec.ir.semantics import INTEGERS
@@ -64,7 +66,7 @@ from tilec.target import Target
 SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
 STEPS = 3000  # ops that a thread executes at most with each
 AGAIN = 3  # iterations that a `while` has
-Slot = tuple[Value, int]  # of a ring, or of a barrier
+Stage = tuple[Value, int]  # of a ring, or of a barrier
 
 _COMPARE = {
     "eq": operator.eq,
@@ -92,13 +94,15 @@ class _Program:
     def __init__(self, func: Func) -> None:
         self.func = func
         self.defs = defining_ops(func.body)
-        self.teams = int(func.attrs.get("teams", 1))
+        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
         self.rings = {
             o.result
             for o in walk(func.body)
-            if isinstance(o, Alloc) and o.type.space == "shared" and o.type.versions > self.teams
+            if isinstance(o, Alloc)
+            and o.type.space == "shared"
+            and o.type.stages > self.consumer_groups
         }
-        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, Version)}
+        self.root = {o.result: o.root for o in walk(func.body) if isinstance(o, RingStage)}
         loads = [o for o in walk(func.body) if isinstance(o, TmaLoad)]
         self.rings |= {self.root[o.dest] for o in loads if o.dest in self.root}
         # What stores leave through is no ring: `lower_stores` waits for it, behind this pass.
@@ -111,34 +115,23 @@ class _Program:
         for o in loads:
             own[o.dest] += _box_bytes(o)
         # Of a tile that blocks of a cluster load for one another, each loads one of so many parts.
-        self.parts = {
-            o.dest: version_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks
-        }
-        self.stages = max((v.buffer.versions for v in self.rings), default=1)
+        self.parts = {o.dest: stage_bytes(o.dest.buffer) // own[o.dest] for o in loads if o.blocks}
+        self.stages = max((v.buffer.stages for v in self.rings), default=1)
         self.wanted = self._wanted()
         self.relevant: dict[Block, tuple[Op, ...]] = {}
 
     def _wanted(self) -> set[Value]:
-        """The scalars that control flow, slots and barriers depend on."""
+        """The scalars that control flow, stages and barriers depend on."""
         left: list[Value] = []
         stores: dict[Value, list[Value]] = {}
         carried: dict[Value, tuple[Value, ...]] = {}
         for o in walk(self.func.body):
+            left += decides(o)
+            for sources, holders in handed_on(o):
+                carried.update(dict.fromkeys(holders, sources))
             match o:
-                case For():
-                    left += (o.lo, o.hi, o.step)
-                    self._carry(carried, o.body.args[1:], o.inits, o.results, yielded(o.body))
-                case While():
-                    left += yielded(o.cond)
-                    after = yielded(o.body)
-                    self._carry(carried, o.body.args, o.inits, o.results, after)
-                    self._carry(carried, o.cond.args, o.inits, (), after)
-                case If():
-                    left.append(o.cond)
-                    for i, r in enumerate(o.results):
-                        carried[r] = (yielded(o.then)[i], yielded(o.orelse)[i])
-                case Version():
-                    left.append(o.slot)
+                case RingStage():
+                    left.append(o.stage)
                 case MbarrierWait() | MbarrierExpect() | MbarrierArrive() | TmaLoad():
                     left += [v for v in o.operands if v not in getattr(o, "coords", ())]
                 case Store() if o.dest.buffer.space == "local":
@@ -157,19 +150,6 @@ class _Program:
             left += carried.get(v, ())
         return found
 
-    @staticmethod
-    def _carry(
-        found: dict[Value, tuple[Value, ...]],
-        args: tuple[Value, ...],
-        inits: tuple[Value, ...],
-        results: tuple[Value, ...],
-        after: tuple[Value, ...],
-    ) -> None:
-        for i, (arg, init, following) in enumerate(zip(args, inits, after)):
-            found[arg] = (init, following)
-            if results:
-                found[results[i]] = (init, following)
-
     def ops(self, block: Block) -> tuple[Op, ...]:
         """What has to be executed of `block`."""
         found = self.relevant.get(block)
@@ -185,7 +165,7 @@ class _Program:
             return inside or any(r in self.wanted for r in o.results)
         if isinstance(o, Store) and o.dest.buffer.space == "local":
             return o.dest in self.wanted
-        if isinstance(o, Version):
+        if isinstance(o, RingStage):
             return self.root[o.result] in self.rings
         if o.pure or isinstance(o, Load):
             return any(r in self.wanted for r in o.results)
@@ -194,12 +174,12 @@ class _Program:
 
 @dataclass
 class _Phases:
-    """A slot of a barrier: phases that have ended, bytes still to come in this one, and the slots
+    """A stage of a barrier: phases that have ended, bytes still to come in this one, and the stages
     of rings that they fill."""
 
     ended: int = 0
     bytes: int = 0
-    filling: list[Slot] = field(default_factory=list)
+    filling: list[Stage] = field(default_factory=list)
 
 
 class _Machine:
@@ -209,10 +189,10 @@ class _Machine:
         self.program = program
         self.size = size
         self.steps = 0  # of all threads
-        self.barriers: dict[Slot, _Phases] = {}
-        self.fills: Counter[Slot] = Counter()
-        self.landed: Counter[Slot] = Counter()  # of these, when the last has come
-        self.awaited: Counter[Slot] = Counter()  # and when somebody has waited for it
+        self.barriers: dict[Stage, _Phases] = {}
+        self.fills: Counter[Stage] = Counter()
+        self.landed: Counter[Stage] = Counter()  # of these, when the last has come
+        self.awaited: Counter[Stage] = Counter()  # and when somebody has waited for it
         self.turns: Counter[int] = Counter()
         self.threads: list[_Thread] = []
 
@@ -227,12 +207,14 @@ class _Machine:
     def together(self, scopes: list[Scope], outer: _Thread) -> None:
         """The scopes at the same time: the producers whenever they can."""
         order = sorted(scopes, key=lambda o: o.name != "producer")
-        self.threads = [_Thread(self, team, outer) for o in order for team in range(o.teams)]
+        self.threads = [
+            _Thread(self, group, outer) for o in order for group in range(o.consumer_groups)
+        ]
         runs = [
             (thread, thread.block(o.body))
-            for thread, o in zip(self.threads, (o for o in order for _ in range(o.teams)))
+            for thread, o in zip(self.threads, (o for o in order for _ in range(o.consumer_groups)))
         ]
-        waiting: list[MbarrierWait | TurnWait | None] = [None] * len(runs)
+        waiting: list[MbarrierWait | OrderedWait | None] = [None] * len(runs)
         stopped = False
         while runs:
             before = self.steps
@@ -257,30 +239,30 @@ class _Machine:
                 o = next(o for o in waiting if o is not None)
                 raise _fault(o, "waits for what no other scope does any more")
 
-    def slot(self, barrier: Value, number: int) -> _Phases:
+    def stage(self, barrier: Value, number: int) -> _Phases:
         return self.barriers.setdefault((barrier, number), _Phases())
 
 
 class _Thread:
-    """One thread of a scope: the first of its team, in the first block."""
+    """One thread of a scope: the first of its group, in the first block."""
 
-    def __init__(self, machine: _Machine, team: int, outer: _Thread | None = None) -> None:
-        self.machine, self.program, self.team = machine, machine.program, team
+    def __init__(self, machine: _Machine, group: int, outer: _Thread | None = None) -> None:
+        self.machine, self.program, self.group = machine, machine.program, group
         self.env: dict[Value, Any] = dict(outer.env) if outer else {}
         self.memory: dict[Value, Any] = {}  # of variables
-        self.place: dict[Value, Slot] = dict(outer.place) if outer else {}
-        self.seen: Counter[Slot] = Counter()  # fills that it has waited for
+        self.place: dict[Value, Stage] = dict(outer.place) if outer else {}
+        self.seen: Counter[Stage] = Counter()  # fills that it has waited for
         self.products: list[Gemm] = []  # in flight, oldest first
-        self.reading: list[set[Slot]] = []  # by each of them
-        self.started: set[Slot] = set()  # by cp.async, not committed
-        self.groups: list[set[Slot]] = []  # committed, oldest first
-        self.hidden: set[Slot] = set()  # come, or written, but no barrier since
-        self.read: set[Slot] = set()  # since the last barrier
+        self.reading: list[set[Stage]] = []  # by each of them
+        self.started: set[Stage] = set()  # by cp.async, not committed
+        self.groups: list[set[Stage]] = []  # committed, oldest first
+        self.hidden: set[Stage] = set()  # come, or written, but no barrier since
+        self.read: set[Stage] = set()  # since the last barrier
         self.steps = 0
 
     # --- control ---
 
-    def block(self, block: Block) -> Iterator[MbarrierWait | TurnWait | None]:
+    def block(self, block: Block) -> Iterator[MbarrierWait | OrderedWait | None]:
         ops, env = self.program.ops(block), self.env
         scopes = [o for o in ops if isinstance(o, Scope)]
         for o in ops:
@@ -301,30 +283,30 @@ class _Thread:
                     if o is scopes[0]:
                         self.machine.together(scopes, self)
                 case MbarrierWait():
-                    phases, parity = self.machine.slot(o.barrier, env[o.slot]), env[o.parity]
+                    phases, parity = self.machine.stage(o.barrier, env[o.stage]), env[o.parity]
                     while o.barrier in self.program.barriers and phases.ended % 2 == parity:
                         yield o
-                    for slot in phases.filling:
-                        self.seen[slot] = self.machine.landed[slot]
-                        self.machine.awaited[slot] = self.machine.landed[slot]
-                case TurnWait():
-                    while not self.machine.turns[self.team]:
+                    for stage in phases.filling:
+                        self.seen[stage] = self.machine.landed[stage]
+                        self.machine.awaited[stage] = self.machine.landed[stage]
+                case OrderedWait():
+                    while not self.machine.turns[self.group]:
                         yield o
-                    self.machine.turns[self.team] -= 1
-                case TurnPass():
-                    self.machine.turns[(self.team + 1) % self.program.teams] += 1
+                    self.machine.turns[self.group] -= 1
+                case OrderedArrive():
+                    self.machine.turns[(self.group + 1) % self.program.consumer_groups] += 1
                 case MbarrierArrive():
                     if o.guard is None or self.env.get(o.guard, True):
-                        self.machine.slot(o.barrier, self.env[o.slot]).ended += 1
+                        self.machine.stage(o.barrier, self.env[o.stage]).ended += 1
                         yield None
                 case _:
                     self.op(o)
 
-    def _for(self, o: For) -> Iterator[MbarrierWait | TurnWait | None]:
+    def _for(self, o: For) -> Iterator[MbarrierWait | OrderedWait | None]:
         lo, hi, step = (self.env.get(v, 1) for v in (o.lo, o.hi, o.step))
         indices = range(lo, hi, max(int(step), 1))
         first = self.program.stages + 2 if o.kind == "pipelined" else 2
-        if self.program.teams == 1 and len(indices) > first + 2:
+        if self.program.consumer_groups == 1 and len(indices) > first + 2:
             indices = (*indices[:first], *indices[-2:])  # type: ignore[assignment]
         values = [self.env.get(v, 0) for v in o.inits]
         for i in indices:
@@ -334,7 +316,7 @@ class _Thread:
             values = [self.env.get(v, 0) for v in yielded(o.body)]
         self.env.update(zip(o.results, values))
 
-    def _while(self, o: While) -> Iterator[MbarrierWait | TurnWait | None]:
+    def _while(self, o: While) -> Iterator[MbarrierWait | OrderedWait | None]:
         values = [self.env.get(v, 0) for v in o.inits]
         for _ in range(AGAIN):
             self.env.update(zip(o.cond.args, values))
@@ -367,8 +349,8 @@ class _Thread:
                 env[o.result] = env.get(o.on_true if env.get(o.cond, True) else o.on_false, 0)
             case Cast():
                 env[o.result] = int(env.get(o.operand, 0))
-            case Team():
-                env[o.result] = self.team
+            case ConsumerGroup():
+                env[o.result] = self.group
             case GridSize():  # one block, or cluster
                 env[o.result] = cluster_of(self.program.func)[o.dim]
             case Load() if o.source.buffer.space == "local":
@@ -380,11 +362,11 @@ class _Thread:
                 self.touch(o)
             case Store() if o.dest.buffer.space == "local":
                 self.memory[o.dest] = env.get(o.value, 0)
-            case Version():
-                self.place[o.result] = (o.root, env[o.slot])
+            case RingStage():
+                self.place[o.result] = (o.root, env[o.stage])
             case MbarrierExpect():
-                self.machine.slot(o.barrier, env[o.slot]).bytes += o.bytes
-                self.machine.slot(o.barrier, env[o.slot]).filling = []
+                self.machine.stage(o.barrier, env[o.stage]).bytes += o.bytes
+                self.machine.stage(o.barrier, env[o.stage]).filling = []
             case TmaLoad():
                 self.load(o)
             case CpAsyncCommit():
@@ -410,17 +392,17 @@ class _Thread:
         return int(sum(self.env.get(v, 0) for v in o.indices) + self.machine.size) % 3
 
     def load(self, o: TmaLoad) -> None:
-        slot = self.place.get(o.dest)
-        phases = self.machine.slot(o.barrier, self.env[o.slot])
-        if slot is not None:
-            if slot not in phases.filling:
+        stage = self.place.get(o.dest)
+        phases = self.machine.stage(o.barrier, self.env[o.stage])
+        if stage is not None:
+            if stage not in phases.filling:
                 for thread in self.machine.threads:
-                    if any(slot in held for held in thread.reading):
-                        raise _fault(o, f"fills slot {slot[1]} while a product reads it")
-                if self.machine.awaited[slot] < self.machine.fills[slot]:
-                    raise _fault(o, f"fills slot {slot[1]} again that nobody has waited for")
-                self.machine.fills[slot] += 1
-                phases.filling.append(slot)
+                    if any(stage in held for held in thread.reading):
+                        raise _fault(o, f"fills stage {stage[1]} while a product reads it")
+                if self.machine.awaited[stage] < self.machine.fills[stage]:
+                    raise _fault(o, f"fills stage {stage[1]} again that nobody has waited for")
+                self.machine.fills[stage] += 1
+                phases.filling.append(stage)
         phases.bytes -= _box_bytes(o) * self.program.parts.get(o.dest, 1)
         if phases.bytes < 0:
             raise _fault(o, "brings more than its barrier waits for")
@@ -431,8 +413,8 @@ class _Thread:
 
     def touch(self, o: Op) -> None:
         """What an op does to rings and to fragments."""
-        by_copy = isinstance(o, Copy) and o.agent == "cp_async"
-        held: set[Slot] = set()
+        by_copy = isinstance(o, Copy) and o.engine == "cp_async"
+        held: set[Stage] = set()
         chained = o.c if isinstance(o, Gemm) and o.is_asynchronous else None
         for x, e in effects_in(Block((), (o,))):
             if e.region is None or e.private:
@@ -440,14 +422,14 @@ class _Thread:
             v = e.region.buffer
             if v is not chained and self._is_in_flight(v, e.writes):
                 raise _fault(x, f"touches {v.name} while a product in flight uses it")
-            slot = self.place.get(v)
-            if slot is None or slot[0] not in self.program.rings:
+            stage = self.place.get(v)
+            if stage is None or stage[0] not in self.program.rings:
                 continue
             if e.reads:
-                self._read(x, slot)
-                held.add(slot)
+                self._read(x, stage)
+                held.add(stage)
             if e.writes:
-                self._write(x, slot, by_copy)
+                self._write(x, stage, by_copy)
         if chained is not None:
             assert isinstance(o, Gemm)
             self.products = [*self.products, o] if o.asynchronous else []
@@ -457,25 +439,25 @@ class _Thread:
         """Whether a product in flight makes `v`, or reads it in registers, where it is written."""
         return any(v is o.c or (written and v is o.a.buffer) for o in self.products)
 
-    def _read(self, o: Op, slot: Slot) -> None:
-        name, number = slot[0].name, slot[1]
-        if self.machine.fills[slot] != self.seen[slot]:
-            filled = self.machine.fills[slot] > self.seen[slot] > 0
+    def _read(self, o: Op, stage: Stage) -> None:
+        name, number = stage[0].name, stage[1]
+        if self.machine.fills[stage] != self.seen[stage]:
+            filled = self.machine.fills[stage] > self.seen[stage] > 0
             why = "is filled again" if filled else "nobody has waited for"
-            raise _fault(o, f"reads slot {number} of {name}, which {why}")
-        if slot in self.started or any(slot in group for group in self.groups):
-            raise _fault(o, f"reads slot {number} of {name}, whose copy may be under way")
-        if slot in self.hidden:
-            raise _fault(o, f"reads slot {number} of {name} before other threads' parts are there")
-        self.read.add(slot)
+            raise _fault(o, f"reads stage {number} of {name}, which {why}")
+        if stage in self.started or any(stage in group for group in self.groups):
+            raise _fault(o, f"reads stage {number} of {name}, whose copy may be under way")
+        if stage in self.hidden:
+            raise _fault(o, f"reads stage {number} of {name} before other threads' parts are there")
+        self.read.add(stage)
 
-    def _write(self, o: Op, slot: Slot, by_copy: bool) -> None:
-        name, number = slot[0].name, slot[1]
-        if slot in self.read:
-            raise _fault(o, f"fills slot {number} of {name}, which threads may still read")
-        if any(slot in held for held in self.reading):
-            raise _fault(o, f"fills slot {number} of {name} while a product reads it")
-        (self.started if by_copy else self.hidden).add(slot)
+    def _write(self, o: Op, stage: Stage, by_copy: bool) -> None:
+        name, number = stage[0].name, stage[1]
+        if stage in self.read:
+            raise _fault(o, f"fills stage {number} of {name}, which threads may still read")
+        if any(stage in held for held in self.reading):
+            raise _fault(o, f"fills stage {number} of {name} while a product reads it")
+        (self.started if by_copy else self.hidden).add(stage)
 
     def end(self) -> None:
         """The scope's last op has been done."""

@@ -14,11 +14,10 @@ better this way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tilec.ir.clusters import SINGLE, cluster_of, parts_of, split_of
-from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, inputs, rewrite, walk
 from tilec.ir.effects import is_seen, written_tensors
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
@@ -41,9 +40,11 @@ from tilec.ir.ops import (
     Load,
     SumParts,
     Yield,
+    constants,
     yielded,
 )
 from tilec.ir.types import INT32
+from tilec.passes.utils.addressing import Numbers
 from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
@@ -74,7 +75,7 @@ class _Sharer:
     def __init__(self, func: Func, split: int, parts: int) -> None:
         self.func = func
         self.split, self.parts = split, parts
-        self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+        self.zeros = {v for v, n in constants(func.body).items() if n == 0}
         self.written = written_tensors(func.body)
 
     def refuse(self, why: str) -> ResourceError:
@@ -136,7 +137,7 @@ class _Sharer:
                 continue
             after = self.func.body.ops[self.func.body.ops.index(loop) + 1 :]
             if self.parts > 1 and any(
-                isinstance(o, For) and o.kind == "pipelined" for x in after for o in _inside(x)
+                isinstance(o, For) and o.kind == "pipelined" for o in walk(Block((), after))
             ):
                 raise self.refuse("another T.Pipelined follows it")
             return loop
@@ -211,37 +212,32 @@ class _Sharer:
 
     def part(self, b: Builder, loop: For, number: Value) -> For:
         """The loop over this block's iterations: equal contiguous parts, the last ones shorter."""
-        dtype = loop.lo.dtype
-
-        def const(n: int) -> Value:
-            return b.value(Const, n, dtype)
-
-        def op(kind: str, x: Value, y: Value) -> Value:
-            return b.value(Binary, kind, x, y)
-
-        mine = number if number.dtype == dtype else b.value(Cast, number, dtype)
-        span = op("max", op("sub", loop.hi, loop.lo), const(0))
-        trips = op("floordiv", op("sub", op("add", span, loop.step), const(1)), loop.step)
+        x = Numbers(b, loop.lo.dtype)
+        mine = number if number.dtype == x.dtype else b.value(Cast, number, x.dtype)
+        span = x.op("max", x.op("sub", loop.hi, loop.lo), x.const(0))
+        last = x.op("sub", x.op("add", span, loop.step), x.const(1))
+        trips = x.op("floordiv", last, loop.step)
         count = self.split * self.parts
-        each = op("floordiv", op("add", trips, const(count - 1)), const(count))
-        length = op("mul", each, loop.step)
-        lo = op("add", loop.lo, op("mul", mine, length))
-        hi = op("min", loop.hi, op("add", lo, length))
+        each = x.op("floordiv", x.op("add", trips, x.const(count - 1)), x.const(count))
+        length = x.op("mul", each, loop.step)
+        lo = x.op("add", loop.lo, x.op("mul", mine, length))
+        hi = x.op("min", loop.hi, x.op("add", lo, length))
         return replace(loop, lo=lo, hi=hi)
 
     def place(self, b: Builder) -> Value:
         """The number of this block's sum among those of the launch."""
         x, wide = self.shared(b, BlockIndex, 0), self.shared(b, GridSize, 0)
-        z = self.shared(b, BlockIndex, 2)
-        before = b.value(Binary, "mul", z, b.value(GridSize, 1))
-        before = b.value(Binary, "add", before, b.value(BlockIndex, 1))
-        return b.value(Binary, "add", b.value(Binary, "mul", before, wide), x)
+        z, tall = self.shared(b, BlockIndex, 2), self.shared(b, GridSize, 1)
+        y = self.shared(b, BlockIndex, 1)
+        n = Numbers(b)
+        before = n.op("add", n.op("mul", z, tall), y)
+        return n.op("add", n.op("mul", before, wide), x)
 
     def shared(self, b: Builder, cls: type[BlockIndex | GridSize], dim: int) -> Value:
         """The launch's index or size along a dimension, as if blocks did not share sums."""
+        n = Numbers(b)
         by = {0: self.split, 2: self.parts}.get(dim, 1)
-        v = b.value(cls, dim)
-        return v if by == 1 else b.value(Binary, "floordiv", v, b.value(Const, by, INT32))
+        return n.op("floordiv", b.value(cls, dim), n.const(by))
 
     def relaunched(self, top: Builder, body: Block) -> Func:
         """The function with `body`, launched with more blocks for each of the user's. `top` is what
@@ -279,15 +275,6 @@ class _Sharer:
         return b.block()
 
 
-def _inside(o: Op) -> Iterator[Op]:
-    """`o`, and the ops inside of it."""
-    yield o
-    for region in o.regions:
-        yield from walk(region)
-
-
 def _touches(o: Op, v: Value) -> bool:
     """Whether `o`, or an op inside of it, reads or writes `v`."""
-    if isinstance(o, AnnotateLayout):
-        return False
-    return v in o.operands or any(v in x.operands for r in o.regions for x in walk(r))
+    return v in inputs(o) and not isinstance(o, AnnotateLayout)

@@ -1,8 +1,8 @@
-"""convert_fragments: the road of a copy between fragments of different layouts.
+"""convert_fragments: the lowering path of a copy between fragments of different layouts.
 
 Before: `copy` ops whose two sides are fragments in different layouts (put there by
 `infer_layouts` and `widen_copies`). After: a copy that renames the registers of each thread is left
-as it is; one whose elements stay in their warps, where that is cheaper, has the agent "shuffle";
+as it is; one whose elements stay in their warps, where that is cheaper, has the engine "shuffle";
 any other is a copy into an ordinary shared buffer and one out of it, which `plan_shared` places and
 `insert_sync` orders. The dump shows the price: the bytes written and read."""
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Region, rewrite
+from tilec.ir.core import Builder, Func, Op, rewrite
 from tilec.ir.layout import conversion, padded
-from tilec.ir.ops import Alloc, Const, Copy
-from tilec.ir.types import INT32
+from tilec.ir.ops import Alloc, Copy
+from tilec.passes.utils.building import whole
 from tilec.target import Target
 
 
@@ -21,7 +21,7 @@ def convert_fragments(func: Func, target: Target) -> Func:
     """See the module's opening."""
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Copy) or o.agent == "registers":
+        if not isinstance(o, Copy) or o.engine == "registers":
             return None
         s, d = o.source.buffer.buffer, o.dest.buffer.buffer
         if s.space != "fragment" or d.space != "fragment" or s.layout == d.layout:
@@ -32,16 +32,14 @@ def convert_fragments(func: Func, target: Target) -> Func:
             if kind in ("same", "registers"):
                 return None
             if kind == "shuffle":
-                return [replace(o, agent="shuffle")]
+                return [replace(o, engine="shuffle")]
         b = Builder(o.loc)
         shape = d.static_shape
         skip = 128 // d.dtype.bits
         t = replace(d, space="shared", layout=padded(shape, shape[-1], skip))
-        scratch = b.value(Alloc, t, name=f"{o.dest.buffer.name}_scratch")
-        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-        between = Region(scratch, zeros, shape)
-        b.emit(Copy, o.source, between, agent="threads", vector=1)
-        b.emit(Copy, between, o.dest, agent="threads", vector=1)
+        between = whole(b, b.value(Alloc, t, name=f"{o.dest.buffer.name}_scratch"))
+        b.emit(Copy, o.source, between, engine="threads", vector=1)
+        b.emit(Copy, between, o.dest, engine="threads", vector=1)
         return b.ops
 
     return func.with_body(rewrite(func.body, visit))

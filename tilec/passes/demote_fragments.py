@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.core import Func, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
-from tilec.ir.ops import Alloc, Gemm, Parallel
+from tilec.ir.ops import Gemm, Parallel
 from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.building import with_types
 from tilec.target import Target
 
 
@@ -28,16 +29,6 @@ def demote_fragments(func: Func, target: Target) -> Func:
             if part and r.buffer.buffer.space == "fragment":
                 bad.add(r.buffer)
     bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
-    if not bad:
-        return func
-    subst: Substitution = {}
-
-    def visit(o: Op) -> None | Op:
-        if isinstance(o, Alloc) and o.result in bad:
-            typed = replace(o.type, space="shared")
-            fresh = Value(typed, o.result.name)
-            subst[o.result] = fresh
-            return replace(o, type=typed, results=(fresh,))
-        return None
-
-    return func.with_body(rewrite(func.body, visit, subst))
+    return func.with_body(
+        with_types(func.body, {v: replace(v.buffer, space="shared") for v in bad})
+    )

@@ -1,74 +1,168 @@
-"""exchange_partial_sums: `cluster_sum` becomes stores, arrivals and loads between the blocks of a
-cluster.
+"""exchange_partial_sums: blocks that share the iterations of a sum bring together what each of them
+has added up.
 
-Before: SCHEDULED, with at most one `cluster_sum`. After: none. A block writes its registers to its
-own shared memory, 16 bytes of each thread next to those of its neighbours, and publishes them by
-arriving at a barrier of whoever reads them. The same thread holds the same elements in all blocks.
+Before: SCHEDULED, with at most one `cluster_sum` (of the blocks of a cluster) and one `sum_parts`
+(of clusters, or single blocks). After: neither. A block leaves its registers for the others as they
+are, 16 bytes of each thread next to those of its neighbours; the same thread holds the same
+elements in all blocks. All sums are in the order of the blocks' numbers.
+
+`cluster_sum` becomes stores to shared memory, arrivals and loads. A block publishes what it has
+written by arriving at a barrier of whoever reads it.
 
 - Two blocks: the first one loads the registers of the other and adds them.
-- More: each block adds up one share of the vectors of all blocks, in the order of their numbers,
-  leaves the totals in its own shared memory and publishes them to the first block, which loads
-  them. So no block has to bring in much more than one fragment.
+- More: each block adds up one share of the vectors of all blocks, leaves the totals in its own
+  shared memory and publishes them to the first block, which loads them. So no block has to bring in
+  much more than one fragment.
 
 The cluster begins together (its barriers are set up) and ends together (no shared memory goes while
-it is read)."""
+it is read).
+
+`sum_parts` becomes stores to global memory, a counter, and loads by who comes last. The function
+takes a workspace for the parts of each fragment, and a counter for each sum. Nobody waits: a block
+counts itself, and the last one that comes brings in the parts of all, its own among them, so that
+the sum does not depend on who that is. The counter is at zero again then."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tilec.ir.clusters import split_of
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
 from tilec.ir.layout import row_major
 from tilec.ir.ops import (
     Alloc,
     Barrier,
     Binary,
+    Cast,
     ClusterBarrier,
     ClusterIndex,
     ClusterLoad,
     ClusterSum,
     Compare,
+    Const,
+    CountUp,
+    DeviceFence,
     Extract,
+    For,
     Lane,
+    Load,
     MbarrierArrive,
     MbarrierInit,
     MbarrierInitFence,
     MbarrierWait,
+    MemLoad,
     MemStore,
     Pack,
     RegRead,
     RegWrite,
+    Store,
+    SumParts,
+    ThreadIndex,
     WarpSync,
     Yield,
 )
-from tilec.ir.types import INT64, BufferType
-from tilec.passes.lower_gemm import close, unrolled
-from tilec.passes.utils.rings import const, elected, only_if
-from tilec.passes.utils.vectors import VECTOR_BITS, Vectors
+from tilec.ir.types import INT32, INT64, BufferType
+from tilec.passes.utils.building import counted
+from tilec.passes.utils.rings import const, elected, meeting, only_if
 from tilec.target import Target
 
+VECTOR_BITS = 128
 BATCH = 8  # vectors on their way at once: the way to another block takes about a thousand clocks
+CHUNK, WRITTEN = 8, 2  # parts that are loaded together; as often as that without a loop
+REGISTERS = 200  # for the sums and what is on its way to them,
+LEAST, IN_FLIGHT = 16, 128  # which takes so many
 
 
 def exchange_partial_sums(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    sums = [o for o in walk(func.body) if isinstance(o, ClusterSum)]
-    if not sums:
-        return func
-    (o,) = sums
-    gather = _Gather(func, o, target)
-
-    def visit(o: Op) -> None | list[Op]:
-        return gather.expand(o) if isinstance(o, ClusterSum) else None
-
-    body = rewrite(func.body, visit)
-    end = len(body.ops) - (bool(body.ops) and isinstance(body.ops[-1], Yield))
-    last = ClusterBarrier(loc=func.loc)
-    return func.with_body(Block((), (*gather.top.ops, *body.ops[:end], last, *body.ops[end:])))
+    for o in walk(func.body):
+        if isinstance(o, ClusterSum):
+            func = _Gather(func, o, target).expanded()
+    for o in walk(func.body):
+        if isinstance(o, SumParts):
+            func = _Sum(func, o, target).expanded()
+    return func
 
 
-class _Parts(Vectors):
+class _Vectors:
+    """The registers of one fragment as vectors of 16 bytes, in each of `threads` threads: `lanes`
+    elements each; `full` of them, and one more for the `left` elements."""
+
+    def __init__(self, fragment: Value, threads: int) -> None:
+        layout = fragment.buffer.layout
+        assert layout is not None
+        self.fragment = fragment
+        self.threads = threads
+        self.lanes = VECTOR_BITS // fragment.dtype.bits
+        self.full, self.left = divmod(layout.size("reg"), self.lanes)
+
+    @property
+    def count(self) -> int:
+        """Vectors of a thread; the last one may hold fewer elements."""
+        return self.full + bool(self.left)
+
+    @property
+    def size(self) -> int:
+        """Elements of all threads' vectors."""
+        return self.count * self.threads * self.lanes
+
+    @property
+    def words(self) -> int:
+        """Registers that they take."""
+        return self.count * VECTOR_BITS // 32
+
+    def offset(self, b: Builder, vector: Value) -> Value:
+        """Where this thread's vector stands."""
+        before = b.value(Binary, "mul", vector, const(b, self.threads * self.lanes))
+        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, self.lanes))
+        return b.value(Binary, "add", before, own)
+
+    def register(self, b: Builder, vector: Value, element: int) -> Value:
+        first = b.value(Binary, "mul", vector, const(b, self.lanes))
+        return b.value(Binary, "add", first, const(b, element))
+
+    def registers(self, b: Builder, vector: Value, elements: int) -> list[Value]:
+        """The first `elements` of a vector, and zeros behind them."""
+        v = self.fragment
+        empty = b.value(Const, 0 if v.dtype.is_int else 0.0, v.dtype)
+        values = [b.value(RegRead, v, self.register(b, vector, e)) for e in range(elements)]
+        return values + [empty] * (self.lanes - elements)
+
+
+class _Exchange:
+    """What one op becomes. `top` and `end` are what the kernel does first and last, `params` what
+    it takes."""
+
+    def __init__(self, func: Func, o: Op) -> None:
+        self.func, self.op, self.loc = func, o, o.loc
+        self.threads = int(func.attrs["threads"])
+        self.barrier = meeting(func)
+        self.top = Builder(func.loc)
+        self.end: tuple[Op, ...] = ()
+        self.params: tuple[Param, ...] = ()
+
+    def expanded(self) -> Func:
+        """The function with what the op becomes in its place."""
+        subst: Substitution = {}
+
+        def visit(o: Op) -> None | list[Op]:
+            return self.expand(subst) if o is self.op else None
+
+        ops = rewrite(self.func.body, visit, subst).ops
+        end = len(ops) - (bool(ops) and isinstance(ops[-1], Yield))
+        body = Block((), (*self.top.ops, *ops[:end], *self.end, *ops[end:]))
+        return replace(self.func, params=(*self.func.params, *self.params), body=body)
+
+    def expand(self, subst: Substitution) -> list[Op]:
+        """The ops; `subst` gets what takes the place of the op's results."""
+        raise NotImplementedError
+
+
+# --- in a cluster ---
+
+
+class _Parts(_Vectors):
     """The registers of one fragment as vectors in the shared memory of each block."""
 
     def __init__(self, top: Builder, fragment: Value, threads: int) -> None:
@@ -81,11 +175,10 @@ class _Parts(Vectors):
         registers: a batch at a time, so that what it loads is on its way all at once."""
         batches, rest = divmod(self.full, BATCH)
         if batches:
-            batch, inner = unrolled(b, batches, "batch")
-            first = inner.value(Binary, "mul", batch, const(inner, BATCH))
-            vectors = [inner.value(Binary, "add", first, const(inner, i)) for i in range(BATCH)]
-            do(inner, vectors, self.lanes)
-            close(b, "unroll", batch, batches, inner)
+            with counted(b, batches, "batch") as (batch, inner):
+                first = inner.value(Binary, "mul", batch, const(inner, BATCH))
+                vectors = [inner.value(Binary, "add", first, const(inner, i)) for i in range(BATCH)]
+                do(inner, vectors, self.lanes)
         if rest:
             do(b, [const(b, batches * BATCH + i) for i in range(rest)], self.lanes)
         if self.left:
@@ -106,16 +199,14 @@ class _Parts(Vectors):
         return [b.value(Extract, got, e) for e in range(self.lanes)]
 
 
-class _Gather:
-    """One `cluster_sum`. `top` is what the kernel does first."""
+class _Gather(_Exchange):
+    """One `cluster_sum`."""
 
     def __init__(self, func: Func, o: ClusterSum, target: Target) -> None:
-        self.loc = o.loc
+        super().__init__(func, o)
         self.blocks = split_of(func)
-        self.threads = int(func.attrs["threads"])
-        specialised = int(func.attrs["launch_threads"]) != self.threads
-        self.barrier = (1, self.threads) if specialised else (0, 0)
-        self.top = top = Builder(func.loc)
+        self.end = (ClusterBarrier(loc=func.loc),)
+        top = self.top
         self.parts = [_Parts(top, v, self.threads) for v in o.fragments]
         warps = self.threads // target.warp_size
         self.direct = self.blocks == 2
@@ -133,7 +224,7 @@ class _Gather:
     def _barrier(self, name: str) -> Value:
         return self.top.value(Alloc, BufferType((1,), INT64, "barrier"), name=name)
 
-    def expand(self, o: ClusterSum) -> list[Op]:
+    def expand(self, subst: Substitution) -> list[Op]:
         b = Builder(self.loc)
         b.emit(Barrier, *self.barrier)  # all threads are done with what was in these bytes
         number = b.value(ClusterIndex, 0)
@@ -232,3 +323,171 @@ class _Gather:
         if self.direct:
             return const(b, 1)
         return b.value(Binary, "floordiv", vector, const(b, self.share(p)))
+
+
+# --- through global memory ---
+
+
+class _Stored(_Vectors):
+    """The parts of one fragment in the workspace `buffer`."""
+
+    def __init__(self, fragment: Value, threads: int, parts: int, name: str) -> None:
+        super().__init__(fragment, threads)
+        t = BufferType((parts, self.size), fragment.dtype, "global", align=VECTOR_BITS // 8)
+        self.buffer = Value(t, name)
+
+    def place(self, b: Builder, start: Value, part: int, vector: int) -> Value:
+        """The offset of a vector of a part, from this thread's first one of `start`."""
+        at = part * self.size + vector * self.threads * self.lanes
+        return b.value(Binary, "add", start, b.value(Const, at, INT64))
+
+    def write(self, b: Builder, start: Value) -> None:
+        for vector in range(self.count):
+            elements = self.lanes if vector < self.full else self.left
+            values = self.registers(b, const(b, vector), elements)
+            packed = b.value(Pack, tuple(values))
+            at = self.place(b, start, 0, vector)
+            b.emit(MemStore, self.buffer, at, packed, VECTOR_BITS // 8)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Parts of some vectors that are loaded together, and so many times as many behind them."""
+
+    vectors: range
+    parts: range
+    times: int = 1
+
+
+class _Sum(_Exchange):
+    """One `sum_parts`."""
+
+    def __init__(self, func: Func, o: SumParts, target: Target) -> None:
+        super().__init__(func, o)
+        self.o, self.parts = o, o.parts
+        # Where a barrier orders shared memory only, each thread publishes what it has written, and
+        # asks for what the others have.
+        self.each = not target.has("global_barrier")
+        taken = {p.value.name for p in func.params}
+
+        def unused(name: str) -> str:
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            return name
+
+        self.stored = [
+            _Stored(v, self.threads, self.parts, unused(f"{v.name}_parts")) for v in o.fragments
+        ]
+        self.counters = Value(BufferType((1,), INT32, "global", align=4), unused("counters"))
+        flag = BufferType((1,), INT32, "shared", layout=row_major((1,)))
+        self.came = self.top.value(Alloc, flag, name="came_before")
+        self.params = (
+            *(Param(s.buffer, "workspace", s.buffer.name, self._bytes(s)) for s in self.stored),
+            Param(self.counters, "counters", self.counters.name, 4),
+        )
+
+    def _bytes(self, s: _Stored) -> int:
+        """Of one sum."""
+        return self.parts * s.size * s.buffer.dtype.bits // 8
+
+    def expand(self, subst: Substitution) -> list[Op]:
+        o = self.o
+        b = Builder(o.loc)
+        number, part = (b.value(Cast, v, INT64) for v in (o.sum, o.part))
+        starts = [self.start(b, s, number) for s in self.stored]
+        for s, start in zip(self.stored, starts):
+            ahead = b.value(Binary, "mul", part, b.value(Const, s.size, INT64))
+            s.write(b, b.value(Binary, "add", start, ahead))
+        if self.each:
+            b.emit(DeviceFence)
+        b.emit(Barrier, *self.barrier)  # all threads have written theirs
+        one = Builder(o.loc)
+        zero = const(one, 0)
+        one.emit(DeviceFence)
+        before = one.value(CountUp, self.counters, number, self.parts - 1)
+        one.emit(DeviceFence)
+        one.emit(Store, self.came, (zero,), before)
+        only_if(b, elected(b), one.ops)
+        came = b.value(Load, self.came, (const(b, 0),))
+        last = b.value(Compare, "eq", came, const(b, self.parts - 1), name="last")
+        add = Builder(o.loc)
+        if self.each:
+            add.emit(DeviceFence)
+        for s, start in zip(self.stored, starts):
+            self.add_up(add, s, start)
+        only_if(b, last, add.ops)
+        subst[o.result] = last
+        return b.ops
+
+    def start(self, b: Builder, s: _Stored, number: Value) -> Value:
+        """This thread's first vector of the sum's first part."""
+        first = b.value(Binary, "mul", number, b.value(Const, self.parts * s.size, INT64))
+        own = b.value(Binary, "mul", b.value(ThreadIndex), const(b, s.lanes))
+        return b.value(Binary, "add", first, b.value(Cast, own, INT64))
+
+    def add_up(self, b: Builder, s: _Stored, start: Value) -> None:
+        """The registers from all parts, a few vectors after the others. What the next step needs is
+        on its way before this one's is added up, and no more than that: without the syncs between
+        them the assembler begins with all loads, and spills."""
+        steps = self.steps(s)
+        ahead: list[list[Value]] | None = None
+        for step, following in zip(steps, (*steps[1:], None)):
+            if step.times > 1:
+                self.repeated(b, s, start, step)
+                continue
+            loaded = ahead or self.load(b, s, start, step)
+            ahead = None
+            if following is not None and following.times == 1:
+                ahead = self.load(b, s, start, following)
+            self.add(b, s, step, loaded)
+            b.emit(WarpSync)
+
+    def steps(self, s: _Stored) -> list[_Step]:
+        room = max(LEAST, min(IN_FLIGHT, REGISTERS - s.words)) // 2
+        loads = room * 32 // VECTOR_BITS
+        chunk = min(self.parts, CHUNK, loads)
+        found = []
+        for first in range(0, s.count, max(1, loads // chunk)):
+            vectors = range(first, min(first + max(1, loads // chunk), s.count))
+            parts = [range(p, min(p + chunk, self.parts)) for p in range(0, self.parts, chunk)]
+            whole = self.parts // chunk
+            if whole > WRITTEN:
+                found += [_Step(vectors, parts[0]), _Step(vectors, parts[1], whole - 1)]
+                parts = parts[whole:]
+            found += [_Step(vectors, p) for p in parts]
+        return found
+
+    def repeated(self, b: Builder, s: _Stored, start: Value, step: _Step) -> None:
+        """A step whose parts are followed by others: a loop."""
+        at = Value(start.type, "at")
+        inner = Builder(b.loc)
+        moved = inner.value(Binary, "add", start, at)
+        self.add(inner, s, step, self.load(inner, s, moved, step))
+        inner.emit(Yield)
+        size = len(step.parts) * s.size
+        bounds = (b.value(Const, n, INT64) for n in (0, step.times * size, size))
+        b.emit(For, "serial", *bounds, (), inner.block([at]))
+
+    def load(self, b: Builder, s: _Stored, start: Value, step: _Step) -> list[list[Value]]:
+        """For each of the step's vectors, those of its parts."""
+        return [
+            [
+                b.value(MemLoad, s.buffer, s.place(b, start, p, v), s.lanes, VECTOR_BITS // 8)
+                for p in step.parts
+            ]
+            for v in step.vectors
+        ]
+
+    def add(self, b: Builder, s: _Stored, step: _Step, loaded: list[list[Value]]) -> None:
+        """Add what was loaded to the registers, which begin with the first part."""
+        for v, got in zip(step.vectors, loaded):
+            vector = const(b, v)
+            for e in range(s.lanes if v < s.full else s.left):
+                register = s.register(b, vector, e)
+                values = [b.value(Extract, x, e) for x in got]
+                new = step.parts[0] == 0
+                total = values.pop(0) if new else b.value(RegRead, s.fragment, register)
+                for value in values:
+                    total = b.value(Binary, "add", total, value)
+                b.emit(RegWrite, s.fragment, register, total)

@@ -1,13 +1,13 @@
 """expand_pipeline: loops whose copies run ahead in the threads that also compute.
 
 Before: copies marked `ahead` remain where the producer warps did not take them. After: none is
-`ahead`; each such loop is one of two shapes, and every use of a ring names its version:
+`ahead`; each such loop is one of two shapes, and every use of a ring names its stage:
 
-- *asynchronous* (all copies "cp_async"): `versions - 1` copies are in flight; an iteration waits
-  for the oldest, meets the other threads, starts the copy that is `versions - 1` iterations away
+- *asynchronous* (all copies "cp_async"): `stages - 1` copies are in flight; an iteration waits
+  for the oldest, meets the other threads, starts the copy that is `stages - 1` iterations away
   and computes;
 - *through registers* (anything else): an iteration loads the next tile into fragments, computes on
-  this one, then stores the fragments into the other version (or, where there is one version only,
+  this one, then stores the fragments into the other stage (or, where there is one stage only,
   into the same after a barrier).
 
 The loop keeps the kind "pipelined", which tells `insert_sync` that its rings are in order inside
@@ -31,23 +31,22 @@ from tilec.ir.ops import (
     For,
     Gemm,
     ProxyFence,
-    Version,
+    RingStage,
     WgmmaWait,
 )
 from tilec.ir.types import BufferType
 from tilec.passes.expand_scopes import free_running, held_in_flight
+from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import idle
-from tilec.passes.utils.realign import Pieces, Realigner, Tile, whole
-from tilec.passes.utils.rings import Position, const, only_if, ring_copies
+from tilec.passes.utils.realign import Pieces, Realigner, Tile
+from tilec.passes.utils.rings import Position, const, meeting, only_if, ring_copies
 from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
 
 def expand_pipeline(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    threads = int(func.attrs["threads"])
-    specialised = int(func.attrs["launch_threads"]) != threads
-    expander = _Expander(func, target, threads, specialised)
+    expander = _Expander(func, target)
 
     def visit(o: Op) -> None | list[Op]:
         if isinstance(o, For) and ring_copies(o):
@@ -64,17 +63,17 @@ def expand_pipeline(func: Func, target: Target) -> Func:
 
 
 class _Expander:
-    def __init__(self, func: Func, target: Target, threads: int, specialised: bool) -> None:
-        self.realigner = Realigner(func, threads, target)
+    def __init__(self, func: Func, target: Target) -> None:
         self.target = target
-        self.threads = threads
-        self.barrier = (1, threads) if specialised else (0, 0)
+        self.threads = int(func.attrs["threads"])
+        self.realigner = Realigner(func, self.threads, target)
+        self.barrier = meeting(func)
         self.rings = 0
         self.in_place: set[int] = set()  # lines of copies that do not run ahead after all
 
     def expand(self, loop: For) -> list[Op]:
         copies = ring_copies(loop)
-        if all(o.agent == "cp_async" for o in copies):
+        if all(o.engine == "cp_async" for o in copies):
             return self._asynchronous(loop, copies)
         tiles = self.realigner.tiles([o for o in copies if o in loop.body.ops])
         plain = [self.staging(o) for o in copies if o.dest.buffer not in tiles]
@@ -93,27 +92,29 @@ class _Expander:
         self.in_place.update(o.loc.line for o in copies)
         b = Builder(loop.loc)
         zero = const(b, 0)
-        subst = _versions(b, copies, zero)
+        subst = _at_stage(b, copies, zero)
 
         def here(o: Op) -> Op | None:
             if isinstance(o, Copy) and o.ahead:
-                return replace(o, ahead=False, agent="threads")
+                return replace(o, ahead=False, engine="threads")
             return None
 
         body = rewrite(loop.body, here, subst)
         b.ops.append(replace(loop, kind="serial", num_stages=0, order=(), stage=(), body=body))
         return b.ops
 
-    def _copies(self, b: Builder, loop: For, copies: list[Copy], index: Value, slot: Value) -> None:
-        """The loop's copies for iteration `index`, into version `slot`."""
+    def _copies(
+        self, b: Builder, loop: For, copies: list[Copy], index: Value, stage: Value
+    ) -> None:
+        """The loop's copies for iteration `index`, into stage `stage`."""
         made = Slice(loop.body, copies).copy(loop.body, {loop.body.args[0]: index})
 
         def here(o: Op) -> list[Op] | None:
             if not isinstance(o, Copy):
                 return None
-            version = Builder(o.loc)
-            v = version.value(Version, o.dest.buffer, slot, name=o.dest.buffer.name)
-            return [*version.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
+            ring_stage = Builder(o.loc)
+            v = ring_stage.value(RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
+            return [*ring_stage.ops, replace(o, dest=replace(o.dest, buffer=v), ahead=False)]
 
         b.ops += rewrite(Block((), tuple(made)), here).ops
 
@@ -122,12 +123,12 @@ class _Expander:
         b: Builder,
         loop: For,
         copies: list[Copy],
-        slot: Value,
+        stage: Value,
         in_flight: Collection[Value] = (),
     ) -> None:
-        """What is left of the loop's body, on version `slot`, without its Yield; products onto
+        """What is left of the loop's body, on stage `stage`, without its Yield; products onto
         the fragments `in_flight` may be under way behind it."""
-        subst = _versions(b, copies, slot)
+        subst = _at_stage(b, copies, stage)
         rest = Block((), loop.body.ops[:-1])
 
         def start(o: Op) -> None | Op | list[Op]:
@@ -151,7 +152,7 @@ class _Expander:
         b.emit(Barrier, *self.barrier)
 
     def _asynchronous(self, loop: For, copies: list[Copy]) -> list[Op]:
-        stages = min(o.dest.buffer.buffer.versions for o in copies)
+        stages = min(o.dest.buffer.buffer.stages for o in copies)
         b = Builder(loop.loc)
         at = Position(b, stages, 0, f"pipe{self.rings}")
         self.rings += 1
@@ -164,16 +165,16 @@ class _Expander:
             index = b.value(Binary, "add", index, loop.step)
         distance = b.value(Binary, "sub", index, loop.lo)
         body = Builder(loop.loc)
-        slot = at.get_slot(body)
+        stage = at.get_stage(body)
         body.emit(CpAsyncWait, stages - 2)
         self._synchronise(body, copies, loop)
         following = body.value(Binary, "add", loop.body.args[0], distance)
         inner = Builder(loop.loc)
-        self._copies(inner, loop, copies, following, at.before(inner, slot))
+        self._copies(inner, loop, copies, following, at.before(inner, stage))
         only_if(body, body.value(Compare, "lt", following, loop.hi), inner.ops)
         body.emit(CpAsyncCommit)
-        self._body(body, loop, copies, slot)
-        at.advance(body, slot)
+        self._body(body, loop, copies, stage)
+        at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         b.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         return b.ops
@@ -191,31 +192,31 @@ class _Expander:
         waiting.load(first, loop.lo, found)
         waiting.store(first, loop.lo, waiting.zero, found)
         self._synchronise(first, copies, loop)
-        versions = min(o.dest.buffer.buffer.versions for o in copies)
+        stages = min(o.dest.buffer.buffer.stages for o in copies)
         body = Builder(loop.loc)
-        slot = at.get_slot(body) if versions > 1 else const(body, 0)
+        stage = at.get_stage(body) if stages > 1 else const(body, 0)
         following = body.value(Binary, "add", loop.body.args[0], loop.step)
         more = body.value(Compare, "lt", following, loop.hi)
         found = waiting.pieces(body, following, False)
         ahead = Builder(loop.loc)
         waiting.load(ahead, following, found)
         only_if(body, more, ahead.ops)
-        in_flight = free_running(loop, list(tiles)) if tiles and versions > 1 else []
+        in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
         read = {r.buffer for o in in_flight for r in (o.a, o.b)}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
-            in_flight = []  # TMA may fill the slot of the other operand behind the product
-        self._body(body, loop, copies, slot, {o.c for o in in_flight})
-        if versions == 1:
+            in_flight = []  # TMA may fill the stage of the other operand behind the product
+        self._body(body, loop, copies, stage, {o.c for o in in_flight})
+        if stages == 1:
             body.emit(Barrier, *self.barrier)
-        other = body.value(Binary, "sub", const(body, 1), slot) if versions > 1 else slot
+        other = body.value(Binary, "sub", const(body, 1), stage) if stages > 1 else stage
         behind = Builder(loop.loc)
         waiting.store(behind, following, other, found)
         only_if(body, more, behind.ops)
         if in_flight:
             body.emit(WgmmaWait, 0, held_in_flight(in_flight))
         self._synchronise(body, copies, loop)
-        if versions > 1:
-            at.advance(body, slot)
+        if stages > 1:
+            at.advance(body, stage)
         body.ops.append(loop.body.ops[-1])
         first.ops.append(replace(loop, body=Block(loop.body.args, tuple(body.ops))))
         only_if(b, b.value(Compare, "lt", loop.lo, loop.hi), first.ops)
@@ -271,25 +272,24 @@ class _Waiting:
         def to_fragment(o: Op) -> Op | None:
             if not isinstance(o, Copy):
                 return None
-            fragment = whole(self.staged[o.dest.buffer], self.zero)
-            return replace(o, dest=fragment, ahead=False, agent="threads")
+            fragment = whole(into, self.staged[o.dest.buffer])
+            return replace(o, dest=fragment, ahead=False, engine="threads")
 
         if self.aligned:
             made = Block((), tuple(self._copied(self.aligned, index)))
             into.ops += rewrite(made, to_fragment).ops
 
-    def store(self, into: Builder, index: Value, slot: Value, found: Pieces | None) -> None:
-        """What `load` has brought, to version `slot` of each tile."""
+    def store(self, into: Builder, index: Value, stage: Value, found: Pieces | None) -> None:
+        """What `load` has brought, to stage `stage` of each tile."""
         if found is not None:
-            self.realigner.store(into, found, self.held, slot)
+            self.realigner.store(into, found, self.held, stage)
 
         def to_shared(o: Op) -> None | list[Op]:
             if not isinstance(o, Copy):
                 return None
             b = Builder(o.loc)
-            version = b.value(Version, o.dest.buffer, slot, name=o.dest.buffer.name)
-            sides = (whole(v, self.zero) for v in (self.staged[o.dest.buffer], version))
-            b.emit(Copy, *sides, agent="threads", vector=1)
+            ring_stage = b.value(RingStage, o.dest.buffer, stage, name=o.dest.buffer.name)
+            copy_whole(b, self.staged[o.dest.buffer], ring_stage, engine="threads", vector=1)
             return b.ops
 
         for copy in self.aligned:
@@ -297,7 +297,7 @@ class _Waiting:
             into.ops += rewrite(Block((), tuple(ops)), to_shared).ops
 
 
-def _versions(b: Builder, copies: list[Copy], slot: Value) -> Substitution:
-    """Version `slot` of each buffer that the copies fill."""
+def _at_stage(b: Builder, copies: list[Copy], stage: Value) -> Substitution:
+    """Stage `stage` of each buffer that the copies fill."""
     filled = [o.dest.buffer for o in copies]
-    return {v: b.value(Version, v, slot, name=v.name) for v in filled}
+    return {v: b.value(RingStage, v, stage, name=v.name) for v in filled}

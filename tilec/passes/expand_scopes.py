@@ -1,13 +1,13 @@
 """expand_scopes: producer warps that bring tiles by TMA, the user's threads that compute.
 
-Before: copies of pipelined loops have the agent "tma". After: the function's body is the set-up
+Before: copies of pipelined loops have the engine "tma". After: the function's body is the set-up
 (shared buffers, mbarriers) and two scopes. The producer's is a slice of the program: the copies,
 the control flow around them and the scalars these need. The consumers' is the rest, in which a
-ring's first reader waits for the slot to be full and its last reader frees it. Where every reader
+ring's first reader waits for the stage to be full and its last reader frees it. Where every reader
 is a wgmma whose accumulator nothing else in the loop touches, one product stays in flight over the
-iteration's end and the slot before is freed instead. If something the producer needs cannot be
-computed twice, the copies go back to the threads. In a cluster, a tile that is the same for several
-blocks is loaded in parts by all of them (`multicast`); the blocks then begin and end together."""
+iteration's end and the stage before is freed instead. In a cluster, a tile that is the same for
+several blocks is loaded in parts by all of them (`multicast`); the blocks then begin and end
+together."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from tilec.ir.ops import (
     Gemm,
     If,
     MbarrierInitFence,
+    RingStage,
     Scope,
-    Version,
     WarpSync,
     WgmmaWait,
     Yield,
 )
+from tilec.passes.utils.consumer_groups import ConsumerGroups
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.registers import producer_warps, register_split
 from tilec.passes.utils.rings import (
@@ -43,40 +44,35 @@ from tilec.passes.utils.rings import (
     TensorMaps,
     elected,
     only_if,
-    settle,
     tma_boxes,
 )
-from tilec.passes.utils.slicing import NotClonable, Slice
-from tilec.passes.utils.teams import Teams
+from tilec.passes.utils.slicing import Slice
 from tilec.target import Target
 
 
 def expand_scopes(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
-    count = int(func.attrs.get("teams", 1))
+    tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.engine == "tma"]
+    count = int(func.attrs.get("consumer_groups", 1))
     multicast = Multicast(func)
     if not multicast.shares:
         _check_cluster(func)
     if not tiles and count == 1:
         return func.with_attrs(launch_threads=func.attrs["threads"], specialise=False)
-    teams = Teams(func) if count > 1 else None
-    try:
-        part = Slice(func.body, tiles)
-    except NotClonable:
-        return expand_scopes(_without_tma(func), target)
+    groups = ConsumerGroups(func) if count > 1 else None
+    part = Slice(func.body, tiles)
     warps = int(func.attrs["threads"]) // target.warp_size
     rings, spans = _make_rings(func, warps, multicast)
     ring_of = {v: r for r in rings for v in r.buffers}
     maps = TensorMaps()
     top = Builder(func.loc)
-    private = _hoist_buffers(func.body, top, ring_of, teams)
+    private = _hoist_buffers(func.body, top, ring_of, groups)
     for r in rings:
         r.allocate(top)
         if len(r.links) > 1:
             r.number = multicast.number(top)
     producer = _producer(func, part, rings, ring_of, maps, multicast)
-    consumer = _Consumers(func, rings, spans).body(private, teams)
+    consumer = _Consumers(func, rings, spans).body(private, groups)
     warps *= count
     helpers = producer_warps(warps)
     registers = register_split(warps, target)
@@ -91,7 +87,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
     top.emit(Scope, "consumer", 0, warps, consumer, registers[0], count)
     top.emit(Scope, "producer", warps, helpers, producer, registers[1])
     if multicast.shares:
-        top.emit(together)  # no block ends while another loads into it or frees its slots
+        top.emit(together)  # no block ends while another loads into it or frees its stages
     func = Func(
         func.name,
         (*func.params, *(p for p in maps.params.values())),
@@ -115,28 +111,18 @@ def _check_cluster(func: Func) -> None:
         )
 
 
-def _without_tma(func: Func) -> Func:
-    def visit(o: Op) -> Op | None:
-        if isinstance(o, Copy) and o.agent == "tma":
-            as_stored = o.source.dtype == o.dest.dtype and o.vector * o.source.dtype.bits // 8 >= 4
-            return replace(o, agent="cp_async" if as_stored else "threads")
-        return None
-
-    return settle(func.with_body(rewrite(func.body, visit)))
-
-
 def _hoist_buffers(
-    body: Block, top: Builder, ring_of: dict[Value, Ring], teams: Teams | None
+    body: Block, top: Builder, ring_of: dict[Value, Ring], groups: ConsumerGroups | None
 ) -> dict[Value, Value]:
     """Repeat the shared allocations at the top, where all scopes see them. Those that the
-    consumers use as scratch get a version for each team: what they are called before and after."""
+    consumers use as scratch get a stage for each group: what they are called before and after."""
     private: dict[Value, Value] = {}
     for o in walk(body):
         if not _is_shared(o):
             continue
         assert isinstance(o, Alloc)
-        if teams is not None and o.result not in ring_of:
-            made = teams.private(o)
+        if groups is not None and o.result not in ring_of:
+            made = groups.private(o)
             private[o.result] = made.result
             o = made
         top.ops.append(o)
@@ -150,12 +136,12 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
     """One ring for the buffers that are filled in the same places and have the same first and last
     readers; and in each block where the first and last op stand that need what a ring holds (the
     last copy twice, where nothing does)."""
-    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.agent == "tma"]
+    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.engine == "tma"]
     groups: dict[tuple[object, ...], list[Value]] = {}
     found: dict[Value, list[LiveRange]] = {}
     for v, ranges in live_ranges(func.body, {o.dest.buffer: o for o in copies}).items():
         assert not isinstance(ranges, Unclear)
-        key = (v.buffer.versions, *((r.block, r.span) for r in ranges))
+        key = (v.buffer.stages, *((r.block, r.span) for r in ranges))
         found[v] = ranges
         groups.setdefault(key, []).append(v)
     rings: list[Ring] = []
@@ -173,7 +159,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
         ring = Ring(
             f"ring{len(rings)}",
             tuple(buffers),
-            buffers[0].buffer.versions,
+            buffers[0].buffer.stages,
             warps // every,
             every,
             links=multicast.links(buffers),
@@ -201,7 +187,7 @@ def _producer(
     left = {r: len(r.buffers) for r in rings}
 
     def visit(o: Op) -> None | list[Op]:
-        if not (isinstance(o, Copy) and o.agent == "tma"):
+        if not (isinstance(o, Copy) and o.engine == "tma"):
             return None
         ring = ring_of[o.dest.buffer]
         at = positions[ring]
@@ -210,12 +196,12 @@ def _producer(
             phase = at.get_phase(b)
             started[ring] = (ring.wait_empty(b, at), phase)
             left[ring] = len(ring.buffers)
-        slot, phase = started[ring]
+        stage, phase = started[ring]
         assert ring.full is not None
-        tma_boxes(b, o, maps, ring.full, slot, multicast)
+        tma_boxes(b, o, maps, ring.full, stage, multicast)
         left[ring] -= 1
         if left[ring] == 0:
-            at.advance(b, slot, phase)
+            at.advance(b, stage, phase)
             del started[ring]
         return b.ops
 
@@ -227,7 +213,7 @@ def _producer(
 
 
 class _Consumers:
-    """The program of the user's threads: in front of the first reader of what a ring's slot holds
+    """The program of the user's threads: in front of the first reader of what a ring's stage holds
     they wait for it, behind the last one they free it."""
 
     def __init__(self, func: Func, rings: list[Ring], spans: Spans) -> None:
@@ -241,42 +227,42 @@ class _Consumers:
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
 
-    def body(self, private: dict[Value, Value], teams: Teams | None) -> Block:
-        if teams is None:
+    def body(self, private: dict[Value, Value], groups: ConsumerGroups | None) -> Block:
+        if groups is None:
             return Block((), (*self.top.ops, *self.block(self.func.body).ops))
-        made: dict[Op, list[Op]] = {o: self.loop(o) for o in teams.rings}
-        ring_of = {v: r for r in self.positions for v in r.buffers}
+        made: dict[Op, list[Op]] = {o: self.loop(o) for o in groups.rings}
+        positions = {v: at for r, at in self.positions.items() for v in r.buffers}
         ops: list[Op] = []
         for o in self.func.body.ops:
-            if o is teams.loop:
+            if o is groups.loop:
                 b = Builder(o.loc)
-                shared_out = teams.share_out(b, made, ring_of, self.positions)
+                shared_out = groups.share_out(b, made, positions)
                 ops += [*b.ops, shared_out]
             else:
                 ops.append(o)
         rest = rewrite(Block((), tuple(ops)), lambda o: [] if _is_shared(o) else None)
-        body = teams.own(self.top, private, rest)
+        body = groups.own(self.top, private, rest)
         return Block((), (*self.top.ops, *body.ops))
 
     def block(self, block: Block, loop: For | None = None, products: Sequence[Gemm] = ()) -> Block:
         """`block` with its waits and releases; where it is the body of a `loop` whose `products`
-        stay in flight behind an iteration, that frees the slots of the one before."""
+        stay in flight behind an iteration, that frees the stages of the one before."""
         b = Builder()
         here = self.spans.get(block, {})
         subst: Substitution = {}
-        slots: dict[Ring, tuple[Value, Value]] = {}
+        stages: dict[Ring, tuple[Value, Value]] = {}
         for i, o in enumerate(block.ops):
             b.loc = o.loc
             for r, spans in here.items():
                 if any(i == first for first, _ in spans):
                     phase = self.positions[r].get_phase(b)
-                    slots[r] = r.wait_full(b, self.positions[r]), phase
+                    stages[r] = r.wait_full(b, self.positions[r]), phase
                     for v in r.buffers:
-                        subst[v] = b.value(Version, v, slots[r][0], name=v.name)
+                        subst[v] = b.value(RingStage, v, stages[r][0], name=v.name)
             if isinstance(o, Yield) and products:
                 assert loop is not None
-                self._free_before(b, loop, slots, products)
-            if not (_is_shared(o) or (isinstance(o, Copy) and o.agent == "tma")):
+                self._free_before(b, loop, stages, products)
+            if not (_is_shared(o) or (isinstance(o, Copy) and o.engine == "tma")):
                 made = self._within(o, o in products)
                 b.ops += (
                     rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
@@ -285,9 +271,9 @@ class _Consumers:
                 if not products and any(i == last for _, last in spans):
                     if r.release_every == 1:
                         b.emit(WarpSync)
-                    slot, phase = slots[r]
-                    r.release(b, slot)
-                    self.positions[r].advance(b, slot, phase)
+                    stage, phase = stages[r]
+                    r.release(b, stage)
+                    self.positions[r].advance(b, stage, phase)
         return b.block(block.args)
 
     def _within(self, o: Op, in_flight: bool) -> list[Op]:
@@ -314,23 +300,23 @@ class _Consumers:
         ran = after.value(Compare, "gt", loop.hi, loop.lo)
         for r in here:
             at = self.positions[r]
-            r.release(after, at.before(after, at.get_slot(after)), ran)
+            r.release(after, at.before(after, at.get_stage(after)), ran)
         return [done, *after.ops]
 
     def _free_before(
         self,
         b: Builder,
         loop: For,
-        slots: dict[Ring, tuple[Value, Value]],
+        stages: dict[Ring, tuple[Value, Value]],
         products: Sequence[Gemm],
     ) -> None:
-        """Leave the iteration's products in flight; free the slots of the iteration before."""
+        """Leave the iteration's products in flight; free the stages of the iteration before."""
         b.loc = products[-1].loc
         b.emit(WgmmaWait, len(products), tuple(o.c for o in products))
         later = b.value(Compare, "gt", loop.body.args[0], loop.lo)
-        for r, (slot, phase) in slots.items():
-            r.release(b, self.positions[r].before(b, slot), later)
-            self.positions[r].advance(b, slot, phase)
+        for r, (stage, phase) in stages.items():
+            r.release(b, self.positions[r].before(b, stage), later)
+            self.positions[r].advance(b, stage, phase)
 
 
 def _is_shared(o: Op) -> bool:

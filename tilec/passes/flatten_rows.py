@@ -24,8 +24,8 @@ from math import prod
 from typing import NamedTuple
 
 from tilec.ir.affine import Affine
-from tilec.ir.agents import alignment
 from tilec.ir.analysis import facts_of
+from tilec.ir.copy_engines import alignment
 from tilec.ir.core import (
     Block,
     Builder,

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
-from tilec.ir.ops import Compare, Const, Fill, For, Gemm, If, Yield
+from tilec.ir.core import Block, Builder, Func, Op, Value, inputs, rewrite, walk
+from tilec.ir.ops import Compare, Fill, For, Gemm, If, Yield, constants
 from tilec.target import Target
 
 
 def fold_clears(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+    numbers = constants(func.body)
     folded: dict[Op, For] = {}
     product: dict[Op, For] = {}
 
@@ -27,14 +27,16 @@ def fold_clears(func: Func, target: Target) -> Func:
         for o in block.ops:
             for region in o.regions:
                 find(region)
-            if isinstance(o, For) and constants.get(o.step, 0) > 0:
-                for v in [v for v in cleared if v in _touched(o)]:
+            used = {*inputs(o)}
+            touched = [v for v in cleared if v in used]
+            if isinstance(o, For) and numbers.get(o.step, 0) > 0:
+                for v in touched:
                     into = _only_product(o, v)
                     if into is not None:
                         folded[cleared[v]] = product[into] = o
-            for v in _touched(o) & cleared.keys():
+            for v in touched:
                 del cleared[v]
-            if isinstance(o, Fill) and _zeroes(o, constants):
+            if isinstance(o, Fill) and _zeroes(o, numbers):
                 cleared[o.dest.buffer] = o
 
     find(func.body)
@@ -63,17 +65,13 @@ def fold_clears(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
-def _touched(o: Op) -> set[Value]:
-    return set(o.operands).union(*(x.operands for r in o.regions for x in walk(r)))
-
-
-def _zeroes(o: Fill, constants: Mapping[Value, object]) -> bool:
+def _zeroes(o: Fill, numbers: Mapping[Value, object]) -> bool:
     """Whether the fill sets a whole fragment to zero."""
     return (
         o.dest.buffer.buffer.space == "fragment"
         and o.dest.is_whole
-        and constants.get(o.value) == 0
-        and all(constants.get(v) == 0 for v in o.dest.offsets)
+        and numbers.get(o.value) == 0
+        and all(numbers.get(v) == 0 for v in o.dest.offsets)
     )
 
 

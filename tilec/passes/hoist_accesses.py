@@ -5,8 +5,9 @@ Before: LAID_OUT; a `parallel` in the layout of a matrix instruction's result ma
 a bias and store what it computes, element by element as that layout has it. After: such a loop
 works on registers alone. A tile it reads is copied into a fragment before it, one element for each
 row or column into a fragment that holds it once per thread; what it stores goes to a fragment, and
-from there by a copy, which may take any road that a copy of the user's may (`select_copies`,
-`widen_copies`): 16 bytes at a time, or through TMA. The loop itself needs no guards any more.
+from there by a copy, which may take any lowering path that a copy of the user's may
+(`select_copies`, `widen_copies`): 16 bytes at a time, or through TMA. The loop itself needs no
+guards any more.
 
     for i, j: C[y + i, x + j] = f(acc[i, j], bias[x + j], D[y + i, x + j])
 
@@ -15,7 +16,7 @@ from there by a copy, which may take any road that a copy of the user's may (`se
     C[y …, x …] = out
 
 Where a thread has no room for all that, the loop is cut along one dimension into slices that follow
-one another, each on its part of the fragments' registers (copies with the agent "registers"). A
+one another, each on its part of the fragments' registers (copies with the engine "registers"). A
 loop whose own accesses are wide is left alone, as is one that touches the same tensor in other
 ways."""
 
@@ -27,9 +28,10 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
-from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, ElementAccess, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
+from tilec.passes.utils.building import whole
 from tilec.passes.utils.memory_access import MAX_VECTOR_BYTES
 from tilec.passes.utils.regions import LoopRegions
 from tilec.passes.utils.registers import budget
@@ -47,7 +49,7 @@ def hoist_accesses(func: Func, target: Target) -> Func:
     facts = facts_of(func)
 
     def visit(o: Op) -> None | list[Op]:
-        if not isinstance(o, Parallel) or o.layout is None or o.agent:
+        if not isinstance(o, Parallel) or o.layout is None or o.engine:
             return None
         if not _is_open(o, o.layout, overlapping, facts):
             return None
@@ -72,25 +74,27 @@ class _Lift(LoopRegions):
         self.layout = layout
         self.room = room
         self.own = {a.op: a for a in fragment_accesses(o)}
-        self.lifted = {x: r for x in o.body.ops for r in [self.lifted_region(x)] if r is not None}
+        self.lifted = {
+            x: r
+            for x in o.body.ops
+            if isinstance(x, ElementAccess) and (r := self.lifted_region(x)) is not None
+        }
 
-    def lifted_region(self, o: Op) -> _Lifted | None:
+    def lifted_region(self, o: ElementAccess) -> _Lifted | None:
         """What a copy can bring or take in the place of `o`."""
-        v = o.source if isinstance(o, Load) else o.dest if isinstance(o, Store) else None
-        if v is None or v.buffer.space != "global":
+        if o.buffer.buffer.space != "global":
             return None
-        assert isinstance(o, (Load, Store))
-        found = self.region(v, o.indices)
+        found = self.region(o.buffer, o.indices)
         if found is None or not found[2]:
             return None
-        if isinstance(o, Store) and len(found[2]) != sum(e > 1 for e in self.o.extents):
+        if not isinstance(o, Load) and len(found[2]) != sum(e > 1 for e in self.o.extents):
             return None
-        return _Lifted(Region(v, found[0], found[1]), tuple(found[2]))
+        return _Lifted(Region(o.buffer, found[0], found[1]), tuple(found[2]))
 
     def ops(self) -> list[Op] | None:
         dim, count = self.slices()
         if not count:  # no room: what is loaded is loaded where it is used
-            self.lifted = {o: r for o, r in self.lifted.items() if isinstance(o, Store)}
+            self.lifted = {o: r for o, r in self.lifted.items() if not isinstance(o, Load)}
             count = 1
         if not self.lifted:
             return None
@@ -127,7 +131,7 @@ class _Lift(LoopRegions):
     def stored(self) -> int:
         """Registers of what is stored beside the loop's own fragments: one store takes their place,
         others do not; single bytes are not packed before they are in order."""
-        stores = [o for o in self.lifted if isinstance(o, Store)]
+        stores = [o for o in self.lifted if not isinstance(o, Load)]
         count = self.layout.size("reg")
         return sum(
             _words(self.layout, self.result_dtype(o)) if number else 0
@@ -188,19 +192,17 @@ class _Slice:
             full[along] = self.body.value(Binary, "add", index[along], first)
         for x in o.body.ops:
             self.body.loc = self.before.loc = self.after.loc = x.loc
-            if x in self.lift.lifted or x in self.lift.own:
+            if isinstance(x, ElementAccess) and (x in self.lift.lifted or x in self.lift.own):
                 self.access(x, index, full)
             else:
                 self.body.ops.append(clone(x, full))
         loop = replace(o, extents=self.extents, layout=self.layout, body=self.body.block(args))
         return [*self.before.ops, loop, *self.after.ops]
 
-    def access(self, o: Op, index: Substitution, full: Substitution) -> None:
+    def access(self, o: ElementAccess, index: Substitution, full: Substitution) -> None:
         """A load or store of a fragment."""
-        assert isinstance(o, (Load, Store))
         if o in self.lift.own:
-            v = o.source if isinstance(o, Load) else o.dest
-            v, indices = self.part(v, isinstance(o, Store), self.lift.own[o].dims), o.indices
+            v, indices = self.part(o.buffer, self.lift.own[o].dims), o.indices
         else:
             indices = self.lift.lifted[o].order
             v = self.tile(o) if isinstance(o, Load) else self.result(o)
@@ -220,7 +222,7 @@ class _Slice:
         if key not in self.tiles:
             lifted = self.lift.lifted[o]
             self.tiles[key] = tile = self.fragment(lifted, o.source.dtype)
-            self.before.emit(Copy, self.box(lifted), self.whole(tile))
+            self.before.emit(Copy, self.box(lifted), whole(self.before, tile))
         return self.tiles[key]
 
     def result(self, o: Store) -> Value:
@@ -228,7 +230,7 @@ class _Slice:
         lifted = self.lift.lifted[o]
         tile = self.fragment(lifted, self.lift.result_dtype(o))
         dest = self.box(lifted)
-        self.after.emit(Copy, self.whole(tile), dest)
+        self.after.emit(Copy, whole(self.before, tile), dest)
         return tile
 
     def fragment(self, lifted: _Lifted, dtype: DType) -> Value:
@@ -236,7 +238,7 @@ class _Slice:
         t = BufferType(layout.shape, dtype, "fragment", layout=layout)
         return self.before.value(Alloc, t, name=f"{lifted.region.buffer.name}_tile")
 
-    def part(self, v: Value, written: bool, dims: tuple[int, ...]) -> Value:
+    def part(self, v: Value, dims: tuple[int, ...]) -> Value:
         """The slice's part of a fragment of the loop."""
         if self.count == 1 or self.dim not in dims:
             return v
@@ -254,14 +256,14 @@ class _Slice:
 
     def rename(self, b: Builder, v: Value, part: Value, along: int, out: bool) -> None:
         """A copy between registers `along` whose dimension the slice lies, and the slice's own."""
-        own = self.whole(part)
+        own = whole(self.before, part)
         at = tuple(
             self.before.value(Const, self.start if d == along else 0, INT32)
             for d in range(len(own.extents))
         )
         held = replace(own, buffer=v, offsets=at)
         sides = (held, own) if out else (own, held)
-        b.emit(Copy, *sides, agent="registers", vector=1)
+        b.emit(Copy, *sides, engine="registers", vector=1)
 
     def box(self, lifted: _Lifted) -> Region:
         """The slice's part of a region."""
@@ -274,10 +276,6 @@ class _Slice:
             offsets[d] = self.before.value(Binary, "add", offsets[d], step)
             extents[d] //= self.count
         return Region(lifted.region.buffer, tuple(offsets), tuple(extents))
-
-    def whole(self, tile: Value) -> Region:
-        shape = tile.buffer.static_shape
-        return Region(tile, tuple(self.before.value(Const, 0, INT32) for _ in shape), shape)
 
 
 def sliced(layout: Layout, dim: int, count: int) -> Layout | None:
@@ -308,30 +306,30 @@ def _is_open(p: Parallel, layout: Layout, overlapping: bool, facts: Facts) -> bo
         return False
     if not any(len(a.dims) == len(p.extents) for a in fragment_accesses(p)):
         return False
-    stores = [o for o in walk(p.body) if isinstance(o, Store) and o.dest.buffer.space == "global"]
-    loads = [o for o in walk(p.body) if isinstance(o, Load) and o.source.buffer.space == "global"]
+    accesses = [
+        o
+        for o in walk(p.body)
+        if isinstance(o, ElementAccess) and o.buffer.buffer.space == "global"
+    ]
     dim, run = leading_run(layout)
     last = p.body.args[-1]
     wide = all(
         dim == layout.rank - 1
-        and v.dtype.bits * run >= 8 * MAX_VECTOR_BYTES
-        and facts.slope(i[-1], last) == 1
-        for v, i in (
-            (o.dest if isinstance(o, Store) else o.source, o.indices) for o in stores + loads
-        )
+        and o.buffer.dtype.bits * run >= 8 * MAX_VECTOR_BYTES
+        and facts.slope(o.indices[-1], last) == 1
+        for o in accesses
     )
-    if wide or any(o not in p.body.ops for o in stores):
+    if wide:
         return False
     written: dict[Value, tuple[Value, ...]] = {}
-    for o in walk(p.body):
-        if isinstance(o, Store) and o in stores:
-            if o.dest in written:
-                return False
-            written[o.dest] = o.indices
-        if (
-            isinstance(o, Load)
-            and o in loads
-            and (o.source in written or (written and overlapping))
-        ):
+    for o in accesses:
+        if o.buffer in written:
             return False
-    return all(written.get(o.source, o.indices) == o.indices for o in loads)
+        if isinstance(o, Load):
+            if written and overlapping:
+                return False
+        elif o not in p.body.ops:
+            return False
+        else:
+            written[o.dest] = o.indices
+    return all(written.get(o.buffer, o.indices) == o.indices for o in accesses)

@@ -18,8 +18,8 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
-from tilec.ir.analysis import uniformity_of
-from tilec.ir.core import Block, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.analysis import facts_of, uniformity_of
+from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, LayoutRequest, leading_run, padded, row_major
@@ -31,7 +31,8 @@ from tilec.ir.ops import (
     Parallel,
 )
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
-from tilec.passes.utils.coalescing import Coalescing, neighbours
+from tilec.passes.utils.building import with_types
+from tilec.passes.utils.coalescing import Coalescing, neighbours, walk_price
 from tilec.passes.utils.conversions import convert_operands
 from tilec.passes.utils.distribution import covering, each_thread, fewest_registers
 from tilec.passes.utils.gemm_layouts import (
@@ -39,7 +40,6 @@ from tilec.passes.utils.gemm_layouts import (
     operand_fragment_layout,
     operand_shared_layout,
 )
-from tilec.passes.utils.shared_rows import walk_price
 from tilec.target import Target
 
 
@@ -75,6 +75,7 @@ class _Inference:
             if is_by_each_thread(p, uniformity) and not fragment_accesses(p)
         }
         self.accesses = {p: fragment_accesses(p) for p in self.parallels}
+        self.origins = facts_of(func).origins
 
     def set(self, buffer: Value, layout: Layout, reason: str) -> None:
         if buffer not in self.layouts:
@@ -94,29 +95,29 @@ class _Inference:
                 self.set(o.dest, o.layout, "annotated")
         # What wgmma reads, every other instruction can read too, but not the other way round.
         gemms = [o for o in self.ops if isinstance(o, Gemm)]
-        gemms.sort(key=lambda o: ("simt" in o.row) - ("wgmma" in o.row))
+        gemms.sort(key=lambda o: (not o.is_asynchronous, "simt" in o.instr))
         for o in gemms:
             self.set(
                 o.c,
                 accumulator_layout(o, self.warps, self.target.warp_size),
-                f"strict: C of {o.row}",
+                f"strict: C of {o.instr}",
             )
         for o in gemms:
             for which, operand in (("a", o.a), ("b", o.b)):
                 t = operand.buffer.buffer
                 if t.space == "shared":
-                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
-                    self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.row}")
-                elif t.space == "fragment" and operand.is_whole and not o.row.startswith("simt"):
+                    layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr)
+                    self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
+                elif t.space == "fragment" and operand.is_whole and not o.instr.startswith("simt"):
                     layout = operand_fragment_layout(o, which, self.warps)
-                    reason = f"strict: {which.upper()} of {o.row} in registers"
+                    reason = f"strict: {which.upper()} of {o.instr} in registers"
                     self.set(operand.buffer, layout, reason)
         feeds = {
             x.buffer: o for o in gemms for x in (o.a, o.b) if x.buffer.buffer.space == "fragment"
         }
         for o in self.ops:
             if isinstance(o, Copy) and o.dest.buffer in feeds:
-                t, row = o.source.buffer.buffer, feeds[o.dest.buffer].row
+                t, row = o.source.buffer.buffer, feeds[o.dest.buffer].instr
                 if t.space == "shared":
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, row)
                     reason = f"strict: registers of {row} are read from it"
@@ -207,7 +208,9 @@ class _Inference:
         for p in self.parallels:
             last = p.body.args[-1]
             for a in parallel_accesses(p):
-                if a.buffer is buffer and len(shape) > 1 and last not in a.uses_of(len(shape) - 1):
+                if a.buffer is not buffer or len(shape) < 2:
+                    continue
+                if last not in self.origins.of(a.indices[-1]):
                     return self._apart(buffer, min(self.target.warp_size, prod(shape[:-1])))
         return row_major(shape)
 
@@ -237,22 +240,12 @@ class _Inference:
     # --- writing it down ---
 
     def rewrite(self) -> Func:
-        subst: Substitution = {}
+        def visit(o: Op) -> None | list[Op]:
+            return [] if isinstance(o, AnnotateLayout) else None
 
-        def visit(o: Op) -> None | Op | list[Op]:
-            match o:
-                case Alloc(type=t) if o.result in self.layouts:
-                    typed = t.with_layout(self.layouts[o.result])
-                    fresh = Value(typed, o.result.name)
-                    subst[o.result] = fresh
-                    return replace(o, type=typed, results=(fresh,))
-                case AnnotateLayout():
-                    return []
-            return None
-
-        laid = {p: layout for p, layout in self.loops.items()}
-        func = self.func.with_body(_set_loops(self.func, laid))
-        func = func.with_body(rewrite(func.body, visit, subst))
+        func = self.func.with_body(_set_loops(self.func, self.loops))
+        typed = {v: v.buffer.with_layout(layout) for v, layout in self.layouts.items()}
+        func = func.with_body(rewrite(with_types(func.body, typed), visit))
         func = func.with_body(convert_operands(func, self.target))
         return func.with_attrs(layout_reasons=tuple(self.reasons))
 

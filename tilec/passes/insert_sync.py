@@ -4,7 +4,7 @@ memory.
 Before: pipelined rings are in order among themselves; nothing else is synchronised. After: between
 two accesses of the same bytes by different threads, one of them a write, every path has a barrier
 of the scope; between a thread's write and an asynchronous engine's read, and between what a thread
-does in a ring's slot and TMA's next write there, is also a proxy fence.
+does in a ring's stage and TMA's next write there, is also a proxy fence.
 
 The pass walks each scope, keeping what has been read and written since the last barrier; a loop's
 body is walked until its end brings nothing new to its beginning, and behind the loop counts also
@@ -25,27 +25,29 @@ from dataclasses import dataclass, field, fields, replace
 
 from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
-from tilec.ir.instr import find_row
+from tilec.ir.instr import find_instruction
 from tilec.ir.loc import Loc
-from tilec.ir.memory import version_bytes
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
-    Const,
     For,
     Gemm,
     If,
     MbarrierArrive,
     ProxyFence,
+    RingStage,
     Scope,
     TmaLoad,
-    Version,
     WarpSync,
     While,
+    constants,
 )
 from tilec.ir.verify import allowed
 from tilec.passes.utils.accesses import together
+from tilec.passes.utils.rings import meeting
 from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
@@ -56,10 +58,7 @@ Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement t
 
 def insert_sync(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    threads = int(func.attrs["threads"] or 0)  # 0: the CPU's code generator chooses
-    specialised = int(func.attrs.get("launch_threads", threads)) != threads
-    placer = _Placer(func, (1, threads) if specialised else (0, 0), threads)
-    return func.with_body(placer.block(func.body, _State()))
+    return func.with_body(_Placer(func).block(func.body, _State()))
 
 
 @dataclass
@@ -103,13 +102,11 @@ class _State:
 
 
 @dataclass
-class _Effects:
-    reads: set[Span] = field(default_factory=set)
-    writes: set[Span] = field(default_factory=set)
+class _Effects(_State):
+    """What one op does."""
+
     engine_reads: set[Span] = field(default_factory=set)
-    waited: set[Span] = field(default_factory=set)  # reads that all threads wait for, each itself
-    private: set[Span] = field(default_factory=set)  # each warp its own part, ordered by itself
-    stored: set[Stored] = field(default_factory=set)
+    waited: bool = False  # for its reads, by all threads, each itself
 
 
 def _syncs(blocks: Sequence[Block]) -> int:
@@ -122,44 +119,39 @@ def _overlap(xs: set[Span], ys: set[Span]) -> bool:
 
 
 class _Placer:
-    def __init__(self, func: Func, barrier: tuple[int, int], threads: int) -> None:
-        self.barrier = barrier
-        self.threads = threads
+    def __init__(self, func: Func) -> None:
+        self.barrier = meeting(func)
+        self.threads = int(func.attrs["threads"] or 0)
         self.uniformity = uniformity_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
         self.root: dict[Value, Value] = {}
         self.refilled: set[Value] = set()  # rings that TMA writes to
-        self.fixed: dict[Value, Span] = {}  # versions whose slot is a number
-        self.numbers = numbers = {
-            o.result: o.value
-            for o in walk(func.body)
-            if isinstance(o, Const) and isinstance(o.value, int)
-        }
+        self.numbers = constants(func.body)
         read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":
-                size = version_bytes(o.type) * o.type.versions
+                size = stage_bytes(o.type) * o.type.stages
                 placed = o.address >= 0
                 memory, start = ("shared", o.address) if placed else (o.result, 0)
                 self.spans[o.result] = (memory, start, start + size)
-            if isinstance(o, Version):
-                self.root[o.result] = self.root.get(o.root, o.root)
-                if o.slot in numbers and o.root in self.spans:
-                    _, start, _ = self.spans[o.root]
-                    size = version_bytes(o.root.buffer)
-                    start += numbers[o.slot] * size
-                    self.fixed[o.result] = ("shared", start, start + size)
+            if isinstance(o, RingStage):
+                self.root[o.result] = o.root
+                if o.root in self.spans:
+                    where, start, end = self.spans[o.root]
+                    if o.stage in self.numbers:  # otherwise it may be any
+                        size = stage_bytes(o.root.buffer)
+                        start += int(self.numbers[o.stage]) * size
+                        end = start + size
+                    self.spans[o.result] = where, start, end
             if isinstance(o, TmaLoad):
                 self.refilled.add(self.root.get(o.dest, o.dest))
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
 
     def span(self, v: Value) -> set[Span]:
-        root = self.root.get(v, v)
-        if root in self.own_rings or root not in self.spans:
-            return set()
-        return {self.fixed.get(v, self.spans[root])}
+        own = self.root.get(v, v) in self.own_rings
+        return {self.spans[v]} if v in self.spans and not own else set()
 
     def effects(self, o: Op) -> _Effects:
         e = _Effects()
@@ -178,8 +170,9 @@ class _Placer:
             if done.writes:
                 e.writes |= span
                 e.stored |= self.stored(v, x.loc)
-        if self.waited_by_all(o):
-            e.waited = e.reads
+        e.unfenced = {s for s in e.writes if s[0] == "shared"}
+        e.touched = self.touched(o)
+        e.waited = self.waited_by_all(o)
         return e
 
     def waited_by_all(self, o: Op) -> bool:
@@ -187,15 +180,15 @@ class _Placer:
         them waits until it has ended, for all."""
         if not isinstance(o, Gemm) or not o.is_asynchronous:
             return False
-        return find_row(o.row).warps * 32 == self.threads
+        return find_instruction(o.instr).warps * 32 == self.threads
 
     def touched(self, o: Op) -> set[Value]:
-        """The rings that TMA fills in whose slots threads read or write in `o`."""
+        """The rings that TMA fills in whose stages threads read or write in `o`."""
         used = {e.region.buffer for e in o.effects() if e.region and e.engine == "threads"}
         return {self.root.get(v, v) for v in used} & self.refilled
 
     def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
-        """The rings of which every slot is full for all threads, and read, when the loop ends."""
+        """The rings of which every stage is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
         for o, e in effects_in(loop.body):
             if e.region and (e.reads or e.engine == "tma") and not self.waited_by_all(o):
@@ -233,7 +226,7 @@ class _Placer:
                     state.meet()
                     ops.append(o)
                 case WarpSync() | MbarrierArrive() if state.touched:
-                    # Each lane for itself, before one of them frees the slot for all.
+                    # Each lane for itself, before one of them frees the stage for all.
                     ops += [ProxyFence(loc=o.loc), o]
                     state.fence()
                 case ProxyFence():
@@ -247,24 +240,17 @@ class _Placer:
     def _loop(self, o: For, state: _State, ops: list[Op]) -> For:
         rings = set()
         if o.kind == "pipelined":
-            rings = {
-                self.root.get(x.root, x.root) for x in walk(o.body) if isinstance(x, Version)
-            } - self.own_rings
+            rings = {x.root for x in walk(o.body) if isinstance(x, RingStage)} - self.own_rings
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
         self.own_rings |= rings
         (body,) = self._repeated((o.body,), state, ops)
-        if self._runs(o):
+        if runs(o, self.numbers):
             self.block(o.body, state)
         self.own_rings -= rings
         state.reads |= ring_spans
         state.writes |= ring_spans
         return replace(o, body=body)
-
-    def _runs(self, o: For) -> bool:
-        """Whether the loop has at least one iteration, whatever the arguments."""
-        lo, hi = self.numbers.get(o.lo), self.numbers.get(o.hi)
-        return lo is not None and hi is not None and lo < hi
 
     def _repeated(
         self, regions: tuple[Block, ...], state: _State, ops: list[Op]
@@ -314,9 +300,6 @@ class _Placer:
         ):
             ops.append(Barrier(*self.barrier, loc=o.loc))
             state.meet()
-        state.reads |= e.reads - e.waited
-        state.writes |= e.writes
-        state.private |= e.private
-        state.stored |= e.stored
-        state.touched |= self.touched(o)
-        state.unfenced |= {s for s in e.writes if s[0] == "shared"}
+        if e.waited:
+            e.reads.clear()
+        state.merge(e)

@@ -1,8 +1,8 @@
 """lower_copies: copies, fills and their like become parallel loops, boxes and fragments' own
 transfers.
 
-Before: `copy` and `fill` ops with agents, and what else is `elementwise`. After: none is left. What
-threads do to a region is a parallel loop over it, in the layout of the fragment on one side
+Before: `copy` and `fill` ops with engines, and what else is `elementwise`. After: none is left.
+What threads do to a region is a parallel loop over it, in the layout of the fragment on one side
 (between two fragments: of the one that is written) or else coalesced over the block; fragments
 whose elements change lanes exchange them by shuffles (`lower_exchanges`); matrices go to shared
 memory by `stmatrix` (`lower_matrices`); a fragment that leaves through TMA is staged warp by warp
@@ -10,11 +10,12 @@ memory by `stmatrix` (`lower_matrices`); a fragment that leaves through TMA is s
 
 from __future__ import annotations
 
-from tilec.ir.core import Func, Op, Region, rewrite, walk
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Func, Op, Region, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Const, Copy
+from tilec.ir.ops import Copy
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
 from tilec.passes.utils.lower_matrices import (
@@ -32,23 +33,20 @@ WIDEST_BITS = 128  # a thread's widest access
 def lower_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
     warps = int(func.attrs["threads"]) // target.warp_size
-    constants = {
-        o.result: int(o.value) for o in walk(func.body) if isinstance(o, Const) and o.dtype.is_int
-    }
-
+    facts = facts_of(func)
     inputs = matrix_inputs(func)
 
     def visit(o: Op) -> None | list[Op]:
         match o:
-            case Copy(agent="registers"):
-                return rename_registers(o, constants)
-            case Copy(agent="shuffle"):
+            case Copy(engine="registers"):
+                return rename_registers(o, facts)
+            case Copy(engine="shuffle"):
                 return exchange_registers(o)
             case Copy() if is_matrix_store(o, target):
                 return store_matrices(o)
             case Copy() if is_matrix_load(o, inputs, target):
                 return load_matrices(o)
-            case Copy(agent="tma_store"):
+            case Copy(engine="tma_store"):
                 return None
             case _ if type(o) in ELEMENTWISE:
                 return [_loop(o, warps, target)]
@@ -66,7 +64,7 @@ def _loop(o: Op, warps: int, target: Target) -> Op:
         layout = each_thread(sides[0].shape or (1,))
     else:
         layout = _layout(sides, vector, warps, target)
-    return loop_of(o, layout, "cp_async" if isinstance(o, Copy) and o.agent == "cp_async" else "")
+    return loop_of(o, layout, "cp_async" if isinstance(o, Copy) and o.engine == "cp_async" else "")
 
 
 def _layout(sides: list[Region], vector: int, warps: int, target: Target) -> Layout:

@@ -16,20 +16,14 @@ instructions is compiled."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 from tilec.ir.core import (
-    Block,
     Builder,
     Func,
     Op,
-    Replacement,
     Substitution,
     Value,
     rewrite,
-    substitute,
     walk,
 )
 from tilec.ir.effects import buffers_written, effects_in
@@ -49,7 +43,6 @@ from tilec.ir.ops import (
     Parallel,
     RegRead,
     RegWrite,
-    Store,
     WarpSync,
     Yield,
 )
@@ -83,44 +76,17 @@ def lower_parallel(func: Func, target: Target) -> Func:
     """See the module's opening."""
     lowering = Lowering(func)
 
-    def visit(o: Op) -> None | Op | list[Op]:
-        match o:
-            case Parallel():
-                return lowering.parallel(o)
-            case Load() | Store() if in_memory(o):
-                return lowering.scalar(o)
-            case AnnotateSafeValue():
-                return []
-        return None
+    def loops(o: Op) -> None | list[Op]:
+        return lowering.parallel(o) if isinstance(o, Parallel) else None
 
-    return func.with_body(_rewrite_outside(func.body, visit, {}))
+    subst: Substitution = {}
 
+    def others(o: Op) -> None | list[Op]:
+        if isinstance(o, AnnotateSafeValue):
+            return []
+        return lowering.scalar(o, subst) if in_memory(o) else None
 
-def _rewrite_outside(
-    block: Block, visit: Callable[[Op], Replacement], subst: Substitution
-) -> Block:
-    """`rewrite`, but a parallel loop is seen before what is inside it."""
-    ops: list[Op] = []
-    for o in block.ops:
-        new = substitute(o, subst)
-        if isinstance(new, Parallel):
-            new = replace(new, body=rewrite(new.body, lambda _: None, subst))
-        else:
-            inner: dict[str, Any] = {
-                n: _rewrite_outside(getattr(new, n), visit, subst) for n in new.region_fields
-            }
-            if inner:
-                new = replace(new, **inner)
-        got = visit(new)
-        if got is None:
-            ops.append(new)
-        elif isinstance(got, Op):
-            ops.append(got)
-        else:
-            if new.results and got:
-                subst[new.results[0]] = got[-1].results[0]
-            ops.extend(got)
-    return replace(block, ops=tuple(ops))
+    return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
 
 
 class Lowering:
@@ -132,17 +98,10 @@ class Lowering:
 
     # --- code outside of parallel loops ---
 
-    def scalar(self, o: Op) -> list[Op]:
+    def scalar(self, o: Op, subst: Substitution) -> list[Op]:
         """An element access that every thread makes for itself."""
         b = Builder(o.loc)
-        assert isinstance(o, ElementAccess)
-        body = LoopBody(self.known, b, None, 1, True, None)
-        env: Substitution = {}
-        body.op(o, [env])
-        if isinstance(o, Load):
-            made = env[o.result]
-            if not b.ops or made not in b.ops[-1].results:
-                raise InternalError("a load that ends in another op", o.loc)
+        LoopBody(self.known, b, None, 1, True, None).op(o, [subst])
         return b.ops
 
     # --- parallel loops ---
@@ -181,7 +140,7 @@ class Lowering:
             self._emit(b, p, place, replica, width, dim, guarded=False)
             return
         conds = None
-        if flat and p.agent != "cp_async":
+        if flat and p.engine != "cp_async":
             inner = {r: o for o in walk(p.body) for r in o.results}
             conds = inside_at_corners(self.known, b, p, needs, inner, {})
         if conds is None:
@@ -255,7 +214,7 @@ class Lowering:
             first_of_all = unique_register(inner, p.layout, first)
             inside += [] if first_of_all is None else [first_of_all]
         for o in p.body.ops:
-            if batch > 1 and isinstance(o, Store):
+            if batch > 1 and isinstance(o, ElementAccess) and not isinstance(o, Load):
                 work.emit(WarpSync)  # LLVM would move each load into the branch of its store
             body.op(o, envs)
         cond = None if nearest else conjunction(inner, inside)
@@ -310,7 +269,7 @@ def _leaves_shared(p: Parallel) -> bool:
     makes of it elsewhere."""
     sources = {o.source.buffer.space for o in p.body.ops if isinstance(o, Load)}
     plain = all(
-        isinstance(o, (Load, Store, Yield)) or (o.pure and not o.regions) for o in p.body.ops
+        isinstance(o, (ElementAccess, Yield)) or (o.pure and not o.regions) for o in p.body.ops
     )
     return plain and sources == {"shared"} and not changes_memory(p)
 

@@ -13,7 +13,7 @@ from tilec.ir.analysis import asks_for_threads, uniformity_of
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Cast, Copy, Gemm, Load, Parallel, Store
 from tilec.ir.types import (
     FLOAT32,
     FLOAT64,
@@ -24,6 +24,7 @@ from tilec.ir.types import (
     ScalarType,
 )
 from tilec.passes.utils.accesses import is_by_each_thread
+from tilec.passes.utils.building import whole
 from tilec.target import Target
 
 
@@ -79,14 +80,13 @@ def _gemm(b: Builder, o: Gemm) -> None:
     m, n, k = o.shape
     dtype = compute_dtype(o)
     tf32 = o.allow_tf32 and o.a.dtype == FLOAT32 and dtype == FLOAT32
-    zero = b.value(Const, 0, INT32)
     a, right, transposed = o.a, o.b, o.transpose_a
     if tf32 or a.dtype != dtype or a.buffer.buffer.space == "global":
         packed = _packed(b, a, transposed, (m, k), dtype, tf32)
-        a, transposed = Region(packed, (zero, zero), (m, k)), False
+        a, transposed = whole(b, packed), False
     if tf32 or right.dtype != dtype or right.buffer.buffer.space == "global" or o.transpose_b:
         packed = _packed(b, right, o.transpose_b, (k, n), dtype, tf32)
-        right = Region(packed, (zero, zero), (k, n))
+        right = whole(b, packed)
     c = o.c
     if c.dtype != dtype:
         c = b.value(Alloc, BufferType((m, n), dtype, "fragment"))
@@ -123,7 +123,4 @@ def _packed(
 
 
 def _convert(b: Builder, source: Value, dest: Value) -> None:
-    shape = source.buffer.static_shape
-    start = (b.value(Const, 0, INT32),) * len(shape)
-    copy = Copy(Region(source, start, shape), Region(dest, start, shape), loc=b.loc)
-    b.ops.append(loop_of(copy))
+    b.ops.append(loop_of(Copy(whole(b, source), whole(b, dest), loc=b.loc)))

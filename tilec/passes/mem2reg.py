@@ -20,6 +20,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.ops import Alloc, Const, Fill, For, If, Load, Store, While, Yield, yielded
 from tilec.ir.types import ScalarType
+from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import sweep
 from tilec.target import Target
 
@@ -153,8 +154,7 @@ class _Lifting:
                 kept = dict(self.now)
                 regions: dict[str, Any] = {n: self.block(getattr(o, n)) for n in o.region_fields}
                 self.now = kept
-                same = all(regions[name] is getattr(o, name) for name in regions)
-                self.out.append(o if same else replace(o, **regions))
+                self.out.append(updated(o, **regions))
             case _:
                 self.out.append(o)
 
@@ -165,25 +165,20 @@ class _Lifting:
             case If():
                 done = self.branch(o, buffers)
             case For():
-                first = self.first(buffers, o)
-                body = self.region(o.body, buffers)
-                done = (
-                    o
-                    if not first and body is o.body
-                    else replace(o, inits=(*o.inits, *first), body=body)
-                )
+                inits = self.inits(o, buffers)
+                done = updated(o, inits=inits, body=self.region(o.body, buffers))
             case While():
-                first = self.first(buffers, o)
+                inits = self.inits(o, buffers)
                 cond = self.region(o.cond, buffers, hands_over=False)
-                body = self.region(o.body, buffers)
-                same = not first and cond is o.cond and body is o.body
-                done = o if same else replace(o, inits=(*o.inits, *first), cond=cond, body=body)
+                done = updated(o, inits=inits, cond=cond, body=self.region(o.body, buffers))
         self.now.update(zip(buffers, results))
         self.out.append(replace(done, results=(*o.results, *results)) if results else done)
 
-    def first(self, buffers: list[Value], o: Op) -> tuple[Value, ...]:
+    def inits(self, o: For | While, buffers: list[Value]) -> tuple[Value, ...]:
         """What a loop carries in: anything where nothing was stored yet, for it is not loaded."""
-        return tuple(self.now[b] or self.anything(b, o) for b in buffers)
+        if not buffers:
+            return o.inits
+        return (*o.inits, *(self.now[b] or self.anything(b, o) for b in buffers))
 
     def region(self, block: Block, buffers: list[Value], hands_over: bool = True) -> Block:
         """A loop's region: takes the buffers' values as arguments and yields them
@@ -208,10 +203,8 @@ class _Lifting:
             blocks.append(self.yielding(self.block(region), buffers))
         self.now = kept
         then, orelse = blocks
-        if then is o.then and orelse is o.orelse:
-            return o
-        types = (*o.types, *(ScalarType(b.dtype) for b in buffers))
-        return replace(o, then=then, orelse=orelse, types=types)
+        types = (*o.types, *(ScalarType(b.dtype) for b in buffers)) if buffers else o.types
+        return updated(o, then=then, orelse=orelse, types=types)
 
     def yielding(self, block: Block, buffers: list[Value]) -> Block:
         """`block` with the buffers' values at its end added to what it yields."""

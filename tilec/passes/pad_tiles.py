@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.effects import buffers_written, effects_in, written_tensors
 from tilec.ir.element_loops import ELEMENTWISE, boxes, loop_of
 from tilec.ir.layout import Layout
@@ -33,7 +34,6 @@ from tilec.ir.ops import (
     Copy,
     Fill,
     Gemm,
-    If,
     Parallel,
     Print,
     Yield,
@@ -42,7 +42,9 @@ from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.addressing import conjunction
+from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
+from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
 FEW_REGISTERS = 64  # an uneven fragment may take so many
@@ -126,7 +128,7 @@ class _Padding:
         self.func = func
         self.pads = pads
         self.written = written_tensors(func.body)
-        self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+        self.facts = facts_of(func)
         self.shapes: dict[Value, tuple[int, ...]] = {}
         self.products = set[Value]()
         for v in _fragments(func):
@@ -157,7 +159,11 @@ class _Padding:
 
     def _is_whole(self, x: Region) -> bool:
         """Of a buffer that gets larger."""
-        return x.buffer in self.shapes and x.is_whole and all(v in self.zeros for v in x.offsets)
+        return (
+            x.buffer in self.shapes
+            and x.is_whole
+            and all(self.facts.constant(v) == 0 for v in x.offsets)
+        )
 
     def _is_fragment(self, x: Region) -> bool:
         """All of a fragment that gets larger."""
@@ -185,17 +191,8 @@ class _Padding:
     def run(self) -> Func:
         """The ops for the larger extents, then the buffers that have them."""
         body = rewrite(self.func.body, self._op)
-        subst: Substitution = {
-            v: Value(replace(v.buffer, shape=s), v.name) for v, s in self.shapes.items()
-        }
-
-        def grow(o: Op) -> Op | None:
-            if not isinstance(o, Alloc) or o.result not in subst:
-                return None
-            made = subst[o.result]
-            return replace(o, type=made.buffer, results=(made,))
-
-        return self.func.with_body(rewrite(body, grow, subst))
+        grown = {v: replace(v.buffer, shape=s) for v, s in self.shapes.items()}
+        return self.func.with_body(with_types(body, grown))
 
     def _op(self, o: Op) -> None | Op | list[Op]:
         match o:
@@ -217,10 +214,8 @@ class _Padding:
 
     def _clear(self, v: Value, o: Op) -> list[Op]:
         b = Builder(o.loc)
-        shape = self.shapes[v]
-        zero = b.value(Const, 0, INT32)
         nothing = b.value(Const, 0.0 if v.dtype.is_float else 0, v.dtype)
-        b.emit(Fill, Region(v, (zero,) * len(shape), shape), nothing)
+        b.emit(Fill, self._grown(whole(b, v)), nothing)
         return b.ops
 
     def _gemm(self, o: Gemm) -> Op:
@@ -255,7 +250,7 @@ class _Padding:
 
     def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
         """The loop over `extents`, which acts in its own."""
-        b, nothing = Builder(o.loc), Builder(o.loc)
+        b = Builder(o.loc)
         inside = [
             b.value(Compare, "lt", arg, b.value(Const, own, INT32))
             for arg, own, more in zip(o.body.args, o.extents, extents)
@@ -264,8 +259,6 @@ class _Padding:
         cond = conjunction(b, inside)
         if cond is None:
             return o
-        nothing.emit(Yield)
-        acts = tuple(x for x in o.body.ops if not isinstance(x, Yield))
-        b.emit(If, cond, Block((), (*acts, Yield(loc=o.loc))), nothing.block())
+        only_if(b, cond, (x for x in o.body.ops if not isinstance(x, Yield)))
         b.emit(Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))

@@ -1,31 +1,31 @@
-"""plan_pipeline: which copies run ahead of their readers, and how many versions their buffers get.
+"""plan_pipeline: which copies run ahead of their readers, and how many stages their buffers get.
 
 Before: `for` loops of kind "pipelined" carry the user's `num_stages`, and perhaps `order` and
-`stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer its versions; a
+`stage`. After: a copy that may run ahead has `ahead=True` and its shared buffer its stages; a
 loop in which nothing runs ahead is "serial"; shared buffers of any other stand before it, for its
 iterations overlap. `attrs["not_ahead"]` says why copies in loops with stages do not: (line, text).
 
 A buffer's copies run ahead if each of them fills it whole, everything that is read of it lies in
 live ranges that they begin (`tilec.ir.dependence`), and what they need can be computed ahead of
-time. It has a version for each stage of the loops that they stand in, at the top or under a
+time. It has a stage for each stage of the loops that they stand in, at the top or under a
 condition; several loops may share it. Where producer warps bring it by TMA, its copies may stand
 anywhere: before a loop, in a loop in it, in a `while`; outside of loops with stages it has one
-version. What comes behind a loop with stages is not brought ahead: it lies where the loop's buffers
+stage. What comes behind a loop with stages is not brought ahead: it lies where the loop's buffers
 were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from tilec.ir.agents import REGISTER_VERSIONS, Agents
 from tilec.ir.analysis import acting
+from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
-from tilec.ir.ops import Alloc, Const, Copy, For, If, While
-from tilec.passes.utils.rings import ring_copies, with_versions
-from tilec.passes.utils.slicing import NotClonable, Slice, can_run_ahead
+from tilec.ir.ops import Alloc, Copy, For, If, While, constants
+from tilec.passes.utils.rings import ring_copies, with_stages
+from tilec.passes.utils.slicing import can_run_ahead, is_separable
 from tilec.target import Target
 
 
@@ -33,15 +33,15 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     """See the module's opening."""
     if not any(isinstance(o, For) and o.kind == "pipelined" for o in walk(func.body)):
         return func
-    boxes, teams = bool(func.attrs.get("specialise")), int(func.attrs.get("teams", 1))
-    rings = Rings(func, Agents(func, target))
-    chosen = rings.chosen(boxes, teams)
-    versions = versions_of(rings.depths(chosen, boxes), lambda loop: loop.num_stages)
+    boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
+    rings = Rings(func, CopyEngines(func, target))
+    chosen = rings.chosen(boxes, groups)
+    stages = buffer_stages(rings.depths(chosen, boxes), lambda loop: loop.num_stages)
     if func.attrs.get("single_buffer"):
-        versions = dict.fromkeys(versions, 1)
+        stages = dict.fromkeys(stages, 1)
     if reasons := rings.reasons(chosen):
         func = func.with_attrs(not_ahead=tuple(reasons))
-    func = with_versions(func, versions, ahead=True)
+    func = with_stages(func, stages, ahead=True)
 
     def visit(o: Op) -> None | Op | list[Op]:
         if not isinstance(o, For) or o.kind != "pipelined":
@@ -55,10 +55,10 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
-def versions_of(
+def buffer_stages(
     depths: Mapping[Value, Sequence[Depth]], stages: Callable[[For], int]
 ) -> dict[Value, int]:
-    """The versions of each buffer, where loops have so many stages."""
+    """The stages of each buffer, where loops have so many stages."""
     return {
         v: max([1, *(min(stages(loop), most) for loop, most in found)])
         for v, found in depths.items()
@@ -70,7 +70,7 @@ def has_stages(o: For) -> bool:
     return o.kind == "pipelined" and o.num_stages not in (0, 1)
 
 
-Depth = tuple[For, int]  # a loop whose stages a buffer has as versions, and the most of these
+Depth = tuple[For, int]  # a loop whose stages a buffer has as stages, and the most of these
 NO_LIMIT = 1 << 30
 
 
@@ -90,21 +90,21 @@ class Filled:
 
 
 class Rings:
-    """The shared buffers of `func` whose copies may run ahead, and what their versions follow."""
+    """The shared buffers of `func` whose copies may run ahead, and what their stages follow."""
 
-    def __init__(self, func: Func, agents: Agents) -> None:
+    def __init__(self, func: Func, engines: CopyEngines) -> None:
         self.func = func
-        self.agents = agents
+        self.engines = engines
         self.loops = [o for o in walk(func.body) if isinstance(o, For) and has_stages(o)]
-        self.zeros = {o.result for o in walk(func.body) if isinstance(o, Const) and o.value == 0}
+        self.zeros = {v for v, n in constants(func.body).items() if n == 0}
         self.homes = dict(_homes(func.body))
         self.refused: dict[Value, str] = {}
         self.buffers = self._buffers()
 
-    def chosen(self, boxes: bool, teams: int) -> dict[Value, Filled]:
-        """Those under a plan with producer warps (`boxes`) or without, for so many teams."""
+    def chosen(self, boxes: bool, groups: int) -> dict[Value, Filled]:
+        """Those under a plan with producer warps (`boxes`) or without, for so many groups."""
         found = {v: x for v, x in self.buffers.items() if None not in x.loops}
-        return found | self._by_producers(found) if boxes and teams == 1 else found
+        return found | self._by_producers(found) if boxes and groups == 1 else found
 
     def depths(self, chosen: Mapping[Value, Filled], boxes: bool) -> dict[Value, list[Depth]]:
         """For each of the chosen buffers the loops whose stages it follows."""
@@ -114,14 +114,16 @@ class Rings:
                 if loop is not None:
                     by_loop.setdefault(loop, []).append(o)
         fewer = {
-            loop for loop, copies in by_loop.items() if self.agents.through_registers(copies, boxes)
+            loop
+            for loop, copies in by_loop.items()
+            if self.engines.through_registers(copies, boxes)
         }
         found: dict[Value, list[Depth]] = {}
         for v, x in chosen.items():
             found[v] = []
             for r, loop in zip(x.ranges, x.loops):
                 if loop in fewer and not (boxes and x.by_tma):
-                    found[v].append((loop, REGISTER_VERSIONS))
+                    found[v].append((loop, REGISTER_STAGES))
                 elif (around := _innermost(r)) is not None:
                     found[v].append((around, NO_LIMIT))
         return found
@@ -142,17 +144,17 @@ class Rings:
                 self.refused[v] = why
                 continue
             loops = [self._loop(r) for r in ranges]
-            if len(set(loops)) < len(loops):  # threads have one version of it in an iteration
+            if len(set(loops)) < len(loops):  # threads have one stage of it in an iteration
                 loops = [None] * len(loops)
             x = found[v] = Filled(ranges, loops)
-            x.by_tma = all(self.agents.of(o, True) == "tma" for o in x.copies)
+            x.by_tma = all(self.engines.of(o, True) == "tma" for o in x.copies)
         return found
 
     def _refusal(self, fill: Op) -> str | None:
         """Why an op that fills a buffer cannot do so ahead of time."""
         if not _to_shared(fill):
             return f"line {fill.loc.line} writes it too"
-        if fill.source.buffer in self.agents.written:
+        if fill.source.buffer in self.engines.written:
             return f"the kernel writes {fill.source.buffer.name}"
         if not self.zeros.issuperset(fill.dest.offsets):
             return "where it begins in its buffer is computed"
@@ -192,8 +194,8 @@ class Rings:
             and not any(_is_held(r) for r in x.ranges)
         }
         copies = [o for x in found.values() for o in x.copies]
-        if copies and not _clonable(self.func.body, copies):
-            found = {v: x for v, x in found.items() if _clonable(self.func.body, x.copies)}
+        if copies and not is_separable(self.func.body, copies):
+            found = {v: x for v, x in found.items() if is_separable(self.func.body, x.copies)}
         return found
 
     def reasons(self, chosen: Mapping[Value, Filled]) -> list[tuple[int, str]]:
@@ -213,15 +215,6 @@ class Rings:
                     why = f"{name} is filled more than once, or where it comes from is not known"
                     found.append((o.loc.line, f"{why} before the iteration"))
         return found
-
-
-def _clonable(body: Block, copies: Iterable[Copy]) -> bool:
-    """Whether a scope of its own can do the copies."""
-    try:
-        Slice(body, copies)
-    except NotClonable:
-        return False
-    return True
 
 
 def _homes(block: Block) -> Iterator[tuple[Value, Block]]:

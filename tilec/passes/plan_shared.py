@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
-from tilec.ir.memory import alignment_bytes, version_bytes
+from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
 from tilec.passes.utils.accesses import together
 from tilec.target import Target
@@ -90,12 +90,12 @@ def _lifetimes(func: Func) -> list[_Life]:
                         touch(v, 0, 0)
                 continue
             if isinstance(o, Alloc) and o.type.space in ("shared", "barrier"):
-                size = version_bytes(o.type) * o.type.versions
+                size = stage_bytes(o.type) * o.type.stages
                 whole = o.type.space == "barrier"
-                early = whole or o.type.versions > 1
+                early = whole or o.type.stages > 1
                 lives[o.result] = _Life(o, size, 0 if early else FOREVER, FOREVER if whole else -1)
             for r in o.results:
-                if o.opname == "version":
+                if o.opname == "ring_stage":
                     alias[r] = alias.get(o.operands[0], o.operands[0])
             for v in o.operands:
                 use(v)
@@ -123,10 +123,10 @@ def _lifetimes(func: Func) -> list[_Life]:
 def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:
     rows = sorted(lives, key=lambda x: -x.size)
     rows, others = rows[:5], rows[5:]
-    stages = max((x.alloc.type.versions for x in lives), default=1)
+    stages = max((x.alloc.type.stages for x in lives), default=1)
     hint, fits = _smaller(rows[0], total, target), 0
     if stages > 1:
-        ring = sum(x.size // x.alloc.type.versions for x in lives if x.alloc.type.versions > 1)
+        ring = sum(x.size // x.alloc.type.stages for x in lives if x.alloc.type.stages > 1)
         fits = (target.shared_bytes - (total - ring * stages)) // ring
         if fits >= 1:
             hint = f"num_stages={fits} fits ({stages} stages take {ring * stages:,} bytes)"
@@ -145,7 +145,7 @@ def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> Res
 
 def _row(x: _Life) -> str:
     t = x.alloc.type
-    stages = f" x {t.versions} stages" if t.versions > 1 else ""
+    stages = f" x {t.stages} stages" if t.stages > 1 else ""
     named = (
         f"{x.alloc.result.name or 'a buffer of tilec'} {t.space} {t.static_shape} {t.dtype.name}"
     )

@@ -1,9 +1,9 @@
 """round_operands: who rounds the float32 operands of TF32 products, nearest even.
 
 A matrix instruction ignores the low 13 bits of a TF32 operand, so what it reads must have been
-rounded before. Before: products have rows; the buffers of those with `allow_tf32` may be float32.
-After: a buffer that nothing but such products reads is tfloat32 wherever that costs nothing, and
-whatever writes to it rounds:
+rounded before. Before: products have instructions; the buffers of those with `allow_tf32` may be
+float32. After: a buffer that nothing but such products reads is tfloat32 wherever that costs
+nothing, and whatever writes to it rounds:
 
 - a fragment, by whoever fills it;
 - a shared tile that TMA brings, which rounds on the way;
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.agents import Agents
-from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, rewrite, walk
-from tilec.ir.instr import find_row
+from tilec.ir.copy_engines import CopyEngines
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.instr import find_instruction
 from tilec.ir.ops import Alloc, AnnotateLayout, Cast, Copy, Fill, Gemm, Store
 from tilec.ir.types import FLOAT32, TFLOAT32
+from tilec.passes.utils.building import with_types
 from tilec.target import Target
 
 
@@ -31,21 +32,17 @@ def round_operands(func: Func, target: Target) -> Func:
     chosen = _chosen(func, target)
     if not chosen:
         return func
-    subst: Substitution = {}
 
-    def visit(o: Op) -> None | Op | list[Op]:
+    def visit(o: Op) -> None | list[Op]:
         match o:
-            case Alloc(type=t) if o.result in chosen:
-                typed = replace(t, dtype=TFLOAT32)
-                subst[o.result] = Value(typed, o.result.name)
-                return replace(o, type=typed, results=(subst[o.result],))
             case Store() | Fill() if o.dest.dtype == TFLOAT32 and o.value.dtype != TFLOAT32:
                 b = Builder(o.loc)
                 rounded = b.value(Cast, o.value, TFLOAT32)
                 return [*b.ops, replace(o, value=rounded)]
         return None
 
-    return func.with_body(rewrite(func.body, visit, subst))
+    typed = {v: replace(v.buffer, dtype=TFLOAT32) for v in chosen}
+    return func.with_body(rewrite(with_types(func.body, typed), visit))
 
 
 def takes_tf32(o: Gemm) -> bool:
@@ -95,19 +92,19 @@ def _chosen(func: Func, target: Target) -> set[Value]:
     candidates = roundable(func)
     if not candidates:
         return set()
-    agents, by_tma = Agents(func, target), bool(func.attrs.get("specialise"))
+    engines, by_tma = CopyEngines(func, target), bool(func.attrs.get("specialise"))
     used: set[Value] = set()  # by a product that computes in TF32
     in_place: set[Value] = set()
     by_threads: set[Value] = set()  # filled by others than TMA
     for o in reversed(list(walk(func.body))):
         match o:
-            case Gemm() if find_row(o.row).a_dtype == TFLOAT32:
+            case Gemm() if find_instruction(o.instr).a_dtype == TFLOAT32:
                 used |= {o.a.buffer, o.b.buffer}
                 in_place |= _read_in_place(o)
             case Copy():
                 if o.dest.buffer in used:
                     used.add(o.source.buffer)
-                if not (o.ahead and by_tma and agents.tma_may_load(o, TFLOAT32)):
+                if not (o.ahead and by_tma and engines.tma_may_load(o, TFLOAT32)):
                     by_threads.add(o.dest.buffer)
             case Store(dest=v) | Fill(dest=Region(buffer=v)):
                 by_threads.add(v)
@@ -120,6 +117,6 @@ def _chosen(func: Func, target: Target) -> set[Value]:
 
 def _read_in_place(o: Gemm) -> set[Value]:
     """The operands that the product's instruction reads in shared memory."""
-    seen, row = o.turn(), find_row(o.row)
-    sides = ((seen.a.buffer, row.a_places), (seen.b.buffer, row.b_places))
+    seen, instr = o.swap_operands(), find_instruction(o.instr)
+    sides = ((seen.a.buffer, instr.a_places), (seen.b.buffer, instr.b_places))
     return {v for v, places in sides if v.buffer.space == "shared" and "shared" in places}

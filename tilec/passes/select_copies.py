@@ -1,34 +1,30 @@
 """select_copies: who moves the data of each copy, and how much at a time.
 
-Before: copies name regions. After: each copy has an `agent` and a `vector`:
-- "tma": one thread starts box copies into shared memory (run-ahead copies of specialised kernels);
+Before: copies name regions. After: each copy has an `engine` and a `vector`:
+- "tma": one thread starts box copies into shared memory (run-ahead copies of specialised kernels,
+  where nothing that decides about them must not be done twice);
 - "cp_async": threads start copies past their registers (run-ahead copies);
 - "tma_store": a fragment is staged in shared memory and leaves through TMA, warp by warp; a shared
 tile leaves as it lies;
 - "threads": loads and stores of `vector` consecutive elements. A tensor whose base or strides do
-  not allow an agent takes the next one down. The facts come from the tensor's type, never from
+  not allow an engine takes the next one down. The facts come from the tensor's type, never from
   values."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 
-from tilec.ir.agents import Agents, box_may_begin, ragged_tensors, same_order
-from tilec.ir.core import Block, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.analysis import facts_of
+from tilec.ir.copy_engines import CopyEngines, box_may_begin, ragged_tensors, same_order
+from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
-from tilec.ir.ops import (
-    Binary,
-    Const,
-    Copy,
-    For,
-    If,
-    Store,
-    While,
-)
+from tilec.ir.ops import Copy, For, If, Store, While
 from tilec.ir.types import BOOL, BufferType
 from tilec.passes.stage_stores import staged_form
-from tilec.passes.utils.addressing import depends
 from tilec.passes.utils.rings import settle
+from tilec.passes.utils.slicing import is_separable
 from tilec.target import Target
 
 MAX_BOX = 256  # elements of a TMA box in one dimension
@@ -39,7 +35,7 @@ def select_copies(func: Func, target: Target) -> Func:
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None:
-        return chooser.choose(o) if isinstance(o, Copy) and not o.agent else None
+        return chooser.choose(o) if isinstance(o, Copy) and not o.engine else None
 
     return settle(func.with_body(rewrite(func.body, visit)))
 
@@ -48,27 +44,30 @@ class _Chooser:
     def __init__(self, func: Func, target: Target) -> None:
         self.target = target
         self.func = func
-        self.agents = Agents(func, target)
-        self.unseen = _never_seen_again(func)
+        self.engines = CopyEngines(func, target)
+        self.unseen = _Unseen(func).copies
         self.ragged = ragged_tensors(func)
         self.not_by_tma: set[Value] = set()  # tiles of which it cannot bring some copy
         specialise = bool(func.attrs.get("specialise"))
-        for o in walk(func.body):
-            if isinstance(o, Copy) and o.ahead:
-                s = o.dest.buffer.buffer
-                boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
-                if self.agents.of(o, specialise and boxes) != "tma":
-                    self.not_by_tma.add(o.dest.buffer)
+        ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
+        for o in ahead:
+            s = o.dest.buffer.buffer
+            boxes = s.layout is not None and box_fits(s.layout, s.dtype.bits)
+            if self.engines.of(o, specialise and boxes) != "tma":
+                self.not_by_tma.add(o.dest.buffer)
+        by_tma = [o for o in ahead if o.dest.buffer not in self.not_by_tma]
+        if by_tma and not is_separable(func.body, by_tma):
+            self.not_by_tma.update(o.dest.buffer for o in by_tma)
 
     def choose(self, o: Copy) -> Op:
-        vector = self.agents.vector(o)
+        vector = self.engines.vector(o)
         if o.ahead:
-            agent = self.agents.of(o, o.dest.buffer not in self.not_by_tma)
-            if agent == "tma" or (agent == "cp_async" and _has_runs(o, vector)):
-                return replace(o, agent=agent, vector=vector)
+            engine = self.engines.of(o, o.dest.buffer not in self.not_by_tma)
+            if engine == "tma" or (engine == "cp_async" and _has_runs(o, vector)):
+                return replace(o, engine=engine, vector=vector)
         if self.func.attrs.get("staged_store") and self._tma_store(o):
-            return replace(o, agent="tma_store", vector=vector)
-        return replace(o, agent="threads", vector=vector)
+            return replace(o, engine="tma_store", vector=vector)
+        return replace(o, engine="threads", vector=vector)
 
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
@@ -77,7 +76,7 @@ class _Chooser:
             or o.disable_tma
             or t.space != "global"
             or t.dtype == BOOL
-            or not box_may_begin(o.dest, self.agents.facts, store=True)
+            or not box_may_begin(o.dest, self.engines.facts, store=True)
             or o.dest.buffer in self.ragged
             or o not in self.unseen
         ):
@@ -105,82 +104,71 @@ class _Chooser:
         )
 
 
-def _never_seen_again(func: Func) -> set[Op]:
+class _Unseen:
     """The copies to global memory whose elements the kernel neither reads nor writes again, so that
-    it does not matter when they arrive: to a tensor that nothing else touches (but for copies onto
-    other elements, and stores to the same elements in the other branch of an `if`), at places that
-    change with every loop around them."""
-    users: dict[Value, list[Op]] = {}
-    for o in walk(func.body):
-        for v in set(o.operands):
-            users.setdefault(v, []).append(o)
-    found: set[Op] = set()
-    defs = defining_ops(func.body)
+    it does not matter when they arrive: what else touches the tensor touches other elements, or
+    writes the same ones in the other branch of an `if`, and they lie at places that change with
+    every loop around them."""
 
-    def visit(block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
+    def __init__(self, func: Func) -> None:
+        self.facts = facts_of(func)
+        self.copies: set[Op] = set()
+        self.users: dict[Value, list[Op]] = {}
+        for o in walk(func.body):
+            for v in set(o.operands):
+                self.users.setdefault(v, []).append(o)
+        self._block(func.body, (), set())
+
+    def _block(self, block: Block, loops: tuple[Value | None, ...], others: set[Op]) -> None:
         for o in block.ops:
-            if isinstance(o, Copy) and all(
-                u is o or _apart(u, o, defs) or (u in others and _same_elements(u, o, defs))
-                for u in users[o.dest.buffer]
-            ):
-                moves = [i and any(depends(v, i, defs) for v in o.dest.offsets) for i in loops]
-                if all(moves):
-                    found.add(o)
+            if isinstance(o, Copy):
+                behind = {i for v in o.dest.offsets for i in self.facts.origins.of(v)}
+                users = [u for u in self.users[o.dest.buffer] if u is not o]
+                if behind.issuperset(loops) and all(
+                    self._apart(u, o.dest, loops) or (u in others and self._within(u, o.dest))
+                    for u in users
+                ):
+                    self.copies.add(o)
             inner = loops
             if isinstance(o, For) and o.kind != "persistent":
                 inner = (*loops, o.body.args[0])
             elif isinstance(o, While):
                 inner = (*loops, None)
-            if isinstance(o, If):
-                visit(o.then, inner, others | set(walk(o.orelse)))
-                visit(o.orelse, inner, others | set(walk(o.then)))
-                continue
             for region in o.regions:
-                visit(region, inner, others)
+                away = [x for x in o.regions if isinstance(o, If) and x is not region]
+                self._block(region, inner, others.union(*map(walk, away)))
 
-    visit(func.body, (), set())
-    return found
+    def _apart(self, o: Op, box: Region, loops: Collection[Value | None]) -> bool:
+        """Whether `o` touches no element of the box, be it in other iterations of `loops`."""
 
+        def miss(x: Value, first: int, y: Value, second: int) -> bool:
+            a, b = self.facts.form(x), self.facts.form(y)
+            lo, hi = self.facts.reach(a - b)
+            steps = [
+                c if v in loops else 1
+                for v, c in (*a.terms.items(), *b.terms.items())
+                if not self.facts.origins.of(v).isdisjoint(loops)
+            ]
+            if not steps:
+                return (lo is not None and lo >= second) or (hi is not None and hi + first <= 0)
+            if lo is None or hi is None:
+                return False
+            period = math.gcd(*steps)  # by whose multiples iterations move them
+            return lo % period >= second and lo % period + hi - lo + first <= period
 
-def _apart(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
-    """Whether `o` is a copy onto other elements than `copy`: along some dimension the two begin at
-    numbers from the same place that are far enough apart."""
-    if not isinstance(o, Copy):
-        return False
-    one, other = o.dest, copy.dest
-    if one.buffer is not other.buffer or o.source.buffer is other.buffer:
-        return False
-    for x, y, first, second in zip(one.offsets, other.offsets, one.extents, other.extents):
-        (base, a), (start, b) = _from_base(x, defs), _from_base(y, defs)
-        if base is start and (b - a >= first if a < b else a - b >= second):
-            return True
-    return False
+        found = [e.region for e in o.effects() if e.region and e.buffer is box.buffer]
+        return all(any(map(miss, r.offsets, r.extents, box.offsets, box.extents)) for r in found)
 
-
-def _from_base(v: Value, defs: dict[Value, Op]) -> tuple[Value, int]:
-    """(value, number) whose sum is `v`."""
-    total = 0
-    while True:
-        made = defs.get(v)
-        number = defs.get(made.rhs) if isinstance(made, Binary) and made.kind == "add" else None
-        if not isinstance(made, Binary) or not isinstance(number, Const):
-            return v, total
-        v, total = made.lhs, total + int(number.value)
-
-
-def _same_elements(o: Op, copy: Copy, defs: dict[Value, Op]) -> bool:
-    """Whether a store in a loop over elements writes where `copy` does: each index is the copy's
-    offset, and at most a loop index more."""
-    if not isinstance(o, Store):
-        return False
-    for index, offset in zip(o.indices, copy.dest.offsets):
-        made = defs.get(index)
-        parts = (made.lhs, made.rhs) if isinstance(made, Binary) and made.kind == "add" else ()
-        if index is not offset and offset not in parts:
+    def _within(self, o: Op, box: Region) -> bool:
+        """Whether `o` is a store, of elements of the box."""
+        if not isinstance(o, Store):
             return False
-        if any(p is not offset and p in defs for p in parts):
-            return False
-    return True
+        facts = self.facts
+        away = [facts.reach(facts.form(x) - facts.form(y)) for x, y in zip(o.indices, box.offsets)]
+        return all(
+            lo is not None and hi is not None and 0 <= lo and hi < extent
+            for (lo, hi), extent in zip(away, box.extents)
+        )
 
 
 def _has_runs(o: Copy, vector: int) -> bool:

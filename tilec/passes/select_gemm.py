@@ -1,26 +1,26 @@
 """select_gemm: the instruction of every tile product and how the warps share its result.
 
-Before: `gemm` ops carry the user's wishes. After: each has a `row` (the name of a hardware row)
+Before: `gemm` ops carry the user's wishes. After: each has a `instr` (the name of a hardware row)
 and `warps` (how many along M and along N); the function knows its number of threads. A policy is a
 preference: where it does not divide the tile the nearest partition that does is taken.
 
-The roads, best first: an instruction that reads the operands where they lie; the same for the
-turned product C^T = B^T @ A^T, where the rows of C do not divide into those of the instruction
-(wgmma has 64 rows, but any multiple of 8 columns); the same with one operand brought to registers,
-where it cannot read how that one is stored; one of a warp, for which they come to registers (with a
-conversion, where the target lacks the dtype but has one that holds it exactly: float8 as float16, a
-float16 sum as float32); multiply-adds in every thread, for a tile or dtypes that no matrix
-instruction takes."""
+The lowering paths, best first: an instruction that reads the operands where they lie; the same for
+the product with operands swapped C^T = B^T @ A^T, where the rows of C do not divide into those of
+the instruction (wgmma has 64 rows, but any multiple of 8 columns); the same with one operand
+brought to registers, where it cannot read how that one is stored; one of a warp, for which they
+come to registers (with a conversion, where the target lacks the dtype but has one that holds it
+exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a tile or
+dtypes that no matrix instruction takes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import Facts, facts_of
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.instr import MatrixRow, rows_of
+from tilec.ir.instr import MatrixInstruction, instructions_of
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
@@ -35,8 +35,7 @@ from tilec.ir.types import (
 )
 from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.passes.utils.gemm_layouts import operand_shared_layout
-from tilec.passes.utils.held_operands import through_registers
-from tilec.passes.utils.operands import Operand, operand, wgmma_reads
+from tilec.passes.utils.operands import Operand, operand, through_registers, wgmma_reads
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
 
@@ -70,9 +69,11 @@ def select_gemm(func: Func, target: Target) -> Func:
     if not any(isinstance(o, Gemm) for o in walk(func.body)):
         return func
     widest = widest_wgmma(
-        threads * int(func.attrs.get("teams", 1)), bool(func.attrs.get("specialise")), target
+        threads * int(func.attrs.get("consumer_groups", 1)),
+        bool(func.attrs.get("specialise")),
+        target,
     )
-    selection = Selection(func, target, facts_of(func))
+    selection = Selection(func, target)
 
     def visit(o: Op) -> None | Op | Sequence[Op]:
         return selection.of(o, threads, widest) if isinstance(o, Gemm) else None
@@ -81,10 +82,10 @@ def select_gemm(func: Func, target: Target) -> Func:
 
 
 class Selection:
-    """Chooses instructions for the products of `func` (TILE), of which `facts` are known."""
+    """Chooses instructions for the products of `func` (TILE)."""
 
-    def __init__(self, func: Func, target: Target, facts: Facts) -> None:
-        self._target, self._facts = target, facts
+    def __init__(self, func: Func, target: Target) -> None:
+        self._target, self._facts = target, facts_of(func)
         self._rounded = roundable(func)
         self._annotated = {
             o.dest: o.layout
@@ -100,26 +101,26 @@ class Selection:
 
         def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
             sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
-            rows = _rows(*(dtypes or _dtypes(o)[0]), self._target)
-            return _warpgroups(o, rows, warps, sides, self._annotated, self._rounded, widest)
+            instrs = _instrs(*(dtypes or _dtypes(o)[0]), self._target)
+            return _warpgroups(o, instrs, warps, sides, self._annotated, self._rounded, widest)
 
         for a, b, c in _dtypes(o):
-            for seen, dtypes in ((o, (a, b, c)), (replace(o, turned=True), (b, a, c))):
-                chosen = wide(seen.turn(), dtypes)
+            for seen, dtypes in ((o, (a, b, c)), (replace(o, operands_swapped=True), (b, a, c))):
+                chosen = wide(seen.swap_operands(), dtypes)
                 if chosen:
-                    return replace(seen, row=chosen[0], warps=chosen[1])
-            rows = _rows(a, b, c, self._target)
-            held = through_registers(o, rows, threads, wide)
+                    return replace(seen, instr=chosen[0], warps=chosen[1])
+            instrs = _instrs(a, b, c, self._target)
+            held = through_registers(o, instrs, threads, wide)
             if held is not None:
                 return held
-            chosen = _warps(o, rows, warps)
+            chosen = _warps(o, instrs, warps)
             if chosen:
-                return replace(o, row=chosen[0], warps=chosen[1])
-        return replace(o, row=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
+                return replace(o, instr=chosen[0], warps=chosen[1])
+        return replace(o, instr=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
 
 
-def _rows(a: DType, b: DType, c: DType, target: Target) -> list[MatrixRow]:
-    return [row for row in rows_of(a, b, c) if target.has(row.feature)]
+def _instrs(a: DType, b: DType, c: DType, target: Target) -> list[MatrixInstruction]:
+    return [instr for instr in instructions_of(a, b, c) if target.has(instr.feature)]
 
 
 def _dtypes(o: Gemm) -> list[Dtypes]:
@@ -162,25 +163,27 @@ def by_policy(found: list[tuple[int, int]], policy: str, m: int, n: int) -> tupl
     return min(found, key=lambda p: (m // p[0] + n // p[1], -p[0]))
 
 
-def _warps(o: Gemm, rows: Sequence[MatrixRow], warps: int) -> tuple[str, tuple[int, int]] | None:
+def _warps(
+    o: Gemm, instrs: Sequence[MatrixInstruction], warps: int
+) -> tuple[str, tuple[int, int]] | None:
     """A row that one warp executes, its operands in registers: the first one with work for every
     warp, else the one with work for most."""
     m, n, k = o.shape
     best: tuple[str, tuple[int, int]] | None = None
     used = 0
-    for row in rows:
-        if row.warps > 1 or k % row.k:
+    for instr in instrs:
+        if instr.warps > 1 or k % instr.k:
             continue
-        found = partitions(warps, m, n, row.m, row.n)
+        found = partitions(warps, m, n, instr.m, instr.n)
         if found and found[0][0] * found[0][1] > used:
             used = found[0][0] * found[0][1]
-            best = row.name, by_policy(found, o.policy, m, n)
+            best = instr.name, by_policy(found, o.policy, m, n)
     return best
 
 
 def _warpgroups(
     o: Gemm,
-    rows: Sequence[MatrixRow],
+    instrs: Sequence[MatrixInstruction],
     warps: int,
     sides: tuple[Operand, Operand],
     annotated: Mapping[Value, Layout],
@@ -191,7 +194,7 @@ def _warpgroups(
     shared memory. The groups share C; rows first, because a wide instruction reads less shared
     memory per flop."""
     m, n, k = o.shape
-    by_n = {row.n: row for row in rows if row.warps > 1 and k % row.k == 0}
+    by_n = {instr.n: instr for instr in instrs if instr.warps > 1 and k % instr.k == 0}
     if not by_n or o.b.buffer.buffer.space != "shared":
         return None
     first = next(iter(by_n.values()))
@@ -222,13 +225,13 @@ def _warpgroups(
     return by_n[n // gn].name, (first.warps * gm, gn)
 
 
-def _as_stored(o: Gemm, row: MatrixRow, rounded: Collection[Value]) -> bool:
+def _as_stored(o: Gemm, instr: MatrixInstruction, rounded: Collection[Value]) -> bool:
     """Whether A and B are where the row reads them and in its own dtypes, or will be: a shared tile
     that may be `rounded` where it lies (`round_operands`), a fragment that is rounded in
     registers."""
     for x, places, dtype in (
-        (o.a, row.a_places, row.a_dtype),
-        (o.b, row.b_places, row.b_dtype),
+        (o.a, instr.a_places, instr.a_dtype),
+        (o.b, instr.b_places, instr.b_dtype),
     ):
         t = x.buffer.buffer
         rounds = (t.dtype, dtype) == (FLOAT32, TFLOAT32)
@@ -241,10 +244,10 @@ def _as_stored(o: Gemm, row: MatrixRow, rounded: Collection[Value]) -> bool:
     return True
 
 
-def _registers(o: Gemm, row: MatrixRow, share: int) -> int:
+def _registers(o: Gemm, instr: MatrixInstruction, share: int) -> int:
     """Registers that a thread holds while the product of `share` rows runs."""
-    blocks = share // row.m
-    held = blocks * row.registers[2]
+    blocks = share // instr.m
+    held = blocks * instr.registers[2]
     if o.a.buffer.buffer.space == "fragment":
-        held += blocks * (o.shape[2] // row.k) * row.registers[0]
+        held += blocks * (o.shape[2] // instr.k) * instr.registers[0]
     return held

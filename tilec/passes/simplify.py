@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any
 
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Block, Func, Op, Substitution, Value, substitute
@@ -23,6 +22,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import BOOL, DType, ScalarType
+from tilec.passes.utils.building import updated
 from tilec.passes.utils.dce import keep_results, sweep
 from tilec.passes.utils.identities import COMMUTATIVE, Env, reduce
 from tilec.target import Target
@@ -191,13 +191,7 @@ class _Forward:
 
     def inner(self, o: Op) -> Op:
         """`o` with its regions simplified."""
-        changed: dict[str, Any] = {}
-        for name in o.region_fields:
-            old = getattr(o, name)
-            new = self.region(old)
-            if new is not old:
-                changed[name] = new
-        return replace(o, **changed) if changed else o
+        return updated(o, **{name: self.region(getattr(o, name)) for name in o.region_fields})
 
     def branch(self, o: If) -> None:
         cond = self.numbers.get(o.cond)
@@ -218,10 +212,8 @@ class _Forward:
         for r, a, b in pairs:
             if a is b:
                 self.subst[r] = a
-        if then is not o.then or orelse is not o.orelse:
-            o = replace(o, then=then, orelse=orelse)
         keep = [n for n, (_, a, b) in enumerate(pairs) if a is not b]
-        self.out.append(keep_results(o, keep))
+        self.out.append(keep_results(updated(o, then=then, orelse=orelse), keep))
 
     def joined(self, o: If) -> If:
         """`o` with the branches of the `if` on the same condition right before it: loads in both

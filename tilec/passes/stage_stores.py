@@ -1,6 +1,6 @@
 """stage_stores: the shared memory that a fragment goes through on its way out.
 
-Before: copies with the agent "tma_store" have no staging, and copies by threads take a fragment as
+Before: copies with the engine "tma_store" have no staging, and copies by threads take a fragment as
 its layout has it. After: each of the former has a shared buffer with one chunk of 16 rows for every
 warp, swizzled as its TMA box reads it. One of the latter whose warps would write pieces of many
 rows at once, at addresses that divide 32-byte sectors, is a copy into a shared tile and one from
@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.agents import leaves_by_rows, ragged_tensors
-from tilec.ir.core import Block, Builder, Func, Op, Region, Value, walk
+from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
+from tilec.ir.core import Block, Builder, Func, Op, Value, walk
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
-from tilec.ir.memory import PAD_BYTES, version_bytes
-from tilec.ir.ops import Alloc, Const, Copy, For, Parallel, While
-from tilec.ir.types import INT32, BufferType
-from tilec.passes.utils.conversions import copy_whole
+from tilec.ir.memory import PAD_BYTES, stage_bytes
+from tilec.ir.ops import Alloc, Copy, For, Parallel, While
+from tilec.ir.types import BufferType
+from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import along_rows
 from tilec.passes.widen_copies import wider
 from tilec.target import Target
@@ -39,11 +39,11 @@ class _Stager:
         self.target = target
         self.warps = int(func.attrs["threads"]) // target.warp_size
         self.ragged = ragged_tensors(func)
-        self.teams = int(func.attrs.get("teams", 1))
+        self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
         types = [o.type for o in walk(func.body) if isinstance(o, Alloc)]
-        sizes = [(t, version_bytes(t) * t.versions) for t in types if t.space == "shared"]
+        sizes = [(t, stage_bytes(t) * t.stages) for t in types if t.space == "shared"]
         self.taken = sum(size for _, size in sizes)
-        self.rings = sum(size for t, size in sizes if t.versions > 1)
+        self.rings = sum(size for t, size in sizes if t.stages > 1)
 
     def block(self, block: Block, known: dict[BufferType, Value], again: bool) -> Block:
         """`known`: the staging buffers made on the way to `block`; `again`: whether it stands in a
@@ -52,7 +52,7 @@ class _Stager:
         ops: list[Op] = []
         for o in block.ops:
             fragment = isinstance(o, Copy) and o.source.buffer.buffer.space == "fragment"
-            if isinstance(o, Copy) and fragment and o.agent == "tma_store":
+            if isinstance(o, Copy) and fragment and o.engine == "tma_store":
                 ops += self.by_tma(o, known)
             elif isinstance(o, Copy) and fragment and self.scatters(o) and self.room(o, again):
                 ops += self.by_rows(o)
@@ -85,7 +85,7 @@ class _Stager:
         """Whether a warp's stores of a whole fragment meet many rows of a tensor whose rows begin
         anywhere in a sector."""
         f, dest = o.source.buffer.buffer, o.dest.buffer
-        if o.agent != "threads" or f.layout is None or not o.source.is_whole:
+        if o.engine != "threads" or f.layout is None or not o.source.is_whole:
             return False
         if f.rank < 2 or not leaves_by_rows(dest, f.static_shape[-1], o.vector, self.ragged):
             return False
@@ -95,19 +95,20 @@ class _Stager:
     def room(self, o: Copy, again: bool) -> bool:
         """Whether the tile fits beside all that is in use while it is: `plan_shared` would refuse
         the kernel otherwise."""
-        size = version_bytes(_rows(o))
-        needed = self.taken + size * self.teams if again else self.taken - self.rings + size
+        size = stage_bytes(_rows(o))
+        needed = (
+            self.taken + size * self.consumer_groups if again else self.taken - self.rings + size
+        )
         return needed + BARRIERS <= self.target.shared_bytes
 
     def by_rows(self, o: Copy) -> list[Op]:
         b = Builder(o.loc)
-        t, shape = _rows(o), o.source.extents
+        t = _rows(o)
         assert o.source.buffer.buffer.layout is not None
         o = _in_layout(b, o, _in_words(o.source.buffer.buffer.layout, t.dtype.bits))
         rows = b.value(Alloc, t, name=f"{o.dest.buffer.name}_rows")
-        zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-        tile = Region(rows, zeros, shape)
-        b.emit(Copy, o.source, tile, agent="threads", vector=1)
+        tile = whole(b, rows)
+        b.emit(Copy, o.source, tile, engine="threads", vector=1)
         return [*b.ops, replace(o, source=tile)]
 
 
@@ -126,8 +127,7 @@ def _in_layout(b: Builder, o: Copy, layout: Layout | None) -> Copy:
     t = BufferType(f.shape, o.dest.dtype, "fragment", layout=layout)
     words = b.value(Alloc, t, name=f"{o.source.buffer.name}_words")
     copy_whole(b, o.source.buffer, words)
-    zeros = tuple(b.value(Const, 0, INT32) for _ in f.shape)
-    return replace(o, source=replace(o.source, buffer=words, offsets=zeros))
+    return replace(o, source=whole(b, words))
 
 
 def _in_words(layout: Layout, bits: int) -> Layout:

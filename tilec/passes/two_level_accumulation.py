@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
-from tilec.ir.instr import rows_of
+from tilec.ir.instr import instructions_of
 from tilec.ir.ops import Alloc, Binary, Gemm, Load, Parallel, Store
 from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.operands import part_of_sum
@@ -28,7 +28,7 @@ def two_level_accumulation(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Gemm) or o.fast_accum:
             return None
-        rows = rows_of(o.a.dtype, o.b.dtype, o.c.dtype)
+        rows = instructions_of(o.a.dtype, o.b.dtype, o.c.dtype)
         if not any(row.coarse_sum and target.has(row.feature) for row in rows):
             return None
         b = Builder(o.loc)

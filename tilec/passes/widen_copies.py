@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Builder, Func, Op, Region, rewrite
+from tilec.ir.core import Builder, Func, Op, rewrite
 from tilec.ir.layout import Layout, conversion, leading_run, widened
-from tilec.ir.ops import Alloc, Const, Copy
-from tilec.ir.types import INT32, BufferType
-from tilec.passes.utils.conversions import copy_whole
+from tilec.ir.ops import Alloc, Copy
+from tilec.ir.types import BufferType
+from tilec.passes.utils.building import copy_whole, whole
 from tilec.target import Target
 
 
@@ -23,7 +23,7 @@ def widen_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
 
     def visit(o: Op) -> None | list[Op]:
-        return _widen(o) if isinstance(o, Copy) and o.agent == "threads" else None
+        return _widen(o) if isinstance(o, Copy) and o.engine == "threads" else None
 
     return func.with_body(rewrite(func.body, visit))
 
@@ -44,13 +44,12 @@ def _widen(o: Copy) -> list[Op] | None:
         return None
     b = Builder(o.loc)
     t = BufferType(fragment.shape, memory.dtype, "fragment", layout=layout)
-    zeros = tuple(b.value(Const, 0, INT32) for _ in side.extents)
     wide = b.value(Alloc, t, name=f"{side.buffer.name}_wide")
     if side is o.source:
         copy_whole(b, side.buffer, wide)
-        b.ops.append(replace(o, source=Region(wide, zeros, side.extents)))
+        b.ops.append(replace(o, source=whole(b, wide)))
     else:
-        b.ops.append(replace(o, dest=Region(wide, zeros, side.extents)))
+        b.ops.append(replace(o, dest=whole(b, wide)))
         copy_whole(b, wide, side.buffer)
     return b.ops
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tilec.ir.errors import TilecError, shown
-from tilec.ir.types import DTYPES, TensorMapType
+from tilec.ir.types import DTYPES, DType, TensorMapType
 from tilec.runtime.expressions import compile_expression
 
 MAGIC = b"tilec image 1\n"
@@ -201,12 +201,7 @@ _ROLES = ("tensor", "size", "stride", "elements", "scalar", "grid", "tensor_map"
 
 
 def _check(image: Image) -> None:
-    """Raise TypeError or ValueError for fields that a launch could not use: of another type than
-    they are declared with, or which name what is not there."""
-    _check_fields(image)
-    maps = [p.tensor_map for p in image.params if isinstance(p.tensor_map, TensorMapType)]
-    for part in (*image.arguments, *image.params, image.resources, *maps):
-        _check_fields(part)
+    """Raise ValueError for fields that a launch could not use, which name what is not there."""
     arguments = {a.name: a for a in image.arguments}
     for a in image.arguments:
         known = a.kind == "tensor" or (a.kind == "scalar" and not a.written and not a.output)
@@ -241,100 +236,62 @@ def _check(image: Image) -> None:
 
 
 _DECLARED = {c: get_type_hints(c) for c in (Image, Argument, AbiParam, Resources, TensorMapType)}
-
-
-def _check_fields(value: Any) -> None:
-    for name, declared in _DECLARED[type(value)].items():
-        if not _is(given := getattr(value, name), declared):
-            raise TypeError(f"{type(value).__name__}.{name} is {shown(given)}")
-
-
-def _is(value: object, declared: Any) -> bool:
-    """Whether `value` is of a declared type, which is made of classes, `|`, tuples and mappings."""
-    parts = get_args(declared)
-    match get_origin(declared):
-        case types.UnionType:
-            return any(_is(value, part) for part in parts)
-        case builtins.tuple:
-            if not isinstance(value, tuple):
-                return False
-            if parts[-1] is not ...:
-                return len(value) == len(parts) and all(map(_is, value, parts))
-            return all(_is(v, parts[0]) for v in value)
-        case collections.abc.Mapping:
-            return isinstance(value, Mapping) and all(
-                _is(k, parts[0]) and _is(v, parts[1]) for k, v in value.items()
-            )
-    if declared is Any:
-        return True
-    if declared is int and isinstance(value, bool):
-        return False
-    return isinstance(value, declared)
+_PAYLOAD = ("binary", "stages")
 
 
 def _header(image: Image) -> dict[str, Any]:
     """The image's fields as JSON values, less the payload."""
-    return {
-        "name": image.name,
-        "symbol": image.symbol,
-        "target": image.target,
-        "arguments": [[getattr(a, f) for f in Argument.__slots__] for a in image.arguments],
-        "params": [
-            [p.role, p.arg, p.dim, p.type, p.name, _map_fields(p.tensor_map)] for p in image.params
-        ],
-        "grid": image.grid,
-        "returned": image.returned,
-        "resources": [
-            dict(v) if isinstance(v := getattr(image.resources, f), Mapping) else v
-            for f in Resources.__slots__
-        ],
-        "format": image.format,
-        "persistent": image.persistent,
-        "may_alias": image.may_alias,
-        "wide": image.wide,
-        "cluster": image.cluster,
-        "exact_cluster": image.exact_cluster,
-        "split": image.split,
-        "parts": image.parts,
-        "packed": image.packed,
-        "plan": dict(image.plan),
-    }
+    return {n: _as_json(getattr(image, n)) for n in _DECLARED[Image] if n not in _PAYLOAD}
 
 
-def _image(fields: dict[str, Any], binary: bytes, stages: Mapping[str, str]) -> Image:
-    plain = {
-        k: fields[k]
-        for k in fields
-        if k not in ("arguments", "params", "returned", "resources", "cluster", "packed")
-    }
-    arguments = []
-    for values in fields["arguments"]:
-        named = dict(zip(Argument.__slots__, values))
-        named["shape"], named["strides"] = tuple(named["shape"]), tuple(named["strides"])
-        arguments.append(Argument(**named))
-    params = [
-        AbiParam(role, arg, dim, kind, name, _tensor_map(tensor_map))
-        for role, arg, dim, kind, name, tensor_map in fields["params"]
-    ]
-    return Image(
-        **plain,
-        arguments=tuple(arguments),
-        params=tuple(params),
-        returned=tuple(fields["returned"]),
-        cluster=tuple(fields.get("cluster", (1, 1, 1))),
-        packed=tuple(fields.get("packed", ())),
-        resources=Resources(*fields["resources"]),
-        binary=binary,
-        stages=stages,
-    )
+def _as_json(value: Any) -> Any:
+    """`value` as JSON has it: a dataclass as the list of its fields."""
+    match value:
+        case DType():
+            return value.name
+        case tuple():
+            return [*map(_as_json, value)]
+        case Mapping():
+            return dict(value)
+    if type(value) in _DECLARED:
+        return [_as_json(getattr(value, name)) for name in _DECLARED[type(value)]]
+    return value
 
 
-def _map_fields(t: TensorMapType | None) -> list[Any] | None:
-    return None if t is None else [t.tensor, t.dims, t.box, t.swizzle, t.dtype.name]
+def _image(fields: object, binary: bytes, stages: object) -> Image:
+    if not isinstance(fields, dict):
+        raise TypeError(f"the header is {shown(fields)}")
+    given, declared = {**fields, "stages": stages}, _DECLARED[Image]
+    read = {n: _from_json(v, declared[n], f"Image.{n}") for n, v in given.items()}
+    return Image(**read, binary=binary)
 
 
-def _tensor_map(fields: list[Any] | None) -> TensorMapType | None:
-    if fields is None:
-        return None
-    tensor, dims, box, swizzle, dtype = fields
-    return TensorMapType(tensor, tuple(dims), tuple(box), swizzle, DTYPES[dtype])
+def _from_json(given: Any, declared: Any, name: str) -> Any:
+    """What `_as_json` gave for a value of a declared type, which is made of classes, `|`, tuples
+    and mappings. Raises TypeError for anything else."""
+    parts = get_args(declared)
+    match get_origin(declared):
+        case types.UnionType:
+            for part in parts:
+                with contextlib.suppress(TypeError):
+                    return _from_json(given, part, name)
+        case builtins.tuple if isinstance(given, list):
+            each = parts[:1] * len(given) if parts[-1] is ... else parts
+            if len(each) == len(given):
+                return tuple(_from_json(v, part, name) for v, part in zip(given, each))
+        case collections.abc.Mapping if isinstance(given, dict):
+            return {k: _from_json(v, parts[1], name) for k, v in given.items()}
+        case None if declared in _DECLARED and isinstance(given, list):
+            hints = _DECLARED[declared]
+            if len(hints) == len(given):
+                named = zip(given, hints.values(), hints)
+                return declared(
+                    *(_from_json(v, t, f"{declared.__name__}.{n}") for v, t, n in named)
+                )
+        case None if declared is DType and isinstance(given, str):
+            return DTYPES[given]
+        case None if declared is Any:
+            return given
+        case None if isinstance(given, declared) and (type(given), declared) != (bool, int):
+            return given
+    raise TypeError(f"{name} is {shown(given)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 from tilec.runtime.block import Block, BlockLayout
-from tilec.runtime.driver import Grid, Ready, sums_of
+from tilec.runtime.driver import Ready
 from tilec.runtime.image import OWN_MEMORY, AbiParam, Image
 
 ALIGNMENT = 256
@@ -113,32 +113,3 @@ class ForOwner:
         if self._call is None:
             self._call = self._make([block for _, block in self._blocks], self._stream)
         return self._call()
-
-
-class Kernel(Protocol):
-    """A loaded kernel whose launches bring memory along."""
-
-    @property
-    def driver(self) -> Driver: ...
-
-    index: int
-    image: Image
-    layout: BlockLayout
-
-    def prepared(self, grid: Grid, block: Block, stream: int) -> Ready: ...
-
-
-def with_workspace(kernel: Kernel, grid: Grid, block: Block, stream: int) -> Ready:
-    """A launch with the workspace of its stream, made ready."""
-    own = workspace_params(kernel.image)
-    sums = sums_of(kernel.image, grid)
-
-    def make(blocks: Sequence[Block], owner: Hashable) -> Ready:
-        (own_block,) = blocks
-        workspaces = kernel.driver.workspaces
-        found = workspaces.addresses(kernel.index, owner, [p for _, p in own], sums)
-        for (number, _), address in zip(own, found):
-            kernel.layout.put(own_block, number, address)
-        return kernel.prepared(grid, own_block, stream)
-
-    return ForOwner(kernel.driver, stream, [(kernel.layout, block)], make)

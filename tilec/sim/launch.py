@@ -15,17 +15,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from tilec.ir.errors import LaunchError, shown
-from tilec.sim.machine.block import Launch, Setting
-from tilec.sim.machine.global_memory import GlobalMemory
-from tilec.sim.machine.scheduler import LaunchRun, lines_of_loop
-from tilec.sim.machine.thread_state import ThreadState
-from tilec.sim.machine.threads import Coordinates
-from tilec.sim.program.records import Program, read_program
+from tilec.sim.block import Launch, Setting
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Findings
+from tilec.sim.records import Program, read_program
+from tilec.sim.regions import GlobalMemory
 from tilec.sim.report import Report
-from tilec.sim.reports.buffers import shared_granule
-from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.findings import Findings
-from tilec.sim.reports.trace import OnChange, Tracer
+from tilec.sim.scheduler import LaunchRun, lines_of_loop
+from tilec.sim.thread_state import ThreadState
+from tilec.sim.threads import Coordinates
+from tilec.sim.trace import OnChange, Tracer
 
 DEFAULT_STEPS = 20_000_000
 """Segments that a cluster may run before it counts as running for ever."""
@@ -69,13 +68,13 @@ def run(launch: Launch, wishes: Wishes) -> Report:
         )
     program = launch.program
     if tracer is not None:
-        program = read_program(launch.function, launch.strings, tuple(tracer.watched))
+        program = read_program(launch.function, tuple(tracer.watched))
     setting = Setting(
         launch,
         _globals(launch, wishes),
         Findings(),
         Counts(),
-        shared_granule(program.function),
+        program.granule,
         wishes.checks,
         wishes.seed,
         tracer,

@@ -15,9 +15,9 @@ from typing import Any
 
 from tilec.ir.errors import TilecError
 from tilec.ir.loc import Loc
-from tilec.sim.reports.counts import Counts
-from tilec.sim.reports.findings import Finding, advice
-from tilec.sim.reports.trace import Trace
+from tilec.sim.counts import Counts
+from tilec.sim.findings import Finding, advice
+from tilec.sim.trace import Trace
 
 FORMAT = "tilec report 1"
 

@@ -18,11 +18,11 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from tilec.ir.instr import MatrixRow
+from tilec.ir.instr import MatrixInstruction
 from tilec.ir.schedule import Plan
 from tilec.passes.utils.registers import OTHER_REGISTERS, producer_warps
 from tilec.target import Speeds, Target
-from tilec.tune.plans import TEAM_THREADS
+from tilec.tune.plans import GROUP_THREADS
 from tilec.tune.work import Numbers
 
 MAINLOOP = 0.94  # of the matrix unit's rate, reached by long loops that wait for nothing
@@ -31,7 +31,7 @@ OWN_LOADS = 0.95  # of the memory bus that such threads reach
 FEW_STAGES = {1: 0.45, 2: 0.72, 3: 0.985}  # no tile is in flight while the loop waits
 IDLE, HIGHEST = 0.9, 1.25  # how much the clock rises as tensor cores of wgmma have nothing to do
 PING_PONG = 1.02
-ONE_TEAM = 0.99  # the other has no tile
+ONE_GROUP = 0.99  # the other has no tile
 NARROW = 0.98  # 128 columns or fewer per instruction: more power per flop
 ENERGY = 0.0035  # per byte per kiloflop from the L2 cache, around that of 128x256 tiles
 USUAL_BYTES = 11.7  # per kiloflop
@@ -75,7 +75,7 @@ CLUSTERS_FIT = ((2, 1.0), (4, 0.91), (math.inf, 0.85))
 CLUSTER = 0.7e-6  # seconds: barriers at both ends
 LOCKSTEP = 0.989  # neighbours that load for one another wait for one another
 TOGETHER = 1.15  # how much longer the loops of blocks take that share a sum as a cluster
-BESIDE = 1.005  # stores of one team take issue slots from the other's products
+BESIDE = 1.005  # stores of one group take issue slots from the other's products
 FETCH = 8.0  # how much longer an epilogue waits for tiles than a loop that asked ahead of time
 DIRECT = 1.6  # how much longer stores from registers take than those by TMA
 SCATTERED = 2.6  # the same where a thread has less than 16 bytes of a row at a time
@@ -113,12 +113,12 @@ class Realised:
     """What one plan makes of a kernel before its sizes are known: the row of each product,
     registers of fragments per thread, bytes of shared memory in all, and of them the ring's; how
     many stages the ring has; bytes of operands that each iteration brings from there to registers
-    while no other warpgroup of the team has something to do; accesses by which threads bring the
+    while no other warpgroup of the group has something to do; accesses by which threads bring the
     tiles of an iteration, where those are narrower than 16 bytes, the registers of a thread for
     what they bring, and how many it lacks; whether a thread's results are `scattered`: less than 16
     bytes of a row at a time; by how many warps the work of one is `repeated`."""
 
-    rows: tuple[MatrixRow | None, ...]
+    instrs: tuple[MatrixInstruction | None, ...]
     registers: int
     shared_bytes: int
     ring_bytes: int
@@ -132,7 +132,7 @@ class Realised:
 
 
 def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Target) -> Estimate:
-    """The prediction for one launch of `plan` with `threads` threads per team."""
+    """The prediction for one launch of `plan` with `threads` threads per group."""
     s = target.speeds
     multiprocessors = multiprocessors_for(plan, target)
     clusters = itertools.zip_longest(n.grid, plan.cluster, fillvalue=1)
@@ -141,17 +141,17 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
     work = max(loop.compute + loop.vector, loop.from_cache) / (plan.split * plan.parts)
-    if plan.teams > 1:
+    if plan.consumer_groups > 1:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
-    if waves == 1 and any(r is not None and r.warps > 1 for r in made.rows):
+    if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):
         busy /= min(1 + IDLE * (1 - blocks / multiprocessors), HIGHEST)
 
     stores, ends = _stores(n, plan, made, s), _ends(n, plan, s)
     first = made.ring_bytes / max(made.stages, 1) / (s.l2 * s.clock)
     start = s.latency + first + SETUP + TILE_LOOP * plan.persistent
     busy *= TOGETHER if plan.split > 1 else 1.0
-    if plan.teams > 1:
+    if plan.consumer_groups > 1:
         busy *= 1.0 if plan.staged_store else BESIDE
         total = start + waves * max(busy, stores / 2) + stores / n.results
     elif plan.persistent:
@@ -224,16 +224,16 @@ def _loop(
     s = target.speeds
     flops, from_l2 = _flops(n), n.loaded_in(plan.cluster)
     matrix = sum(
-        p.flops * times / _rate(row, threads, target) * made.repeated
-        for (p, times), row in zip(n.products, made.rows)
+        p.flops * times / _rate(instr, threads, target) * made.repeated
+        for (p, times), instr in zip(n.products, made.instrs)
     )
     per_kiloflop = 1000 * from_l2 / flops if flops else 0.0
     unhelped = 1.0 if _helped(plan, target) else UNSPECIALISED
     efficiency = _efficiency(plan, made, resident, waves * n.results, per_kiloflop) * unhelped
     steps = sum(
-        times * _least(row, p.op.shape[2]) for (p, times), row in zip(n.products, made.rows)
+        times * _least(instr, p.op.shape[2]) for (p, times), instr in zip(n.products, made.instrs)
     )
-    alone = plan.cluster != (1, 1, 1) and threads * plan.teams <= TEAM_THREADS
+    alone = plan.cluster != (1, 1, 1) and threads * plan.consumer_groups <= GROUP_THREADS
     wait = WAIT_CLUSTER if alone else WAIT
     compute = max(matrix / efficiency + wait * n.iterations, steps)
     compute += made.held_bytes / HELD * n.iterations
@@ -266,7 +266,7 @@ def _stores(n: Numbers, plan: Plan, made: Realised, s: Speeds) -> float:
         stores *= SCATTERED if made.scattered else DIRECT
     latency = STORE_LATENCY
     if plan.staged_store:
-        wide = (row.n for row in made.rows if row is not None and row.warps > 1)
+        wide = (instr.n for instr in made.instrs if instr is not None and instr.warps > 1)
         halves = (2 * n // CHUNK_COLUMNS for n in wide if n % CHUNK_COLUMNS)
         latency += STAGED_LATENCY + HALF_CHUNK * max(halves, default=0)
     stores += n.results * latency
@@ -305,7 +305,7 @@ def blocks_per_multiprocessor(plan: Plan, made: Realised, threads: int, target: 
     """Launched blocks that one multiprocessor holds at once, at least 1."""
     if plan.persistent:
         return 1
-    launched = threads * plan.teams
+    launched = threads * plan.consumer_groups
     if plan.specialise:
         launched += producer_warps(launched // target.warp_size) * target.warp_size
     taken = made.registers + WAITING * made.waiting + OTHER_REGISTERS
@@ -321,32 +321,32 @@ def _efficiency(
     plan: Plan, made: Realised, resident: int, results: float, per_kiloflop: float
 ) -> float:
     found = MAINLOOP * (1 - ENERGY * (min(per_kiloflop, 60.0) - USUAL_BYTES))
-    if plan.teams > 1:
-        found *= PING_PONG if results > 1 else ONE_TEAM
+    if plan.consumer_groups > 1:
+        found *= PING_PONG if results > 1 else ONE_GROUP
     found *= LOCKSTEP if plan.cluster != (1, 1, 1) else 1.0
     if not plan.specialise:
         found *= FEW_STAGES.get(made.stages + resident - 1, 1.0)  # blocks hide each other's waits
-    wide = [row.n for row in made.rows if row is not None and row.warps > 1]
+    wide = [instr.n for instr in made.instrs if instr is not None and instr.warps > 1]
     return found * (NARROW if wide and max(wide) <= 128 else 1.0)
 
 
-def _rate(row: MatrixRow | None, threads: int, target: Target) -> float:
+def _rate(instr: MatrixInstruction | None, threads: int, target: Target) -> float:
     """Flops per clock of a product. An instruction that reads its operands from shared memory waits
     for that where it is narrow; one that keeps too few warps busy leaves the unit idle."""
     s = target.speeds
-    if row is None:
+    if instr is None:
         return 2 * s.vector
-    rate = s.product_rate(row.feature, row.a_dtype.bits)
-    if row.warps == 1:
+    rate = s.product_rate(instr.feature, instr.a_dtype.bits)
+    if instr.warps == 1:
         return rate * min(1.0, threads / (4 * target.warp_size))
-    clocks = 2 * row.m * row.n * row.k / rate
-    operands = (row.m + row.n) * row.k * row.a_dtype.bits / 8
+    clocks = 2 * instr.m * instr.n * instr.k / rate
+    operands = (instr.m + instr.n) * instr.k * instr.a_dtype.bits / 8
     return rate * min(1.0, s.shared * clocks / operands)
 
 
-def _least(row: MatrixRow | None, depth: int) -> float:
+def _least(instr: MatrixInstruction | None, depth: int) -> float:
     """Clocks of a product over `depth` however small its tile is."""
-    if row is None:
+    if instr is None:
         return 0.0
-    fixed, step = ITERATION.get(row.feature.partition("_")[0], (100, 40))
-    return fixed + step * depth / row.k
+    fixed, step = ITERATION.get(instr.feature.partition("_")[0], (100, 40))
+    return fixed + step * depth / instr.k

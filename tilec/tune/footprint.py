@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tilec.ir.agents import (
-    Agents,
+from tilec.ir.analysis import Facts
+from tilec.ir.copy_engines import (
+    CopyEngines,
     Narrow,
     alignment,
     box_may_begin,
     leaves_by_rows,
     ragged_tensors,
 )
-from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Func, Value, walk
-from tilec.ir.memory import PAD_BYTES, version_bytes
+from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
-from tilec.passes.plan_pipeline import Depth, Rings, has_stages, versions_of
+from tilec.passes.plan_pipeline import Depth, Rings, buffer_stages, has_stages
 from tilec.passes.utils.plans import stages_of
 from tilec.target import Target
 
@@ -43,18 +43,18 @@ class Ring:
     trips: int
 
 
-class Versions(NamedTuple):
-    """How many versions the buffers have that are filled ahead of time; bytes of all of these, and
+class RingStages(NamedTuple):
+    """How many stages the buffers have that are filled ahead of time; bytes of all of these, and
     of one of each."""
 
-    versions: dict[Value, int]
+    stages: dict[Value, int]
     total: int
     one: int
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of shared memory of a kernel before layouts are known: `sizes`, of one version of each
+    """Bytes of shared memory of a kernel before layouts are known: `sizes`, of one stage of each
     buffer; `buffers`, those that may have more (`plan_pipeline`), and their loops' `rings`; `sums`,
     what a block that shares its sums hands over; `rows`, the largest tile that leaves by rows, in
     place of the rings where these are not filled again (`refilled`: by a loop of the user's).
@@ -69,25 +69,25 @@ class Footprint:
     rows: int = 0
     refilled: bool = False
     leaves: bool = False
-    _planned: dict[tuple[bool, int, int], Versions] = field(default_factory=dict)
+    _planned: dict[tuple[bool, int, int], RingStages] = field(default_factory=dict)
     _depths: dict[tuple[bool, int], dict[Value, list[Depth]]] = field(default_factory=dict)
     _beside: dict[tuple[object, ...], int] = field(default_factory=dict)
     _fits: dict[tuple[bool, bool, bool, int], int] = field(default_factory=dict)
 
-    def planned(self, plan: Plan, stages: int) -> Versions:
+    def planned(self, plan: Plan, stages: int) -> RingStages:
         """What is filled ahead of time, were the plan's stages so many."""
-        kind = plan.specialise, min(plan.teams, 2)
+        kind = plan.specialise, min(plan.consumer_groups, 2)
         stages = 0 if plan.single_buffer else stages
         if (*kind, stages) in self._planned or self.buffers is None:
-            return self._planned.get((*kind, stages), Versions({}, 0, 0))
+            return self._planned.get((*kind, stages), RingStages({}, 0, 0))
         if kind not in self._depths:
             self._depths[kind] = self.buffers.depths(self.buffers.chosen(*kind), plan.specialise)
         depths = self._depths[kind]
         count = dict.fromkeys(depths, 1)
         if stages:
-            count = versions_of(depths, lambda o: stages_of(o, stages))
+            count = buffer_stages(depths, lambda o: stages_of(o, stages))
         one = sum(self.sizes[v] for v in count)
-        made = Versions(count, sum(self.sizes[v] * n for v, n in count.items()), one)
+        made = RingStages(count, sum(self.sizes[v] * n for v, n in count.items()), one)
         self._planned[*kind, stages] = made
         return made
 
@@ -95,16 +95,16 @@ class Footprint:
         """Bytes beside the rings: what stores go through, too."""
         kind = (
             plan.specialise, plan.persistent, plan.staged_store, plan.single_buffer,
-            plan.teams, plan.split > 1, plan.threads, plan.stages,
+            plan.consumer_groups, plan.split > 1, plan.threads, plan.stages,
         )  # fmt: skip
         if kind not in self._beside:
             self._beside[kind] = self._beside_rings(plan, target)
         return self._beside[kind]
 
     def _beside_rings(self, plan: Plan, target: Target) -> int:
-        threads = (plan.threads or self.threads) * plan.teams
+        threads = (plan.threads or self.threads) * plan.consumer_groups
         staging = threads // target.warp_size * STAGED_BYTES if plan.staged_store else 0
-        rows = self.rows * plan.teams if plan.persistent or self.refilled else 0
+        rows = self.rows * plan.consumer_groups if plan.persistent or self.refilled else 0
         rest = sum(self.sizes.values()) - self.planned(plan, plan.stages).one
         return rest + staging + rows + (self.sums if plan.split > 1 else 0)
 
@@ -113,7 +113,7 @@ class Footprint:
         no more than a loop of known length has iterations, and at least what their authors say (2
         where they say nothing). The exact check is `plan_shared`'s."""
         beside = self.beside(plan, target)
-        kind = plan.specialise, plan.teams > 1, plan.single_buffer, beside
+        kind = plan.specialise, plan.consumer_groups > 1, plan.single_buffer, beside
         if kind not in self._fits:
             self._fits[kind] = self._most_stages(plan, target, beside)
         return self._fits[kind]
@@ -129,19 +129,19 @@ class Footprint:
         while most > 2 and self.planned(plan, most).total > room:
             most -= 1
         several = replace(plan, single_buffer=False) if plan.single_buffer else plan
-        versions = self.planned(several, max(2, most)).versions
-        return min((_deepest(r, versions) for r in chosen or self.rings), default=2)
+        stages = self.planned(several, max(2, most)).stages
+        return min((_deepest(r, stages) for r in chosen or self.rings), default=2)
 
     def of(self, plan: Plan, target: Target) -> tuple[int, int, int]:
         """Bytes of shared memory that a block of `plan` will need, about; those of the pipelined
-        loops' buffers among them; and the versions these have (the least over the loops)."""
+        loops' buffers among them; and the stages these have (the least over the loops)."""
         ahead = self.planned(plan, plan.stages)
         total = max(ahead.total, self.rows) + self.beside(plan, target)
-        return total, ahead.total, min((_deepest(r, ahead.versions) for r in self.rings), default=1)
+        return total, ahead.total, min((_deepest(r, ahead.stages) for r in self.rings), default=1)
 
 
-def _deepest(ring: Ring, versions: Mapping[Value, int]) -> int:
-    return max(versions[v] for v in ring.buffers)
+def _deepest(ring: Ring, stages: Mapping[Value, int]) -> int:
+    return max(stages[v] for v in ring.buffers)
 
 
 def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footprint:
@@ -157,23 +157,23 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
             case For() if has_stages(o):
                 loops.append(o)
             case Alloc() if o.type.space == "shared":
-                sizes[o.result] = version_bytes(o.type)
+                sizes[o.result] = stage_bytes(o.type)
             case Gemm():
                 sums.add(o.c)
-    agents = Agents(func, target, facts) if loops else None
-    planned = Rings(func, agents) if agents is not None else None
+    engines = CopyEngines(func, target, facts) if loops else None
+    planned = Rings(func, engines) if engines is not None else None
     found = {} if planned is None else planned.chosen(False, 1)
     rings: list[Ring] = []
     for loop in loops:
         here = {v: x for v, x in found.items() if loop in x.loops}
-        if agents is None or not here:
+        if engines is None or not here:
             continue
         boxes = {v for v, x in here.items() if x.by_tma}
         copies = [o for x in here.values() for o in x.copies]
         bounds = [consts.get(v) for v in (loop.lo, loop.hi, loop.step)]
         known = [b for b in bounds if isinstance(b, int)]
         trips = -(-(known[1] - known[0]) // max(known[2], 1)) if len(known) == 3 else 0
-        narrow = agents.narrow(copies, False), agents.narrow(copies, True)
+        narrow = engines.narrow(copies, False), engines.narrow(copies, True)
         rings.append(
             Ring(loop, frozenset(here), bool(boxes), len(boxes) < len(here), narrow, trips)
         )
@@ -186,18 +186,18 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         func.attrs.get("threads") or DEFAULT_THREADS,
         rows,
         refilled,
-        agents is not None and _leaves(func, agents),
+        engines is not None and _leaves(func, engines),
     )
 
 
-def _leaves(func: Func, agents: Agents) -> bool:
+def _leaves(func: Func, engines: CopyEngines) -> bool:
     """Whether TMA can take some tile to global memory."""
     ragged = ragged_tensors(func)
     stored = (o.dest for o in walk(func.body) if isinstance(o, Copy))
     return any(
         r.buffer.buffer.space == "global"
         and r.buffer not in ragged
-        and box_may_begin(r, agents.facts, store=True)
+        and box_may_begin(r, engines.facts, store=True)
         for r in stored
     )
 

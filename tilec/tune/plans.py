@@ -20,7 +20,7 @@ from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
 from tilec.tune.footprint import Footprint, footprint
 
-TEAM_THREADS = 128  # a team of a ping-pong schedule is one warpgroup
+GROUP_THREADS = 128  # a group of a ping-pong schedule is one warpgroup
 MOST_THREADS_FROM = 128 * 128  # accumulators of a block whose tiles threads bring
 SPLITS = (2, 4, 8)  # blocks of a cluster that share one sum
 # How many such clusters, or blocks, may share it through global memory: few numbers, since each
@@ -72,8 +72,8 @@ def _wished(found: Sequence[Plan], func: Func, target: Target, wanted: Wanted) -
     for way in ways:
         for plan in found:
             plan = replace(plan, **fields, **way)
-            if plan.teams > 1 and func.attrs.get("threads") is None:
-                plan = replace(plan, threads=TEAM_THREADS)
+            if plan.consumer_groups > 1 and func.attrs.get("threads") is None:
+                plan = replace(plan, threads=GROUP_THREADS)
             if plan.split * plan.parts > 1 and "persistent" not in fields:
                 plan = replace(plan, persistent=False)
             yield replace(plan, name=name_of(plan))
@@ -93,7 +93,7 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     blocks = plan.split * plan.parts
     if blocks > 1:
         clash = "persistent=True" if plan.persistent else 'consumers="pingpong"'
-        if plan.persistent or plan.teams > 1:
+        if plan.persistent or plan.consumer_groups > 1:
             return refuse(f"split={blocks} shares one tile, {clash} walks over many", "drop one")
         if plan.split > 1 and plan.cluster != (1, 1, 1):
             return refuse(f"split={blocks} makes a cluster of its own", "leave cluster out")
@@ -108,14 +108,14 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
                 f"is {MOST_PARTS}",
                 f"write split={MOST_PARTS} or less",
             )
-    if plan.teams > 1:
+    if plan.consumer_groups > 1:
         if not target.has("setmaxnreg"):
             return refuse(f'consumers="pingpong": {target} has no warpgroups', "leave it out")
-        if threads != TEAM_THREADS:
+        if threads != GROUP_THREADS:
             return refuse(
-                f'consumers="pingpong": each team is one warpgroup of {TEAM_THREADS} threads, and '
-                f"threads={threads}",
-                f"write threads={TEAM_THREADS}, or leave it out; the block has two such teams",
+                f'consumers="pingpong": each group is one warpgroup of {GROUP_THREADS} threads, '
+                f"and threads={threads}",
+                f"write threads={GROUP_THREADS}, or leave it out; the block has two such groups",
             )
         if not plan.specialise or not plan.persistent:
             return refuse(
@@ -178,10 +178,12 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
     )
     made = [replace(plan, threads=t) for t in choices for plan in kinds]
     if has_pipelined_product(func):
-        if func.attrs.get("threads") in (None, TEAM_THREADS):
-            t = TEAM_THREADS if func.attrs.get("threads") is None else None
+        if func.attrs.get("threads") in (None, GROUP_THREADS):
+            t = GROUP_THREADS if func.attrs.get("threads") is None else None
             made += [
-                _plan(specialise=True, persistent=True, staged_store=s, teams=2, threads=t)
+                _plan(
+                    specialise=True, persistent=True, staged_store=s, consumer_groups=2, threads=t
+                )
                 for s in (True, False)
             ]
         made += [

@@ -13,7 +13,7 @@ from typing import Any
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.errors import CompileError, ResourceError
-from tilec.ir.instr import MATRIX_ROWS, MatrixRow
+from tilec.ir.instr import MATRIX_INSTRUCTIONS, MatrixInstruction
 from tilec.ir.ops import Alloc, Gemm
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
 from tilec.passes.block_order import can_persist
@@ -44,7 +44,7 @@ from tilec.tune.work import Numbers, Values, Work, read_work
 EPILOGUE, CLUSTERED, DIRECT_STORES = 48, 40, 24
 OVERLAPPED = 6  # how much less loads to registers cost where another warpgroup's products go on
 QUAD_COLUMNS = 32  # of 16 bits, of which the four lanes that share a row have 16 bytes each
-L2_PANEL = 0.6  # of the L2 cache for the tiles that the blocks of a panel share
+L2_GROUP = 0.6  # of the L2 cache for the tiles that the blocks of a rasterisation group share
 AT_ONCE = 3  # blocks of a multiprocessor, about
 TRIED_PARTS = 4  # numbers of parts that are tried
 MOST_ELEMENTS = 64  # of a loop in one thread, without a product whose accumulators need as many
@@ -97,11 +97,16 @@ class Candidate:
 
     @cached_property
     def _selection(self) -> Selection:
-        return Selection(self.func, self.target, self._facts)
+        return Selection(self.func, self.target)
 
     @cached_property
     def _buffers(self) -> frozenset[Value]:
         return frozenset(o.result for o in walk(self.func.body) if isinstance(o, Alloc))
+
+    @cached_property
+    def _sums(self) -> dict[Value, int]:
+        """The accumulators of products, and how many elements they have."""
+        return {p.op.c: p.op.c.buffer.size for p in self.work.products}
 
     @property
     def rejected(self) -> list[Ranked]:
@@ -125,24 +130,25 @@ class Candidate:
     @cached_property
     def _static(self) -> tuple[list[tuple[Plan, Plan, Realised, int]], list[Ranked]]:
         """The plans that may fit, each as it will run (a kernel that walks over blocks by itself is
-        launched as it is), with what it makes of the kernel and the threads of a team; and the
+        launched as it is), with what it makes of the kernel and the threads of a group; and the
         others."""
         func, wanted = self._taken
         kept: list[tuple[Plan, Plan, Realised, int]] = []
         rejected: list[Ranked] = []
-        rows_of: dict[
-            tuple[int, int, int], tuple[tuple[MatrixRow | None, ...], int, bool, int]
+        instructions_of: dict[
+            tuple[int, int], tuple[tuple[MatrixInstruction | None, ...], int, bool, int]
         ] = {}
         space = footprint(func, self.target, self._facts)
         bits = self.work.fragment_bits()
         walks = can_persist(func)
+        sums = sum(self._sums.values())
         for plan in plans(func, self.target, wanted, space):
             threads = plan.threads or func.attrs.get("threads") or DEFAULT_THREADS
-            widest = widest_wgmma(threads * plan.teams, plan.specialise, self.target)
-            key = threads, plan.teams, widest
+            widest = widest_wgmma(threads * plan.consumer_groups, plan.specialise, self.target)
+            key = threads, widest
             try:
-                if key not in rows_of:
-                    rows_of[key] = self._rows(threads, widest)
+                if key not in instructions_of:
+                    instructions_of[key] = self._instrs(threads, widest)
             except CompileError as error:
                 rejected.append(Ranked(self.constants, plan, reason=error.message))
                 continue
@@ -150,14 +156,13 @@ class Candidate:
                 rejected.append(Ranked(self.constants, plan, reason=self._unshared(plan)))
                 continue
             total, ring, stages = space.of(plan, self.target)
-            rows, held, scattered, repeated = rows_of[key]
-            sums = sum({p.op.c: p.op.c.buffer.size for p in self.work.products}.values())
+            instrs, held, scattered, repeated = instructions_of[key]
             registers = (sum(bits) // 32 + sums * (repeated - 1)) // threads
             narrow, waiting = self._narrow(space, plan, threads)
             taken = registers + waiting + OTHER_REGISTERS
             lacking = taken - at_launch(threads, self.target) if waiting else 0
             made = Realised(
-                rows, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
+                instrs, registers, total, ring, stages, held, narrow, waiting, lacking, scattered,
                 repeated,
             )  # fmt: skip
             reason = self._brought(plan, space) or self._reason(
@@ -182,11 +187,13 @@ class Candidate:
         """Why TMA cannot move the tiles as the plan has it; "" if it can."""
         if not self.target.has("tma") or not space.rings:
             return ""
-        rows = "rows no whole 16 bytes apart, tiles that begin elsewhere, or a conversion"
+        why = "rows no whole 16 bytes apart, tiles that begin elsewhere, or a conversion"
         if plan.specialise and not any(r.boxes for r in space.rings):
-            return f"TMA can bring no tile of a T.Pipelined ({rows})"
-        if (plan.teams > 1 or plan.cluster != (1, 1, 1)) and any(r.others for r in space.rings):
-            return f"TMA can bring only some of the tiles of a T.Pipelined ({rows})"
+            return f"TMA can bring no tile of a T.Pipelined ({why})"
+        if (plan.consumer_groups > 1 or plan.cluster != (1, 1, 1)) and any(
+            r.others for r in space.rings
+        ):
+            return f"TMA can bring only some of the tiles of a T.Pipelined ({why})"
         if plan.staged_store and "staged_store" not in self._taken[1].fields and not space.leaves:
             return "TMA can take no result to its tensor: rows, or tiles in them, begin anywhere"
         return ""
@@ -194,19 +201,19 @@ class Candidate:
     def _reason(self, plan: Plan, made: Realised, largest: int, threads: int) -> str:
         if self.target.max_threads == 1:
             return ""
-        limit = budget(threads * plan.teams, plan.specialise, self.target)
+        limit = budget(threads * plan.consumer_groups, plan.specialise, self.target)
         elements = self.work.elements // threads
         if elements > MOST_ELEMENTS and not self.work.products:
             return f"T.Parallel gives {elements} elements to each thread, more than {MOST_ELEMENTS}"
         if largest > limit:
             return f"a fragment takes {largest} registers of each thread, {limit} are left for it"
-        sums = {p.op.c: p.op.c.buffer.size // threads for p in self.work.products}
+        sums = sum(n // threads for n in self._sums.values())
         clustered = plan.cluster != (1, 1, 1)
         beside = EPILOGUE + CLUSTERED * clustered if self.work.elements else 0
         beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
-        if sum(sums.values()) + beside > limit and self.target.has("setmaxnreg"):
+        if sums + beside > limit and self.target.has("setmaxnreg"):
             return (
-                f"accumulators take {sum(sums.values())} registers of each thread, what is done "
+                f"accumulators take {sums} registers of each thread, what is done "
                 f"with them about {beside}; {limit} are left for both"
             )
         if made.lacking > MOST_LACKING:
@@ -219,7 +226,9 @@ class Candidate:
                 f"{made.shared_bytes} bytes of shared memory, {self.target} has "
                 f"{self.target.shared_bytes}"
             )
-        if plan.teams > 1 and any(row is None or row.warps == 1 for row in made.rows):
+        if plan.consumer_groups > 1 and any(
+            instr is None or instr.warps == 1 for instr in made.instrs
+        ):
             return "ping-pong takes turns at instructions of a warpgroup, and a product has none"
         return ""
 
@@ -230,7 +239,7 @@ class Candidate:
             return None
         found = []
         for plan, runs, made, threads in self._static[0]:
-            plan = self._panelled(plan, made, numbers)
+            plan = self._grouped(plan, made, numbers)
             best = estimate(numbers, runs, made, threads, self.target)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -264,24 +273,25 @@ class Candidate:
         most = min(2 * room, numbers.iterations / plan.split)
         return [p for p in PARTS if p <= most][-TRIED_PARTS:]
 
-    def _panelled(self, plan: Plan, made: Realised, numbers: Numbers) -> Plan:
-        """`plan` with panels so narrow that what their blocks share stays in the L2 cache; without
-        any where most blocks of threads that bring tiles run at once, and start the sooner."""
+    def _grouped(self, plan: Plan, made: Realised, numbers: Numbers) -> Plan:
+        """`plan` with rasterisation groups so narrow that what their blocks share stays in the L2
+        cache; without any where most blocks of threads that bring tiles run at once, and start the
+        sooner."""
         mine = (
             sum(a for along, a in numbers.loads.items() if along == {1}) if plan.persistent else 0
         )
-        panel = plan.panel
-        while panel > 2 and panel * mine > L2_PANEL * self.target.speeds.l2_bytes:
-            panel //= 2
+        raster_group = plan.raster_group
+        while raster_group > 2 and raster_group * mine > L2_GROUP * self.target.speeds.l2_bytes:
+            raster_group //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
-            panel = 1
-        if panel == plan.panel or "panel" in self._taken[1].fields:
+            raster_group = 1
+        if raster_group == plan.raster_group or "raster_group" in self._taken[1].fields:
             return plan
-        return replace(plan, panel=panel)
+        return replace(plan, raster_group=raster_group)
 
-    def _rows(
+    def _instrs(
         self, threads: int, widest: int
-    ) -> tuple[tuple[MatrixRow | None, ...], int, bool, int]:
+    ) -> tuple[tuple[MatrixInstruction | None, ...], int, bool, int]:
         """The row of each product for so many threads and a wgmma of `widest` columns at most
         (None: multiply-adds); the bytes of operands that a warpgroup brings to registers for one
         of each, alone; whether the results of wgmma do not divide into 16 bytes of a row for each
@@ -289,22 +299,24 @@ class Candidate:
         if self.target.max_threads == 1:
             return (None,) * len(self.work.products), 0, False, 1
         check_threads(threads, self.target, self.func.loc)
-        rows: list[MatrixRow | None] = []
+        instrs: list[MatrixInstruction | None] = []
         held, scattered, repeated = 0, False, 1
         for product in self.work.products:
             chosen = self._selection.of(product.op, threads, widest)
             parts = [chosen] if isinstance(chosen, Op) else chosen
             products = [o for o in parts if isinstance(o, Gemm)]
-            row = MATRIX_ROWS.get(products[0].row)
-            rows.append(row if row is not None and row.feature else None)
+            instr = MATRIX_INSTRUCTIONS.get(products[0].instr)
+            instrs.append(instr if instr is not None and instr.feature else None)
             for o in products:
                 repeated = max(repeated, threads // self.target.warp_size // math.prod(o.warps))
-                if row is not None:
-                    scattered |= row.warps > 1 and (o.turned or bool(row.n % QUAD_COLUMNS))
-                    alone = math.prod(o.warps) == row.warps
+                if instr is not None:
+                    scattered |= instr.warps > 1 and (
+                        o.operands_swapped or bool(instr.n % QUAD_COLUMNS)
+                    )
+                    alone = math.prod(o.warps) == instr.warps
                     size = sum(map(_bytes, {o.a.buffer, o.b.buffer} - self._buffers))
                     held += size // (1 if alone else OVERLAPPED)
-        return tuple(rows), held, scattered, repeated
+        return tuple(instrs), held, scattered, repeated
 
 
 def _bytes(v: Value) -> int:

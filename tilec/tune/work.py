@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilec.ir.agents import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.analysis import facts_of
+from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.fold import fold
 from tilec.ir.ops import (

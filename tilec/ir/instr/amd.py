@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilec.ir.instr.instruction import Intrinsic, MatrixInstruction, instruction_name
 from tilec.ir.instr.machine import Machine
-from tilec.ir.instr.meaning import Outcome, Word
-from tilec.ir.instr.row import Intrinsic, MatrixRow, row_name
+from tilec.ir.instr.semantics import Outcome, Word
 from tilec.ir.layout import mfma_a, mfma_c
 from tilec.ir.types import (
     BFLOAT16,
@@ -47,7 +47,7 @@ _SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "
 
 
 @dataclass(frozen=True)
-class MfmaRow(MatrixRow):
+class MfmaInstruction(MatrixInstruction):
     """`v_mfma`: one wave of 64 lanes, operands in registers, one vector per operand."""
 
     def intrinsic(self) -> Intrinsic:
@@ -64,15 +64,17 @@ class MfmaRow(MatrixRow):
         def multiply(m: Machine, a: Word, b: Word, c: Word, *constants: Word) -> Outcome:
             return (m.mma(self, (a,), (b,), (c,)),)
 
-        return Intrinsic(name, (ab, ab, c), c, (0, 0, 0), meaning=multiply)
+        return Intrinsic(name, (ab, ab, c), c, (0, 0, 0), semantics=multiply)
 
 
-def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType, feature: str = "mfma") -> MfmaRow:
-    """A lane holds `per_lane` neighbours along k of one row of A and one column of B."""
+def _mfma(
+    size: int, per_lane: int, a: DType, b: DType, c: DType, feature: str = "mfma"
+) -> MfmaInstruction:
+    """A lane holds `per_lane` neighbours along k of one instruction of A and one column of B."""
     k = per_lane * 64 // size
     held = mfma_a(size, per_lane)
-    return MfmaRow(
-        row_name(f"mfma.{size}x{size}x{k}", a, b, c),
+    return MfmaInstruction(
+        instruction_name(f"mfma.{size}x{size}x{k}", a, b, c),
         size,
         size,
         k,
@@ -89,7 +91,7 @@ def _mfma(size: int, per_lane: int, a: DType, b: DType, c: DType, feature: str =
 
 _SIZES = (32, 16)
 
-AMD_ROWS: tuple[MatrixRow, ...] = (
+AMD_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
     *(_mfma(size, 8, t, t, FLOAT32, "mfma_cdna4") for t in (FLOAT16, BFLOAT16) for size in _SIZES),
     *(_mfma(size, 16, INT8, INT8, INT32, "mfma_cdna4") for size in _SIZES),
     *(_mfma(size, 4, t, t, FLOAT32) for t in (FLOAT16, BFLOAT16) for size in _SIZES),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.instruction import Asm, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting
-from tilec.ir.instr.meaning import Outcome, Word
-from tilec.ir.instr.row import Asm, Operands, Row
+from tilec.ir.instr.semantics import Outcome, Word, waiting
 
 MAX_BLOCKS = 8
 """Blocks of the largest cluster that every device takes (CUDA C++ Programming Guide, "Thread Block
@@ -21,11 +21,12 @@ Clusters")."""
 
 def _barrier() -> Asm:
     return Operands().asm(
-        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;", lambda m: m.cluster_sync()
+        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;",
+        waiting(lambda m: m.cluster_sync()),
     )
 
 
-CLUSTER_BARRIER = Row("barrier.cluster", "cluster", _barrier())
+CLUSTER_BARRIER = Instruction("barrier.cluster", "cluster", _barrier())
 """All threads of all blocks of the cluster meet; a warp's threads may come one by one."""
 
 
@@ -45,13 +46,13 @@ def _arrive(order: str) -> Asm:
     )
 
 
-MBARRIER_ARRIVE_AT = Row("mbarrier.arrive_at", "cluster", _arrive(""))
+MBARRIER_ARRIVE_AT = Instruction("mbarrier.arrive_at", "cluster", _arrive(""))
 """Arguments: address, block, and an i32: 0 for those who do not arrive (no branch). What threads
 wrote before is not ordered: `.release.cluster` would put a fence of the whole device before every
 arrival, which costs a matrix product a fifth of its speed. Reads by wgmma that have been waited for
 need no more."""
 
-MBARRIER_PUBLISH_AT = Row("mbarrier.publish_at", "cluster", _arrive(".release.cluster"))
+MBARRIER_PUBLISH_AT = Instruction("mbarrier.publish_at", "cluster", _arrive(".release.cluster"))
 """The same, and whoever waits with MBARRIER_WAIT_ACQUIRE sees what was written before."""
 
 
@@ -59,6 +60,7 @@ def _wait() -> Asm:
     x = Operands()
     address, parity = x.inputs("r", 2)
 
+    @waiting
     def wait(m: Machine, address: Word, parity: Word) -> Outcome:
         return m.mbarrier_wait(address, parity, cluster_scope=True)
 
@@ -70,14 +72,14 @@ def _wait() -> Asm:
     )
 
 
-MBARRIER_WAIT_ACQUIRE = Row("mbarrier.wait_acquire", "cluster", _wait())
+MBARRIER_WAIT_ACQUIRE = Instruction("mbarrier.wait_acquire", "cluster", _wait())
 """Arguments: address, parity (i32)."""
 
 LOAD_WORDS = (1, 2, 4)
 
 
 @functools.cache
-def cluster_load(words: int) -> Row:
+def cluster_load(words: int) -> Instruction:
     """Arguments: address, block; results: `words` (1, 2, 4) adjacent words of 32 bits (i32)."""
     if words not in LOAD_WORDS:
         raise InternalError(f"a load of {words} words from another block; it takes {LOAD_WORDS}")
@@ -94,10 +96,10 @@ def cluster_load(words: int) -> Row:
         f"ld.shared::cluster{form}, [there]; }}",
         load,
     )
-    return Row(f"ld.cluster.{words}", "cluster", asm, 32)
+    return Instruction(f"ld.cluster.{words}", "cluster", asm, 32)
 
 
-CLUSTER_ROWS: tuple[Row, ...] = (
+CLUSTER_INSTRUCTIONS: tuple[Instruction, ...] = (
     CLUSTER_BARRIER,
     MBARRIER_ARRIVE_AT,
     MBARRIER_PUBLISH_AT,

@@ -1,4 +1,4 @@
-"""What the meanings of rows act through: the primitives of a block, as its threads reach them.
+"""What the semantics of rows act through: the primitives of a block, as its threads reach them.
 
 Where a primitive may not be called, its docstring says "must"; whoever implements it reports what
 must not be.
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr.meaning import Waits, Where, Word
+from tilec.ir.instr.semantics import Waits, Where, Word
 
 if TYPE_CHECKING:
-    from tilec.ir.instr.row import MatrixRow
+    from tilec.ir.instr.instruction import MatrixInstruction
     from tilec.ir.layout import Layout
 
 
@@ -153,14 +153,14 @@ class Machine(Protocol):
         """`stmatrix`: writes what `ldmatrix` would read as `values`."""
 
     def mma(
-        self, row: MatrixRow, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
+        self, instr: MatrixInstruction, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
     ) -> tuple[Word, ...]:
-        """`row.meaning` in each warp; operands and result in registers of `row.packs` elements, as
-        the row's layouts say. All lanes of a warp must be there."""
+        """`instr.semantics` in each warp; operands and result in registers of `instr.packs`
+        elements, as the row's layouts say. All lanes of a warp must be there."""
 
     def wgmma(
         self,
-        row: MatrixRow,
+        instr: MatrixInstruction,
         a: Sequence[Sequence[Word]],
         b: Sequence[Word],
         c: Sequence[Word] | None,
@@ -189,7 +189,7 @@ class Machine(Protocol):
 
 
 def nothing(m: Machine, *arguments: Word) -> None:
-    """The meaning of what changes nothing that a program can see."""
+    """The semantics of what changes nothing that a program can see."""
 
 
 def acting(guard: Word) -> Where:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.instruction import Array, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting, nothing
-from tilec.ir.instr.meaning import Word
-from tilec.ir.instr.row import Array, Operands, Row
+from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Digit, Layout
 from tilec.ir.types import FLOAT32, TFLOAT32, DType
 
@@ -33,7 +33,7 @@ def _fragment(count: int, transposed: bool) -> Layout:
 
 
 @dataclass(frozen=True)
-class MatrixMoveRow(Row):
+class MatrixMove(Instruction):
     """ldmatrix or stmatrix of `count` matrices of 8x8 16-bit elements.
 
     `fragment`: the layout of the registers over (8 * count, 8), matrices one below the other; a
@@ -49,7 +49,7 @@ class MatrixMoveRow(Row):
         """Who holds which element: element (8 * i + r, c) of matrix i."""
         return _fragment(self.count, self.transposed)
 
-    def meaning(self, rows: Array) -> Array:
+    def semantics(self, rows: Array) -> Array:
         """What ldmatrix gives: from rows (8 * count, 8) as addressed by the lanes, to registers (2
         * count, 32)."""
         return rows.ravel()[self.fragment.flat("reg", "lane")]
@@ -61,7 +61,7 @@ class MatrixMoveRow(Row):
         return rows.reshape(-1, 8)
 
 
-def _matrix_move(word: str, count: int, transposed: bool) -> MatrixMoveRow:
+def _matrix_move(word: str, count: int, transposed: bool) -> MatrixMove:
     x = Operands()
     fragment = _fragment(count, transposed)
     mode = f"sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
@@ -79,17 +79,17 @@ def _matrix_move(word: str, count: int, transposed: bool) -> MatrixMoveRow:
             lambda m, address, *words: m.stmatrix(fragment, address, words),
         )
     name = f"{word}.x{count}{'.trans' if transposed else ''}"
-    return MatrixMoveRow(name, word, asm, 16, count, transposed)
+    return MatrixMove(name, word, asm, 16, count, transposed)
 
 
 @functools.cache
-def ldmatrix(count: int, transposed: bool = False) -> MatrixMoveRow:
+def ldmatrix(count: int, transposed: bool = False) -> MatrixMove:
     """Argument: address; results: `count` registers (i32)."""
     return _matrix_move("ldmatrix", count, transposed)
 
 
 @functools.cache
-def stmatrix(count: int, transposed: bool = False) -> MatrixMoveRow:
+def stmatrix(count: int, transposed: bool = False) -> MatrixMove:
     """Arguments: address, `count` registers (i32)."""
     return _matrix_move("stmatrix", count, transposed)
 
@@ -100,7 +100,7 @@ CP_ASYNC_BYTES = (4, 8, 16)
 
 
 @functools.cache
-def cp_async(bytes: int, partial: bool = False) -> Row:
+def cp_async(bytes: int, partial: bool = False) -> Instruction:
     """Arguments: shared address, global address (i64); with `partial` the number of bytes to read
     (i32), after which zeros are written. 16 bytes pass by the L1 cache (`cg`), fewer cannot."""
     if bytes not in CP_ASYNC_BYTES:
@@ -114,10 +114,12 @@ def cp_async(bytes: int, partial: bool = False) -> Row:
         m.cp_async(dest, source, bytes, valid)
 
     asm = x.asm(f"cp.async.{cache}.shared.global [{dest}], [{source}], {bytes}{size};", copy)
-    return Row(f"cp.async.{bytes}{'.partial' if partial else ''}", "cp_async", asm, 8 * bytes)
+    return Instruction(
+        f"cp.async.{bytes}{'.partial' if partial else ''}", "cp_async", asm, 8 * bytes
+    )
 
 
-CP_ASYNC_COMMIT = Row(
+CP_ASYNC_COMMIT = Instruction(
     "cp.async.commit",
     "cp_async",
     Operands().asm("cp.async.commit_group;", lambda m: m.cp_async_commit()),
@@ -125,14 +127,14 @@ CP_ASYNC_COMMIT = Row(
 
 
 @functools.cache
-def cp_async_wait(pending: int) -> Row:
+def cp_async_wait(pending: int) -> Instruction:
     """Wait until at most `pending` of this thread's groups are unfinished."""
 
     def wait(m: Machine) -> None:
         m.cp_async_wait(pending)
 
     asm = Operands().asm(f"cp.async.wait_group {pending};", wait)
-    return Row(f"cp.async.wait.{pending}", "cp_async", asm)
+    return Instruction(f"cp.async.wait.{pending}", "cp_async", asm)
 
 
 # --- TMA ---
@@ -141,7 +143,7 @@ TMA_DIMS = (1, 2, 3, 4, 5)
 
 
 @functools.cache
-def tma_load(dims: int, multicast: bool = False) -> Row:
+def tma_load(dims: int, multicast: bool = False) -> Instruction:
     """One box to shared memory. Arguments: shared address, descriptor (ptr), `dims` coordinates
     (i32, innermost first), address of the mbarrier that counts the bytes; with `multicast` a mask
     (i32) of the blocks in the cluster that receive the box, at the same place each."""
@@ -156,17 +158,17 @@ def tma_load(dims: int, multicast: bool = False) -> Row:
     load = f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes"
     place = f"[{dest}], [{source}, {{{at}}}], [{barrier}]"
     if not multicast:
-        return Row(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};", fetch))
+        return Instruction(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};", fetch))
     asm = x.asm(
         f"{{ .reg .b16 mask; cvt.u16.u32 mask, {x.input('r')}; "
         f"{load}.multicast::cluster {place}, mask; }}",
         fetch,
     )
-    return Row(f"tma.load.{dims}d.multicast", "cluster", asm)
+    return Instruction(f"tma.load.{dims}d.multicast", "cluster", asm)
 
 
 @functools.cache
-def tma_store(dims: int, guarded: bool = False) -> Row:
+def tma_store(dims: int, guarded: bool = False) -> Instruction:
     """One box from shared memory; what lies outside of the tensor is dropped. Arguments: descriptor
     (ptr), `dims` coordinates (i32, innermost first), shared address; if `guarded` an i32: 0 for
     those who do not store (no branch)."""
@@ -185,7 +187,7 @@ def tma_store(dims: int, guarded: bool = False) -> Row:
     )
     if guarded:
         store = f"{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}"
-    return Row(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store, write))
+    return Instruction(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store, write))
 
 
 TMA_CONVERSIONS = frozenset({(FLOAT32, TFLOAT32)})
@@ -206,7 +208,7 @@ def _tma_dims(dims: int) -> int:
     return dims
 
 
-TMA_STORE_COMMIT = Row(
+TMA_STORE_COMMIT = Instruction(
     "tma.store.commit",
     "tma",
     Operands().asm("cp.async.bulk.commit_group;", lambda m: m.tma_store_commit()),
@@ -214,7 +216,7 @@ TMA_STORE_COMMIT = Row(
 
 
 @functools.cache
-def tma_store_wait(pending: int, read: bool) -> Row:
+def tma_store_wait(pending: int, read: bool) -> Instruction:
     """Wait until at most `pending` of this thread's groups of stores are unfinished (`read`: have
     not read)."""
     word = ".read" if read else ""
@@ -223,12 +225,14 @@ def tma_store_wait(pending: int, read: bool) -> Row:
         m.tma_store_wait(pending, read)
 
     asm = Operands().asm(f"cp.async.bulk.wait_group{word} {pending};", wait)
-    return Row(f"tma.store.wait{word}.{pending}", "tma", asm)
+    return Instruction(f"tma.store.wait{word}.{pending}", "tma", asm)
 
 
-def _prefetch() -> Row:
+def _prefetch() -> Instruction:
     x = Operands()
-    return Row("tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];", nothing))
+    return Instruction(
+        "tma.prefetch_map", "tma", x.asm(f"prefetch.tensormap [{x.input('p')}];", nothing)
+    )
 
 
 TMA_PREFETCH = _prefetch()
@@ -247,7 +251,7 @@ def vector_bytes(limit: int) -> int:
     return max(b for b in VECTOR_BYTES if b <= max(limit, 1))
 
 
-MEMORY_ROWS: tuple[Row, ...] = (
+MEMORY_INSTRUCTIONS: tuple[Instruction, ...] = (
     *(ldmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
     *(stmatrix(n, t) for n in MATRIX_COUNTS for t in (False, True)),
     *(cp_async(n, p) for n in CP_ASYNC_BYTES for p in (False, True)),

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec.ir.instr.machine import Machine
-from tilec.ir.instr.meaning import Outcome, Word
-from tilec.ir.instr.row import (
+from tilec.ir.instr.instruction import (
     PTX_TYPES,
     Asm,
-    MatrixRow,
+    MatrixInstruction,
     Operands,
+    instruction_name,
     register_kind,
     register_list,
-    row_name,
 )
-from tilec.ir.instr.wgmma import WGMMA_ROWS
+from tilec.ir.instr.machine import Machine
+from tilec.ir.instr.semantics import Outcome, Word
+from tilec.ir.instr.wgmma import WGMMA_INSTRUCTIONS
 from tilec.ir.layout import MMA4_A, MMA4_B, MMA4_C, MMA_C, mma_a, mma_b
 from tilec.ir.types import (
     BFLOAT16,
@@ -37,7 +37,7 @@ from tilec.ir.types import (
 
 
 @dataclass(frozen=True)
-class MmaRow(MatrixRow):
+class MmaInstruction(MatrixInstruction):
     """`mma.sync`: one warp, all operands in registers."""
 
     def asm(self) -> Asm:
@@ -61,10 +61,10 @@ class MmaRow(MatrixRow):
         return x.asm(template, multiply, memory=False, effects=False)
 
 
-def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaRow:
+def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaInstruction:
     pack = 32 // a.bits
-    return MmaRow(
-        row_name(f"mma.m16n8k{k}", a, b, c),
+    return MmaInstruction(
+        instruction_name(f"mma.m16n8k{k}", a, b, c),
         16,
         8,
         k,
@@ -79,7 +79,7 @@ def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaRow:
     )
 
 
-_FLOAT64 = MmaRow(
+_FLOAT64 = MmaInstruction(
     "mma.m8n8k4.f64",
     8,
     8,
@@ -102,11 +102,11 @@ _FLOATS = (
     (TFLOAT32, TFLOAT32, FLOAT32),
 )
 
-MMA_ROWS: tuple[MmaRow, ...] = (
+MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
     *(_mma(k // a.bits, a, b, c) for a, b, c in _FLOATS for k in (256, 128)),
     *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in _FLOAT8 for b in _FLOAT8),
     *(_mma(k, a, b, INT32) for a in _INT8 for b in _INT8 for k in (32, 16)),
     _FLOAT64,
 )
 
-NVIDIA_ROWS: tuple[MatrixRow, ...] = (*WGMMA_ROWS, *MMA_ROWS)
+NVIDIA_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (*WGMMA_INSTRUCTIONS, *MMA_INSTRUCTIONS)

@@ -1,4 +1,4 @@
-"""The row every target has: each thread multiplies and adds by itself."""
+"""The instruction every target has: each thread multiplies and adds by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilec.ir.instr.row import Array, MatrixRow
+from tilec.ir.instr.instruction import Array, MatrixInstruction
 from tilec.ir.layout import Layout
 from tilec.ir.types import (
     BFLOAT16,
@@ -26,11 +26,11 @@ from tilec.ir.types import (
 
 
 @dataclass(frozen=True)
-class SimtRow(MatrixRow):
+class SimtInstruction(MatrixInstruction):
     """c += a * b in one thread: fused for floats, wrapping for integers. Inputs are first converted
     to c's dtype."""
 
-    def meaning(self, a: Array, b: Array, c: Array) -> Array:
+    def semantics(self, a: Array, b: Array, c: Array) -> Array:
         """c + a @ b, rounded once for floats."""
         if self.c_dtype.is_int:
             wrapped: Array = a.astype(c.dtype) @ b.astype(c.dtype) + c
@@ -44,11 +44,13 @@ class SimtRow(MatrixRow):
 _ONE = Layout((1, 1), ())
 
 
-def _simt(t: DType) -> SimtRow:
-    return SimtRow(f"simt.fma.{t}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature="")
+def _simt(t: DType) -> SimtInstruction:
+    return SimtInstruction(
+        f"simt.fma.{t}", 1, 1, 1, t, t, t, _ONE, _ONE, _ONE, (1, 1, 1), feature=""
+    )
 
 
-SIMT_ROWS: tuple[MatrixRow, ...] = tuple(
+SIMT_INSTRUCTIONS: tuple[MatrixInstruction, ...] = tuple(
     _simt(t)
     for t in (
         FLOAT16,

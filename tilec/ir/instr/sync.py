@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 
 from tilec.ir.errors import InternalError
+from tilec.ir.instr.instruction import Asm, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting
-from tilec.ir.instr.meaning import Meaning, Outcome, Word
-from tilec.ir.instr.row import Asm, Operands, Row
+from tilec.ir.instr.semantics import Outcome, Semantics, Word, waiting
 
 
 @functools.cache
-def mbarrier_init(count: int) -> Row:
+def mbarrier_init(count: int) -> Instruction:
     """Argument: address. The phase completes after `count` arrivals."""
     x = Operands()
 
@@ -23,11 +23,11 @@ def mbarrier_init(count: int) -> Row:
         m.mbarrier_init(address, count)
 
     asm = x.asm(f"mbarrier.init.shared::cta.b64 [{x.input('r')}], {count};", init)
-    return Row(f"mbarrier.init.{count}", "mbarrier", asm)
+    return Instruction(f"mbarrier.init.{count}", "mbarrier", asm)
 
 
 @functools.cache
-def mbarrier_expect(bytes: int) -> Row:
+def mbarrier_expect(bytes: int) -> Instruction:
     """Arrive once and announce `bytes` of asynchronous copies. Argument: address."""
     x = Operands()
 
@@ -36,7 +36,7 @@ def mbarrier_expect(bytes: int) -> Row:
 
     text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{x.input('r')}], {bytes};"
     asm = x.asm(text, expect)
-    return Row(f"mbarrier.expect.{bytes}", "mbarrier", asm)
+    return Instruction(f"mbarrier.expect.{bytes}", "mbarrier", asm)
 
 
 def _arrive() -> Asm:
@@ -66,6 +66,7 @@ def _wait() -> Asm:
     x = Operands()
     address, parity = x.inputs("r", 2)
 
+    @waiting
     def wait(m: Machine, address: Word, parity: Word) -> Outcome:
         return m.mbarrier_wait(address, parity)
 
@@ -77,46 +78,48 @@ def _wait() -> Asm:
     )
 
 
-def _named(word: str, meaning: Meaning) -> Asm:
+def _named(word: str, semantics: Semantics) -> Asm:
     x = Operands()
     number, threads = x.inputs("r", 2)
-    return x.asm(f"bar.{word} {number}, {threads};", meaning)
+    return x.asm(f"bar.{word} {number}, {threads};", semantics)
 
 
-MBARRIER_ARRIVE = Row("mbarrier.arrive", "mbarrier", _arrive())
+MBARRIER_ARRIVE = Instruction("mbarrier.arrive", "mbarrier", _arrive())
 """Argument: address."""
 
-MBARRIER_ARRIVE_IF = Row("mbarrier.arrive_if", "mbarrier", _arrive_if())
+MBARRIER_ARRIVE_IF = Instruction("mbarrier.arrive_if", "mbarrier", _arrive_if())
 """Arguments: address, and an i32: 0 for those who do not arrive (no branch)."""
 
-MBARRIER_WAIT = Row("mbarrier.wait", "mbarrier", _wait())
+MBARRIER_WAIT = Instruction("mbarrier.wait", "mbarrier", _wait())
 """Arguments: address, parity (i32) of the phase whose completion is waited for."""
 
-MBARRIER_INIT_FENCE = Row(
+MBARRIER_INIT_FENCE = Instruction(
     "mbarrier.init_fence",
     "mbarrier",
     Operands().asm("fence.mbarrier_init.release.cluster;", lambda m: m.mbarrier_init_fence()),
 )
-PROXY_FENCE = Row(
+PROXY_FENCE = Instruction(
     "fence.proxy",
     "tma",
     Operands().asm("fence.proxy.async.shared::cta;", lambda m: m.proxy_fence()),
 )
-WARP_SYNC = Row(
+WARP_SYNC = Instruction(
     "bar.warp.sync", "mma", Operands().asm("bar.warp.sync 0xffffffff;", lambda m: m.warp_sync())
 )
 
-BARRIER_SYNC = Row("bar.sync", "mma", _named("sync", lambda m, n, of: m.barrier_sync(n, of)))
+BARRIER_SYNC = Instruction(
+    "bar.sync", "mma", _named("sync", waiting(lambda m, n, of: m.barrier_sync(n, of)))
+)
 """Arguments: number of the barrier, number of threads (a multiple of 32) that it waits for."""
 
-BARRIER_ARRIVE = Row(
+BARRIER_ARRIVE = Instruction(
     "bar.arrive", "mma", _named("arrive", lambda m, n, of: m.barrier_arrive(n, of))
 )
 """As BARRIER_SYNC, without waiting."""
 
 
 @functools.cache
-def setmaxnreg(registers: int, increase: bool) -> Row:
+def setmaxnreg(registers: int, increase: bool) -> Instruction:
     """Take or give registers: from here on each thread of the warpgroup has `registers`."""
     if registers % 8 or not 24 <= registers <= 256:
         raise InternalError(f"setmaxnreg {registers}: it takes multiples of 8 from 24 to 256")
@@ -125,11 +128,15 @@ def setmaxnreg(registers: int, increase: bool) -> Row:
     def split(m: Machine) -> Outcome:
         return m.setmaxnreg(registers, increase)
 
-    asm = Operands().asm(f"setmaxnreg.{word}.sync.aligned.u32 {registers};", split, memory=False)
-    return Row(f"setmaxnreg.{word}.{registers}", "setmaxnreg", asm)
+    asm = Operands().asm(
+        f"setmaxnreg.{word}.sync.aligned.u32 {registers};",
+        waiting(split) if increase else split,
+        memory=False,
+    )
+    return Instruction(f"setmaxnreg.{word}.{registers}", "setmaxnreg", asm)
 
 
-DEVICE_FENCE = Row(
+DEVICE_FENCE = Instruction(
     "fence.gpu", "mma", Operands().asm("fence.acq_rel.gpu;", lambda m: m.device_fence())
 )
 """Section "membar/fence": also a release pattern with an atomic after it, an acquire pattern with
@@ -147,11 +154,11 @@ def _count_up() -> Asm:
     return x.asm(f"atom.relaxed.gpu.global.inc.u32 {before}, [{address}], {last};", count)
 
 
-COUNT_UP = Row("atom.inc", "mma", _count_up())
+COUNT_UP = Instruction("atom.inc", "mma", _count_up())
 """Section "atom". Arguments: an address in global memory (i64), the number after which it is 0
 again (i32); result: what was there."""
 
-SYNC_ROWS: tuple[Row, ...] = (
+SYNC_INSTRUCTIONS: tuple[Instruction, ...] = (
     MBARRIER_ARRIVE,
     MBARRIER_ARRIVE_IF,
     MBARRIER_WAIT,

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilec.ir.errors import InternalError
-from tilec.ir.instr.machine import Machine
-from tilec.ir.instr.meaning import Outcome, Word
-from tilec.ir.instr.row import (
+from tilec.ir.instr.instruction import (
     PTX_TYPES,
     Asm,
-    MatrixRow,
+    MatrixInstruction,
     Operands,
+    instruction_name,
     register_kind,
     register_list,
-    row_name,
 )
+from tilec.ir.instr.machine import Machine
+from tilec.ir.instr.semantics import Outcome, Word, absorbing
 from tilec.ir.layout import Layout, mma_b, wgmma_a, wgmma_c
 from tilec.ir.types import (
     BFLOAT16,
@@ -43,7 +43,7 @@ K_BITS = 256
 
 
 @dataclass(frozen=True)
-class WgmmaRow(MatrixRow):
+class WgmmaInstruction(MatrixInstruction):
     """`wgmma.mma_async`: four warps, b (and a, unless it is in registers) read from shared memory
     through matrix descriptors (`tilec.ir.layout.wgmma_operand`)."""
 
@@ -109,6 +109,7 @@ class WgmmaRow(MatrixRow):
                 text.append(f"{self._instruction} {d}, {a_text}, db, {scale}{tail};")
         text.append("wgmma.commit_group.sync.aligned;")
 
+        @absorbing
         def multiply(m: Machine, *words: Word) -> Outcome:
             a_words, rest = words[: len(a)], words[len(a) :]
             if in_registers:
@@ -150,6 +151,7 @@ def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
         x.outputs(kind, 1)
     x.tie_all()
 
+    @absorbing
     def wait(m: Machine, *registers: Word) -> Outcome:
         return m.wgmma_wait(pending, registers)
 
@@ -163,10 +165,10 @@ def _wgmma_b(bits: int, n: int) -> Layout:
     return mma_b(bits, K_BITS // bits).tile((1, n // 8), "reg").replicate(4, "warp")
 
 
-def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaRow:
+def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaInstruction:
     k, pack = K_BITS // a.bits, 32 // a.bits
-    return WgmmaRow(
-        row_name(f"wgmma.m64n{n}k{k}", a, b, c),
+    return WgmmaInstruction(
+        instruction_name(f"wgmma.m64n{n}k{k}", a, b, c),
         64,
         n,
         k,
@@ -200,7 +202,7 @@ _FLOATS = (
     *((a, b, c) for a in _FLOAT8 for b in _FLOAT8 for c in (FLOAT32, FLOAT16)),
 )
 
-WGMMA_ROWS: tuple[WgmmaRow, ...] = (
+WGMMA_INSTRUCTIONS: tuple[WgmmaInstruction, ...] = (
     *(_wgmma(n, a, b, c) for a, b, c in _FLOATS for n in WGMMA_N),
     *(_wgmma(n, a, b, INT32) for a in _INT8 for b in _INT8 for n in sorted(WGMMA_INT_N)),
 )

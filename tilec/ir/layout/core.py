@@ -247,7 +247,13 @@ class Layout:
         divide.
         """
         wanted = tuple(extents)
-        return self._like(wanted, reshaping.restricted(self, wanted), self.atom)
+        if len(wanted) != self.rank or any(not 0 < e <= n for e, n in zip(wanted, self.shape)):
+            raise LayoutError(f"{wanted} is no part of a tile of shape {self.shape}")
+        try:
+            digits = reshaping.restricted(self.digits, self.atom, wanted)
+        except reshaping.UnevenError as error:
+            raise LayoutError(f"{self.exact()} {error}") from None
+        return self._like(wanted, digits, self.atom)
 
     def permute(self, order: Iterable[int]) -> Layout:
         """The layout whose dimension i is this one's dimension `order[i]`."""
@@ -265,7 +271,14 @@ class Layout:
         Raises LayoutError where digits do not divide.
         """
         wanted = tuple(shape)
-        digits, atom = reshaping.reshaped(self, wanted)
+        if prod(wanted) != prod(self.shape):
+            raise LayoutError(
+                f"a layout of shape {self.shape} cannot take the shape {wanted}: other size"
+            )
+        try:
+            digits, atom = reshaping.reshaped(self.digits, self.atom, self.shape, wanted)
+        except reshaping.UnevenError as error:
+            raise LayoutError(f"{self.exact()} {error}") from None
         return self._like(wanted, digits, atom)
 
     def tile(self, times: Iterable[int], owner: str) -> Layout:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
-from tilec.ir.errors import LayoutError
 from tilec.ir.layout.normal import Digit, is_inside, set_bits
 
-if TYPE_CHECKING:
-    from tilec.ir.layout.core import Layout
+
+class UnevenError(ValueError):
+    """Digits do not divide; its words go on from the name of the layout that they are of."""
 
 
-def restricted(layout: Layout, extents: tuple[int, ...]) -> list[Digit]:
-    """Digits of the sub-tile of `extents` at the origin; see `Layout.restrict`."""
-    if len(extents) != layout.rank or any(not 0 < e <= n for e, n in zip(extents, layout.shape)):
-        raise LayoutError(f"{extents} is no part of a tile of shape {layout.shape}")
-    zero = (0,) * layout.rank
+def restricted(
+    digits: Sequence[Digit], atom: tuple[int, ...], extents: tuple[int, ...]
+) -> list[Digit]:
+    """Digits of the sub-tile of `extents` at the origin; see `Layout.restrict`. Raises
+    UnevenError."""
+    zero = (0,) * len(extents)
     out: list[Digit] = []
-    for d in layout.digits:
-        if is_inside(d, layout.atom):
+    last = next((d for d in reversed(digits) if d.owner == "offset"), None)
+    for d in digits:
+        if is_inside(d, atom):
             leads_out = [s >= e for s, e in zip(d.step, extents)]
             if any(leads_out) and sum(s.bit_count() for s in d.step) > 1:
-                raise _uneven(layout, extents, d)
+                raise _uneven(extents, d)
             out.append(Digit(d.owner, 2, zero) if any(leads_out) else d)
             continue
         dim = next((i for i, s in enumerate(d.step) if s), None)
@@ -33,9 +35,8 @@ def restricted(layout: Layout, extents: tuple[int, ...]) -> list[Digit]:
             out.append(Digit(d.owner, d.radix, zero))
             continue
         kept, rest = divmod(extents[dim], d.step[dim])
-        last = d.owner == "offset" and d is layout.of("offset")[-1][0]
-        if rest or (d.radix % kept and not last):
-            raise _uneven(layout, extents, d)
+        if rest or (d.radix % kept and d is not last):
+            raise _uneven(extents, d)
         out.append(Digit(d.owner, kept, d.step))
         out.append(Digit(d.owner, d.radix // kept, zero))
     while out and out[-1].owner == "offset" and out[-1].replicates:
@@ -43,61 +44,58 @@ def restricted(layout: Layout, extents: tuple[int, ...]) -> list[Digit]:
     return out
 
 
-def reshaped(layout: Layout, shape: tuple[int, ...]) -> tuple[list[Digit], tuple[int, ...]]:
-    """Digits and atom of the same places under another shape; see `Layout.reshape`."""
-    if prod(shape) != prod(layout.shape):
-        raise LayoutError(
-            f"a layout of shape {layout.shape} cannot take the shape {shape}: other size"
-        )
-    old, new = _strides(layout.shape), _strides(shape)
-    atom = [1] * len(shape)
+def reshaped(
+    digits: Sequence[Digit], atom: tuple[int, ...], before: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[list[Digit], tuple[int, ...]]:
+    """Digits and atom of the same places under another shape than `before`; see `Layout.reshape`.
+    Raises UnevenError."""
+    old, new = _strides(before), _strides(shape)
+    grown = [1] * len(shape)
     out: list[Digit] = []
-    for d in layout.digits:
-        if is_inside(d, layout.atom):
+    for d in digits:
+        if is_inside(d, atom):
             step = [0] * len(shape)
             for i, s in enumerate(d.step):
                 for k in set_bits(s):
-                    to, value = _place(layout, shape, new, old[i] << k)
+                    to, value = _place(shape, new, old[i] << k)
                     if value & (value - 1):
-                        raise _uneven(layout, shape, d)
+                        raise _uneven(shape, d)
                     step[to] ^= value
-                    atom[to] = max(atom[to], 2 * value)
+                    grown[to] = max(grown[to], 2 * value)
             out.append(Digit(d.owner, 2, tuple(step)))
             continue
         flat = sum(s * t for s, t in zip(d.step, old))
         radix = d.radix
         while radix > 1 and flat:
-            to, value = _place(layout, shape, new, flat)
+            to, value = _place(shape, new, flat)
             room, rest = divmod(shape[to], value)
             count = min(room, radix)
             if rest or radix % count:
-                raise _uneven(layout, shape, d)
+                raise _uneven(shape, d)
             out.append(
                 Digit(d.owner, count, tuple(value if i == to else 0 for i in range(len(shape))))
             )
             radix, flat = radix // count, flat * count
         if radix > 1:
             out.append(Digit(d.owner, radix, (0,) * len(shape)))
-    return out, tuple(atom)
+    return out, tuple(grown)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
     return [prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def _place(
-    layout: Layout, shape: tuple[int, ...], strides: list[int], flat: int
-) -> tuple[int, int]:
+def _place(shape: tuple[int, ...], strides: list[int], flat: int) -> tuple[int, int]:
     """The dimension of `shape` and the step along it that a row-major distance of `flat` elements
     is."""
     for i, (extent, stride) in enumerate(zip(shape, strides)):
         if stride <= flat < stride * extent and flat % stride == 0:
             return i, flat // stride
-    raise LayoutError(f"{layout.exact()} cannot take the shape {shape}: its digits do not divide")
+    raise UnevenError(f"cannot take the shape {shape}: its digits do not divide")
 
 
-def _uneven(layout: Layout, shape: tuple[int, ...], digit: Digit) -> LayoutError:
-    return LayoutError(
-        f"{layout.exact()} cannot be cut to {shape}: the {digit.owner} digit of radix "
+def _uneven(shape: tuple[int, ...], digit: Digit) -> UnevenError:
+    return UnevenError(
+        f"cannot be cut to {shape}: the {digit.owner} digit of radix "
         f"{digit.radix} and step {digit.step} does not divide"
     )

@@ -2,7 +2,7 @@
 `tilec.ir.verify`)."""
 
 from tilec.ir.core import squeeze
-from tilec.ir.ops.control import For, If, Parallel, While, Yield, yielded
+from tilec.ir.ops.control import For, If, Parallel, While, Yield, decides, handed_on, yielded
 from tilec.ir.ops.scalar import (
     Binary,
     Bitcast,
@@ -15,12 +15,14 @@ from tilec.ir.ops.scalar import (
     Select,
     ThreadIndex,
     Unary,
+    constants,
 )
 from tilec.ir.ops.schedule import (
     Barrier,
     ClusterBarrier,
     ClusterIndex,
     ClusterSum,
+    ConsumerGroup,
     CpAsyncCommit,
     CpAsyncWait,
     DeviceFence,
@@ -29,15 +31,14 @@ from tilec.ir.ops.schedule import (
     MbarrierInit,
     MbarrierInitFence,
     MbarrierWait,
+    OrderedArrive,
+    OrderedWait,
     ProxyFence,
+    RingStage,
     Scope,
     SumParts,
-    Team,
     TmaStoreCommit,
     TmaStoreWait,
-    TurnPass,
-    TurnWait,
-    Version,
     WarpSync,
     WgmmaWait,
 )
@@ -141,17 +142,17 @@ __all__ = [
     "Stmatrix",
     "Store",
     "SumParts",
-    "Team",
+    "ConsumerGroup",
     "ThreadIndex",
     "TmaLoad",
     "TmaStore",
     "TmaStoreCommit",
     "TmaStoreWait",
-    "TurnPass",
-    "TurnWait",
+    "OrderedArrive",
+    "OrderedWait",
     "Unary",
     "UseSwizzle",
-    "Version",
+    "RingStage",
     "Warp",
     "WarpSync",
     "Wgmma",
@@ -159,5 +160,8 @@ __all__ = [
     "While",
     "Yield",
     "squeeze",
+    "constants",
+    "decides",
+    "handed_on",
     "yielded",
 ]

@@ -93,14 +93,14 @@ class Parallel(Op):
     """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one
     i32 index per extent. Iterations must not read what another iteration writes. `layout`
     (registers, lanes and warps over the extents) says which thread runs which iteration; decided
-    by `infer_layouts`. `agent` "cp_async": the body is one load and one store, done past the
+    by `infer_layouts`. `engine` "cp_async": the body is one load and one store, done past the
     registers. `inside`: all that it touches in memory is known to lie inside of its tensors."""
 
     extents: tuple[int, ...]
     body: Block
     coalesced_width: int = 0
     layout: Layout | None = None
-    agent: str = ""
+    engine: str = ""
     inside: bool = False
 
     def verify(self) -> None:
@@ -115,6 +115,32 @@ def yielded(block: Block) -> tuple[Value, ...]:
     if block.ops and isinstance(block.ops[-1], Yield):
         return block.ops[-1].values
     return ()
+
+
+def decides(o: Op) -> tuple[Value, ...]:
+    """What says whether, and how often, the regions of `o` are run."""
+    match o:
+        case For():
+            return o.lo, o.hi, o.step
+        case While():
+            return yielded(o.cond)
+        case If():
+            return (o.cond,)
+    return ()
+
+
+def handed_on(o: Op) -> list[tuple[tuple[Value, ...], tuple[Value, ...]]]:
+    """For each value that a loop carries or a branch gives: all that may flow into it from outside
+    and from the regions; the block arguments and the result that it is called then."""
+    match o:
+        case For():
+            return [*zip(zip(o.inits, yielded(o.body)), zip(o.body.args[1:], o.results))]
+        case While():
+            held = zip(o.cond.args, o.body.args, o.results)
+            return [*zip(zip(o.inits, yielded(o.body)), held)]
+        case If():
+            return [*zip(zip(yielded(o.then), yielded(o.orelse)), zip(o.results))]
+    return []
 
 
 def check_carried(o: Op, body: Block, inits: tuple[Value, ...], extra: int) -> None:

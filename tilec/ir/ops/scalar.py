@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec.ir import semantics
-from tilec.ir.core import Op, Value, op
+from tilec.ir.core import Block, Op, Value, op, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
 from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
@@ -82,6 +82,11 @@ class Const(Op):
 
     def evaluate(self) -> Array:
         return semantics.literal(self.value, self.dtype)
+
+
+def constants(block: Block) -> dict[Value, bool | int | float]:
+    """The literals in `block`, and in the regions inside."""
+    return {o.result: o.value for o in walk(block) if isinstance(o, Const)}
 
 
 @op("binary", pure=True)

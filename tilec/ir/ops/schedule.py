@@ -1,7 +1,7 @@
 """Ops of the SCHEDULED contract: who runs what, ring buffers, barriers, waits and fences.
 
-A *ring* is a shared buffer with `versions` > 1 and two barrier buffers ("full", "empty") of as
-many slots. Its position is a pair of scalars (slot, phase) that each scope carries for itself and
+A *ring* is a shared buffer with `stages` > 1 and two barrier buffers ("full", "empty") of as
+many stages. Its position is a pair of scalars (stage, phase) that each scope carries for itself and
 advances once per acquire."""
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ class Scope(Op):
     """`body` is run by the block's warps `first_warp` … `first_warp + warps - 1` only. `registers`
     > 0: each thread's share of the register file from here on (setmaxnreg).
 
-    With `teams` > 1 the warps are that many equal sets, and each set runs the body by itself. The
-    `lane`, `warp` and `thread_index` ops inside count from the team's first warp; a `barrier` is
-    each team's own (its `id` is the first team's, the next ids are the others')."""
+    With `groups` > 1 the warps are that many equal sets, and each set runs the body by itself. The
+    `lane`, `warp` and `thread_index` ops inside count from the group's first warp; a `barrier` is
+    each group's own (its `id` is the first group's, the next ids are the others')."""
 
     name: str
     first_warp: int
     warps: int
     body: Block
     registers: int = 0
-    teams: int = 1
+    consumer_groups: int = 1
 
 
-@op("team", pure=True)
-class Team(Op):
-    """Which team of its scope a thread belongs to: i32, the same in all threads of the team."""
+@op("consumer_group", pure=True)
+class ConsumerGroup(Op):
+    """Which group of its scope a thread belongs to: i32, the same in all threads of the group."""
 
     def infer(self) -> Sequence[Type]:
         return (ScalarType(INT32),)
 
 
-@op("turn_wait", effects=ORDER)
-class TurnWait(Op):
-    """Wait until it is this team's turn: the team before it (the last one's, for the first team)
-    has passed it on. The scope begins with the first team's turn.
+@op("ordered_wait", effects=ORDER)
+class OrderedWait(Op):
+    """Wait until it is this group's turn: the group before it (the last one's, for the first group)
+    has passed it on. The scope begins with the first group's turn.
 
-    Two teams that take turns at starting asynchronous products keep the tensor cores busy with one
-    while the other does something else; and the order keeps a team from waiting for a phase of a
-    ring's barrier that is more than one turn of the ring away. `id`: the first team's named
+    Two groups that take turns at starting asynchronous products keep the tensor cores busy with one
+    while the other does something else; and the order keeps a group from waiting for a phase of a
+    ring's barrier that is more than one turn of the ring away. `id`: the first group's named
     barrier; the others' follow."""
 
     id: int
 
 
-@op("turn_pass", effects=ORDER)
-class TurnPass(Op):
-    """Give the turn to the next team. See `turn_wait`."""
+@op("ordered_arrive", effects=ORDER)
+class OrderedArrive(Op):
+    """Give the turn to the next group. See `turn_wait`."""
 
     id: int
 
 
-@op("version", pure=True)
-class Version(Op):
-    """Version `slot` (i32) of a ring: a buffer of the same type with one version. Its root is
+@op("ring_stage", pure=True)
+class RingStage(Op):
+    """Stage `stage` (i32) of a ring: a buffer of the same type with one stage. Its root is
     `root`."""
 
     root: Value
-    slot: Value
+    stage: Value
 
     def infer(self) -> Sequence[Type]:
-        return (replace(self.root.buffer, versions=1),)
+        return (replace(self.root.buffer, stages=1),)
 
 
 @op("barrier", effects=ORDER)
@@ -94,7 +94,7 @@ class ProxyFence(Op):
 
 @op("mbarrier_init")
 class MbarrierInit(Op):
-    """Set every slot of `barrier` to expect `count` arrivals (one thread executes it). After the
+    """Set every stage of `barrier` to expect `count` arrivals (one thread executes it). After the
     last one, the emitter's `mbarrier_init_fence` and a block barrier make them known."""
 
     barrier: Value
@@ -114,10 +114,10 @@ class MbarrierInitFence(Op):
 
 @op("mbarrier_expect")
 class MbarrierExpect(Op):
-    """Arrive once at `slot` and announce `bytes` that asynchronous copies will bring."""
+    """Arrive once at `stage` and announce `bytes` that asynchronous copies will bring."""
 
     barrier: Value
-    slot: Value
+    stage: Value
     bytes: int
 
     def effects(self) -> Effects:
@@ -126,7 +126,7 @@ class MbarrierExpect(Op):
 
 @op("mbarrier_arrive")
 class MbarrierArrive(Op):
-    """Arrive once at `slot`; only where `guard` (bool) holds, if it is given (no branch).
+    """Arrive once at `stage`; only where `guard` (bool) holds, if it is given (no branch).
 
     `block` (i32): at the barrier of the block with this number in the cluster (see
     `cluster_index`). `publish`: what this thread wrote, or saw written, is known to those of the
@@ -134,7 +134,7 @@ class MbarrierArrive(Op):
     are in order, as a ring needs it."""
 
     barrier: Value
-    slot: Value
+    stage: Value
     guard: Value | None = None
     block: Value | None = None
     publish: bool = False
@@ -150,11 +150,11 @@ class MbarrierArrive(Op):
 
 @op("mbarrier_wait")
 class MbarrierWait(Op):
-    """Wait until the phase of `slot` with this parity (i32: 0 or 1) has completed. `acquire`: and
+    """Wait until the phase of `stage` with this parity (i32: 0 or 1) has completed. `acquire`: and
     see what other blocks of the cluster published."""
 
     barrier: Value
-    slot: Value
+    stage: Value
     parity: Value
     acquire: bool = False
 

@@ -1,7 +1,7 @@
 """Ops of the LOWERED contract: what one thread does. Loops of kind "unroll" are unrolled by the
 emitter while it prints, so an index that selects a register is a number by then.
 
-Offsets into memory are in elements from the start of the buffer (of the version, for a ring): i64
+Offsets into memory are in elements from the start of the buffer (of the stage, for a ring): i64
 for global tensors, i32 for shared memory. A `guard` is a bool: where it is false nothing is
 accessed. Registers of a fragment are counted in elements by `reg_read`/`reg_write` and in packs
 (`Alloc.packed` elements each) by the matrix ops."""
@@ -296,11 +296,11 @@ class Stmatrix(Op):
 
 @op("mma")
 class Mma(Op):
-    """c += a @ b by the matrix instruction `row` (a row's name), on the row's own number of
+    """c += a @ b by the matrix instruction `instr` (a row's name), on the row's own number of
     consecutive packs starting at pack `c_register`, `a_register`, `b_register` of each
     fragment."""
 
-    row: str
+    instr: str
     c: Value
     c_register: Value
     a: Value
@@ -325,7 +325,7 @@ class Wgmma(Op):
     `m_blocks` times the row's registers, one m block after the other. Where `accumulate` (bool) is
     false the first step overwrites `c`; without it, it adds."""
 
-    row: str
+    instr: str
     c: Value
     a: Value
     a_offset: Value
@@ -348,7 +348,7 @@ class Wgmma(Op):
 @op("tma_load")
 class TmaLoad(Op):
     """Start one TMA box: from the tensor of `map` at `coords` (innermost first, i32) to shared
-    memory; its bytes are counted on slot `slot` of `barrier`. Executed by one thread.
+    memory; its bytes are counted on slot `stage` of `barrier`. Executed by one thread.
 
     `blocks` (i32): bit n is set where the block with number n in the cluster receives the box, at
     the same place of its shared memory and counted on its own barrier (multicast)."""
@@ -358,7 +358,7 @@ class TmaLoad(Op):
     map: Value
     coords: tuple[Value, ...]
     barrier: Value
-    slot: Value
+    stage: Value
     blocks: Value | None = None
 
     def effects(self) -> Effects:

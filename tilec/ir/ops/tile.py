@@ -16,8 +16,10 @@ from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
 from tilec.ir.types import FLOAT32, BufferType, ScalarType, Type
 
-ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma"}  # of who moves a copy's data
-_TURNED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
+# who works beside the threads, by what moves a copy's data or by the family of the instruction
+# that multiplies
+ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma", "wgmma": "wgmma"}
+_SWAPPED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
 @op("alloc")
@@ -94,7 +96,7 @@ class Copy(Op):
     Without extents that are 1 both boxes have the same shape. Reads out of a global tensor's bounds
     give its safe value, writes out of bounds are dropped. `coalesced_width` (elements),
     `disable_tma` and `eviction_policy` are the user's wishes. Decided by passes: `ahead`, the copy
-    may run before its iteration (`plan_pipeline`); `agent`, who moves the data ("threads",
+    may run before its iteration (`plan_pipeline`); `engine`, who moves the data ("threads",
     "cp_async", "tma", "tma_store"), and `vector`, elements per access (`select_copies`); `staging`,
     the shared memory a "tma_store" goes through (`stage_stores`)."""
 
@@ -105,7 +107,7 @@ class Copy(Op):
     disable_tma: bool = False
     eviction_policy: str = ""
     ahead: bool = False
-    agent: str = ""
+    engine: str = ""
     vector: int = 0
 
     def verify(self) -> None:
@@ -116,7 +118,7 @@ class Copy(Op):
             raise InternalError(f"copy of {boxes}", self.loc)
 
     def effects(self) -> Effects:
-        engine = ENGINES.get(self.agent, "threads")
+        engine = ENGINES.get(self.engine, "threads")
         reader = engine if self.staging is None else "threads"
         source, dest = Effect("read", self.source, reader), Effect("write", self.dest, engine)
         if self.staging is None:
@@ -155,9 +157,10 @@ class Gemm(Op):
     value counts as zero.
 
     `policy` is how the user wants warps spread over C. `fast_accum`: see `tilec.language.gemm`.
-    Decided by passes: by `select_gemm`, `row` (the instruction's name), `turned` (the instruction
-    computes C^T = B^T @ A^T; see `turn`) and `warps` (how many along M and N of what it computes);
-    by `expand_scopes`, `asynchronous` (C is in flight until a `wgmma_wait`)."""
+    Decided by passes: by `select_gemm`, `instr` (the instruction's name), `operands_swapped` (the
+    instruction computes C^T = B^T @ A^T; see `swap_operands`) and `warps` (how many along M and N
+    of what it computes); by `expand_scopes`, `asynchronous` (C is in flight until a
+    `wgmma_wait`)."""
 
     a: Region
     b: Region
@@ -169,15 +172,15 @@ class Gemm(Op):
     policy: str = "square"
     allow_tf32: bool = False
     fast_accum: bool = True
-    row: str = ""
+    instr: str = ""
     warps: tuple[int, ...] = ()
-    turned: bool = False
+    operands_swapped: bool = False
     asynchronous: bool = False
 
-    def turn(self) -> Gemm:
-        """The same product as its instruction sees it: for a `turned` one A is B^T, B is A^T, and C
-        (still the same fragment) is C^T."""
-        if not self.turned:
+    def swap_operands(self) -> Gemm:
+        """The same product as its instruction sees it: for a `operands_swapped` one A is B^T, B is
+        A^T, and C (still the same fragment) is C^T."""
+        if not self.operands_swapped:
             return self
         return replace(
             self,
@@ -185,8 +188,8 @@ class Gemm(Op):
             b=self.a,
             transpose_a=not self.transpose_b,
             transpose_b=not self.transpose_a,
-            policy=_TURNED_POLICY.get(self.policy, self.policy),
-            turned=False,
+            policy=_SWAPPED_POLICY.get(self.policy, self.policy),
+            operands_swapped=False,
         )
 
     @property
@@ -202,8 +205,12 @@ class Gemm(Op):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether its instruction (wgmma) runs beside the threads, which wait for its result."""
-        return self.row.startswith("wgmma")
+        """Whether its instruction runs beside the threads, which wait for its result."""
+        return self._engine != "threads"
+
+    @property
+    def _engine(self) -> str:
+        return ENGINES.get(self.instr.partition(".")[0], "threads")
 
     def verify(self) -> None:
         m, n, k = self.shape
@@ -215,7 +222,7 @@ class Gemm(Op):
             )
 
     def effects(self) -> Effects:
-        engine = "wgmma" if self.is_asynchronous else "threads"
+        engine = self._engine
         c = Region(self.c, (), self.c.buffer.static_shape)
         return (
             Effect("read", self.a, engine),

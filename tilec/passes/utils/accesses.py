@@ -9,7 +9,17 @@ from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Cast, Const, ElementAccess, For, If, Parallel, Store, While, yielded
+from tilec.ir.ops import (
+    Cast,
+    Const,
+    ElementAccess,
+    For,
+    If,
+    Parallel,
+    Store,
+    While,
+    decides,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,6 @@ class Access:
     write: bool
     dims: tuple[int, ...]
     indices: tuple[Value, ...]
-    depends: tuple[frozenset[Value], ...]
 
     def project(self, loop: Layout) -> Layout:
         """The layout that the loop's layout means for this buffer: the dimensions it is not
@@ -37,17 +46,12 @@ class Access:
         shape = self.buffer.buffer.static_shape
         return layout if layout.shape == shape else layout.reshape(shape)
 
-    def uses_of(self, index: int) -> frozenset[Value]:
-        """The loop indices that the buffer's index number `index` depends on."""
-        return self.depends[index]
-
 
 @functools.lru_cache(maxsize=64)
 def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
     """Every load and store in the loop, with `dims` only where all indices are loop indices."""
-    args = {a: frozenset((a,)) for a in p.body.args}
-    depends: dict[Value, frozenset[Value]] = dict(args)
     position = {a: i for i, a in enumerate(p.body.args)}
+    made: set[Value] = set(p.body.args)
     zeros: set[Value] = set()
     found: list[Access] = []
     for o in walk(p.body):
@@ -55,23 +59,19 @@ def parallel_accesses(p: Parallel) -> tuple[Access, ...]:
             zeros.add(o.result)
         if isinstance(o, Cast) and o.operand in position and o.dtype.is_int and o.dtype.bits >= 32:
             position[o.result] = position[o.operand]
-        behind = {depends[v] for v in o.operands if v in depends}
-        joined = behind.pop() if len(behind) == 1 else frozenset[Value]().union(*behind)
-        for r in o.results:
-            depends[r] = joined
+        made.update(o.results)
         if isinstance(o, ElementAccess):
             buffer = o.buffer
             shape = buffer.buffer.shape
             kept = [
                 v
                 for v, e in zip(o.indices, shape)
-                if not (e == 1 and (v in zeros or v not in depends))
+                if not (e == 1 and (v in zeros or v not in made))
             ]
             plain = all(v in position for v in kept)
             plain = plain and len({position[v] for v in kept}) == len(kept)
             dims = tuple(position[v] for v in kept) if plain else ()
-            uses = tuple(depends.get(v, frozenset()) for v in o.indices)
-            found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices, uses))
+            found.append(Access(o, buffer, isinstance(o, Store), dims, o.indices))
     return tuple(found)
 
 
@@ -86,6 +86,17 @@ def fragment_accesses(p: Parallel) -> list[Access]:
         if extents == tuple(p.extents[d] for d in a.dims if p.extents[d] != 1):
             out.append(a)
     return out
+
+
+def covered(p: Parallel) -> set[Value]:
+    """Buffers of which the loop writes every element, whatever its conditions say."""
+    return {
+        a.buffer
+        for a in parallel_accesses(p)
+        if a.write
+        and a.op in p.body.ops
+        and tuple(p.extents[d] for d in a.dims) == tuple(e for e in a.buffer.buffer.shape if e != 1)
+    }
 
 
 def is_by_each_thread(p: Parallel, uniformity: Uniformity) -> bool:
@@ -107,12 +118,4 @@ def changes_memory(p: Parallel) -> bool:
 
 def together(o: For | While | If, uniformity: Uniformity) -> bool:
     """Whether all threads of the scope go the same way: a barrier may stand inside."""
-    decides: tuple[Value, ...]
-    match o:
-        case For():
-            decides = (o.lo, o.hi, o.step)
-        case While():
-            decides = yielded(o.cond)
-        case If():
-            decides = (o.cond,)
-    return all(uniformity.level(v) == Level.BLOCK for v in decides)
+    return all(uniformity.level(v) == Level.BLOCK for v in decides(o))

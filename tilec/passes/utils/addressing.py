@@ -12,22 +12,33 @@ from tilec.ir.core import (
     Substitution,
     Value,
     clone,
-    inputs,
     upstream,
     walk,
 )
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout, Term
-from tilec.ir.ops import Alloc, AnnotateSafeValue, Binary, Cast, Compare, Const, Lane, Version, Warp
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateSafeValue,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Lane,
+    RingStage,
+    Warp,
+)
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent
 
 
 class Numbers:
-    """Integer arithmetic at one place, with the identities that keep generated code short."""
+    """Integer arithmetic at one place, with the identities that keep generated code short.
+    `nonzero`: it divides by nothing that may be 0 or -1."""
 
-    def __init__(self, b: Builder, dtype: DType = INT32) -> None:
+    def __init__(self, b: Builder, dtype: DType = INT32, nonzero: bool = False) -> None:
         self.b = b
         self.dtype = dtype
+        self.nonzero = nonzero
         self.known: dict[Value, int] = {}
         self.consts: dict[int, Value] = {}
 
@@ -50,7 +61,9 @@ class Numbers:
             return x
         if kind == "mul" and a == 1:
             return y
-        return self.b.value(Binary, kind, x, y)
+        return self.b.value(
+            Binary, kind, x, y, nonzero=self.nonzero and kind in ("floordiv", "mod")
+        )
 
     def term(self, source: Value, t: Term) -> Value:
         value = source
@@ -175,7 +188,7 @@ class Tensors:
                 self.safe[o.dest] = constants[o.value]
         self.root: dict[Value, Value] = {}
         for o in walk(func.body):
-            if isinstance(o, Version):
+            if isinstance(o, RingStage):
                 self.root[o.result] = self.root.get(o.root, o.root)
             elif isinstance(o, Alloc):
                 self.root[o.result] = o.result
@@ -221,8 +234,3 @@ def clone_expression(
         return None
     b.ops += [clone(o, subst) for o in needed]
     return subst.get(v, v)
-
-
-def depends(v: Value, on: Value, defs: dict[Value, Op]) -> bool:
-    """Whether `v` is computed from `on`."""
-    return v is on or any(on in inputs(o) for o in upstream((v,), defs))

@@ -1,18 +1,22 @@
 """How many neighbours of a row a thread should hold, so that what a warp touches at once lies side
-by side in memory."""
+by side in memory; and what rows of shared memory that are set apart cost those who walk down a
+column of them, and those who take whole rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd, prod
 from typing import NamedTuple
 
-from tilec.ir.agents import contiguous
+import numpy as np
+
+from tilec.ir.copy_engines import contiguous
 from tilec.ir.core import Func, Op, Value, walk
+from tilec.ir.layout import Layout, bank_conflicts, leading_run
+from tilec.ir.layout.queries import BANK_BYTES, BANKS
 from tilec.ir.ops import Copy, ElementAccess, Parallel
 from tilec.passes.utils.accesses import parallel_accesses
 from tilec.passes.utils.memory_access import MemoryFacts
-
-BANK_BYTES = 4  # a lane's share of the 128 bytes that a warp moves at once
 
 
 class Row(NamedTuple):
@@ -46,10 +50,9 @@ class Coalescing:
             o, t = a.op, a.buffer.buffer
             if t.space == "fragment" and a.dims[-1:] == (len(p.extents) - 1,):
                 rows[a.buffer] = self.of_fragment(a.buffer)
-            elif t.space == "global" and last in a.uses_of(len(a.indices) - 1):
+            elif t.space == "global" and self.known.facts.slope(a.indices[-1], last) == 1:
                 assert isinstance(o, ElementAccess)
-                if self.known.facts.slope(a.indices[-1], last) == 1:
-                    rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
+                rows[o] = [Row(t.dtype.bits, self.known.memory(o, last, bits).width)]
         return [r for found in rows.values() for r in found]
 
     def _copy(self, o: Copy) -> None:
@@ -74,3 +77,22 @@ def neighbours(rows: Sequence[Row], widest: int) -> int:
 
     counts = [1 << n for n in range(widest.bit_length())]
     return min(counts, key=cost) if rows else widest
+
+
+def walk_price(memory: Layout, bits: int, lanes: int, held: Sequence[Layout], moved: int) -> float:
+    """Of a padded buffer's accesses, in instructions of a warp and times that they go over the
+    banks: `lanes` threads walk down a column at once, fragments of the layouts `held` are copied
+    whole, and so is the buffer to or from global memory, `moved` times."""
+    total, (every, skip) = prod(memory.shape), memory.pad or (memory.shape[-1], 0)
+    row, widest = every + skip, gcd(every, skip, 128 // bits)
+    words = np.arange(lanes) * row * bits // (8 * BANK_BYTES)
+    walked = int(np.bincount(np.unique(words) % BANKS).max())
+    price = total / lanes * (1 + walked)
+    for layout in held:
+        dim, run = leading_run(layout)
+        if layout.shape != memory.shape:
+            continue
+        width = gcd(widest, run) if dim == layout.rank - 1 else 1
+        times = max(1, width * bits // 32) * bank_conflicts(layout, memory, bits, width)
+        price += layout.size("reg") * layout.size("warp") / width * (1 + times)
+    return price + moved * total / (32 * widest) * (1 + max(1, widest * bits // 32))

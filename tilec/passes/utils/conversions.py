@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, row_major
-from tilec.ir.ops import Alloc, Const, Copy, Gemm, Load, Parallel, Store
-from tilec.ir.types import INT32, BufferType
+from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store
+from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
+from tilec.passes.utils.building import copy_whole
 from tilec.passes.utils.gemm_layouts import (
     accumulator_type,
     operand_shared_layout,
@@ -62,8 +63,8 @@ def convert_operands(func: Func, target: Target) -> Block:
                     v, t = side.buffer, side.buffer.buffer
                     if t.space != "fragment":
                         continue
-                    if o.row.startswith("simt") or not side.is_whole:
-                        layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.row)
+                    if o.instr.startswith("simt") or not side.is_whole:
+                        layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr)
                         wants.place(v, replace(t, space="shared", layout=layout), True, False)
                     else:
                         wants.place(v, operand_type(o, which, warps), True, False)
@@ -121,10 +122,3 @@ def _kept_by_replicas(p: Parallel, layout: Layout) -> set[Value]:
     if all(n == 1 for n in replicas) or not changes_memory(p):
         return set()
     return {a.buffer for a in fragment_accesses(p) if a.write}
-
-
-def copy_whole(b: Builder, source: Value, dest: Value) -> None:
-    """A copy of one whole buffer onto another of the same shape."""
-    shape = source.buffer.static_shape
-    zeros = tuple(b.value(Const, 0, INT32) for _ in shape)
-    b.emit(Copy, Region(source, zeros, shape), Region(dest, zeros, shape))

@@ -38,7 +38,7 @@ from tilec.ir.ops import (
     Store,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
+from tilec.ir.types import BOOL, INT32, ScalarType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.addressing import (
     conjunction,
@@ -77,23 +77,31 @@ class LoopBody:
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
         self._pending: tuple[Load, Memory]
 
-    def op(self, o: Op, envs: list[Substitution]) -> None:
+    def op(self, o: Op, envs: list[Substitution], first: int = 0) -> None:
+        """`o` for the elements from number `first` on."""
         self.b.loc = o.loc
         match o:
             case Yield():
                 return
-            case Load() | Store() if o in self.fragments:
-                for e, env in enumerate(envs):
+            case _ if isinstance(o, ElementAccess) and o in self.fragments:
+                for e, env in enumerate(envs, first):
                     self._register(o, env, e)
-            case Load() | Store() if in_memory(o):
+            case _ if isinstance(o, ElementAccess) and in_memory(o):
                 self._memory(o, envs)
             case _ if o.pure and not o.regions:
                 self._pure(o, envs)
             case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
-                self._branch(o, envs)
+                self._inside(o, envs, first)  # a branch that all elements take together
+            case _ if o.region_fields:
+                for e, env in enumerate(envs, first):
+                    self._inside(o, [env], e)
             case _:
-                for e, env in enumerate(envs):
-                    self._effect(o, env, e)
+                for env in envs:
+                    done = [clone(o, env)]
+                    if self.replica is not None and any(e.is_once for e in o.effects()):
+                        only_if(self.b, self.replica, done)
+                    else:
+                        self.b.ops += done
 
     def _pure(self, o: Op, envs: list[Substitution]) -> None:
         first = [envs[0].get(v, v) for v in o.operands]
@@ -105,51 +113,25 @@ class LoopBody:
             else:
                 self.b.ops.append(clone(o, env))
 
-    def _branch(self, o: If, envs: list[Substitution]) -> None:
-        """A branch that all elements take together."""
-        outer = self.b
-        blocks = []
-        for region in o.regions:
-            self.b = Builder(o.loc)
-            for x in region.ops:
-                self.op(x, envs)
-            self.b.emit(Yield)
-            blocks.append(self.b.block())
-        self.b = outer
-        outer.emit(If, envs[0].get(o.cond, o.cond), *blocks)
-
-    def _effect(self, o: Op, env: Substitution, e: int) -> None:
-        """An op with regions or effects, for one element: its inside is lowered in turn."""
-        alone = not o.region_fields and any(e.is_once for e in o.effects())
-        if alone and self.replica is not None:
-            only_if(self.b, self.replica, [clone(o, env)])
-            return
-        if not o.region_fields:
-            self.b.ops.append(clone(o, env))
-            return
-        outer = self.b
+    def _inside(self, o: Op, envs: list[Substitution], first: int) -> None:
+        """An op with regions, for elements that run them together: what is inside is lowered in
+        turn."""
+        outer, own = self.b, envs[0]
         inner: dict[str, Any] = {}
         for name in o.region_fields:
             region: Block = getattr(o, name)
-            args = []
-            for a in region.args:
-                env[a] = Value(a.type, a.name)
-                args.append(env[a])
+            own.update((a, Value(a.type, a.name)) for a in region.args)
             self.b = Builder(o.loc)
             for x in region.ops:
                 if isinstance(x, Yield):
-                    self.b.ops.append(substitute(x, env))
-                elif isinstance(x, ElementAccess) and x in self.fragments:
-                    self._register(x, env, e)
+                    self.b.ops.append(substitute(x, own))
                 else:
-                    self.op(x, [env])
-            inner[name] = Block(tuple(args), tuple(self.b.ops))
+                    self.op(x, envs, first)
+            inner[name] = self.b.block(own[a] for a in region.args)
         self.b = outer
-        results = []
-        for r in o.results:
-            env[r] = Value(r.type, r.name)
-            results.append(env[r])
-        self.b.ops.append(replace(substitute(o, env), results=tuple(results), **inner))
+        own.update((r, Value(r.type, r.name)) for r in o.results)
+        results = tuple(own[r] for r in o.results)
+        outer.ops.append(replace(substitute(o, own), results=results, **inner))
 
     # --- fragments ---
 
@@ -197,12 +179,20 @@ class LoopBody:
         for start in range(0, len(envs), width):
             group = envs[start : start + width]
             self._check(o, group)
-            if self.loop is not None and self.loop.agent == "cp_async":
+            if self.loop is not None and self.loop.engine == "cp_async":
                 self._async(o, group, known)
-            elif isinstance(o, Load):
-                self._load(o, group, known)
             else:
-                self._store(o, group, known)
+                self._access(o, group, known)
+
+    def _access(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
+        """One vector, or where it crosses an edge its elements."""
+        whole = self._crossing(o, group, known)
+        if whole is not None:
+            self._split(o, group, known, whole)
+        elif isinstance(o, Load):
+            self._load(o, group, known)
+        else:
+            self._store(o, group, known)
 
     def _offset(self, o: ElementAccess, env: Substitution) -> Value:
         buffer = o.buffer
@@ -239,31 +229,26 @@ class LoopBody:
                 conds.append(b.value(Compare, "ge", index, zero))
         return conds
 
-    def _bytes(self, t: BufferType, width: int) -> int:
-        return max(1, width * t.dtype.bits // 8)
+    def _bytes(self, o: ElementAccess, width: int) -> int:
+        return max(1, width * o.buffer.dtype.bits // 8)
+
+    def _extent(self, o: ElementAccess, index: Value, known: Memory) -> Value | None:
+        """The extent of the last dimension; None if no access is beyond it."""
+        last = len(o.indices) - 1
+        if not self.guarded or not any(d == last and high for d, _, high in known.checks):
+            return None
+        return self.known.tensors.number(self.b, o.buffer.buffer.shape[last], index.dtype)
 
     def _crossing(self, o: ElementAccess, group: list[Substitution], known: Memory) -> Value | None:
         """Whether a whole vector lies inside along its own dimension; None if it cannot cross the
         edge."""
-        t = o.buffer.buffer
-        last = len(o.indices) - 1
-        if (
-            len(group) == 1
-            or not self.guarded
-            or not any(d == last and h for d, _, h in known.checks)
-        ):
+        if len(group) == 1:
             return None
-        b = self.b
         index = group[-1].get(o.indices[-1], o.indices[-1])
-        extent = self.known.tensors.number(b, t.shape[-1], index.dtype)
-        return b.value(Compare, "lt", index, extent)
+        extent = self._extent(o, index, known)
+        return None if extent is None else self.b.value(Compare, "lt", index, extent)
 
     def _load(self, o: Load, group: list[Substitution], known: Memory) -> None:
-        t = o.source.buffer
-        whole = self._crossing(o, group, known)
-        if whole is not None:
-            self._split(o, group, known, whole)
-            return
         b = self.b
         guard = conjunction(b, self._guard(o, group[-1], known))
         safe = self.known.tensors.safe.get(o.source)
@@ -271,9 +256,8 @@ class LoopBody:
         if guard is not None and safe is not None:
             other = b.value(Const, safe.value, safe.dtype)
         width = len(group)
-        loaded = b.value(
-            MemLoad, o.source, self._offset(o, group[0]), width, self._bytes(t, width), guard, other
-        )
+        at, size = self._offset(o, group[0]), self._bytes(o, width)
+        loaded = b.value(MemLoad, o.source, at, width, size, guard, other)
         for e, env in enumerate(group):
             env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
 
@@ -294,11 +278,9 @@ class LoopBody:
             values: list[Value] = []
             for part in parts:
                 envs = [dict(env) for env in part]
+                self._access(o, envs, Memory(len(envs), checks))
                 if isinstance(o, Load):
-                    self._load(o, envs, Memory(len(envs), checks))
                     values += [env[o.result] for env in envs]
-                else:
-                    self._store(o, envs, Memory(len(envs), checks))
             builder.emit(Yield, tuple(values))
         self.b = b
         made = b.emit(If, whole, vector.block(), single.block(), types)
@@ -307,10 +289,6 @@ class LoopBody:
                 env[o.result] = r
 
     def _store(self, o: Store, group: list[Substitution], known: Memory) -> None:
-        whole = self._crossing(o, group, known)
-        if whole is not None:
-            self._split(o, group, known, whole)
-            return
         b = self.b
         conds = self._guard(o, group[-1], known)
         if self.replica is not None:
@@ -320,10 +298,8 @@ class LoopBody:
         guard = conjunction(b, conds)
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
-        t = o.dest.buffer
-        b.emit(
-            MemStore, o.dest, self._offset(o, group[0]), value, self._bytes(t, len(group)), guard
-        )
+        at, size = self._offset(o, group[0]), self._bytes(o, len(group))
+        b.emit(MemStore, o.dest, at, value, size, guard)
 
     def _async(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
@@ -340,7 +316,7 @@ class LoopBody:
             self._offset(o, group[0]),
             load.source,
             self._offset(load, group[0]),
-            self._bytes(o.dest.buffer, len(group)),
+            self._bytes(o, len(group)),
             self._valid_bytes(load, group, load_known),
         )
 
@@ -349,13 +325,12 @@ class LoopBody:
         last = len(o.indices) - 1
         b = self.b
         inside = conjunction(b, self._guard(o, group[0], known, skip=last))
-        t = o.source.buffer
-        size = t.dtype.bits // 8
+        size = o.source.dtype.bits // 8
         whole = b.value(Const, len(group) * size, INT32)
         valid = whole
-        if self.guarded and any(d == last and high for d, _, high in known.checks):
-            index = group[0].get(o.indices[-1], o.indices[-1])
-            extent = self.known.tensors.number(b, t.shape[-1], index.dtype)
+        index = group[0].get(o.indices[-1], o.indices[-1])
+        extent = self._extent(o, index, known)
+        if extent is not None:
             left = b.value(Binary, "sub", extent, index)
             count, zero = (b.value(Const, n, left.dtype) for n in (len(group), 0))
             left = b.value(Binary, "max", b.value(Binary, "min", left, count), zero)

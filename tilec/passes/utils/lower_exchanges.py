@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Op, Value
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Exchange, exchange
@@ -13,20 +14,19 @@ from tilec.ir.ops import (
     Extract,
     Lane,
     Lookup,
-    Pack,
     RegRead,
     RegWrite,
     Select,
     Shuffle,
     ShuffleXor,
 )
-from tilec.passes.lower_gemm import close, unrolled
 from tilec.passes.utils.addressing import Numbers
+from tilec.passes.utils.building import counted, read_packed
 
 
 def exchange_registers(o: Copy) -> list[Op]:
-    """The ops of a copy between fragments with the agent "shuffle". Elements travel in the narrower
-    of the two dtypes."""
+    """The ops of a copy between fragments with the engine "shuffle". Elements travel in the
+    narrower of the two dtypes."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     narrow = s if s.dtype.bits <= d.dtype.bits else d
@@ -42,48 +42,42 @@ def exchange_registers(o: Copy) -> list[Op]:
     }
     reader = _reader(n, lane, plan)
     count = len(plan.sources)
-    g, inner = unrolled(b, count, "group")
-    values = []
-    for m in range(len(plan.sources[0])):
-        parts = []
-        for e in range(plan.pack):
-            at = inner.value(Lookup, tuple(group[m][e] for group in plan.sources), g)
-            parts.append(inner.value(RegRead, o.source.buffer, at))
-        value = parts[0] if plan.pack == 1 else inner.value(Pack, tuple(parts))
-        if value.dtype != narrow.dtype:
-            value = inner.value(Cast, value, narrow.dtype)
-        values.append(value)
-    for mask in reversed(plan.keeps):
-        half = len(values) // 2
-        pairs = list(zip(values[:half], values[half:]))
-        values = [inner.value(Select, highs[mask], high, low) for low, high in pairs]
-    for i, mask in enumerate(plan.swaps):
-        _swap(inner, values, 1 << i, mask, highs[mask])
-    for mask in plan.gathers:
-        others = [inner.value(ShuffleXor, v, mask) for v in values]
-        pairs = list(zip(values, others))
-        values = [inner.value(Select, highs[mask], other, own) for own, other in pairs]
-        values += [inner.value(Select, highs[mask], own, other) for own, other in pairs]
-    if reader is not None:
-        values = [inner.value(Shuffle, v, reader) for v in values]
-    for m, value in enumerate(values):
-        if value.dtype != d.dtype:
-            value = inner.value(Cast, value, d.dtype)
-        for e in range(plan.pack):
-            at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
-            one = value if plan.pack == 1 else inner.value(Extract, value, e)
-            inner.emit(RegWrite, o.dest.buffer, at, one)
-    close(b, "unroll", g, count, inner)
+    with counted(b, count, "group") as (g, inner):
+        values = []
+        for m in range(len(plan.sources[0])):
+            tables = [tuple(group[m][e] for group in plan.sources) for e in range(plan.pack)]
+            registers = (inner.value(Lookup, table, g) for table in tables)
+            values.append(read_packed(inner, o.source.buffer, registers, narrow.dtype))
+        for mask in reversed(plan.keeps):
+            half = len(values) // 2
+            pairs = list(zip(values[:half], values[half:]))
+            values = [inner.value(Select, highs[mask], high, low) for low, high in pairs]
+        for i, mask in enumerate(plan.swaps):
+            _swap(inner, values, 1 << i, mask, highs[mask])
+        for mask in plan.gathers:
+            others = [inner.value(ShuffleXor, v, mask) for v in values]
+            pairs = list(zip(values, others))
+            values = [inner.value(Select, highs[mask], other, own) for own, other in pairs]
+            values += [inner.value(Select, highs[mask], own, other) for own, other in pairs]
+        if reader is not None:
+            values = [inner.value(Shuffle, v, reader) for v in values]
+        for m, value in enumerate(values):
+            if value.dtype != d.dtype:
+                value = inner.value(Cast, value, d.dtype)
+            for e in range(plan.pack):
+                at = inner.value(Lookup, tuple(group[m][e] for group in plan.dests), g)
+                one = value if plan.pack == 1 else inner.value(Extract, value, e)
+                inner.emit(RegWrite, o.dest.buffer, at, one)
     return b.ops
 
 
-def rename_registers(o: Copy, constants: dict[Value, int]) -> list[Op]:
+def rename_registers(o: Copy, facts: Facts) -> list[Op]:
     """The ops of a copy between a fragment and its part at an offset that is a number: each thread
     has the elements already."""
     s, d = o.source.buffer.buffer, o.dest.buffer.buffer
     assert s.layout is not None and d.layout is not None
     tables = [
-        layout.table("reg", "lane", "warp") - [constants[v] for v in offsets]
+        layout.table("reg", "lane", "warp") - [facts.constant(v) for v in offsets]
         for layout, offsets in ((s.layout, o.source.offsets), (d.layout, o.dest.offsets))
     ]
     where = {tuple(map(int, at)): r for r, at in enumerate(tables[0][:, 0, 0])}
@@ -97,11 +91,10 @@ def rename_registers(o: Copy, constants: dict[Value, int]) -> list[Op]:
     ):
         raise InternalError(f"{s} and {d} do not share their registers", o.loc)
     b = Builder(o.loc)
-    g, inner = unrolled(b, len(pairs), "register")
-    source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
-    value = inner.value(RegRead, o.source.buffer, source)
-    inner.emit(RegWrite, o.dest.buffer, dest, value)
-    close(b, "unroll", g, len(pairs), inner)
+    with counted(b, len(pairs), "register") as (g, inner):
+        source, dest = (inner.value(Lookup, tuple(p[i] for p in pairs), g) for i in range(2))
+        value = inner.value(RegRead, o.source.buffer, source)
+        inner.emit(RegWrite, o.dest.buffer, dest, value)
     return b.ops
 
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tilec.ir.core import Builder, Func, Op, Value, walk
-from tilec.ir.instr import find_row
-from tilec.ir.layout import matrix_access, stmatrix_ok
-from tilec.ir.ops import Binary, Cast, Const, Copy, Gemm, Ldmatrix, Pack, RegRead, Stmatrix
+from tilec.ir.instr import find_instruction
+from tilec.ir.layout import MatrixAccess, matrix_access, stmatrix_ok
+from tilec.ir.ops import Binary, Const, Copy, Gemm, Ldmatrix, Stmatrix
 from tilec.ir.types import INT32
-from tilec.passes.lower_gemm import close, unrolled
-from tilec.passes.utils.addressing import Place, coordinates, shared_offset
+from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.building import counted, read_packed
 from tilec.target import Target
 
 
@@ -19,9 +22,7 @@ def is_matrix_store(o: Copy, target: Target) -> bool:
     return (
         target.has("stmatrix")
         and (s.space, d.space) == ("fragment", "shared")
-        and o.source.is_whole
-        and o.dest.is_whole
-        and o.source.extents == o.dest.extents
+        and _is_whole(o)
         and s.layout is not None
         and d.layout is not None
         and s.layout.replicas("reg") * s.layout.replicas("warp") == 1
@@ -29,35 +30,43 @@ def is_matrix_store(o: Copy, target: Target) -> bool:
     )
 
 
+def _is_whole(o: Copy) -> bool:
+    return o.source.is_whole and o.dest.is_whole and o.source.extents == o.dest.extents
+
+
 def store_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy; elements are converted two at a time."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
-    assert s.layout is not None and d.layout is not None
-    access = matrix_access(s.layout, d.layout, d.dtype.bits)
+    with _groups(o, o.source.buffer, o.dest.buffer) as (b, inner, g, offset, access):
+        x = Numbers(inner)
+        per = 2 * access.count
+        first = x.op("mul", g, x.const(per))
+        registers = [x.op("add", first, x.const(e)) for e in range(per)]
+        values = tuple(
+            read_packed(inner, o.source.buffer, registers[e : e + 2], o.dest.dtype)
+            for e in range(0, per, 2)
+        )
+        inner.emit(Stmatrix, o.dest.buffer, offset, values, access.transposed)
+    return b.ops
+
+
+@contextmanager
+def _groups(
+    o: Copy, fragment: Value, tile: Value
+) -> Iterator[tuple[Builder, Builder, Value, Value, MatrixAccess]]:
+    """A loop over the groups of matrices that one instruction moves between a fragment and a shared
+    tile: builders at the copy and in the loop, the group's number, the offset of this lane's row in
+    the tile, and what is moved."""
+    t, layout = tile.buffer, fragment.buffer.layout
+    assert layout is not None and t.layout is not None
+    access = matrix_access(layout, t.layout, t.dtype.bits)
     assert access is not None
     b = Builder(o.loc)
     place = Place(b)
     place.make(access.rows)
-    per = 2 * access.count
-    count = s.layout.size("reg") // per
-    g, inner = unrolled(b, count, "matrices")
-    row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
-    offset = shared_offset(inner, d.layout, coordinates(inner, access.rows, place, row))
-    first = inner.value(Binary, "mul", g, inner.value(Const, per, INT32))
-    values = []
-    for m in range(access.count):
-        pair = []
-        for e in range(2):
-            step = inner.value(Const, 2 * m + e, INT32)
-            at = inner.value(Binary, "add", first, step)
-            pair.append(inner.value(RegRead, o.source.buffer, at))
-        value = inner.value(Pack, tuple(pair))
-        if value.dtype != d.dtype:
-            value = inner.value(Cast, value, d.dtype)
-        values.append(value)
-    inner.emit(Stmatrix, o.dest.buffer, offset, tuple(values), access.transposed)
-    close(b, "unroll", g, count, inner)
-    return b.ops
+    with counted(b, layout.size("reg") // (2 * access.count), "matrices") as (g, inner):
+        row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
+        offset = shared_offset(inner, t.layout, coordinates(inner, access.rows, place, row))
+        yield b, inner, g, offset, access
 
 
 def matrix_inputs(func: Func) -> set[Value]:
@@ -65,8 +74,8 @@ def matrix_inputs(func: Func) -> set[Value]:
     them."""
     found = set()
     for o in walk(func.body):
-        if isinstance(o, Gemm) and not o.row.startswith("simt"):
-            seen, row = o.turn(), find_row(o.row)
+        if isinstance(o, Gemm) and not o.instr.startswith("simt"):
+            seen, row = o.swap_operands(), find_instruction(o.instr)
             for v, pack in zip((seen.a.buffer, seen.b.buffer), row.packs):
                 if v.buffer.space == "fragment" and pack == 2:
                     found.add(v)
@@ -81,9 +90,7 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
         and o.dest.buffer in inputs
         and s.space == "shared"
         and s.dtype == d.dtype
-        and o.source.is_whole
-        and o.dest.is_whole
-        and o.source.extents == o.dest.extents
+        and _is_whole(o)
         and s.layout is not None
         and d.layout is not None
         and d.layout.replicas("reg") == 1
@@ -93,19 +100,8 @@ def is_matrix_load(o: Copy, inputs: set[Value], target: Target) -> bool:
 
 def load_matrices(o: Copy) -> list[Op]:
     """The ops of such a copy."""
-    s, d = o.source.buffer.buffer, o.dest.buffer.buffer
-    assert s.layout is not None and d.layout is not None
-    access = matrix_access(d.layout, s.layout, d.dtype.bits)
-    assert access is not None
-    b = Builder(o.loc)
-    place = Place(b)
-    place.make(access.rows)
-    count = d.layout.size("reg") // (2 * access.count)
-    g, inner = unrolled(b, count, "matrices")
-    row = inner.value(Binary, "mul", g, inner.value(Const, 8, INT32))
-    offset = shared_offset(inner, s.layout, coordinates(inner, access.rows, place, row))
-    first = inner.value(Binary, "mul", g, inner.value(Const, access.count, INT32))
-    sides = o.dest.buffer, first, o.source.buffer, offset
-    inner.emit(Ldmatrix, *sides, access.count, access.transposed)
-    close(b, "unroll", g, count, inner)
+    with _groups(o, o.dest.buffer, o.source.buffer) as (b, inner, g, offset, access):
+        first = inner.value(Binary, "mul", g, inner.value(Const, access.count, INT32))
+        sides = o.dest.buffer, first, o.source.buffer, offset
+        inner.emit(Ldmatrix, *sides, access.count, access.transposed)
     return b.ops

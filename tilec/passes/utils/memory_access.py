@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilec.ir.agents import alignment, gcd2, innermost_contiguous
 from tilec.ir.analysis import facts_of
+from tilec.ir.copy_engines import alignment, gcd2, innermost_contiguous
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, walk
 from tilec.ir.layout import Layout
 from tilec.ir.ops import (

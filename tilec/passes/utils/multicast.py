@@ -26,11 +26,10 @@ from tilec.ir.ops import (
     Const,
     Copy,
     For,
-    If,
     Load,
     Parallel,
-    While,
-    yielded,
+    decides,
+    handed_on,
 )
 from tilec.passes.utils.addressing import Numbers
 
@@ -81,42 +80,16 @@ class Variation:
     def _block(self, block: Block, around: Places) -> None:
         for o in block.ops:
             self.around[o] = around
-            inner = around
-            match o:
-                case For():
-                    bounds = self.of((o.lo, o.hi, o.step))
-                    inner = around | bounds
-                    self._set(o.body.args[:1], bounds)
-                    self._carry(o.inits, o.body.args[1:], o.results, yielded(o.body), bounds)
-                case While():
-                    again = self.of(yielded(o.cond))
-                    inner = around | again
-                    self._carry(o.inits, o.cond.args, o.results, yielded(o.body), again)
-                    self._carry(o.inits, o.body.args, o.results, yielded(o.body), again)
-                case If():
-                    cond = self.of((o.cond,))
-                    inner = around | cond
-                    for n, r in enumerate(o.results):
-                        sides = self.of((yielded(o.then)[n], yielded(o.orelse)[n]))
-                        self._set((r,), cond | sides)
-                case Parallel():
-                    inner = self.all  # no box copy stands there
-                case _:
-                    self._set(o.results, self._scalar(o))
+            trips = self.of(decides(o))
+            inner = self.all if isinstance(o, Parallel) else around | trips  # no copy stands there
             for region in o.regions:
                 self._block(region, inner)
-
-    def _carry(
-        self,
-        inits: tuple[Value, ...],
-        args: tuple[Value, ...],
-        results: tuple[Value, ...],
-        nexts: tuple[Value, ...],
-        trips: Places,
-    ) -> None:
-        for init, arg, result, after in zip(inits, args, results, nexts):
-            found = self.of((init, arg, after)) | trips
-            self._set((arg, result), found)
+            for sources, holders in handed_on(o):
+                self._set(holders, self.of(sources) | trips)
+            if isinstance(o, For):
+                self._set(o.body.args[:1], trips)
+            elif not o.region_fields:
+                self._set(o.results, self._scalar(o))
 
     def _scalar(self, o: Op) -> Places:
         match o:
@@ -143,7 +116,7 @@ class Multicast:
             variation = Variation(func)
             shares: dict[Value, set[Share | None]] = {}
             for o in walk(func.body):
-                if isinstance(o, Copy) and o.agent == "tma":
+                if isinstance(o, Copy) and o.engine == "tma":
                     differs = variation.of(o.source.offsets) | variation.around[o]
                     found = self._share(o, variation.all - differs)
                     shares.setdefault(o.dest.buffer, set()).add(found)

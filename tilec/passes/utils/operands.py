@@ -1,20 +1,31 @@
-"""The operands of tile products: which part of which buffer they are, and whether wgmma can read
-them where they lie."""
+"""The operands of tile products: which part of which buffer they are, whether wgmma can read them
+where they lie, and how they come to registers where it cannot.
+
+wgmma reads 8-bit and 32-bit elements only where K is contiguous, but takes A from registers with
+any history. So an A that has M contiguous goes there, element by element; and a B that has N
+contiguous does as A of the product with operands swapped, C^T = B^T @ A^T. Long sums go in several
+products, lest the elements on their way take too many registers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from tilec.ir.analysis import Facts
-from tilec.ir.core import Builder, Region, Value
+from tilec.ir.core import Builder, Op, Region, Value
+from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Layout, WgmmaOperand, wgmma_operand
-from tilec.ir.ops import Binary, Const, Gemm
+from tilec.ir.ops import Alloc, Binary, Const, Copy, Gemm
+from tilec.ir.types import BufferType, DType
 from tilec.passes.utils.addressing import Numbers, narrow, shared_offset
+from tilec.passes.utils.building import whole
 
 WGMMA_K_BYTES = 32  # of one step of the instruction along K
 SWIZZLE_ROWS = 8  # after which every swizzle begins anew
+MAX_HELD = 64  # elements of an operand per thread that are brought to registers at once
+
+Choose = Callable[[Gemm], tuple[str, tuple[int, int]] | None]
 
 
 @dataclass(frozen=True)
@@ -122,3 +133,46 @@ def _steady(at: Sequence[int], extent: int, divisor: int, step: int) -> bool:
         [int(at[s + p]) - int(at[s]) for p in range(0, extent, step)] == first
         for s in range(0, len(at) - extent + 1, divisor)
     )
+
+
+def through_registers(
+    o: Gemm, rows: Sequence[MatrixInstruction], threads: int, choose: Choose
+) -> list[Op] | None:
+    """The copies and products, with their rows, that stand for `o`; None where no row can be used
+    so. `choose` gives the row and the warps of a product as the instruction sees it."""
+    depths = [row.k for row in rows if row.warps > 1 and "mn" not in row.majors]
+    if not depths:
+        return None
+    for which, mn_major in (("a", o.transpose_a), ("b", not o.transpose_b)):
+        x = o.a if which == "a" else o.b
+        if not mn_major or x.buffer.buffer.space != "shared":
+            continue
+        dtype = rows[0].a_dtype if which == "a" else rows[0].b_dtype
+        found = choose(_held(Builder(o.loc), o, which, dtype).swap_operands())
+        if found is None:
+            continue
+        m, n, k = o.shape
+        size = k
+        while (m if which == "a" else n) * size > MAX_HELD * threads and size % (
+            2 * depths[0]
+        ) == 0:
+            size //= 2
+        b = Builder(o.loc)
+        for start in range(0, k, size):
+            part = part_of_sum(b, o, start, size) if size < k else o
+            part = replace(part, clear=o.clear and start == 0)
+            b.ops.append(replace(_held(b, part, which, dtype), instr=found[0], warps=found[1]))
+        return b.ops
+    return None
+
+
+def _held(b: Builder, o: Gemm, which: str, dtype: DType) -> Gemm:
+    """The product with its operand `which` in a fragment of `dtype`; what fills the fragment."""
+    source = o.a if which == "a" else o.b
+    shape = source.extents[-2:]
+    fragment = b.value(
+        Alloc, BufferType(shape, dtype, "fragment"), name=f"{source.buffer.name}_held"
+    )
+    held = whole(b, fragment)
+    b.emit(Copy, source, held)
+    return replace(o, a=held) if which == "a" else replace(o, b=held, operands_swapped=True)

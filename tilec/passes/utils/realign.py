@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple
 
-from tilec.ir.agents import PIECE_REGISTERS, Agents, piece_layout
+from tilec.ir.copy_engines import PIECE_REGISTERS, CopyEngines, piece_layout
 from tilec.ir.core import Builder, Func, Region, Value, walk
 from tilec.ir.element_loops import element_indices
 from tilec.ir.layout import Layout, blocked
@@ -31,7 +31,6 @@ from tilec.ir.ops import (
     Const,
     Copy,
     Extract,
-    For,
     If,
     MemLoad,
     Misaligned,
@@ -39,13 +38,13 @@ from tilec.ir.ops import (
     Realign,
     RegRead,
     RegWrite,
+    RingStage,
     Select,
     Store,
     Unary,
-    Version,
     Yield,
 )
-from tilec.ir.types import INT32, INT64, UINT32, BufferType, ScalarType
+from tilec.ir.types import INT32, INT64, UINT32, BufferType
 from tilec.passes.utils.addressing import (
     Place,
     Tensors,
@@ -54,6 +53,7 @@ from tilec.passes.utils.addressing import (
     narrow,
     unique_replica,
 )
+from tilec.passes.utils.building import copy_whole, counted
 from tilec.passes.utils.registers import MOST_LACKING, OTHER_REGISTERS, at_launch
 from tilec.passes.utils.rings import only_if
 from tilec.target import Target
@@ -106,7 +106,7 @@ class Realigner:
     """Brings tiles of `func`'s tensors with `threads` threads."""
 
     def __init__(self, func: Func, threads: int, target: Target) -> None:
-        self.agents = Agents(func, target)
+        self.engines = CopyEngines(func, target)
         self.tensors = Tensors(func)
         self.warp_size = target.warp_size
         self.warps = threads // target.warp_size
@@ -133,7 +133,7 @@ class Realigner:
         return found
 
     def _tile(self, o: Copy) -> Tile | None:
-        if not self.agents.in_pieces(o):
+        if not self.engines.in_pieces(o):
             return None
         shape, dtype = o.dest.shape, o.source.dtype
         per = _per_piece(o)
@@ -196,11 +196,10 @@ class Realigner:
                     ends.emit(RegWrite, v, n, value)
         self._unless_reachable(b, found, ends)
 
-    def store(self, b: Builder, found: Pieces, held: Held, slot: Value) -> None:
-        """What `load` has brought, to version `slot` of each tile in shared memory."""
-        zero = b.value(Const, 0, INT32)
+    def store(self, b: Builder, found: Pieces, held: Held, stage: Value) -> None:
+        """What `load` has brought, to stage `stage` of each tile in shared memory."""
         tiles = {o.dest.buffer: tile for o, tile in zip(found.copies, found.tiles)}
-        dest = {v: b.value(Version, v, slot, name=v.name) for v in tiles}
+        dest = {v: b.value(RingStage, v, stage, name=v.name) for v in tiles}
         elements = {
             v: b.value(Alloc, tile.elements, name=f"{v.name}_elements") for v, tile in tiles.items()
         }
@@ -224,7 +223,7 @@ class Realigner:
                         end = b.value(RegRead, held.ends[v], n)
                         value = b.value(Select, there, value, end)
                     b.emit(RegWrite, elements[v], n, value)
-            b.emit(Copy, whole(elements[v], zero), whole(dest[v], zero), agent="threads", vector=1)
+            copy_whole(b, elements[v], dest[v], engine="threads", vector=1)
 
         self._forms(b, found, each)
         if not held.ends:
@@ -312,34 +311,33 @@ class Realigner:
         """Store the elements of a thread's parts whose pieces do not both lie in memory. A loop,
         and elements asked for no sooner than now: few tiles have any. Those of all tiles are asked
         for together."""
-        number = Value(ScalarType(INT32), "part")
-        body, loads, stores = Builder(b.loc), Builder(b.loc), Builder(b.loc)
+        loads, stores = Builder(b.loc), Builder(b.loc)
         some: Value | None = None
-        for o, tile in zip(found.copies, found.tiles):
-            layout, per = tile.elements.layout, _per_piece(o)
-            assert layout is not None
-            register = body.value(Binary, "mul", number, body.value(Const, per, INT32))
-            part = self._part(body, o, layout, register)
-            there = body.value(Compare, "lt", number, body.value(Const, tile.parts, INT32))
-            mine = unique_replica(body, layout, Place(body))
-            own = [] if mine is None else [mine]
-            wanted = conjunction(body, [there, *own, *self._lacking(body, o, part)])
-            assert wanted is not None
-            some = wanted if some is None else body.value(Binary, "or", some, wanted)
-            inner = Builder(b.loc)
-            zero = inner.value(Const, 0, INT32)
-            for e, value in enumerate(self._elements(loads, o, part, wanted)):
-                column = inner.value(Binary, "add", part.place[-1], inner.value(Const, e, INT32))
-                place = iter((*part.place[:-1], column))
-                index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
-                inner.emit(Store, dest[o.dest.buffer], index, value)
-            only_if(stores, wanted, inner.ops)
-        assert some is not None
-        only_if(body, some, loads.ops + stores.ops)
-        body.emit(Yield)
         most = max(tile.parts for tile in found.tiles)
-        bounds = (b.value(Const, n, INT32) for n in (0, most, 1))
-        b.emit(For, "serial", *bounds, (), body.block([number]))
+        with counted(b, most, "part", "serial") as (number, body):
+            for o, tile in zip(found.copies, found.tiles):
+                layout, per = tile.elements.layout, _per_piece(o)
+                assert layout is not None
+                register = body.value(Binary, "mul", number, body.value(Const, per, INT32))
+                part = self._part(body, o, layout, register)
+                there = body.value(Compare, "lt", number, body.value(Const, tile.parts, INT32))
+                mine = unique_replica(body, layout, Place(body))
+                own = [] if mine is None else [mine]
+                wanted = conjunction(body, [there, *own, *self._lacking(body, o, part)])
+                assert wanted is not None
+                some = wanted if some is None else body.value(Binary, "or", some, wanted)
+                inner = Builder(b.loc)
+                zero = inner.value(Const, 0, INT32)
+                for e, value in enumerate(self._elements(loads, o, part, wanted)):
+                    column = inner.value(
+                        Binary, "add", part.place[-1], inner.value(Const, e, INT32)
+                    )
+                    place = iter((*part.place[:-1], column))
+                    index = tuple(zero if n == 1 else next(place) for n in o.dest.extents)
+                    inner.emit(Store, dest[o.dest.buffer], index, value)
+                only_if(stores, wanted, inner.ops)
+            assert some is not None
+            only_if(body, some, loads.ops + stores.ops)
 
     def _row_inside(self, b: Builder, o: Copy, part: _Part, first: int) -> list[Value]:
         """Whether the row of a part exists: one test for each dimension from `first` on but the
@@ -420,12 +418,6 @@ class Realigner:
         """The offset of the last element before these ends."""
         ones = [b.value(Const, 1, v.dtype) for v in ends]
         return self.tensors.offset(b, t, [b.value(Binary, "sub", v, n) for v, n in zip(ends, ones)])
-
-
-def whole(v: Value, zero: Value) -> Region:
-    """All of an on-chip buffer."""
-    shape = v.buffer.static_shape
-    return Region(v, (zero,) * len(shape), shape)
 
 
 def _per_piece(o: Copy) -> int:

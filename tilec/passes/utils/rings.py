@@ -7,7 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, rewrite, walk
+from tilec.ir.core import (
+    Block,
+    Builder,
+    Func,
+    Op,
+    Param,
+    Region,
+    Substitution,
+    Value,
+    rewrite,
+    walk,
+)
 from tilec.ir.dependence import once
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
@@ -26,14 +37,15 @@ from tilec.ir.ops import (
     MbarrierInit,
     MbarrierWait,
     PrefetchMap,
+    RingStage,
     Select,
     Store,
     TmaLoad,
-    Version,
     Warp,
     Yield,
 )
-from tilec.ir.types import BOOL, INT32, INT64, BufferType, DType, TensorMapType
+from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
+from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
 
@@ -46,19 +58,19 @@ def ring_copies(loop: For) -> list[Copy]:
     return [o for o in once(loop.body) if isinstance(o, Copy) and o.ahead]
 
 
-def with_versions(func: Func, versions: Mapping[Value, int], ahead: bool) -> Func:
-    """`func` with so many versions of these shared buffers, whose copies from global memory run
+def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
+    """`func` with so many stages of these shared buffers, whose copies from global memory run
     `ahead` or do not."""
     subst: Substitution = {}
 
     def visit(o: Op) -> None | Op:
-        if isinstance(o, Alloc) and o.result in versions:
-            typed = replace(o.type, versions=versions[o.result])
+        if isinstance(o, Alloc) and o.result in stages:
+            typed = replace(o.type, stages=stages[o.result])
             subst[o.result] = Value(typed, o.result.name)
             return replace(o, type=typed, results=(subst[o.result],))
         if isinstance(o, Copy) and o.dest.buffer in made:
             if o.source.buffer.buffer.space == "global":
-                return replace(o, ahead=ahead, agent=o.agent if ahead else "threads")
+                return replace(o, ahead=ahead, engine=o.engine if ahead else "threads")
         return None
 
     made = subst.values()
@@ -68,11 +80,11 @@ def with_versions(func: Func, versions: Mapping[Value, int], ahead: bool) -> Fun
 def settle(func: Func) -> Func:
     """`func`, where who brings each tile is known: what TMA was to bring and cannot, and threads
     cannot bring for a later iteration of a loop, does not run ahead. `attrs["ahead"]` lists what
-    does: (line, buffer, versions, agent)."""
+    does: (line, buffer, stages, engine)."""
     func = _without_stray(func) if func.attrs.get("specialise") else func
     copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead]
-    rows = ((o.loc.line, o.dest.buffer, o.agent) for o in copies)
-    ahead = tuple((line, v.name, v.buffer.versions, agent) for line, v, agent in rows)
+    rows = ((o.loc.line, o.dest.buffer, o.engine) for o in copies)
+    ahead = tuple((line, v.name, v.buffer.stages, engine) for line, v, engine in rows)
     return func.with_attrs(ahead=ahead) if ahead else func
 
 
@@ -87,13 +99,20 @@ def _without_stray(func: Func) -> Func:
                 for o in copies
                 if loop.num_stages > 1 and buffers[o.dest.buffer] == 1 and can_run_ahead(loop, o)
             }
-    ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead and o.agent != "tma"]
+    ahead = [o for o in walk(func.body) if isinstance(o, Copy) and o.ahead and o.engine != "tma"]
     stray = {o.dest.buffer for o in ahead if o not in fine}
-    return with_versions(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
+    return with_stages(func, dict.fromkeys(stray, 1), ahead=False) if stray else func
 
 
 def const(b: Builder, value: int) -> Value:
     return b.value(Const, value, INT32)
+
+
+def meeting(func: Func) -> tuple[int, int]:
+    """Number and threads of the barrier at which the threads of the user's program meet: the
+    block's (0, 0), or, where there are producer warps beside them, one of their own."""
+    threads = int(func.attrs["threads"] or 0)  # 0: the CPU's code generator chooses
+    return (1, threads) if int(func.attrs.get("launch_threads", threads)) != threads else (0, 0)
 
 
 def only_if(b: Builder, cond: Value, ops: Iterable[Op]) -> None:
@@ -119,7 +138,7 @@ def elected(b: Builder, every_warps: int = 0, lanes: int = 1) -> Value:
 
 
 class Position:
-    """Where a scope stands in a ring: a (slot, phase) pair that it carries for itself.
+    """Where a scope stands in a ring: a (stage, phase) pair that it carries for itself.
 
     A pair is advanced once per acquire that is executed, never computed from a loop index, so
     loops may be nested, skipped or left early."""
@@ -127,29 +146,29 @@ class Position:
     def __init__(self, b: Builder, stages: int, phase: int, name: str) -> None:
         local = BufferType((1,), INT32, "local")
         self.stages = stages
-        self.slot = b.value(Alloc, local, name=f"{name}_slot")
+        self.stage = b.value(Alloc, local, name=f"{name}_stage")
         self.phase = b.value(Alloc, local, name=f"{name}_phase")
         zero = const(b, 0)
-        b.emit(Store, self.slot, (zero,), zero)
+        b.emit(Store, self.stage, (zero,), zero)
         b.emit(Store, self.phase, (zero,), const(b, phase))
 
-    def get_slot(self, b: Builder) -> Value:
-        return b.value(Load, self.slot, (const(b, 0),), name="slot")
+    def get_stage(self, b: Builder) -> Value:
+        return b.value(Load, self.stage, (const(b, 0),), name="stage")
 
     def get_phase(self, b: Builder) -> Value:
         return b.value(Load, self.phase, (const(b, 0),), name="phase")
 
-    def before(self, b: Builder, slot: Value) -> Value:
-        """The slot before `slot`."""
-        at_start = b.value(Compare, "eq", slot, const(b, 0))
-        less = b.value(Binary, "sub", slot, const(b, 1))
+    def before(self, b: Builder, stage: Value) -> Value:
+        """The stage before `stage`."""
+        at_start = b.value(Compare, "eq", stage, const(b, 0))
+        less = b.value(Binary, "sub", stage, const(b, 1))
         return b.value(Select, at_start, const(b, self.stages - 1), less)
 
-    def advance(self, b: Builder, slot: Value, phase: Value | None = None) -> None:
+    def advance(self, b: Builder, stage: Value, phase: Value | None = None) -> None:
         zero = const(b, 0)
-        following = b.value(Binary, "add", slot, const(b, 1))
+        following = b.value(Binary, "add", stage, const(b, 1))
         wrap = b.value(Compare, "eq", following, const(b, self.stages))
-        b.emit(Store, self.slot, (zero,), b.value(Select, wrap, zero, following))
+        b.emit(Store, self.stage, (zero,), b.value(Select, wrap, zero, following))
         if phase is not None:
             turned = b.value(Binary, "xor", phase, b.value(Cast, wrap, INT32))
             b.emit(Store, self.phase, (zero,), turned)
@@ -157,9 +176,9 @@ class Position:
     def skip(self, b: Builder, count: Value) -> None:
         """Advance by `count` (i32, not negative) acquires at once."""
         zero, stages = const(b, 0), const(b, self.stages)
-        ahead = b.value(Binary, "add", self.get_slot(b), count)
+        ahead = b.value(Binary, "add", self.get_stage(b), count)
         rounds = b.value(Binary, "floordiv", ahead, stages)
-        b.emit(Store, self.slot, (zero,), b.value(Binary, "mod", ahead, stages))
+        b.emit(Store, self.stage, (zero,), b.value(Binary, "mod", ahead, stages))
         turned = b.value(
             Binary, "and", b.value(Binary, "add", self.get_phase(b), rounds), const(b, 1)
         )
@@ -170,10 +189,10 @@ class Position:
 class Ring:
     """The buffers that are filled and freed together, and the pair of barriers that guards them.
 
-    `arrivals`: how many times a block must release a slot; `release_every`: one thread of every so
+    `arrivals`: how many times a block must release a stage; `release_every`: one thread of every so
     many warps releases (4: a warpgroup, whose instruction reads for all its warps). `links`: the
-    blocks of the cluster that load into one another's slots, as what their numbers differ by (0:
-    the block itself); a slot is released to each of them, and `number` is this block's own."""
+    blocks of the cluster that load into one another's stages, as what their numbers differ by (0:
+    the block itself); a stage is released to each of them, and `number` is this block's own."""
 
     name: str
     buffers: tuple[Value, ...]
@@ -187,13 +206,13 @@ class Ring:
 
     @property
     def bytes(self) -> int:
-        """Bytes that fill one slot."""
+        """Bytes that fill one stage."""
         return sum(v.buffer.size * v.buffer.dtype.bits // 8 for v in self.buffers)
 
     def allocate(self, b: Builder) -> None:
-        slots = BufferType((self.stages,), INT64, "barrier")
-        self.full = b.value(Alloc, slots, name=f"{self.name}_full")
-        self.empty = b.value(Alloc, slots, name=f"{self.name}_empty")
+        stages = BufferType((self.stages,), INT64, "barrier")
+        self.full = b.value(Alloc, stages, name=f"{self.name}_full")
+        self.empty = b.value(Alloc, stages, name=f"{self.name}_empty")
 
     def initialise(self, b: Builder) -> None:
         assert self.full is not None and self.empty is not None
@@ -201,29 +220,29 @@ class Ring:
         b.emit(MbarrierInit, self.empty, self.arrivals * len(self.links))
 
     def wait_full(self, b: Builder, at: Position) -> Value:
-        """Wait until the slot at `at` is filled; returns the slot."""
+        """Wait until the stage at `at` is filled; returns the stage."""
         assert self.full is not None
-        slot = at.get_slot(b)
-        b.emit(MbarrierWait, self.full, slot, at.get_phase(b))
-        return slot
+        stage = at.get_stage(b)
+        b.emit(MbarrierWait, self.full, stage, at.get_phase(b))
+        return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:
-        """Wait until the slot at `at` is free and announce its bytes; returns the slot."""
+        """Wait until the stage at `at` is free and announce its bytes; returns the stage."""
         assert self.full is not None and self.empty is not None
-        slot = at.get_slot(b)
-        b.emit(MbarrierWait, self.empty, slot, at.get_phase(b))
-        b.emit(MbarrierExpect, self.full, slot, self.bytes)
-        return slot
+        stage = at.get_stage(b)
+        b.emit(MbarrierWait, self.empty, stage, at.get_phase(b))
+        b.emit(MbarrierExpect, self.full, stage, self.bytes)
+        return stage
 
-    def release(self, b: Builder, slot: Value, guard: Value | None = None) -> None:
+    def release(self, b: Builder, stage: Value, guard: Value | None = None) -> None:
         assert self.empty is not None
         who = elected(b, self.release_every, len(self.links))
         if guard is not None:
             who = b.value(Binary, "and", who, guard)
-        b.emit(MbarrierArrive, self.empty, slot, who, self._linked(b))
+        b.emit(MbarrierArrive, self.empty, stage, who, self._linked(b))
 
     def _linked(self, b: Builder) -> Value | None:
-        """The block that this lane releases a slot to; None where blocks load for themselves."""
+        """The block that this lane releases a stage to; None where blocks load for themselves."""
         if self.number is None:
             return None
         differs = b.value(Lane)
@@ -252,56 +271,68 @@ class TensorMaps:
             self.params[t] = Param(Value(t, name), "tensor_map", tensor.name)
         return self.params[t].value
 
+    def boxes(
+        self,
+        tile: Value,
+        region: Region,
+        shape: tuple[int, ...] | None = None,
+        box: tuple[int, ...] | None = None,
+    ) -> tuple[Value, list[int], list[tuple[int, list[int]]]]:
+        """What moves a shared tile, or the first `shape` of it, to or from a region of a tensor (in
+        boxes of `box`, else the largest): the descriptor; for each dimension of the tensor,
+        innermost first, which one of the tile it is (-1: none); for each box where it begins in the
+        tile's memory, in elements, and how far from the region's offsets."""
+        t = tile.buffer
+        assert t.layout is not None
+        found = tma_box(t.layout, t.dtype.bits)
+        assert found is not None
+        shape, box = shape or t.static_shape, box or found[0]
+        wide = (d for d, e in enumerate(region.extents) if e != 1)
+        tile_of = dict(zip(wide, (d for d, e in enumerate(shape) if e != 1)))
+        dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
+        extents = tuple(box[d] if d >= 0 else 1 for d in dims)
+        offsets = t.layout.offsets()
+        return (
+            self.get(region.buffer, extents, found[1], t.dtype),
+            dims,
+            [
+                (int(offsets[corner]), [corner[d] if d >= 0 else 0 for d in dims])
+                for corner in itertools.product(*(range(0, e, x) for e, x in zip(shape, box)))
+            ],
+        )
+
     def prefetch(self, b: Builder) -> None:
         for p in self.params.values():
             b.emit(PrefetchMap, p.value)
 
 
 def tma_boxes(
-    b: Builder, o: Copy, maps: TensorMaps, barrier: Value, slot: Value, multicast: Multicast
+    b: Builder, o: Copy, maps: TensorMaps, barrier: Value, stage: Value, multicast: Multicast
 ) -> None:
-    """The box copies that bring one tile into version `slot` of its buffer; of a tile that several
+    """The box copies that bring one tile into stage `stage` of its buffer; of a tile that several
     blocks share, this block's part into the buffers of all of them."""
-    tile, source = o.dest.buffer, o.source
-    t = tile.buffer
-    assert t.layout is not None
-    found = tma_box(t.layout, t.dtype.bits)
-    assert found is not None
-    box, swizzle = found
-    version = b.value(Version, tile, slot)
-    shape = t.static_shape
-    offsets = t.layout.offsets()
+    tile = o.dest.buffer
+    ring_stage = b.value(RingStage, tile, stage)
+    shape = tile.buffer.static_shape
     share = multicast.shares.get(tile)
-    along, blocks = -1, None
+    blocks = None
     first = start = const(b, 0)
     if share is not None:
-        along, box = share.along, share.box
-        shape = (*shape[:along], share.extent, *shape[along + 1 :])
+        shape = (*shape[: share.along], share.extent, *shape[share.along + 1 :])
         part, blocks = multicast.part(b, share), multicast.receivers(b, share)
         first = b.value(Binary, "mul", part, const(b, share.extent))
         start = b.value(Binary, "mul", part, const(b, share.step))
-    tile_dims = [d for d, e in enumerate(shape) if e != 1]
-    source_dims = [d for d, e in enumerate(source.extents) if e != 1]
-    tile_of = dict(zip(source_dims, tile_dims))
-    rank = source.buffer.buffer.rank
-    full_box = tuple(box[tile_of[d]] if d in tile_of else 1 for d in reversed(range(rank)))
-    descriptor = maps.get(source.buffer, full_box, swizzle, t.dtype)
-    for origin in itertools.product(*(range(0, e, x) for e, x in zip(shape, box))):
+    descriptor, dims, boxes = maps.boxes(tile, o.source, shape, share.box if share else None)
+    for offset, shifts in boxes:
         coords = []
-        for d in reversed(range(rank)):
-            base = source.offsets[d]
-            shift = origin[tile_of[d]] if d in tile_of else 0
-            if base.dtype != INT32:
-                base = b.value(Cast, base, INT32)
-            at = b.value(Binary, "add", base, const(b, shift)) if shift else base
-            if share is not None and tile_of.get(d) == along:
+        for d, shift, base in zip(dims, shifts, reversed(o.source.offsets)):
+            at = narrow(b, base)
+            if shift:
+                at = b.value(Binary, "add", at, const(b, shift))
+            if share is not None and d == share.along:
                 at = b.value(Binary, "add", at, first)
             coords.append(at)
-        where = const(b, int(offsets[origin]))
+        where = const(b, offset)
         if share is not None:
             where = b.value(Binary, "add", where, start)
-        b.emit(TmaLoad, version, where, descriptor, tuple(coords), barrier, slot, blocks)
-
-
-def true(b: Builder) -> Value:
-    return b.value(Const, True, BOOL)
+        b.emit(TmaLoad, ring_stage, where, descriptor, tuple(coords), barrier, stage, blocks)

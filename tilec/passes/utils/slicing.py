@@ -3,21 +3,20 @@ an earlier iteration without being sent there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from tilec.ir.core import Block, Op, Substitution, Value, clone, upstream, walk
+from tilec.ir.core import Block, Op, Substitution, Value, clone, substitute, upstream, walk
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import For, If, Parallel, While, Yield, yielded
+from tilec.ir.ops import For, If, While, Yield, decides, handed_on, yielded
 from tilec.ir.types import BufferType
+
+_T = TypeVar("_T")
 
 
 class NotClonable(Exception):
     """A value is made by something that must not be done twice."""
-
-    def __init__(self, op: Op | None) -> None:
-        super().__init__(op)
-        self.op = op
 
 
 class Slice:
@@ -30,14 +29,12 @@ class Slice:
         self.written = written_tensors(block)
         self.needed: set[Value] = set()
         self.defs: dict[Value, Op] = {}
-        self.arg_of: dict[Value, tuple[Op, int]] = {}
+        self.flow: dict[Value, tuple[Op, int]] = {}  # of what control flow hands on
         self.kept_blocks: set[Block] = set()
         for o in walk(block):
-            for r in o.results:
-                self.defs[r] = o
-            for region in o.regions:
-                for i, a in enumerate(region.args):
-                    self.arg_of[a] = (o, i)
+            self.defs.update(dict.fromkeys(o.results, o))
+            for i, (_, holders) in enumerate(handed_on(o)):
+                self.flow.update(dict.fromkeys(holders, (o, i)))
         self._mark_around(block)
 
     def _mark_around(self, block: Block) -> bool:
@@ -51,17 +48,8 @@ class Slice:
                     self.need(v)
             elif any(inside):
                 any_kept = True
-                match o:
-                    case For():
-                        for v in (o.lo, o.hi, o.step):
-                            self.need(v)
-                    case If():
-                        self.need(o.cond)
-                    case While():
-                        for v in yielded(o.cond):
-                            self.need(v)
-                    case Parallel():
-                        pass
+                for v in decides(o):
+                    self.need(v)
         if any_kept:
             self.kept_blocks.add(block)
         return any_kept
@@ -77,38 +65,18 @@ class Slice:
 
     def _behind(self, v: Value) -> Iterator[Value]:
         """What `v` is computed from."""
-        if v in self.defs:
+        if v in self.flow:
+            o, i = self.flow[v]
+            sources, holders = handed_on(o)[i]
+            yield from (*sources, *decides(o))
+            self.needed.update(holders)
+            self.kept_blocks.update(o.regions)
+        elif v in self.defs:
             o = self.defs[v]
-            match o:
-                case For() | While():
-                    yield from self._carried(o, o.results.index(v))
-                case If():
-                    i = o.results.index(v)
-                    yield o.cond
-                    for region in o.regions:
-                        self.kept_blocks.add(region)
-                        yield yielded(region)[i]
-                case _ if is_clonable(o, self.written):
-                    yield from o.operands
-                case _ if isinstance(v.type, BufferType):
-                    pass
-                case _:
-                    raise NotClonable(o)
-        elif v in self.arg_of:
-            o, i = self.arg_of[v]
-            if isinstance(o, For) and i > 0:
-                yield from self._carried(o, i - 1)
-            elif isinstance(o, While):
-                yield from self._carried(o, i)
-
-    def _carried(self, o: For | While, i: int) -> Iterator[Value]:
-        """What the carried value number `i` is computed from."""
-        yield o.inits[i]
-        yield yielded(o.body)[i]
-        self.needed.add(o.results[i])
-        self.needed.add(o.body.args[i + 1] if isinstance(o, For) else o.body.args[i])
-        yield from (o.lo, o.hi, o.step) if isinstance(o, For) else yielded(o.cond)
-        self.kept_blocks.add(o.body)
+            if is_clonable(o, self.written):
+                yield from o.operands
+            elif not isinstance(v.type, BufferType):
+                raise NotClonable(o)
 
     def copy(self, block: Block, subst: Substitution) -> list[Op]:
         """The needed part of `block` with fresh values; kept ops are cloned like the others."""
@@ -125,65 +93,44 @@ class Slice:
         return out
 
     def _copy_control(self, o: Op, subst: Substitution) -> Op:
-        def get(v: Value) -> Value:
-            return subst.get(v, v)
+        if not isinstance(o, (For, While, If)):
+            raise NotClonable(o)
+        slots = handed_on(o)
+        kept = [i for i, (_, holders) in enumerate(slots) if not self.needed.isdisjoint(holders)]
 
-        def fresh(v: Value) -> Value:
-            subst[v] = Value(v.type, v.name)
-            return subst[v]
+        def of(values: Sequence[_T]) -> tuple[_T, ...]:
+            """Those of the slots that are kept, and what stands before the slots."""
+            first = len(values) - len(slots)
+            return (*values[:first], *(values[first + i] for i in kept)) if values else ()
 
-        match o:
-            case For():
-                kept = [i for i, r in enumerate(o.results) if self._carried_needed(o, i)]
-                inits = tuple(get(o.inits[i]) for i in kept)
-                args = (fresh(o.body.args[0]), *(fresh(o.body.args[i + 1]) for i in kept))
-                ops = self.copy(o.body, subst)
-                ops.append(Yield(tuple(get(yielded(o.body)[i]) for i in kept), loc=o.loc))
-                results = tuple(fresh(o.results[i]) for i in kept)
-                return replace(
-                    o,
-                    lo=get(o.lo),
-                    hi=get(o.hi),
-                    step=get(o.step),
-                    inits=inits,
-                    body=Block(args, tuple(ops)),
-                    results=results,
-                )
-            case If():
-                kept = [i for i, r in enumerate(o.results) if r in self.needed]
-                blocks = []
-                for region in (o.then, o.orelse):
-                    ops = self.copy(region, subst)
-                    ops.append(Yield(tuple(get(yielded(region)[i]) for i in kept), loc=o.loc))
-                    blocks.append(Block((), tuple(ops)))
-                results = tuple(fresh(o.results[i]) for i in kept)
-                types = tuple(o.types[i] for i in kept)
-                return replace(
-                    o,
-                    cond=get(o.cond),
-                    then=blocks[0],
-                    orelse=blocks[1],
-                    types=types,
-                    results=results,
-                )
-            case While():
-                kept = [i for i, r in enumerate(o.results) if r in self.needed]
-                inits = tuple(get(o.inits[i]) for i in kept)
-                regions = []
-                for region, values in (
-                    (o.cond, yielded(o.cond)),
-                    (o.body, tuple(yielded(o.body)[i] for i in kept)),
-                ):
-                    args = tuple(fresh(region.args[i]) for i in kept)
-                    ops = self.copy(region, subst)
-                    ops.append(Yield(tuple(map(get, values)), loc=o.loc))
-                    regions.append(Block(args, tuple(ops)))
-                results = tuple(fresh(o.results[i]) for i in kept)
-                return replace(o, inits=inits, cond=regions[0], body=regions[1], results=results)
-        raise NotClonable(o)
+        def fresh(values: Sequence[Value]) -> tuple[Value, ...]:
+            made = tuple(Value(v.type, v.name) for v in values)
+            subst.update(zip(values, made))
+            return made
 
-    def _carried_needed(self, o: For, i: int) -> bool:
-        return o.results[i] in self.needed or o.body.args[i + 1] in self.needed
+        given: dict[str, Any] = (
+            {"types": of(o.types)} if isinstance(o, If) else {"inits": of(o.inits)}
+        )
+        done = substitute(replace(o, **given), subst)
+        regions: dict[str, Any] = {}
+        for name in o.region_fields:
+            region = getattr(o, name)
+            args = fresh(of(region.args))
+            ops = self.copy(region, subst)
+            values = yielded(region)
+            values = values if name == "cond" else of(values)
+            ops.append(Yield(tuple(subst.get(v, v) for v in values), loc=o.loc))
+            regions[name] = Block(args, tuple(ops))
+        return replace(done, **regions, results=fresh(of(o.results)))
+
+
+def is_separable(block: Block, keep: Iterable[Op]) -> bool:
+    """Whether a scope of its own can do the ops of `keep`."""
+    try:
+        Slice(block, keep)
+    except NotClonable:
+        return False
+    return True
 
 
 def can_run_ahead(loop: For, copy: Op) -> bool:

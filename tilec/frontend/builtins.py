@@ -1,0 +1,243 @@
+"""The table of builtins: which function of `tilec.language` is handled by which function here.
+
+A handler takes the tracer and a `Call` (arguments bound by the builtin's own signature, so that the
+language stays the one place that names them) and returns the call's value.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tilec.builtins import foreign
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Number, describe
+from tilec.ir.errors import did_you_mean
+from tilec.ir.types import DTYPES, DType, find_dtype
+
+# Keywords that the builtins of other systems have and ours will get.
+LATER_KEYWORDS: dict[str, frozenset[str]] = {
+    "copy": frozenset({"prefer_instruction", "loop_layout"}),
+    "gemm": frozenset({"k_pack", "wg_wait", "mbar"}),
+    "Kernel": frozenset({"prelude", "is_cpu"}),
+    "Parallel": frozenset({"loop_layout", "prefer_async"}),
+    "Pipelined": frozenset({"sync", "group"}),
+    "unroll": frozenset({"explicit", "unroll_factor"}),
+    "print": frozenset({"warp_group_id", "warp_id"}),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a builtin: `values` are its arguments by parameter name, defaults filled in;
+    `nodes` the syntax of those that were written."""
+
+    builtin: str
+    node: ast.Call
+    values: Mapping[str, Any]
+    nodes: Mapping[str, ast.expr]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def place(self, name: str) -> ast.AST:
+        """Where an argument stands (the call, if it was left out)."""
+        return self.nodes.get(name, self.node)
+
+
+Handler = Callable[[Any, Call], object]
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """`raw`: arguments stay syntax; the handler evaluates them."""
+
+    name: str
+    handler: Handler
+    raw: bool = False
+
+
+BUILTINS: dict[Callable[..., Any], Builtin] = {}
+
+
+def builtin(function: Callable[..., Any], raw: bool = False) -> Callable[[Handler], Handler]:
+    """Make the decorated function the handler of a builtin of the language."""
+
+    def register(handler: Handler) -> Handler:
+        BUILTINS[function] = Builtin(function.__name__, handler, raw)
+        return handler
+
+    return register
+
+
+@cache
+def parameters_of(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """A builtin's parameters."""
+    return tuple(inspect.signature(function).parameters.values())
+
+
+def bind_call(
+    t: Expressions,
+    shown: str,
+    builtin: str,
+    parameters: tuple[inspect.Parameter, ...],
+    node: ast.Call,
+    raw: bool = False,
+) -> Call:
+    """Bind a call's arguments to parameters. `shown` names the builtin in messages ("T.copy").
+
+    Raises CompileError for a wrong count, an unknown keyword, an argument given twice.
+    """
+    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    values: dict[str, Any] = {}
+    nodes: dict[str, ast.expr] = {}
+    if rest is not None:
+        values[rest] = tuple(t.elements(node.args))
+    else:
+        if len(node.args) > len(names):
+            listed = ", ".join(names) or "none"
+            needed = ", ".join(p.name for p in parameters if p.default is p.empty)
+            raise t.error(
+                f"{shown} takes at most {len(names)} argument{'s' * (len(names) != 1)} ({listed}), "
+                f"{len(node.args)} were given",
+                f"write {shown}({needed})",
+                node.args[len(names)],
+            )
+        for name, arg in zip(names, node.args):
+            nodes[name] = arg
+    for keyword in node.keywords:
+        name = keyword.arg or "**"
+        if name not in names:
+            if name in LATER_KEYWORDS.get(builtin, ()):
+                raise t.error(f"{shown}({name}=…) is not supported yet", "leave it out", keyword)
+            meant, hint = foreign.meant_keyword(builtin, name)
+            near = f"; did you mean {meant!r}?" if meant else did_you_mean(name, names)
+            hint = hint or f"it has: {', '.join(names)}"
+            raise t.error(f"{shown} has no keyword {name!r}{near}", hint, keyword)
+        if name in nodes:
+            raise t.error(f"{shown}: {name} is given twice", "leave one out", keyword)
+        nodes[name] = keyword.value
+    for p in parameters:
+        if p.name in nodes:
+            values[p.name] = None if raw else t.expression(nodes[p.name])
+        elif p.default is not p.empty:
+            values[p.name] = p.default
+        elif p.name != rest:
+            listed = ", ".join(q.name for q in parameters if q.default is q.empty)
+            raise t.error(f"{shown} needs the argument {p.name!r}", f"write {shown}({listed})")
+    return Call(builtin, node, values, nodes)
+
+
+# --- reading arguments ----------------------------------------------------------------------------
+
+
+def int_argument(t: Expressions, c: Call, name: str, least: int) -> int:
+    """A compile-time int that is at least `least`."""
+    value = c[name]
+    found = static_int(value)
+    if found is None:
+        raise t.error(
+            f"{name} of T.{c.builtin} must be a compile-time int, it is {describe(value)}",
+            "write an int, or a parameter annotated T.constexpr",
+            c.place(name),
+        )
+    if found < least:
+        message = f"{name} of T.{c.builtin} is {found}, the least is {least}"
+        raise t.error(message, f"write {name}={least} or more", c.place(name))
+    return found
+
+
+def bool_argument(t: Expressions, c: Call, name: str) -> bool:
+    """A compile-time bool."""
+    value = c[name]
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise t.error(
+        f"{name} of T.{c.builtin} must be True or False, it is {describe(value)}",
+        f"write {name}=True",
+        c.place(name),
+    )
+
+
+def dtype_argument(t: Expressions, c: Call, name: str) -> DType:
+    """A dtype, or the name of one."""
+    return dtype_at(t, c[name], c.place(name))
+
+
+def dtype_at(t: Expressions, value: object, place: ast.AST) -> DType:
+    """The dtype that `value`, written at `place`, is or names."""
+    found = find_dtype(value) if isinstance(value, str | DType) else None
+    if found is not None:
+        return found
+    meant = foreign.meant_dtype(value)
+    near = f"; did you mean {meant!r}?" if meant else did_you_mean(str(value), DTYPES)
+    raise t.error(f"{describe(value)} is not a dtype{near}", f"known: {', '.join(DTYPES)}", place)
+
+
+def number_argument(t: Expressions, c: Call, name: str) -> Number:
+    """A number."""
+    with t.at(c.place(name)):
+        return t.number(c[name], f"{name} of T.{c.builtin}")
+
+
+def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
+    """Compile-time extents of at least one."""
+    value = c[name]
+    entries = value if isinstance(value, tuple | list) else (value,)
+    written = c.place(name)
+    nodes = written.elts if isinstance(written, ast.Tuple | ast.List) else ()
+    shape = []
+    for d, e in enumerate(entries):
+        place = nodes[d] if len(nodes) == len(entries) else written
+        found = static_int(e)
+        if found is None:
+            hint = "use an int, a T.constexpr parameter or a closure value"
+            if isinstance(e, float):
+                hint = "write // instead of /" if e.is_integer() else "write an int"
+            elif isinstance(e, str):
+                hint = f'the shape stands first: T.{c.builtin}((64, 64), "{e}")'
+            raise t.error(
+                f"an extent of T.{c.builtin} is {describe(e)}; tiles have compile-time extents",
+                hint,
+                place,
+            )
+        if found < 1:
+            message = f"an extent of T.{c.builtin} is {found}, the least is 1"
+            raise t.error(message, "write at least 1", place)
+        shape.append(found)
+    if not shape:
+        message = f"T.{c.builtin} needs at least one extent"
+        raise t.error(message, "write (1,) for one element", c.place(name))
+    return tuple(shape)
+
+
+def cluster_argument(
+    t: Expressions, c: Call, name: str, hint: str, most: int | None = None
+) -> tuple[int, ...]:
+    """One to three compile-time ints of at least 1, and of at most `most` in all."""
+    value = c[name]
+    given = value if isinstance(value, tuple | list) else (value,)
+    sizes = tuple(s for s in map(static_int, given) if s is not None and s > 0)
+    fits = most is None or math.prod(sizes) <= most
+    if fits and len(sizes) == len(given) and 1 <= len(sizes) <= 3:
+        return sizes
+    raise t.error(f"{name} of T.{c.builtin} is {describe(value)}", hint, c.place(name))
+
+
+def choice_argument(t: Expressions, c: Call, name: str, known: tuple[str, ...]) -> str:
+    """One of a few strings."""
+    value = c[name]
+    if value in known:
+        return str(value)
+    near = did_you_mean(value, known) if isinstance(value, str) else ""
+    listed = ", ".join(map(repr, known))
+    raise t.error(
+        f"{name} of T.{c.builtin} is {describe(value)}{near}", f"one of {listed}", c.place(name)
+    )

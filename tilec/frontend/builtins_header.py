@@ -1,0 +1,179 @@
+"""Builtins that head a `for` or `with`, and `T.empty`: as calls they only check and collect
+arguments. Then `T.annotate_schedule`: what an author fixes of the schedule, checked where it is
+written."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import (
+    Call,
+    bool_argument,
+    builtin,
+    choice_argument,
+    cluster_argument,
+    dtype_argument,
+    int_argument,
+)
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
+from tilec.ir.ops import AnnotateSchedule
+from tilec.support.lazy import Lazy
+
+clusters = Lazy("tilec.ir.instr.cluster")  # with it come the tables of all instructions
+
+_MAX_THREADS = 1024
+_GROUPS = {"cooperative": 1, "pingpong": 2}
+_STORES = {"tma": True, "direct": False}
+_MOST_CLUSTER = 16  # blocks; what the driver allows at most
+
+
+def _loop(t: Expressions, c: Call) -> LoopHeader:
+    values = dict(c.values)
+    places = {name: t.frame.loc(node) for name, node in c.nodes.items()}
+    if "start" in values and values.get("stop") is None:
+        values["start"], values["stop"] = 0, values["start"]
+        if "start" in places:
+            places["stop"] = places.pop("start")
+    if "extents" in values and len(c.node.args) == len(values["extents"]):
+        places |= {f"extents[{d}]": t.frame.loc(a) for d, a in enumerate(c.node.args)}
+    return LoopHeader(c.builtin, values, t.loc, places)
+
+
+for _builtin in (T.serial, T.unroll, T.vectorized, T.Pipelined, T.Parallel, T.Persistent):
+    builtin(_builtin)(_loop)
+
+
+@builtin(T.Kernel)
+def kernel(t: Expressions, c: Call) -> KernelHeader:
+    extents: list[int | Scalar] = []
+    for n, given in enumerate(c["grid"]):
+        written = c.node.args[min(n, len(c.node.args) - 1)]
+        if isinstance(given, tuple | list):
+            message = f"a grid extent is {describe(given)}; extents are arguments of their own"
+            hint = ast.unparse(written)[1:-1] if isinstance(written, ast.Tuple) else "gx, gy"
+            raise t.error(message, f"write T.Kernel({hint})", written)
+        with t.at(written):
+            extent = t.number(given, "a grid extent")
+        known = static_int(extent)
+        if known is not None and known < (0 if t.has_empty_tensor else 1):
+            hint = "T.ceildiv(N, BN) rounds up"
+            raise t.error(f"a grid extent is {known}, the least is 1", hint, written)
+        if isinstance(extent, float) or (isinstance(extent, Scalar) and extent.dtype.is_float):
+            hint = "write T.ceildiv(N, BN) or N // BN"
+            raise t.error(f"a grid extent is {describe(extent)}, not an integer", hint, written)
+        extents.append(extent if known is None else known)
+    if len(extents) > 3:
+        raise t.error(
+            f"a grid has up to 3 extents, {len(extents)} were given",
+            "multiply two of them, and take their index apart with // and %",
+        )
+    if isinstance(c["threads"], tuple | list):
+        total = math.prod(static_int(v) or 1 for v in c["threads"])
+        message = (
+            f"threads of T.Kernel is {describe(c['threads'])}; threads are counted, not laid out"
+        )
+        raise t.error(message, f"write threads={total}", c.place("threads"))
+    threads = None if c["threads"] is None else int_argument(t, c, "threads", 1)
+    if threads is not None and threads > _MAX_THREADS:
+        raise t.error(
+            f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}",
+            f"write threads={_MAX_THREADS} or less, and let each thread do more",
+            c.place("threads"),
+        )
+    cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
+    said = None if threads is None else t.frame.loc(c.place("threads"))
+    return KernelHeader(tuple(extents), threads, t.loc, cluster, said)
+
+
+def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int, int, int]:
+    """`cluster_dims`, which must divide the extents that are known."""
+    hint = "write an int, or up to three of them: cluster_dims=2"
+    sizes, at = cluster_argument(t, c, "cluster_dims", hint), c.place("cluster_dims")
+    x, y, z = (*sizes, 1, 1)[:3]
+    shown, total = "x".join(map(str, sizes)), x * y * z
+    if total > clusters.MAX_BLOCKS:
+        raise t.error(
+            f"a cluster of {shown} has {total} blocks, the most is {clusters.MAX_BLOCKS}",
+            "make it smaller: cluster_dims=2",
+            at,
+        )
+    for axis, extent, size in zip("xyz", (*extents, 1, 1) if extents else (), (x, y, z)):
+        if isinstance(extent, int) and extent % size:
+            fits = math.gcd(extent, size)
+            raise t.error(
+                f"clusters of {shown} blocks do not divide the grid: it has {extent} blocks in "
+                f"{axis}, the cluster {size}",
+                f"{fits} in {axis} fits, or round the grid up and leave out what lies beyond it",
+                at,
+            )
+    return x, y, z
+
+
+@builtin(T.empty)
+def empty(t: Expressions, c: Call) -> EmptyTensor:
+    given = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
+    shape: list[int | Scalar] = []
+    for e in given:
+        extent = t.number(e, "an extent of T.empty")
+        known = static_int(extent)
+        if isinstance(extent, float) or (known is not None and known < 0):
+            message = f"an extent of T.empty is {describe(extent)}"
+            hint = "write ints of at least 0, and sizes of T.const or T.dynamic"
+            raise t.error(message, hint, c.place("shape"))
+        shape.append(extent if known is None else known)
+    return EmptyTensor(tuple(shape), dtype_argument(t, c, "dtype"), t.loc)
+
+
+# --- the schedule ---------------------------------------------------------------------------------
+
+
+@builtin(T.annotate_schedule)
+def annotate_schedule(t: Expressions, c: Call) -> None:
+    if t.parallel is not None or len(t.builders) > 1:
+        message = "T.annotate_schedule stands at the top level of a kernel, in no loop or if"
+        raise t.error(message, "move it up, right below with T.Kernel")
+    if c.node.args:
+        raise t.error("T.annotate_schedule takes keywords only", "write stages=4", c.node.args[0])
+    if any(isinstance(o, AnnotateSchedule) for o in t.builder.ops):
+        raise t.error("this kernel has a T.annotate_schedule already", "write all in one")
+    given = [name for name, value in c.values.items() if value is not None]
+    if not given:
+        raise t.error("T.annotate_schedule() fixes nothing", f"it has: {', '.join(c.values)}")
+    t.emit(AnnotateSchedule, tuple(f for name in given for f in _fields(t, c, name)))
+
+
+def _fields(t: Expressions, c: Call, name: str) -> list[tuple[str, Any]]:
+    """The fields of a plan that the keyword `name` fixes, and their values."""
+    match name:
+        case "persistent" | "specialise":
+            return [(name, bool_argument(t, c, name))]
+        case "consumers":
+            return [("consumer_groups", _GROUPS[choice_argument(t, c, name, tuple(_GROUPS))])]
+        case "store":
+            return [("staged_store", _STORES[choice_argument(t, c, name, tuple(_STORES))])]
+        case "cluster":
+            hint = f"write an int, or up to three of them, of at most {_MOST_CLUSTER} blocks"
+            sizes = cluster_argument(t, c, name, f"{hint}: cluster=2", _MOST_CLUSTER)
+            return [(name, (*sizes, 1, 1)[:3])]
+        case "split" if isinstance(c[name], tuple | list):
+            return _split(t, c)
+        case _:
+            return [(name, int_argument(t, c, name, 1))]
+
+
+def _split(t: Expressions, c: Call) -> list[tuple[str, int]]:
+    """`split=(2, 8)`: clusters of two blocks, eight of them through global memory."""
+    sizes = [static_int(v) for v in c["split"]]
+    if len(sizes) != 2 or any(s is None or s < 1 for s in sizes):
+        raise t.error(
+            f"split of T.annotate_schedule is {describe(c['split'])}",
+            "write an int, or the blocks of a cluster and how many such clusters share a sum: "
+            "split=(2, 8)",
+            c.place("split"),
+        )
+    return [(name, s or 1) for name, s in zip(("split", "parts"), sizes)]

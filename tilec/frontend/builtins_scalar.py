@@ -1,0 +1,218 @@
+"""Builtins about single numbers: indices of blocks and threads, maths, casts, choices, printing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from tilec import language as T
+from tilec.frontend.builtins import (
+    Call,
+    builtin,
+    dtype_argument,
+    int_argument,
+    number_argument,
+)
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.index import Reach
+from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_number
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import BlockIndex, Fma, GridSize, Print, ThreadIndex
+from tilec.ir.types import DType
+
+# --- blocks and threads ---------------------------------------------------------------------------
+
+
+def block_index(t: Expressions, dim: int, extent: int | None = None, name: str = "") -> Scalar:
+    """Index of this block along `dim`, in the kernel's index dtype; `extent` if it is known."""
+    hi = None if extent is None else extent - 1
+    known = hi is not None and hi >= 0
+    reach = Reach(0, hi, attained=hi is not None, dense=known, name=name)
+    return t.to_index(t.emit_scalar(BlockIndex, dim, reach=reach))
+
+
+def _axis(t: Expressions, c: Call, name: str) -> int:
+    dim = int_argument(t, c, name, 0)
+    if dim > 2:
+        raise t.error(
+            f"{name} of T.{c.builtin} is {dim}; a grid has axes 0, 1 and 2",
+            f"write T.{c.builtin}(0)",
+            c.place(name),
+        )
+    return dim
+
+
+@builtin(T.program_id)
+def program_id(t: Expressions, c: Call) -> Scalar:
+    return block_index(t, _axis(t, c, "axis"))
+
+
+@builtin(T.get_block_binding)
+def get_block_binding(t: Expressions, c: Call) -> Scalar:
+    return block_index(t, _axis(t, c, "dim"))
+
+
+@builtin(T.num_programs)
+def num_programs(t: Expressions, c: Call) -> Scalar:
+    return t.to_index(t.emit_scalar(GridSize, _axis(t, c, "axis"), reach=Reach(1)))
+
+
+@builtin(T.get_thread_binding)
+def get_thread_binding(t: Expressions, c: Call) -> Number:
+    return _thread(t, c) if _axis(t, c, "dim") == 0 else 0
+
+
+@builtin(T.thread_binding)
+def thread_binding(t: Expressions, c: Call) -> Number:
+    if c["thread"] not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
+        raise t.error(f"{describe(c['thread'])} is not a thread axis", 'write "threadIdx.x"')
+    if c["thread"] != "threadIdx.x":
+        return 0
+    start = 0 if c["stop"] is None else number_argument(t, c, "start")
+    return t.binary("add", start, _thread(t, c))
+
+
+def _thread(t: Expressions, c: Call) -> Scalar:
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
+            "its iterations are not bound to threads; ask for the index before the loop",
+        )
+    return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
+
+
+# --- maths ----------------------------------------------------------------------------------------
+
+
+def elementwise(t: Expressions, function: T.Elementwise, args: list[Number]) -> Number:
+    """A maths builtin, computed now if its arguments are known."""
+    if len(args) == 1:
+        (x,) = args
+        if isinstance(x, Scalar):
+            return t.unary(function.kind, x)
+        try:
+            result: Number = function.python(x)
+        except (ValueError, OverflowError, TypeError, AttributeError) as e:
+            hint = f"give T.{function.name} a number that it is defined for"
+            raise t.error(f"T.{function.name}({x!r}): {e}", hint) from None
+        return result
+    x, y = args
+    return t.binary(function.kind, x, y)
+
+
+@builtin(T.fma)
+def fma(t: Expressions, c: Call) -> Scalar:
+    a, b, d = (number_argument(t, c, name) for name in "abc")
+    x, y = t.unify(a, b, "*")
+    x, z = t.unify(x, d, "+")
+    if not x.dtype.is_float:
+        raise t.error(f"T.fma of {describe(x)}: it is defined for floats", "write a * b + c")
+    y = t.convert(y, x.dtype)
+    return t.emit_scalar(Fma, x.value, y.value, z.value)
+
+
+@builtin(T.if_then_else, raw=True)
+def if_then_else(t: Expressions, c: Call) -> object:
+    nodes = c.nodes
+    cond = t.condition(nodes["cond"])
+    if not isinstance(cond, Scalar):
+        return t.expression(nodes["on_true" if cond else "on_false"])
+
+    def value(name: str) -> Callable[[], Number]:
+        return lambda: t.number_of(nodes[name], name)
+
+    return t.choose(cond, value("on_true"), value("on_false"))
+
+
+# --- casts ----------------------------------------------------------------------------------------
+
+
+def cast_to(t: Expressions, value: object, dtype: DType) -> Scalar:
+    """`value` as `dtype`, a run-time number even if it is known."""
+    number = t.number(value, "the value to cast")
+    if isinstance(number, float) and dtype.is_int and number == number and abs(number) < 2.0**63:
+        number = int(number)  # truncated, as a cast at run time would
+    return t.convert(number, dtype)
+
+
+@builtin(T.cast)
+def cast(t: Expressions, c: Call) -> Scalar:
+    return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
+
+
+@builtin(T.Cast)
+def cast_swapped(t: Expressions, c: Call) -> Scalar:
+    return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
+
+
+# --- builtins that compute at compile time --------------------------------------------------------
+
+
+def _run(t: Expressions, c: Call) -> object:
+    function = getattr(T, c.builtin)
+    try:
+        return function(**c.values)
+    except (CompileError, AttributeError, TypeError) as e:
+        message = e.message if isinstance(e, CompileError) else f"T.{c.builtin}: {e}"
+        raise t.error(message, getattr(e, "hint", "")) from None
+
+
+for _builtin in (T.infinity, T.max_value, T.min_value, T.dynamic, T.const):
+    builtin(_builtin)(_run)
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+@builtin(T.print, raw=True)
+def print_(t: Expressions, c: Call) -> None:
+    node = c.nodes["obj"]
+    msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
+    if not isinstance(msg, str):
+        hint = 'write T.print(x, msg="x is"), or T.print(f"{x} {y}") for several'
+        message = f"msg of T.print is {describe(msg)}, not a string"
+        raise t.error(message, hint, c.place("msg"))
+    prefix = f"{_escaped(msg)}: " if msg else ""
+    if isinstance(node, ast.JoinedStr):
+        text, values = _format(t, node)
+        t.emit(Print, prefix + text, values)
+        return
+    obj = t.expression(node)
+    if isinstance(obj, str):
+        t.emit(Print, prefix + _escaped(obj))
+    elif isinstance(obj, Buffer) and not obj.variable:
+        if t.parallel is not None:
+            raise t.error(
+                "T.print of a whole buffer cannot stand in T.Parallel", "print an element"
+            )
+        t.emit(Print, prefix + obj.name, (), obj.value)
+    else:
+        with t.at(node):
+            number = t.run_time(t.number(obj, "obj of T.print"))
+        t.emit(Print, prefix + "{}", (number.value,))
+
+
+def _format(t: Expressions, node: ast.JoinedStr) -> tuple[str, tuple[object, ...]]:
+    """An f-string as a format with `{}` for run-time values, and those values."""
+    text, values = "", []
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += _escaped(str(part.value))
+            continue
+        assert isinstance(part, ast.FormattedValue)
+        if part.format_spec is not None or part.conversion != -1:
+            raise t.error("format specs are not supported in T.print", "write {x} alone", at=part)
+        value = t.expression(part.value)
+        if isinstance(value, Region | Buffer) or (is_number(value) and isinstance(value, Scalar)):
+            with t.at(part.value):
+                values.append(t.run_time(t.number(value, "a printed value")).value)
+            text += "{}"
+        elif is_number(value) or isinstance(value, str):
+            text += _escaped(str(value))
+        else:
+            text += _escaped(value.name if isinstance(value, DType) else repr(value))
+    return text, tuple(values)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,401 @@
+"""Builtins about tiles: placement, movement, products, annotations."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import (
+    Call,
+    bool_argument,
+    builtin,
+    choice_argument,
+    dtype_argument,
+    int_argument,
+    number_argument,
+    shape_argument,
+)
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.lambdas import index_function
+from tilec.frontend.memory import Tile
+from tilec.frontend.values import Buffer, describe
+from tilec.ir.errors import CompileError, LayoutError
+from tilec.ir.layout import Layout, LayoutRequest
+from tilec.ir.loc import Loc
+from tilec.ir.ops import (
+    Alloc,
+    AnnotateLayout,
+    AnnotateSafeValue,
+    Copy,
+    Fill,
+    Gemm,
+    UseSwizzle,
+)
+from tilec.ir.types import BufferType, DType
+
+# Accumulators that a product of each input dtype may have.
+_ACCUMULATORS: dict[str, tuple[str, ...]] = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("float32",),
+    "float32": ("float32",),
+    "tfloat32": ("float32",),
+    "float64": ("float64",),
+    "float8_e4m3": ("float16", "float32"),
+    "float8_e5m2": ("float16", "float32"),
+    "int8": ("int32",),
+    "uint8": ("int32",),
+}
+_MIXABLE = ({"float8_e4m3", "float8_e5m2"}, {"int8", "uint8"})
+
+
+def tile_level(t: Expressions, c: Call) -> None:
+    """Raise CompileError if a builtin about whole tiles stands in `T.Parallel`."""
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} works on whole tiles and cannot stand in T.Parallel "
+            f"(line {t.parallel.line})",
+            "move it out of the loop, or assign elements: dst[i, j] = src[i, j]",
+        )
+
+
+# --- placement ------------------------------------------------------------------------------------
+
+_SCOPES = {
+    "alloc_shared": ("shared", ("shared.dyn", "shared")),
+    "alloc_fragment": ("fragment", ("local.fragment", "fragment")),
+    "alloc_local": ("local", ("local",)),
+}
+
+
+def _alloc(t: Expressions, c: Call) -> Buffer:
+    space, scopes = _SCOPES[c.builtin]
+    if space != "local":
+        tile_level(t, c)
+    if static_int(c["dtype"]) is not None:
+        extents = ", ".join(ast.unparse(a) for a in c.node.args if not _is_text(a))
+        raise t.error(
+            f"dtype of T.{c.builtin} is {describe(c['dtype'])}: the shape is one tuple",
+            f'write T.{c.builtin}(({extents}), "{_text_in(c) or "float16"}")',
+            c.place("dtype"),
+        )
+    choice_argument(t, c, "scope", scopes)
+    made = BufferType(shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype"), space)
+    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _text_in(c: Call) -> str:
+    """The string among the arguments of a call, "" if there is none."""
+    return next((a.value for a in c.node.args if _is_text(a)), "")  # type: ignore[attr-defined]
+
+
+builtin(T.alloc_shared)(_alloc)
+builtin(T.alloc_fragment)(_alloc)
+builtin(T.alloc_local)(_alloc)
+
+
+@builtin(T.alloc_var)
+def alloc_var(t: Expressions, c: Call) -> Buffer:
+    made = BufferType((1,), dtype_argument(t, c, "dtype"), "local")
+    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True)
+    if c["init"] is not None:
+        t.store(t.whole_element(variable), number_argument(t, c, "init"))
+    if t.parallel is not None:
+        t.parallel.variables.append(variable)
+    return variable
+
+
+# --- movement -------------------------------------------------------------------------------------
+
+
+@builtin(T.copy)
+def copy(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
+    policy = ""
+    if c["eviction_policy"] is not None:
+        known = ("evict_first", "evict_last", "evict_normal")
+        policy = choice_argument(t, c, "eviction_policy", known)
+    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    t.emit(
+        Copy,
+        t.box(source),
+        t.box(dest),
+        coalesced_width=width,
+        disable_tma=bool_argument(t, c, "disable_tma"),
+        eviction_policy=policy,
+    )
+
+
+@builtin(T.fill)
+def fill(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    tile = _destination(t, c)
+    _fill(t, tile, number_argument(t, c, "value"))
+
+
+@builtin(T.clear)
+def clear(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    _fill(t, _destination(t, c), 0)
+
+
+def _destination(t: Expressions, c: Call) -> Tile:
+    with t.at(c.place("buffer")):
+        return t.tile(c["buffer"], "the destination")
+
+
+def _fill(t: Expressions, tile: Tile, value: object) -> None:
+    number = t.convert(t.number(value, "the value"), tile.buffer.type.dtype)
+    t.emit(Fill, t.box(tile), number.value)
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+@builtin(T.gemm)
+def gemm(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    a, b = _factor(t, c, "A"), _factor(t, c, "B")
+    acc = _accumulator(t, c)
+    transpose_a, transpose_b = (
+        bool_argument(t, c, "transpose_A"),
+        bool_argument(t, c, "transpose_B"),
+    )
+    _check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
+    (m, k), (kb, n) = a.extents[-2:], b.extents[-2:]
+    m, k = (k, m) if transpose_a else (m, k)
+    kb, n = (n, kb) if transpose_b else (kb, n)
+    flags = f"transpose_A={transpose_a}, transpose_B={transpose_b}"
+    both = f"A is {t.tile_text(a)}, B is {t.tile_text(b)} ({flags})"
+    if k != kb:
+        form, extents = ("(N, K)", (n, k)) if transpose_b else ("(K, N)", (k, n))
+        t_b = b.buffer.type
+        hint = (
+            f"B is {form} here: allocate {b.buffer.name} as T.alloc_{t_b.space}({extents}, "
+            f'"{t_b.dtype.name}")'
+        )
+        if n == k:
+            hint = f"transpose_B={not transpose_b} would make them agree"
+        raise t.error(f"gemm sums over K, but A has K = {k} and B has K = {kb}: {both}", hint)
+    if acc.type.static_shape != (m, n):
+        raise t.error(
+            f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}",
+            f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
+        )
+    fast = bool_argument(t, c, "fast_accum")
+    if not fast and acc.type.dtype.name == "float16":
+        raise t.error(
+            f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}",
+            "allocate C as float32; T.copy converts it on the way out",
+            c.place("fast_accum"),
+        )
+    policy = c["policy"]
+    if not isinstance(policy, T.GemmWarpPolicy):
+        raise t.error(
+            f"policy of T.gemm is {describe(policy)}",
+            "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
+            c.place("policy"),
+        )
+    t.emit(
+        Gemm,
+        t.box(a),
+        t.box(b),
+        acc.value,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        clear=bool_argument(t, c, "clear_accum"),
+        policy=policy.value,
+        allow_tf32=bool_argument(t, c, "allow_tf32"),
+        fast_accum=fast,
+    )
+
+
+def _factor(t: Expressions, c: Call, name: str) -> Tile:
+    with t.at(c.place(name)):
+        tile = t.tile(c[name], f"{name} of T.gemm")
+        if tile.buffer.type.space not in ("shared", "fragment"):
+            hint = "copy it into a shared tile first: T.copy(…, A_shared)"
+            raise t.error(
+                f"{name} of T.gemm is {describe(tile.buffer)}; it must be shared or a fragment",
+                hint,
+            )
+        if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
+            raise t.error(
+                f"{name} of T.gemm is {t.tile_text(tile)}; it must have two dimensions",
+                "name a two-dimensional part: A_s[0, :, :]",
+            )
+        return tile
+
+
+def _accumulator(t: Expressions, c: Call) -> Buffer:
+    value = c["C"]
+    with t.at(c.place("C")):
+        if not isinstance(value, Buffer):
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; it must be a whole fragment",
+                'allocate one: C = T.alloc_fragment((m, n), "float32")',
+            )
+        if value.type.space != "fragment":
+            extents = ", ".join(map(str, value.type.shape))
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; the result must be a fragment",
+                f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}',
+            )
+        if value.type.rank != 2:
+            raise t.error(
+                f"C of T.gemm is {describe(value)}; it must have two dimensions",
+                'allocate one: C = T.alloc_fragment((m, n), "float32")',
+            )
+        return value
+
+
+def _check_dtypes(
+    t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]
+) -> None:
+    both = f"A is {t.tile_text(tiles[0])}, B is {t.tile_text(tiles[1])}"
+    if a is not b and {a.name, b.name} not in _MIXABLE:
+        raise t.error(
+            f"gemm of {a.name} by {b.name}: both inputs must have one dtype: {both}",
+            f"copy {tiles[1].buffer.name} into a {a.name} tile first; T.copy converts",
+        )
+    allowed = _ACCUMULATORS.get(a.name)
+    if allowed is None:
+        raise t.error(
+            f"gemm of {a.name} is not supported: {both}",
+            f"inputs can be {', '.join(_ACCUMULATORS)}",
+        )
+    if acc.type.dtype.name not in allowed:
+        raise t.error(
+            f"gemm of {a.name} cannot accumulate in {acc.type.dtype.name}: C is {describe(acc)}, "
+            f"{both}",
+            f"allocate C as {' or '.join(allowed)}",
+        )
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+@builtin(T.annotate_layout)
+def annotate_layout(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    for buffer, layout in _buffer_dict(t, c, "layouts"):
+        key, value = _entry(t, c, "layouts", buffer)
+        if buffer.is_global:
+            raise t.error(
+                f"{describe(buffer)} is a tensor argument; its strides are the caller's",
+                "annotate the shared buffer that it is copied to",
+                key,
+            )
+        if not isinstance(layout, Layout | LayoutRequest):
+            raise t.error(
+                f"the layout of {buffer.name} is {describe(layout)}",
+                f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
+                value,
+            )
+        _check_layout(t, buffer, layout, t.frame.loc(value))
+        t.emit(AnnotateLayout, buffer.value, layout)
+
+
+def _entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
+    """Where the key `buffer` of a dict stands, and its value (the dict, where it is not written
+    out)."""
+    place = c.place(name)
+    if isinstance(place, ast.Dict):
+        for k, v in zip(place.keys, place.values):
+            if isinstance(k, ast.Name) and t.names.get(k.id) is buffer:
+                return k, v
+    return place, place
+
+
+def _check_layout(t: Expressions, buffer: Buffer, layout: Layout | LayoutRequest, loc: Loc) -> None:
+    """Raise LayoutError for a layout of other extents, one of offsets for registers, and one
+    beside another."""
+    if buffer.type.space == "fragment":
+        raise LayoutError(
+            f"a layout of offsets in memory for {describe(buffer)}, which is in registers",
+            loc,
+            f"leave {buffer.name} out: tilec lays fragments out; annotate shared buffers",
+        )
+    if isinstance(layout, Layout) and layout.shape != buffer.type.static_shape:
+        raise LayoutError(
+            f"the layout has shape {layout.shape}, the buffer is {describe(buffer)}",
+            loc,
+            f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
+        )
+    known, line = t.given_layouts.setdefault(buffer.value, (layout, loc.line))
+    if known != layout:
+        raise LayoutError(
+            f"{describe(buffer)} has another layout already, from line {line}",
+            loc,
+            "leave one of them out",
+        )
+
+
+@builtin(T.annotate_safe_value)
+def annotate_safe_value(t: Expressions, c: Call) -> None:
+    for buffer, value in _buffer_dict(t, c, "values"):
+        if not buffer.is_global:
+            raise t.error(
+                f"{describe(buffer)} has no safe value; only tensor arguments have one",
+                "annotate the tensor it is copied from",
+                _entry(t, c, "values", buffer)[0],
+            )
+        number = t.number(value, "a safe value")
+        if not isinstance(number, bool | int | float):
+            raise t.error(
+                f"the safe value of {buffer.name} is {describe(value)}; it must be a literal",
+                "write a number that is known at compile time",
+                _entry(t, c, "values", buffer)[1],
+            )
+        t.padded.add(buffer.value)
+        t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
+
+
+def _buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
+    got = c[name]
+    if not isinstance(got, dict):
+        raise t.error(
+            f"T.{c.builtin} takes a dict of buffers, not {describe(got)}",
+            "write {buffer: …}",
+            c.place(name),
+        )
+    for key in got:
+        if not isinstance(key, Buffer):
+            raise t.error(
+                f"a key of T.{c.builtin} is {describe(key)}, not a buffer",
+                "write the buffer itself, without quotes or index",
+                c.place(name),
+            )
+    return list(got.items())
+
+
+@builtin(T.use_swizzle)
+def use_swizzle(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    panel = int_argument(t, c, "panel_size", 1)
+    order = choice_argument(t, c, "order", ("row", "column"))
+    if bool_argument(t, c, "enable"):
+        t.emit(UseSwizzle, panel, order)
+
+
+@builtin(T.Layout, raw=True)
+def layout(t: Expressions, c: Call) -> Layout:
+    shape_node, fn_node = c.nodes["shape"], c.nodes["fn"]
+    shape = t.expression(shape_node)
+    shaped = Call(c.builtin, c.node, {"shape": shape}, c.nodes)
+    extents = shape_argument(t, shaped, "shape")
+    try:
+        return Layout.from_function(extents, index_function(t, fn_node, len(extents)))
+    except CompileError as e:
+        if e.loc is not None:
+            raise
+        strides = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip("ijklmn", strides))
+        hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
+        raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None

@@ -1,0 +1,63 @@
+"""Pieces of IR that many passes make: all of a buffer, buffers of another type, counted loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tilec.ir.core import Block, Builder, Op, Region, Substitution, Value, rewrite
+from tilec.ir.ops import Alloc, Cast, Const, Copy, For, Pack, RegRead, Yield
+from tilec.ir.types import INT32, BufferType, DType, ScalarType
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+def whole(b: Builder, v: Value) -> Region:
+    """All of an on-chip buffer."""
+    shape = v.buffer.static_shape
+    return Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+
+
+def copy_whole(b: Builder, source: Value, dest: Value, **how: Any) -> None:
+    """A copy of one whole buffer onto another of the same shape; `how`: attributes of the copy."""
+    b.emit(Copy, whole(b, source), whole(b, dest), **how)
+
+
+@contextmanager
+def counted(
+    b: Builder, count: int, name: str, kind: str = "unroll"
+) -> Iterator[tuple[Value, Builder]]:
+    """A loop of `count` iterations at `b`: its index, and the builder of its body."""
+    index, inner = Value(ScalarType(INT32), name), Builder(b.loc)
+    yield index, inner
+    inner.emit(Yield)
+    bounds = (b.value(Const, n, INT32) for n in (0, count, 1))
+    b.emit(For, kind, *bounds, (), inner.block([index]))
+
+
+def updated(o: AnyOp, **fields: Any) -> AnyOp:
+    """`o` with these fields; `o` itself where they are what it has."""
+    same = all(getattr(o, name) is value for name, value in fields.items())
+    return o if same else replace(o, **fields)
+
+
+def with_types(block: Block, types: Mapping[Value, BufferType]) -> Block:
+    """`block` where buffers that it allocates have other types."""
+    subst: Substitution = {v: Value(t, v.name) for v, t in types.items()}
+
+    def visit(o: Op) -> None | Op:
+        if not isinstance(o, Alloc) or o.result not in subst:
+            return None
+        made = subst[o.result]
+        return replace(o, type=made.buffer, results=(made,))
+
+    return rewrite(block, visit, subst) if types else block
+
+
+def read_packed(b: Builder, fragment: Value, registers: Iterable[Value], dtype: DType) -> Value:
+    """Registers of a fragment, side by side in a vector if they are several, as `dtype`."""
+    parts = tuple(b.value(RegRead, fragment, r) for r in registers)
+    value = b.value(Pack, parts) if len(parts) > 1 else parts[0]
+    return value if value.dtype == dtype else b.value(Cast, value, dtype)

@@ -1,0 +1,182 @@
+"""Who touched a global tensor when: races within a block, and between blocks.
+
+An element remembers its last write and two reads: the last one, and one before it by somebody who
+is not ordered before that. Tensors that the kernel only reads need no history. The blocks of one
+cluster share their clocks; they are one `party`, a number that grows from cluster to cluster; what
+they know of others is `across`.
+
+The histories of a large tensor are kept in pages, which are made when one of their elements is
+touched: 48 bytes a granule of what a run touches, not of what the tensor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+from tilec.sim.clocks import Ints, Times
+from tilec.sim.faults import Conflict, tell
+from tilec.sim.findings import Index, Kind
+from tilec.sim.shadow import Actors, Same, few
+
+FOREIGN = -1  # the actor of a conflict with another cluster or block alone
+
+_PAGE = 10  # bits of a granule's number within its page
+PAGED = 1 << 24  # granules from which on a history is kept in pages
+
+
+Find = Callable[[int], tuple[str, Index | None]]
+"""Name and element of a granule."""
+
+
+class _Entry:
+    """By element: who (party and column), when, and with which record."""
+
+    def __init__(self, count: int) -> None:
+        self.party, self.actor, self.time, self.record = (
+            np.zeros(count, np.int32) for _ in range(4)
+        )
+
+    def grow(self, count: int) -> None:
+        """Make room for `count`."""
+        for name in ("party", "actor", "time", "record"):
+            before, larger = getattr(self, name), np.zeros(count, np.int32)
+            larger[: len(before)] = before
+            setattr(self, name, larger)
+
+    def put(self, at: Any, party: int, actor: Any, time: int, record: int) -> None:
+        self.party[at] = party
+        self.actor[at] = actor
+        self.time[at] = time
+        self.record[at] = record
+
+    def unordered(
+        self, at: Ints, party: int, behind: Times, rows: Ints, width: int
+    ) -> NDArray[np.bool_] | None:
+        """Which of the entries are not ordered before what `rows` do now; None: no entries.
+        `behind`: the clocks, rows of `width`."""
+        parties = self.party.take(at)
+        if not parties.any():
+            return None
+        late: NDArray[np.bool_] = parties != party
+        late &= parties != 0
+        own = behind.take(rows * width + self.actor.take(at)) <= self.time.take(at)
+        late |= own & (parties == party)
+        return late
+
+
+class GlobalShadow:
+    """The history of one tensor: `count` granules."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        # By page of granules, where its entries are; 0: nowhere, nobody has touched it.
+        self._pages: Ints | None = None
+        if count > PAGED:
+            self._pages = np.zeros((count >> _PAGE) + 1, np.int64)
+            count = 16 << _PAGE
+        self._used = 1
+        self.write_, self.read_, self.former = (_Entry(count) for _ in range(3))
+        self._records: dict[int, int] = {}
+        self._insts: list[Inst | None] = []
+
+    def _record(self, inst: Inst | None) -> int:
+        found = self._records.get(id(inst))
+        if found is None:
+            found = self._records[id(inst)] = len(self._insts)
+            self._insts.append(inst)
+        return found
+
+    def _entries(self, granules: Ints) -> Ints:
+        """Where the entries of granules are."""
+        if self._pages is None:
+            return granules
+        pages = granules >> _PAGE
+        found = self._pages.take(pages)
+        if not found.all():
+            new = np.unique(pages[found == 0])
+            self._pages[new] = np.arange(self._used, self._used + len(new))
+            self._used += len(new)
+            while self._used << _PAGE > len(self.write_.party):
+                for entry in (self.write_, self.read_, self.former):
+                    entry.grow(2 * len(entry.party))
+            found = self._pages.take(pages)
+        at: Ints = found << _PAGE | granules & (1 << _PAGE) - 1
+        return at
+
+    def read(self, by: Actors, granules: Ints, find: Find) -> None:
+        """Actor i reads `granules[i]` (actors, k); `find` names a granule."""
+        at = self._entries(granules)
+        self._check(self.write_, by, (at, granules), None, find)
+        actors = by.columns(at.shape)
+        kept = self._late(self.read_, by, at)
+        if kept is not None and kept.any():
+            self._keep(at[kept])
+        clocks = by.order.clocks
+        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
+        self.read_.put(at, clocks.party, actors, time, record)
+        lost = self.read_.actor.take(at) != actors
+        if lost.any():
+            self.former.put(at[lost], clocks.party, actors[lost], time, record)
+
+    def _keep(self, at: Ints) -> None:
+        """The last reads become the former ones."""
+        for name in ("party", "actor", "time", "record"):
+            getattr(self.former, name)[at] = getattr(self.read_, name)[at]
+
+    def write(self, by: Actors, granules: Ints, same: Same, find: Find) -> bool:
+        """Actor i writes `granules[i]` (actors, k). Gives whether several write one granule."""
+        at = self._entries(granules)
+        for entry in (self.write_, self.read_, self.former):
+            self._check(entry, by, (at, granules), same, find)
+        actors, clocks = by.columns(at.shape), by.order.clocks
+        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
+        self.write_.put(at, clocks.party, actors, time, record)
+        return bool((self.write_.actor.take(at) != actors).any())
+
+    def _late(self, entry: _Entry, by: Actors, at: Ints) -> NDArray[np.bool_] | None:
+        """Which of the entries are not ordered before what `by` do now; None: no entries."""
+        clocks, rows = by.order.clocks, by.team.rows[:, None]
+        late = entry.unordered(at, clocks.party, clocks.seen.ravel(), rows, clocks.width)
+        if late is None or clocks.across is None or not late.any():
+            return late
+        of = entry.party.take(at), entry.actor.take(at), entry.time.take(at)
+        return clocks.across.unknown(late, of, rows)
+
+    def _check(
+        self, entry: _Entry, by: Actors, places: tuple[Ints, Ints], same: Same | None, find: Find
+    ) -> None:
+        """Tell of an access at `places` (entries, and the granules that they are of) that is not
+        ordered behind what is noted there; `same`: of a write, who writes what is there already."""
+        late = self._late(entry, by, places[0])
+        if late is None or not late.any():
+            return
+        if same is not None:
+            late &= ~same()[:, None]
+        who = np.broadcast_to(by.team.rows[:, None], late.shape)[late]
+        at, granules = (p[late] for p in places)
+        clocks, wrote = by.order.clocks, entry is self.write_
+        found = []
+        for i in few(entry.record[at]).tolist():
+            g = int(at[i])
+            ours = int(entry.party[g]) == clocks.party
+            actor = int(entry.actor[g]) if ours else FOREIGN
+            kind: Kind = "data race"
+            if ours and same is None and actor > clocks.nobody:
+                kind = "read before wait"
+            before, place = self._insts[int(entry.record[g])], int(granules[i])
+            write = same is not None
+            found.append(Conflict(kind, place, (int(who[i]),), actor, before, write, wrote))
+        tell(by.active, clocks, found, find)
+
+    def written(self, granules: Ints) -> NDArray[np.bool_]:
+        """Which of the granules somebody has written."""
+        entries = granules
+        if self._pages is not None:
+            entries = self._pages.take(granules >> _PAGE) << _PAGE | granules & (1 << _PAGE) - 1
+        written: NDArray[np.bool_] = self.write_.party.take(entries) != 0
+        return written

@@ -1,0 +1,306 @@
+"""The memory that a block sees: its own shared memory, that of its cluster, and the tensors.
+
+Every access is checked, happens, and is counted. Out of bounds a read gives zeros and a write is
+dropped; that, an address that is not aligned, a read of what nobody wrote and an access that
+nothing orders are findings, and execution goes on. Addresses: see `SHARED_BASE`, `at_block` and
+`tilec.sim.tensors`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.llvm import Inst
+from tilec.ir.loc import Loc
+from tilec.sim.buffers import GLOBAL_BASE, INSIDE_BLOCK, RANK_BITS, SharedBuffer
+from tilec.sim.clocks import Ints, Order
+from tilec.sim.counts import Counts
+from tilec.sim.faults import tell_several
+from tilec.sim.numbers import KINDS
+from tilec.sim.records import LoadStore
+from tilec.sim.regions import GlobalMemory, Region, SharedMemory
+from tilec.sim.shadow import Actors
+from tilec.sim.tensors import Bytes, Storage
+from tilec.sim.threads import Threads
+from tilec.sim.trace import Tracer
+
+Updates = frozenset[tuple[Loc, str]]
+"""Statements, and the buffers that they store to."""
+
+Regions = Sequence[tuple[Region, Ints | None]]
+"""Those that an access acts in, and which of its addresses are there (None: all)."""
+
+
+class BlockMemory:
+    """What one block of a cluster can address.
+
+    `shared_bytes`: size of its shared memory; `granule`: the narrowest access to it, in bytes;
+    `cluster`: the memories of the cluster's blocks by rank, filled as they are made. `counts`: of
+    what accesses cost (None: nothing is counted). `checks` False: nothing is checked but bounds,
+    and nothing is reported but those. `updates`: stores that are a fault also where another thread
+    stores the same value. `tracer` is told of what is written, and `step` says what time it is."""
+
+    def __init__(
+        self,
+        order: Order,
+        globals: GlobalMemory,
+        shared_bytes: int,
+        buffers: Sequence[SharedBuffer] = (),
+        *,
+        granule: int = 1,
+        cluster: list[BlockMemory] | None = None,
+        counts: Counts | None = None,
+        checks: bool = True,
+        seed: int = 0,
+        updates: Updates = frozenset(),
+        tracer: Tracer | None = None,
+        step: Callable[[], int] = int,
+    ) -> None:
+        self.order, self.globals, self.checks = order, globals, checks
+        self.counts, self.updates, self.tracer, self.step = counts, updates, tracer, step
+        self.cluster = [] if cluster is None else cluster
+        self.cluster.append(self)
+        self.shared = SharedMemory(shared_bytes, buffers, order.clocks, granule, checks, seed)
+        self._own: Regions = [(self.shared, None)]
+
+    # --- threads ---
+
+    def load(self, active: Threads, at: Any, access: LoadStore) -> Any:
+        """The value that LLVM's load gives: one per lane, or one for all where `at` is one; a tuple
+        of `access.count` of them for a vector."""
+        uniform = np.ndim(at) == 0
+        at = np.atleast_1d(np.asarray(at, np.int64))
+        total = access.bytes * access.count
+        if self.counts is not None:
+            self.counts.threads(active, access.space, at, total, write=False)
+        words = access.kind == "i32"
+        regions = self._space(active, at, access)
+        data = self._read(regions, self._threads(active), at, total, access.align, words=words)
+        kind = KINDS[access.kind]
+        if access.count == 1:
+            values = data.view(kind)[:, 0]
+            value = values[0] if uniform else values
+            return (value,) if access.vector else value
+        columns = np.ascontiguousarray(data.view(kind).T)
+        return tuple(columns[:, 0]) if uniform else tuple(columns)
+
+    def store(self, active: Threads, at: Any, value: Any, access: LoadStore) -> None:
+        """LLVM's store: `value` as `load` gives it. Of lanes that write to one place one wins."""
+        kind, lanes = KINDS[access.kind], len(active.lanes)
+        parts = value if access.vector else (value,)
+        block = np.empty((lanes, access.count), kind)
+        for i, part in enumerate(parts):
+            block[:, i] = part
+        data = block.view(np.uint8)
+        at = np.ascontiguousarray(np.broadcast_to(at, (lanes,)), np.int64)
+        if self.counts is not None:
+            self.counts.threads(active, access.space, at, data.shape[1], write=True)
+        regions = self._space(active, at, access)
+        self._write(regions, self._threads(active), at, data, access.align)
+
+    def warp_read(self, active: Threads, at: Any, size: int = 16) -> Bytes:
+        """ldmatrix: the `size` bytes at every lane's address (lanes, size), which go to all lanes
+        of its warp."""
+        at = np.ascontiguousarray(active.full(at), np.int64)
+        if self.counts is not None:
+            self.counts.threads(active, "shared", at, size, write=False)
+        return self._read(self._own, self._threads(active, warps=True), at, size, size)
+
+    def warp_write(self, active: Threads, at: Any, data: Bytes) -> None:
+        """stmatrix: `data` (lanes, size) to every lane's address."""
+        at = np.ascontiguousarray(active.full(at), np.int64)
+        size = data.shape[1]
+        if self.counts is not None:
+            self.counts.threads(active, "shared", at, size, write=True)
+        self._write(self._own, self._threads(active), at, np.ascontiguousarray(data), size)
+
+    def peer_read(self, active: Threads, at: Any, size: int) -> Bytes:
+        """`ld.shared::cluster`: the `size` bytes at every lane's address (lanes, size), in the
+        shared memory of the blocks that the addresses name (`at_block`)."""
+        at = np.ascontiguousarray(active.full(at), np.int64)
+        ranks = at >> RANK_BITS
+        regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
+        return self._read(regions, self._threads(active), at & INSIDE_BLOCK, size, size)
+
+    def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
+        """See `Machine.count_up`: of one thread after the other. Atomics never conflict with one
+        another."""
+        before = np.zeros(len(at), np.int32)
+        across = self.order.clocks.across
+        regions = self.globals.regions(active, at)
+        for region, mine, pick in self._inside(regions, active, at, 4, 4):
+            for i in range(len(mine)):
+                place, n = mine[i : i + 1], i if pick is None else int(pick[i])
+                count = int(region.storage.gather(place, 4).view(np.uint32)[0, 0])
+                after = np.array([[0 if count >= int(last[n]) else count + 1]], np.uint32)
+                region.storage.scatter(place, after.view(np.uint8))
+                before[n] = np.uint32(count).astype(np.int32)
+                if across is not None:
+                    across.atomic(self.order, int(active.lanes[n]), int(at[n]))
+        return before
+
+    def _threads(self, active: Threads, warps: bool = False) -> Actors:
+        return Actors(active, self.order, self.order.team(active.lanes), warps=warps)
+
+    def _space(self, active: Threads, at: Ints, access: LoadStore) -> Regions:
+        return self._own if access.space == "shared" else self.globals.regions(active, at)
+
+    # --- engines ---
+
+    def engine_read(
+        self,
+        active: Threads,
+        at: Any,
+        size: int,
+        column: Any,
+        issuers: Any = None,
+        buffer: str = "",
+    ) -> Bytes:
+        """What an engine reads: `size` bytes at each of n addresses (n, size). `column`: the
+        engine, which all `issuers` (threads; None: the active ones) start; an array: one engine for
+        each address, started by the thread of the same place in `issuers`. `buffer`: what it reads,
+        where the record has several."""
+        at = np.ascontiguousarray(at, np.int64)
+        if not len(at):
+            return np.zeros((0, size), np.uint8)
+        regions, places, align = self._reached(active, at, size, "read")
+        by = self._engines(active, column, issuers)
+        return self._read(regions, by, places, size, align, buffer=buffer)
+
+    def engine_write(
+        self, active: Threads, at: Any, data: Bytes, column: Any, issuers: Any = None
+    ) -> None:
+        """As `engine_read`: write `data` (n, size)."""
+        at, data = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(data)
+        if not len(at):
+            return
+        regions, places, align = self._reached(active, at, data.shape[1], "write")
+        self._write(regions, self._engines(active, column, issuers), places, data, align)
+
+    def _engines(self, active: Threads, column: Any, issuers: Any) -> Actors:
+        team = self.order.team(active.lanes if issuers is None else issuers)
+        engines = np.asarray(column) if np.ndim(column) else int(column)
+        return Actors(active, self.order, team, engines)
+
+    def _reached(
+        self, active: Threads, at: Ints, size: int, does: str
+    ) -> tuple[Regions, Ints, int]:
+        """The regions that an engine reaches, its addresses there, and what they must be aligned
+        to."""
+        tensors = at[0] >= GLOBAL_BASE
+        if self.counts is not None:
+            space = "global" if tensors else "shared"
+            self.counts.engine(active.inst, f"{space} {does}", size * len(at))
+        if tensors:
+            return self.globals.regions(active, at), at, 1
+        region = self._block_of(int(at[0]) >> RANK_BITS)
+        return [(region, None)], at & INSIDE_BLOCK, min(size & -size, 16)
+
+    def _block_of(self, rank: int) -> SharedMemory:
+        """The shared memory that these upper bits of an address name."""
+        return self.cluster[rank - 1].shared if 0 < rank <= len(self.cluster) else self.shared
+
+    # --- what all accesses have in common ---
+
+    def _inside(
+        self,
+        regions: Regions,
+        active: Threads,
+        at: Ints,
+        size: int,
+        align: int,
+        buffer: str = "",
+        words: bool = False,
+    ) -> Iterator[tuple[Region, Ints, Ints | None]]:
+        """Of each region: offsets of the `size` bytes that are inside, and their places in `at`
+        (None: all). See `Region.reach`."""
+        for region, pick in regions:
+            mine, good = region.reach(
+                active,
+                _part(at, pick),
+                size,
+                align if self.checks else 1,
+                buffer or active.buffer,
+                words,
+            )
+            if good is not None:
+                pick = np.flatnonzero(good) if pick is None else pick[good]
+                mine = mine[good]
+            if len(mine):
+                yield region, mine, pick
+
+    def _read(
+        self,
+        regions: Regions,
+        by: Actors,
+        at: Ints,
+        size: int,
+        align: int,
+        buffer: str = "",
+        words: bool = False,
+    ) -> Bytes:
+        """The `size` bytes at each address (n, size): one for each of the threads, or one for
+        all."""
+        data = np.zeros((len(at), size), np.uint8)
+        for region, mine, pick in self._inside(regions, by.active, at, size, align, buffer, words):
+            if region.shadow is not None:
+                region.note_read(by.part(pick), mine, size)
+            got = region.storage.gather(mine, size)
+            if pick is None:
+                return got
+            data[pick] = got
+        return data
+
+    def _write(self, regions: Regions, by: Actors, at: Ints, data: Bytes, align: int) -> None:
+        """Write `data` (n, size) at the addresses."""
+        active, size = by.active, data.shape[1]
+        update = active.inst is not None and (active.inst.loc, active.buffer) in self.updates
+        for region, mine, pick in self._inside(regions, active, at, size, align):
+            who, part, several = by.part(pick), _part(data, pick), False
+            if region.shadow is not None:
+                same = functools.partial(harmless, region.storage, mine, part, update)
+                several = region.note_write(who, mine, size, same)
+            region.storage.scatter(mine, part)
+            gone = lost(region.storage, mine, part, update) if several else np.False_
+            if gone.any():
+                name, index = region.find(int(mine[gone][0]), active.buffer)
+                tell_several(active, name, index, who.team.lanes[gone], update)
+            if self.tracer is not None and active.inst is not None:
+                self._trace(self.tracer, active, active.inst, region, mine, size)
+
+    def _trace(
+        self, tracer: Tracer, active: Threads, inst: Inst, region: Region, at: Ints, size: int
+    ) -> None:
+        def peek(place: int, count: int) -> bytes:
+            return region.storage.gather(np.array([place - start]), count).tobytes()
+
+        shared = isinstance(region, SharedMemory)
+        # Tensors are traced by address, shared memory from where the block's begins.
+        start = 0 if shared else region.start
+        space = "shared" if shared else "global"
+        block, step = active.block.index, self.step()
+        tracer.memory_written(space, at + start, size, peek, block, inst.loc, step)
+
+
+def harmless(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bool_]:
+    """By lane, before a write: whether it is what is there already, not computed from that."""
+    return np.zeros(len(at), np.bool_) if update else ~storage.differs(at, data)
+
+
+def lost(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bool_]:
+    """By lane, after a write in which several wrote to one place: whether what it wrote, or added
+    to what was there, is not kept."""
+    if not update:
+        return storage.differs(at, data)
+    places, number = np.unique(at, return_inverse=True)
+    several: NDArray[np.bool_] = (np.bincount(number, minlength=len(places)) > 1)[number]
+    return several
+
+
+def _part(x: NDArray[Any], pick: Ints | None) -> NDArray[Any]:
+    return x if pick is None else x[pick]

@@ -1,1 +1,0 @@
-"""What the user is told: findings, counts by source line, traced values, the buffers they name."""

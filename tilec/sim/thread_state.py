@@ -1,0 +1,383 @@
+"""Threads of one block that go the same way, and the values they hold.
+
+It is also the machine as those threads see it: the `m` of segments and of the rows' semantics (the
+Protocol `tilec.ir.instr.machine.Machine`), which it hands on to the block's parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilec.ir.instr.instruction import MatrixInstruction
+from tilec.ir.instr.semantics import Word
+from tilec.ir.layout import Layout
+from tilec.ir.llvm import Inst
+from tilec.sim import matrices, numbers
+from tilec.sim.barriers import Barriers
+from tilec.sim.block import ThreadBlock
+from tilec.sim.engines import Engines
+from tilec.sim.faults import tell_behaviour, tell_index, tell_outside, tell_undefined
+from tilec.sim.records import LoadStore, Operand, operand_value
+from tilec.sim.threads import Threads
+from tilec.sim.undefined import (
+    UNDEF,
+    Lost,
+    Partly,
+    Undefined,
+    checked,
+    filled,
+    first_read,
+    in_flight,
+    is_undefined,
+    joint_flight,
+    lost_in,
+    lost_where,
+    partly,
+    poison,
+    read_at,
+    settled,
+    sure_in,
+    touched,
+    undefined_division,
+)
+
+Lanes = NDArray[np.int64]
+
+
+class Group:
+    """Lanes that parted (those of `whole`) and meet again at the segment `merge`; `outer` is the
+    group they parted in. `total` lanes are still to come or here."""
+
+    __slots__ = ("arrived", "merge", "outer", "total", "whole")
+
+    def __init__(self, merge: int, whole: ThreadState) -> None:
+        self.merge, self.whole = merge, whole
+        self.outer, self.total = whole.group, len(whole.lanes)
+        self.arrived: list[ThreadState] = []
+
+
+Of = ParamSpec("Of")
+Result = TypeVar("Result")
+
+
+def _of_barriers(
+    act: Callable[Concatenate[Barriers, Threads, Of], Result],
+) -> Callable[Concatenate[ThreadState, Of], Result]:
+    """A primitive that the block's barriers have."""
+    return lambda self, /, *args, **named: act(self.block.barriers, self, *args, **named)
+
+
+def _of_engines(
+    act: Callable[Concatenate[Engines, Threads, Of], Result],
+) -> Callable[Concatenate[ThreadState, Of], Result]:
+    """A primitive that the block's engines have."""
+    return lambda self, /, *args, **named: act(self.block.engines, self, *args, **named)
+
+
+class ThreadState(Threads):
+    """`env`: the values that live across segments; `at`: the segment to run next; `taken`: the
+    values with which these lanes went away from the others of their group (None: not known)."""
+
+    __slots__ = ("at", "env", "group", "taken")
+
+    block: ThreadBlock
+
+    def __init__(
+        self, block: ThreadBlock, lanes: Lanes, env: list[Any], at: int, group: Group | None
+    ) -> None:
+        super().__init__(block, lanes)
+        self.env, self.at, self.group = env, at, group
+        self.taken: list[Any] | None = None
+
+    # --- what segments call ---
+
+    def call(
+        self, semantics: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """A row or intrinsic that does not wait."""
+        self.inst = self.block.executing = inst
+        args = tuple(map(touched, args))
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        return self.compute(semantics, inst, args)
+
+    def compute(
+        self, semantics: Callable[..., Any], inst: Inst, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """One that takes arguments as they are."""
+        self.inst = self.block.executing = inst
+        result: tuple[Any, ...] = semantics(self, *args)
+        return result
+
+    def count(self, work: str, inst: Inst) -> None:
+        """Count a "special" function of each lane, or a "shuffle" of each warp."""
+        counts = self.block.memory.counts
+        if counts is not None:
+            counts.work(self, inst, work)
+
+    def load(self, access: LoadStore, at: Any) -> Any:
+        self.inst = access.inst
+        if isinstance(at, Lost):
+            (at,) = self._report_undefined(access.inst, (at,))
+        if access.space == "constant":
+            return self.block.constant(at, access)
+        return self.block.memory.load(self, at, access)
+
+    def store(self, access: LoadStore, at: Any, value: Any) -> None:
+        self.inst = self.block.executing = access.inst
+        value = touched(value)
+        if isinstance(at, Lost) or is_undefined(value):
+            at, value = self._report_undefined(access.inst, (at, value))
+        self.block.memory.store(self, at, value, access)
+
+    def order_memory(self, order: str) -> None:
+        """LLVM's `fence`: "release" or "acquire"."""
+        self.block.barriers.fence(self, order)
+
+    def print_line(self, text: str, values: tuple[Any, ...]) -> None:
+        self.block.print_line(self, text, values)
+
+    def written_register(self, inst: Inst, slot: str, value: Any) -> None:
+        self.block.written_register(self, inst, slot, settled(value))
+
+    def start_wait(self, inst: Inst, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A row that may wait: sets `waiting` if it does, else gives its results."""
+        self.inst = inst
+        if any(map(is_undefined, args)):
+            args = self._report_undefined(inst, args)
+        found = self.block.semantics(inst)(self, *args)
+        if found is None or isinstance(found, tuple):
+            return found
+        self.waiting = found
+        return None
+
+    def undefined_condition(self, inst: Inst, cond: Any) -> tuple[Any, ...]:
+        """A branch on a value that was never written: reported, and not taken."""
+        return self._report_undefined(inst, (cond,))
+
+    def _report_undefined(self, inst: Inst, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Say that a value was never written; go on with zeros."""
+        tell_undefined(self, inst, values)
+        types = [v.type for v in inst.operands]
+        if inst.opcode == "store":
+            types = [types[1], types[0]]
+        return tuple(_defined(x, t) for x, t in zip(values, types))
+
+    # --- what LLVM leaves undefined ---
+
+    def divide(self, inst: Inst, compute: Callable[..., Any], a: Any, b: Any) -> Any:
+        """A division, which must not be by zero in any lane, nor overflow."""
+
+        def compute_one(a: Any, b: Any) -> Any:
+            bad = undefined_division(inst.opcode, a, b)
+            made = checked(compute, inst)(a, b)
+            if not np.any(bad):
+                return made
+            words = f"{inst.opcode} by 0, or with a result that does not fit"
+            message = f"{words}: LLVM takes for granted that this is not executed"
+            tell_behaviour(self, inst, message, bad)
+            return lost_where(made, bad, poison(words, inst.loc))
+
+        return numbers.each(compute_one, a, b)
+
+    def assume(self, inst: Inst, cond: Any) -> None:
+        """`llvm.assume`."""
+        wrong = ~np.asarray(filled(cond, np.False_), np.bool_)
+        if np.any(wrong):
+            tell_behaviour(self, inst, "LLVM takes for granted here what does not hold", wrong)
+
+    # --- arrays of one's own, and indices ---
+
+    def check_index(self, inst: Inst, extents: tuple[int, ...], indices: tuple[Any, ...]) -> None:
+        """That an element which is going to be accessed is in its buffer, in each dimension. What
+        is in none is left to the access, which finds that there is no such place."""
+        if any(isinstance(i, Lost) for i in indices):
+            return
+        bad, place = np.False_, np.int64(0)
+        for i, n in zip(indices, extents):
+            bad = bad | (i < 0) | (i >= n)
+            place = place * n + i
+        if np.any(bad):
+            buffers = self.block.setting.buffers
+            if not any(b.stages > 1 for b in buffers if b.name == inst.buffer):
+                bad = bad & (place >= 0) & (place < math.prod(extents))
+            rows = np.stack([self.full(i) for i in indices], -1)
+            tell_index(self, inst, extents, rows, self.full(bad))
+
+    def pick(self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any) -> Any:
+        """The element of a stack array at `index`; the first one for what is out of bounds."""
+        index, _ = self._inside(inst, slot, len(parts), index)
+        return read_at(numbers.pick(parts, index), inst.loc)
+
+    def put(
+        self, inst: Inst, slot: str, parts: tuple[Any, ...], index: Any, value: Any
+    ) -> tuple[Any, ...]:
+        """The stack array with `value` at `index`; what is out of bounds is dropped."""
+        index, good = self._inside(inst, slot, len(parts), index)
+        return numbers.put(parts, index, value, good)
+
+    def _inside(self, inst: Inst, slot: str, size: int, index: Any) -> tuple[Any, Any]:
+        """`index` with 0 for what is out of bounds, which is reported, and where it is not (None:
+        it is nowhere)."""
+        if isinstance(index, Lost):
+            index = self._report_undefined(inst, (UNDEF, index))[1]
+        good = (index >= 0) & (index < size)
+        if good.all():
+            return index, None
+        tell_outside(self, inst, slot, size, self.full(index), ~self.full(good))
+        return np.where(good, index, 0)[()], self.full(good)
+
+    # --- the primitives of `Machine` ---
+
+    warp_sync = _of_barriers(Barriers.warp_sync)
+    mbarrier_init = _of_barriers(Barriers.init)
+    mbarrier_init_fence = _of_barriers(Barriers.init_fence)
+    mbarrier_arrive = _of_barriers(Barriers.arrive)
+    mbarrier_wait = _of_barriers(Barriers.wait)
+    barrier_sync = _of_barriers(Barriers.named_sync)
+    barrier_arrive = _of_barriers(Barriers.named_arrive)
+    cluster_sync = _of_barriers(Barriers.cluster_sync)
+    block_barrier = _of_barriers(Barriers.block_barrier)
+    setmaxnreg = _of_barriers(Barriers.setmaxnreg)
+    cp_async = _of_engines(Engines.cp_async)
+    cp_async_commit = _of_engines(Engines.cp_async_commit)
+    cp_async_wait = _of_engines(Engines.cp_async_wait)
+    tma_load = _of_engines(Engines.tma_load)
+    tma_store = _of_engines(Engines.tma_store)
+    tma_store_commit = _of_engines(Engines.tma_store_commit)
+    tma_store_wait = _of_engines(Engines.tma_store_wait)
+    wgmma = _of_engines(Engines.wgmma)
+    wgmma_wait = _of_engines(Engines.wgmma_wait)
+    cluster_load = _of_engines(Engines.cluster_load)
+
+    def proxy_fence(self) -> None:
+        self.block.order.fence(self.lanes)
+
+    def device_fence(self) -> None:
+        order = self.block.order
+        if order.clocks.across is not None:
+            order.clocks.across.fence(order, self.lanes)
+
+    def count_up(self, address: Word, last: Word) -> Word:
+        at = np.ascontiguousarray(self.full(address), np.int64)
+        return self.block.memory.count_up(self, at, self.full(last))
+
+    def ldmatrix(self, fragment: Layout, address: Word) -> tuple[Word, ...]:
+        return matrices.ldmatrix(self, self.block.memory, fragment, address)
+
+    def stmatrix(self, fragment: Layout, address: Word, values: Sequence[Word]) -> None:
+        matrices.stmatrix(self, self.block.memory, fragment, address, values)
+
+    def mma(
+        self, instr: MatrixInstruction, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
+    ) -> tuple[Word, ...]:
+        return matrices.mma(self, self.block.memory.counts, instr, a, b, c)
+
+    # --- parting and meeting ---
+
+    def part(
+        self,
+        mask: Any,
+        live: Iterable[int],
+        copies: Sequence[tuple[int, Operand]],
+        at: int,
+        group: Group | None,
+    ) -> ThreadState:
+        """The state of the lanes in `mask`, which go on at `at` with the values `live`."""
+        env: list[Any] = [None] * len(self.env)
+        for slot in live:
+            env[slot] = _take(self.env[slot], mask)
+        made = ThreadState(self.block, self.lanes[mask], env, at, group)
+        if group is not None and group.whole is self:
+            made.taken = list(env)
+        for slot, operand in copies:
+            env[slot] = _take(operand_value(self.env, operand), mask)
+            if made.taken is not None:
+                made.taken[slot] = _CHANGED
+        return made
+
+
+_CHANGED = object()
+
+
+def meet(states: Sequence[ThreadState], live: Iterable[int], group: Group) -> ThreadState:
+    """The lanes of all go on together where their group meets. What none of them has changed is
+    what they had before they parted."""
+    if len(states) == 1:
+        only = states[0]
+        only.at, only.group, only.taken = group.merge, group.outer, None
+        return only
+    lanes = np.concatenate([s.lanes for s in states])
+    order = np.argsort(lanes, kind="stable")
+    sizes = [len(s.lanes) for s in states]
+    env: list[Any] = [None] * len(states[0].env)
+    made = ThreadState(states[0].block, lanes[order], env, group.merge, group.outer)
+    known = [s.taken for s in states if s.taken is not None]
+    if len(known) == len(states) and len(lanes) == len(group.whole.lanes):
+        made.taken = group.whole.taken
+        before = group.whole.env
+        kept = [s for s in live if all(x.env[s] is t[s] for x, t in zip(states, known))]
+        for slot in kept:
+            env[slot] = before[slot]
+        live = set(live).difference(kept)
+    for slot in live:
+        env[slot] = _join([s.env[slot] for s in states], sizes, order)
+    return made
+
+
+def _take(x: Any, mask: Any) -> Any:
+    if type(x) is tuple:
+        return tuple(_take(e, mask) for e in x)
+    if isinstance(x, (np.ndarray, Partly)) and x.ndim:
+        return x[mask]
+    return x
+
+
+def _join(values: list[Any], sizes: list[int], order: Any) -> Any:
+    """What lanes hold who meet: `values`, each of so many of them, in the `order` of all."""
+    first = values[0]
+    if type(first) is tuple:
+        return tuple(_join([v[i] for v in values], sizes, order) for i in range(len(first)))
+    if all(type(v) is np.ndarray for v in values):
+        return np.concatenate(values)[order]
+    if all(v is first for v in values):
+        if not isinstance(first, np.ndarray) or not first.ndim:
+            return first
+    if (flight := joint_flight(values)) is not None:
+        return in_flight((_join([settled(v) for v in values], sizes, order),), flight)[0]
+    lost = [v for v in values if isinstance(v, Lost)]
+    defined = [v for v in values if type(v) is not Undefined]
+    if not defined:
+        return first_read(lost)
+    kind = defined[0].dtype.type
+    if not lost and all(np.ndim(v) == 0 for v in values):
+        if all(v.tobytes() == first.tobytes() for v in values):
+            return first
+
+    def of_lanes(part: Callable[[Any], Any], kind: Any) -> Any:
+        made = np.empty(len(order), kind)
+        start = 0
+        for v, n in zip(values, sizes):
+            made[start : start + n] = part(v)
+            start += n
+        return made[order]
+
+    made = of_lanes(lambda v: filled(v, kind(0)), kind)
+    if not lost:
+        return made
+    origin = first_read(lost)
+    sure = of_lanes(lambda v: sure_in(v, origin), np.bool_)
+    return partly(made, of_lanes(lost_in, np.bool_), sure, origin.origin)
+
+
+def _defined(x: Any, type: str) -> Any:
+    """`x` with zeros for what is undefined."""
+    vector = numbers.vector_of(type)
+    if vector:
+        parts = x if isinstance(x, tuple) else (x,) * vector[0]
+        return tuple(_defined(e, vector[1]) for e in parts)
+    return filled(x, numbers.kind_of(type)(0))
