@@ -194,3 +194,41 @@ def test_small_odd_tiles_are_spread(shape: tuple[int, ...], vector: int) -> None
     threads."""
     layout = covering(shape, 32, 32, vector)
     assert layout.size("reg") == vector and all(a <= b for a, b in zip(shape, layout.shape))
+
+
+@found(
+    A=Array((64, 64), "float8_e4m3"),
+    B=Array((24, 64), "float8_e4m3"),
+    C=Array((64, 24)),
+    D=Array((51, 56), "uint8", view="offset"),
+    E=Array((24, 64), "int8"),
+    F=Array((64, 24), "int32"),
+)
+@tilec.kernel
+def stages_that_stay_one(
+    A: T.Tensor((64, 64), "float8_e4m3"),
+    B: T.Tensor((24, 64), "float8_e4m3"),
+    C: T.Tensor((64, 24), "float32"),
+    D: T.Tensor((51, 56), "uint8"),
+    E: T.Tensor((24, 64), "int8"),
+    F: T.Tensor((64, 24), "int32"),
+):
+    """A schedule was refused: behind a product of the whole block needs no barrier what is copied
+    into its operand by the threads, though the buffer was to be a ring."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((64, 32), "float8_e4m3"), T.alloc_shared((24, 32), "float8_e4m3")
+        d, e = T.alloc_shared((64, 32), "uint8"), T.alloc_shared((24, 32), "int8")
+        c = T.alloc_fragment((64, 24), "float32")
+        f = T.alloc_fragment((64, 24), "int32")
+        T.clear(c)
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[0, k * 32], a)
+            T.copy(B[0, k * 32], b)
+            T.gemm(a, b, c, transpose_B=True)
+        T.clear(f)
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(D[0, k * 32], d)
+            T.copy(E[0, k * 32], e)
+            T.gemm(d, e, f, transpose_B=True)
+        T.copy(c, C)
+        T.copy(f, F)

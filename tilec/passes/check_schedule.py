@@ -61,6 +61,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.semantics import INTEGERS
 from tilec.ir.types import TensorMapType
+from tilec.passes.utils.rings import waited_by_all
 from tilec.target import Target
 
 SIZES = (0, 1, 4096)  # what every run-time size is, one after the other
@@ -94,6 +95,7 @@ class _Program:
     def __init__(self, func: Func) -> None:
         self.func = func
         self.defs = defining_ops(func.body)
+        self.threads = int(func.attrs["threads"] or 0)
         self.consumer_groups = int(func.attrs.get("consumer_groups", 1))
         self.rings = {
             o.result
@@ -428,6 +430,8 @@ class _Thread:
             if e.reads:
                 self._read(x, stage)
                 held.add(stage)
+                if not waited_by_all(x, self.program.threads):
+                    self.read.add(stage)
             if e.writes:
                 self._write(x, stage, by_copy)
         if chained is not None:
@@ -449,7 +453,6 @@ class _Thread:
             raise _fault(o, f"reads stage {number} of {name}, whose copy may be under way")
         if stage in self.hidden:
             raise _fault(o, f"reads stage {number} of {name} before other threads' parts are there")
-        self.read.add(stage)
 
     def _write(self, o: Op, stage: Stage, by_copy: bool) -> None:
         name, number = stage[0].name, stage[1]

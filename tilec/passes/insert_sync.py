@@ -27,14 +27,12 @@ from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
-from tilec.ir.instr import find_instruction
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
     For,
-    Gemm,
     If,
     MbarrierArrive,
     ProxyFence,
@@ -47,7 +45,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.verify import allowed
 from tilec.passes.utils.accesses import together
-from tilec.passes.utils.rings import meeting
+from tilec.passes.utils.rings import meeting, waited_by_all
 from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
@@ -172,15 +170,8 @@ class _Placer:
                 e.stored |= self.stored(v, x.loc)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
-        e.waited = self.waited_by_all(o)
+        e.waited = waited_by_all(o, self.threads)
         return e
-
-    def waited_by_all(self, o: Op) -> bool:
-        """Whether `o` is an asynchronous product of all threads of the scope as one group: each of
-        them waits until it has ended, for all."""
-        if not isinstance(o, Gemm) or not o.is_asynchronous:
-            return False
-        return find_instruction(o.instr).warps * 32 == self.threads
 
     def touched(self, o: Op) -> set[Value]:
         """The rings that TMA fills in whose stages threads read or write in `o`."""
@@ -191,7 +182,7 @@ class _Placer:
         """The rings of which every stage is full for all threads, and read, when the loop ends."""
         read_otherwise: set[Value] = set()
         for o, e in effects_in(loop.body):
-            if e.region and (e.reads or e.engine == "tma") and not self.waited_by_all(o):
+            if e.region and (e.reads or e.engine == "tma") and not waited_by_all(o, self.threads):
                 read_otherwise.add(self.root.get(e.region.buffer, e.region.buffer))
         return rings - read_otherwise
 

@@ -20,6 +20,7 @@ from tilec.ir.core import (
     walk,
 )
 from tilec.ir.dependence import once
+from tilec.ir.instr import find_instruction
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
@@ -29,6 +30,7 @@ from tilec.ir.ops import (
     Const,
     Copy,
     For,
+    Gemm,
     If,
     Lane,
     Load,
@@ -48,6 +50,14 @@ from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
 from tilec.passes.utils.addressing import narrow
 from tilec.passes.utils.multicast import Multicast
 from tilec.passes.utils.slicing import can_run_ahead
+
+
+def waited_by_all(o: Op, threads: int) -> bool:
+    """Whether `o` is an asynchronous product of all `threads` of a scope as one group: each of them
+    waits until it has ended, for all."""
+    if not isinstance(o, Gemm) or not o.is_asynchronous:
+        return False
+    return find_instruction(o.instr).warps * 32 == threads
 
 
 def ring_copies(loop: For) -> list[Copy]:
