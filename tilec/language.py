@@ -21,7 +21,6 @@ op for all operands. A Python float that a run-time loop changes is float32, an 
 from __future__ import annotations
 
 import enum
-import math
 from builtins import bool as _Bool
 from builtins import float as _Float
 from builtins import int as _Int
@@ -29,7 +28,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tilec.builtins import elementwise as _python
 from tilec.builtins import foreign as _foreign
 from tilec.builtins.annotations import (
     Buffer as Buffer,
@@ -42,7 +40,6 @@ from tilec.builtins.annotations import (
     dynamic as dynamic,
     macro as macro,
     symbolic as symbolic,
-    dtype_of,
     only_inside,
 )
 from tilec.builtins.choices import (
@@ -51,8 +48,51 @@ from tilec.builtins.choices import (
     auto as auto,
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
-from tilec.builtins.elementwise import binary as _binary
-from tilec.builtins.elementwise import unary as _unary
+from tilec.builtins.maths import (
+    exp as exp,
+    exp2 as exp2,
+    exp10 as exp10,
+    log as log,
+    log2 as log2,
+    log10 as log10,
+    log1p as log1p,
+    sqrt as sqrt,
+    rsqrt as rsqrt,
+    sin as sin,
+    cos as cos,
+    tan as tan,
+    tanh as tanh,
+    sigmoid as sigmoid,
+    erf as erf,
+    floor as floor,
+    ceil as ceil,
+    round as round,
+    trunc as trunc,
+    isnan as isnan,
+    isinf as isinf,
+    abs as abs,
+    popcount as popcount,
+    clz as clz,
+    bitwise_not as bitwise_not,
+    max as max,
+    min as min,
+    pow as pow,
+    atan2 as atan2,
+    ceildiv as ceildiv,
+    cdiv as cdiv,
+    floordiv as floordiv,
+    floormod as floormod,
+    truncdiv as truncdiv,
+    truncmod as truncmod,
+    bitwise_and as bitwise_and,
+    bitwise_or as bitwise_or,
+    bitwise_xor as bitwise_xor,
+    shift_left as shift_left,
+    shift_right as shift_right,
+    infinity as infinity,
+    max_value as max_value,
+    min_value as min_value,
+)
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, LayoutError, did_you_mean
@@ -256,89 +296,6 @@ def Cast(dtype: object, value: Any) -> Any:
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
     only_inside("fma")
-
-
-exp = _unary("exp", math.exp, "e to the power x")
-exp2 = _unary("exp2", lambda x: 2.0**x, "2 to the power x")
-exp10 = _unary("exp10", lambda x: 10.0**x, "10 to the power x")
-log = _unary("log", math.log, "natural logarithm")
-log2 = _unary("log2", math.log2, "logarithm to base 2")
-log10 = _unary("log10", math.log10, "logarithm to base 10")
-log1p = _unary("log1p", math.log1p, "log(1 + x), exact for small x")
-sqrt = _unary("sqrt", math.sqrt, "square root")
-rsqrt = _unary("rsqrt", lambda x: 1.0 / math.sqrt(x), "1 / sqrt(x)")
-sin = _unary("sin", math.sin, "sine")
-cos = _unary("cos", math.cos, "cosine")
-tan = _unary("tan", math.tan, "tangent")
-tanh = _unary("tanh", math.tanh, "hyperbolic tangent")
-sigmoid = _unary("sigmoid", lambda x: 1.0 / (1.0 + math.exp(-x)), "1 / (1 + exp(-x))")
-erf = _unary("erf", math.erf, "error function")
-floor = _unary("floor", math.floor, "the next whole number downwards")
-ceil = _unary("ceil", math.ceil, "the next whole number upwards")
-round = _unary("round", round, "the nearest whole number, halves to even")
-trunc = _unary("trunc", math.trunc, "the next whole number towards zero")
-isnan = _unary("isnan", math.isnan, "whether x is not a number")
-isinf = _unary("isinf", math.isinf, "whether x is infinite")
-abs = _unary("abs", abs, "absolute value")
-popcount = _unary("popcount", lambda x: x.bit_count(), "number of one bits")
-clz = _unary("clz", lambda x: 32 - x.bit_length(), "number of leading zero bits")
-bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned over")
-
-max = _binary("max", "max", max, "the larger of two")
-min = _binary("min", "min", min, "the smaller of two")
-pow = _binary("pow", "pow", _python.pow, "x to the power y")
-atan2 = _binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)")
-ceildiv = _binary("ceildiv", "ceildiv", _python.ceildiv, "quotient of two ints rounded up")
-cdiv = ceildiv
-floordiv = _binary("floordiv", "floordiv", lambda a, b: a // b, "quotient rounded down")
-floormod = _binary("floormod", "mod", lambda a, b: a % b, "remainder of the division rounded down")
-truncdiv = _binary("truncdiv", "truncdiv", _python.truncdiv, "quotient rounded to zero")
-truncmod = _binary(
-    "truncmod",
-    "truncmod",
-    lambda a, b: a - b * _python.truncdiv(a, b),
-    "remainder of the division rounded to zero",
-)
-bitwise_and = _binary("bitwise_and", "and", lambda a, b: a & b, "a & b")
-bitwise_or = _binary("bitwise_or", "or", lambda a, b: a | b, "a | b")
-bitwise_xor = _binary("bitwise_xor", "xor", lambda a, b: a ^ b, "a ^ b")
-shift_left = _binary("shift_left", "shl", _python.shift_left, "a << b")
-shift_right = _binary(
-    "shift_right", "shr", lambda a, b: a >> b, "a >> b, arithmetic for signed ints"
-)
-
-
-@_for_users
-def infinity(dtype: object = "float32") -> _Float:
-    """Positive infinity, a literal. Raises CompileError for a dtype that has none."""
-    found = dtype_of(dtype)
-    if not found.is_float or found in (FLOAT8_E4M3, FLOAT4_E2M1):
-        hint = f'use T.max_value("{found.name}")'
-        raise CompileError(f"{found.name} has no infinity", _caller_loc(), hint)
-    return math.inf
-
-
-_LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "e4m3": 448.0, "e5m2": 57344.0}
-_LARGEST |= {"f32": 3.4028234663852886e38, "tf32": 3.4028234663852886e38, "e2m1": 6.0}
-_LARGEST |= {"f64": 1.7976931348623157e308}
-
-
-@_for_users
-def max_value(dtype: object) -> _Number:
-    """The largest finite value of `dtype`, a literal."""
-    found = dtype_of(dtype)
-    if found.is_float:
-        return _LARGEST[found.short]
-    return True if found is BOOL else 2 ** (found.bits - (found.kind == "int")) - 1
-
-
-@_for_users
-def min_value(dtype: object) -> _Number:
-    """The smallest (for floats: most negative finite) value of `dtype`, a literal."""
-    found = dtype_of(dtype)
-    if found.is_float:
-        return -_LARGEST[found.short]
-    return -(2 ** (found.bits - 1)) if found.kind == "int" else 0
 
 
 # --- loops ----------------------------------------------------------------------------------------
