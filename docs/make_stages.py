@@ -51,7 +51,8 @@ WORDS = {
     "simplify": "Constants folded, common values shared, dead ones gone.",
     "recognise_idioms": "Parallel loops that are copies or fills become those ops.",
     "mem2reg": "One-element buffers become values.",
-    "block_order": "A launched block walks over several blocks of the user's grid, in rasterisation groups.",
+    "block_order": "A launched block walks over several blocks of the user's grid, in "
+    "rasterisation groups.",
     "select_gemm": "Each product gets its instruction and its split over warps.",
     "plan_pipeline": "Copies that may run ahead, and how many stages their buffers get.",
     "infer_layouts": "Where every element lives; `layout_reasons` says why.",

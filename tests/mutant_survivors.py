@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "groups that swap their buffers",
         "Each group stages its tile in the other group's buffer, and both do.",
-        (("ping-pong", "slot off by one", "stage C_staging"),),
+        (("ping-pong", "slot off by one", "ring_stage C_staging"),),
     ),
     Rule(
         "the guard never fails, or not on its own",
