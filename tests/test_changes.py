@@ -3,6 +3,7 @@ what containers hold, macros, the file itself. The next launch runs what is ther
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import linecache
 import os
@@ -85,6 +86,108 @@ def by_dtype(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
             C[i] = x[i]
 
 
+def deepest(x):
+    return x * FACTOR
+
+
+def deep(x, weigh=lambda x: deepest(x)):
+    return deepest(x) if callable(weigh) else x
+
+
+def known() -> Any:
+    """Runs as Python: what it reads is noticed as well."""
+    return [v for v in [deepest(1)]][0]
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: Any = 2
+    several: list[Any] = dataclasses.field(default_factory=lambda: [2])
+
+
+class Plain:
+    factor: Any = 2
+
+    def __init__(self) -> None:
+        self.inner = Settings()
+
+    def scaled(self, x):
+        return x * self.factor
+
+    @property
+    def from_global(self) -> Any:
+        return FACTOR
+
+
+SETTINGS, PLAIN = Settings(), Plain()
+PACKAGE = types.ModuleType("package")
+PACKAGE.module = types.ModuleType("package.module")  # type: ignore[attr-defined]
+PACKAGE.module.factor = 2  # type: ignore[attr-defined]
+
+
+@tilec.kernel
+def by_function(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = deep(A[i])
+
+
+@tilec.kernel
+def by_known_function(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * known()
+
+
+@tilec.kernel
+def by_dataclass(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * SETTINGS.factor
+
+
+@tilec.kernel
+def by_list_of_a_dataclass(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * SETTINGS.several[0]
+
+
+@tilec.kernel
+def by_class(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = PLAIN.scaled(A[i])
+
+
+@tilec.kernel
+def by_object_in_an_object(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * PLAIN.inner.factor
+
+
+@tilec.kernel
+def by_property(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * PLAIN.from_global
+
+
+@tilec.kernel
+def by_module(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(64):
+            C[i] = A[i] * PACKAGE.module.factor
+
+
+def set_function(value: Any) -> None:
+    def other(x):
+        return x * value
+
+    globals()["deepest"] = other
+
+
 def set_global(value: Any) -> None:
     globals()["FACTOR"] = value
 
@@ -151,6 +254,25 @@ CASES: dict[str, Callable[[], tuple[tilec.Kernel, Callable[[Any], None]]]] = {
     "dict": lambda: (by_dict, set_dict),
     "a global of a macro's macro": lambda: (by_macro, set_global),
     "macro": lambda: (by_macro, set_macro),
+    "a global of a function's function": lambda: (by_function, set_global),
+    "function": lambda: (by_function, set_function),
+    "a global of what runs as Python": lambda: (by_known_function, set_global),
+    "function of what runs as Python": lambda: (by_known_function, set_function),
+    "dataclass": lambda: (by_dataclass, lambda v: setattr(SETTINGS, "factor", v)),
+    "list of a dataclass": lambda: (
+        by_list_of_a_dataclass,
+        lambda v: SETTINGS.several.__setitem__(0, v),
+    ),
+    "class": lambda: (by_class, lambda v: setattr(Plain, "factor", v)),
+    "object in an object": lambda: (
+        by_object_in_an_object,
+        lambda v: setattr(PLAIN, "inner", Settings(v)),
+    ),
+    "a global of a property": lambda: (by_property, set_global),
+    "module of a package": lambda: (
+        by_module,
+        lambda v: setattr(PACKAGE.module, "factor", v),
+    ),
     "closure": by_closure,
     "closure of a macro": by_macros_closure,
 }
@@ -161,7 +283,9 @@ VALUES = (2, 3, 2.5, np.int64(4), np.float32(0.5), 3, 2)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2)
     monkeypatch.setattr(sys.modules[__name__], "times", times)
+    monkeypatch.setattr(sys.modules[__name__], "deepest", deepest)
     yield
+    SETTINGS.factor, SETTINGS.several[:] = 2, [2]
     LIST[:], TABLE["a"] = [2, [5]], 2
 
 
@@ -259,6 +383,9 @@ N = T.dynamic("N")
 
 @T.macro
 def scaled(x):
+    return plain(x)
+
+def plain(x):
     return x * {inner}
 
 @tilec.kernel

@@ -32,6 +32,7 @@ from tilec.builtins import foreign as _foreign
 from tilec.builtins.annotations import (
     Buffer as Buffer,
     Macro as Macro,
+    Ref as Ref,
     Size as Size,
     StridedTensor as StridedTensor,
     Tensor as Tensor,

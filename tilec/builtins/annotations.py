@@ -133,7 +133,8 @@ class Size:
 
 
 def _sizes(names: str, dtype: object, fixed: bool) -> Size | tuple[Size, ...]:
-    parts = [n.strip() for n in names.split(",")] if isinstance(names, str) else [names]
+    text = names.replace(",", " , ").split() if isinstance(names, str) else ()
+    parts = [n for n in text if n != ","] if text else [names]
     builtin = "const" if fixed else "dynamic"
     if dtype is not None and find_dtype(dtype) is None:  # "T.dynamic('M', 'N')"
         hint = f'names stand in one string: T.{builtin}("M, N")'
@@ -189,6 +190,8 @@ class Subscripted(type):
             raise e.with_traceback(None) from None  # the user's own line ends the traceback
 
     def __getitem__(cls, args: Any) -> Any:
+        if isinstance(args, tuple) and all(isinstance(e, int | Size) for e in args):
+            return cls(args)  # T.Tensor[128, 128]: a shape without parentheses
         return cls(*args) if isinstance(args, tuple) else cls(args)
 
 
@@ -270,6 +273,13 @@ def _instead_of(extent: object) -> str:
             return 'sizes are made by T.dynamic("M") or T.const("M")'
 
 
+class Ref:
+    """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
+
+    The argument is an element, `bump(A[i])`, or a variable of `T.alloc_var`.
+    """
+
+
 # --- macros ---------------------------------------------------------------------------------------
 
 
@@ -280,6 +290,9 @@ class Macro:
         self.function = function
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
+
+    def __get__(self, owner: object, cls: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise CompileError(

@@ -5,11 +5,12 @@
 
 A kernel's source is interpreted, never executed: `source` finds the syntax tree, and one class,
 built up file by file, walks it: `context` (builders, names, places) < `arithmetic` < `memory`
-(buffers and regions) < `expressions` < `calls` < `branches` < `loops` < `for_loops` < `statements`
-< `tracer` (the kernel's own level). What a builtin of `tilec.language` means stands in one function
-of `words_*`. Python variables that run-time control flow changes become carried SSA values;
-everything that is known at compile time stays a Python value, and a condition known at compile time
-is decided here."""
+(buffers and regions) < `operators` < `containers` < `expressions` < `functions` (macros, what is
+the user's) < `calls` < `branches` < `loops` < `for_loops` < `statements` < `tracer` (the kernel's
+own level). What a builtin of `tilec.language` means stands in one function of `builtins_*`. Plain
+functions on known values are the exception: they run as Python (`plain_python`). Python variables
+that run-time control flow changes become carried SSA values; everything that is known at compile
+time stays a Python value, and a condition known at compile time is decided here."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

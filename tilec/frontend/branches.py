@@ -12,8 +12,11 @@ from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.ops import If, Yield
+from tilec.ir.types import BOOL
 
 _MISSING = Undefined("")
+NOT_RETURNED = Undefined("no return has given it yet")
+"""The value of a function where control flow has not come to a `return`; of no account."""
 
 
 def assigned_names(statements: Iterable[ast.stmt]) -> set[str]:
@@ -39,6 +42,14 @@ def same_value(a: object, b: object) -> bool:
         assert isinstance(b, tuple | list)
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b))
     return type(a) is type(b) and a == b
+
+
+def _of_no_account(value: object, other: object) -> object:
+    """`value`, or some number like `other` where it does not count."""
+    if value is not NOT_RETURNED or not is_number(other):
+        return value
+    is_bool = other.dtype is BOOL if isinstance(other, Scalar) else isinstance(other, bool)
+    return False if is_bool else 0
 
 
 class Branches(Calls):
@@ -73,6 +84,7 @@ class Branches(Calls):
         joined: dict[str, object] = {}
         for name in dict.fromkeys((*names_true, *names_false)):
             a, b = names_true.get(name, _MISSING), names_false.get(name, _MISSING)
+            a, b = _of_no_account(a, b), _of_no_account(b, a)
             if same_value(a, b):
                 joined[name] = a
             elif is_number(a) and is_number(b):

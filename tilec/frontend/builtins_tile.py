@@ -147,7 +147,9 @@ def clear(t: Expressions, c: Call) -> None:
 
 def _destination(t: Expressions, c: Call) -> Tile:
     with t.at(c.place("buffer")):
-        return t.tile(c["buffer"], "the destination")
+        region = t.region(c["buffer"], "the destination")
+        whole = t.element_tile if region.is_element else t.tile
+        return whole(region, "the destination")
 
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:

@@ -7,7 +7,7 @@ import ast
 import builtins
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from tilec import language as T
@@ -18,13 +18,16 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_tile,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
-from tilec.frontend.context import Frame
-from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS, Expressions
-from tilec.frontend.source import read_source
+from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
+from tilec.frontend.functions import Functions
+from tilec.frontend.plain_python import (
+    at_run_time,
+)
 from tilec.frontend.values import (
     Buffer,
     LoopHeader,
     Method,
+    Number,
     Region,
     Scalar,
     describe,
@@ -33,13 +36,16 @@ from tilec.frontend.values import (
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import DType
 
+_COMPARING = ("all", "any", "sorted", "min", "max", "sum", "set", "frozenset", "str", "repr")
+_INSTEAD_AT_RUN_TIME = {
+    "round": "use T.round",
+    "pow": "use T.pow or **",
+    "divmod": "write a // b and a % b",
+}
 
-class Calls(Expressions):
-    """Evaluates calls. `run_body` (a function's statements) is left to a subclass."""
 
-    def run_body(self) -> object:
-        """Trace the statements of the current frame's function; the value it returns."""
-        raise NotImplementedError
+class Calls(Functions):
+    """Evaluates calls."""
 
     def call(self, node: ast.Call) -> object:
         function = self.expression(node.func)
@@ -56,7 +62,7 @@ class Calls(Expressions):
             case T.Elementwise():
                 return self._elementwise(function, node)
             case T.Macro():
-                return self._inline(function, node)
+                return self.inline(function, node)
             case type() if issubclass(function, T.Tensor):
                 kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
                 return self.annotation(function, list(self.elements(node.args)), **kwargs)
@@ -66,26 +72,24 @@ class Calls(Expressions):
             return self._builtin(BUILTINS[function], function, node)
         if getattr(function, "__module__", None) == "tilec.layout":
             return self._layout_function(function, node)
+        ours = type(function).__module__.split(".", 1)[0] == "tilec"
+        if callable(function) and not ours and not hasattr(function, "compile"):
+            return self.users_own(function, node)
         self._refuse_call(function, node)
 
     def _refuse_call(self, function: object, node: ast.Call) -> NoReturn:
         shown = ast.unparse(node.func)
-        if isinstance(function, types.FunctionType):
-            raise self.error(
-                f"{shown} is a plain Python function; kernels call builtins and macros",
-                f"put @tilec.macro above def {function.__name__}",
-            )
         if type(function).__module__.startswith("tilec."):
             message = f"{shown} ({describe(function)}) cannot be called inside a kernel"
             raise self.error(message, "call it outside, and name the result there")
         if hasattr(function, "compile"):
             raise self.error(
                 f"{shown} is a kernel; it cannot be called in a kernel",
-                "put what both do in a function under @tilec.macro, and call that",
+                "put what both do in a function, and call that",
             )
         raise self.error(
             f"{shown} is {describe(function)}; it cannot be called in a kernel",
-            "kernels call builtins and macros",
+            "kernels call builtins, macros and functions",
         )
 
     def _builtin(self, known: Builtin, function: Callable[..., Any], node: ast.Call) -> object:
@@ -137,33 +141,6 @@ class Calls(Expressions):
             near = next((did_you_mean(k, taken.split(", ")) for k in kwargs if k not in taken), "")
             raise self.error(f"{e}{near}", f"write {function.__name__}({taken})") from None
 
-    # --- macros -----------------------------------------------------------------------------------
-
-    def _inline(self, macro: T.Macro, node: ast.Call) -> object:
-        """The macro's body, traced here with its parameters bound to the arguments."""
-        source = read_source(macro.function)
-        if any(f.source.function is source.function for f in self.frames):
-            raise self.error(
-                f"the macro {macro.__name__} calls itself", "write a loop: macros do not recurse"
-            )
-        parameters = tuple(inspect.signature(source.function).parameters.values())
-        for p in parameters:
-            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                message = f"the macro {macro.__name__} takes *{p.name}"
-                raise self.error(message, "name each of its parameters")
-        bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
-        values: Mapping[str, object] = {
-            name: value if name in bound.nodes else self.captured(name, value)
-            for name, value in bound.values.items()
-        }
-        kept = self.loc
-        self.frames.append(Frame(source, dict(values), self.loc))
-        try:
-            return self.run_body()
-        finally:
-            self.frames.pop()
-            self.loc = kept
-
     # --- Python's own functions -------------------------------------------------------------------
 
     def _python_builtin(self, function: Any, node: ast.Call) -> object:
@@ -173,40 +150,73 @@ class Calls(Expressions):
                 name, "only what is known at compile time and the builtins of T run here"
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
-        if node.keywords:
-            hint = "give the argument by its place"
-            message = f"{name} takes no keywords in a kernel"
-            raise self.error(message, hint, node.keywords[0])
-        args = list(self.elements(node.args))
+        args, kwargs = self.arguments(node)
         if name == "range":
             return self._range(args, node)
-        if name in ("min", "max") and len(args) > 1:
-            found = self.number(args[0], "this operand")
-            for a in args[1:]:
-                found = self.binary(name, found, self.number(a, "this operand"))
-            return found
-        if name == "abs" and len(args) == 1:
+        if name in ("min", "max", "sum") and not kwargs:
+            items = args[0] if args and isinstance(args[0], tuple | list | range) else args
+            start = args[1:] or [0] if name == "sum" and items is not args else []
+            if any(isinstance(a, Scalar | Region | Buffer) for a in (*start, *items)):
+                if len(items) > 1 or items is not args:
+                    return self._folded(name, [*start, *items])
+        if name == "abs" and len(args) == 1 and not isinstance(args[0], Buffer):
             x = self.number(args[0], "this operand")
             return self.unary("abs", x) if isinstance(x, Scalar) else abs(x)
-        if any(isinstance(a, Scalar | Region | Buffer) for a in args):
-            hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a builtin of T"
-            first = args[0]
-            if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
-                hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "
-                hint += f"{first.name}[i] …"
-            elif isinstance(first, Buffer) and name in ("max", "min"):
-                hint = f"take it in a loop: for i in T.serial({first.type.shape[0]}): "
-                hint += f"m = T.{name}(m, {first.name}[i])"
-            elif name == "len" and isinstance(first, Buffer):
-                hint = f"use {first.name}.shape[0]"
-            shown = ", ".join(describe(a) for a in args)
-            raise self.error(f"{name}({shown}) is only known at run time", hint)
+        if name == "isinstance" and len(args) == 2:
+            return self._is_instance(args[0], args[1])
+        at_once = not any(isinstance(a, Scalar | Region | Buffer) for a in args)
+        compared = [list(a) if isinstance(a, Mapping) else a for a in args]  # its keys
+        if not at_once or (name in _COMPARING and at_run_time(compared)):
+            raise self._only_at_run_time(name, args)
+        if name in ("map", "filter"):
+            raise self.error(f"{name} cannot be called in a kernel", INSTEAD[name])
         try:
-            result = function(*args)
-        except (TypeError, ValueError) as e:
+            result = function(*args, **kwargs)
+        except Exception as e:
             hint = f"it runs here as Python's {name}, on what is known at compile time"
             raise self.error(f"{name}: {e}", hint) from None
-        return list(result) if name in ("zip", "enumerate") else result
+        if isinstance(result, Iterator):
+            result = list(result)
+        if type(result) in (list, dict, set):
+            self.made[id(result)] = result, self.builder
+        return result
+
+    def _folded(self, name: str, items: list[Any]) -> Number:
+        """The sum, or the least or largest, of numbers of which some are known at run time."""
+        found = self.number(items[0], "this operand")
+        for a in items[1:]:
+            kind = "add" if name == "sum" else name
+            found = self.binary(kind, found, self.number(a, "this operand"))
+        return found
+
+    def _is_instance(self, value: object, kinds: Any) -> bool:
+        """`isinstance`; a run-time number is an instance of no Python type."""
+        try:
+            return isinstance(value, kinds)
+        except TypeError as e:
+            hint = "write a class, or a tuple of classes: isinstance(x, (int, float))"
+            raise self.error(f"isinstance: {e}", hint) from None
+
+    def _only_at_run_time(self, name: str, args: list[object]) -> CompileError:
+        """A function of Python's that was given what is only known at run time."""
+        hint = f"cast with T.{name}32(x)" if name in ("int", "float") else "use a builtin of T"
+        first = args[0]
+        if isinstance(first, Buffer) and name in ("enumerate", "zip", "list", "tuple"):
+            hint = f"loop over indices: for i in T.Parallel({first.type.shape[0]}): … "
+            hint += f"{first.name}[i] …"
+        elif isinstance(first, Buffer) and name in ("max", "min"):
+            hint = f"take it in a loop: for i in T.serial({first.type.shape[0]}): "
+            hint += f"m = T.{name}(m, {first.name}[i])"
+        elif isinstance(first, Buffer) and name == "sum":
+            hint = INSTEAD["sum"]
+        elif name == "len" and isinstance(first, Buffer):
+            hint = f"use {first.name}.shape[0]"
+        elif name in _INSTEAD_AT_RUN_TIME:
+            hint = _INSTEAD_AT_RUN_TIME[name]
+        elif name in ("all", "any", "sorted"):
+            hint = "write it out: x and y, T.max(x, y)"
+        shown = ", ".join(describe(a) for a in args)
+        return self.error(f"{name}({shown}) is only known at run time", hint)
 
     def _range(self, args: list[object], node: ast.Call) -> object:
         if not 1 <= len(args) <= 3:

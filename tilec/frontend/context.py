@@ -36,13 +36,17 @@ class Frame:
     """One function being traced: the kernel, or a macro that was called from `caller`.
 
     `names` are its local names; the dict is replaced, never shared, where control flow parts.
-    `loops` are the loops around the code being read, innermost last.
+    `loops` are the loops around the code being read, innermost last. `references` are parameters
+    that stand for an element or a variable of the caller's. `returned`: how many values its
+    `return` gives (-1: one, no tuple), None before the first.
     """
 
     source: Source
     names: dict[str, object] = field(default_factory=dict)
     caller: Loc | None = None
     loops: list[LoopFlags] = field(default_factory=list)
+    references: frozenset[str] = frozenset()
+    returned: int | None = None
 
     def loc(self, node: ast.AST) -> Loc:
         return self.source.loc(node, self.caller)
@@ -76,7 +80,8 @@ class Context:
     result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
     T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `given_layouts`: the layout that the user gave a buffer, and
-    the line that says so.
+    the line that says so. `made` are the lists and dicts made here, by id, with the block that made
+    them: code that runs as often as they are made may change them.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -96,6 +101,7 @@ class Context:
         self.block_quotients: dict[Value, Quotient] = {}
         self.padded: set[Value] = set()
         self.given_layouts: dict[Value, tuple[object, int]] = {}
+        self.made: dict[int, tuple[object, Builder]] = {}
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -6,16 +6,17 @@ import ast
 import enum
 import numbers
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tilec import language as T
 from tilec.builtins import foreign
+from tilec.frontend.containers import Containers
 from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
+from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
 from tilec.frontend.values import (
     Buffer,
-    LoopHeader,
     Method,
     Number,
     Region,
@@ -34,28 +35,24 @@ REFUSED: dict[type[ast.AST], tuple[str, str]] = {
         "a lambda",
         "a lambda is an argument of T.Layout only: T.Layout(buffer.shape, lambda i, j: …)",
     ),
-    ast.DictComp: ("a dict comprehension", "write the dict out"),
-    ast.SetComp: ("a set comprehension", "use a list"),
-    ast.GeneratorExp: ("a generator", "write a list: [… for …]"),
-    ast.Set: ("a set", "use a tuple"),
     ast.NamedExpr: ("the operator :=", "assign in a statement of its own"),
     ast.Await: ("await", "kernels are not coroutines"),
     ast.Yield: ("yield", "kernels are not generators"),
     ast.YieldFrom: ("yield", "kernels are not generators"),
-    ast.JoinedStr: ("an f-string", "f-strings are for T.print"),
     ast.Starred: ("* unpacking", "write the elements out"),
 }
-PYTHON_BUILTINS = frozenset("range len min max abs int float bool zip enumerate list tuple".split())
+PYTHON_BUILTINS = frozenset(
+    """
+    range len min max abs int float bool zip enumerate list tuple sum round any all sorted reversed
+    isinstance str repr dict set frozenset getattr hasattr divmod pow callable
+    """.split()
+)
 INSTEAD = {
     "print": "use T.print",
-    "sum": "add in a loop over the list",
-    "round": "use T.round",
-    "pow": "use T.pow or **",
-    "isinstance": "decide outside the kernel",
+    "sum": "add up in a loop: for i in T.serial(n): s = s + x[i]",
     "super": "decide outside the kernel",
-    "divmod": "write a // b and a % b",
-    "sorted": "sort it outside the kernel",
     "map": "write a list: [f(x) for x in …]",
+    "filter": "write a list: [x for x in … if …]",
     "input": "take it as a parameter",
     "open": "a kernel cannot read files",
 }
@@ -63,7 +60,7 @@ _COMPILE_TIME = (type(None), str, DType, enum.Enum, T.Size, Layout, LayoutReques
 _WORDS_LIKE = (T.Elementwise, T.NotYet, type, types.FunctionType, types.BuiltinFunctionType)
 
 
-class Expressions(Operators):
+class Expressions(Containers):
     """Evaluates expressions; `call` of builtins and macros is left to subclasses."""
 
     def call(self, node: ast.Call) -> object:
@@ -135,7 +132,14 @@ class Expressions(Operators):
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
         if isinstance(value, tuple | list):
-            return type(value)([self.captured(f"{name}[{n}]", v) for n, v in enumerate(value)])
+            items: list[Any] = [self.captured(f"{name}[{n}]", v) for n, v in enumerate(value)]
+            if is_named_tuple(value):
+                return type(value)(*items)
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, set | frozenset):
+            return frozenset(self.captured(name, v) for v in value)
+        if isinstance(value, range):
+            return value
         if isinstance(value, Mapping):
             return {k: self.captured(f"{name}[{k!r}]", v) for k, v in value.items()}
         if isinstance(value, types.ModuleType):
@@ -145,8 +149,8 @@ class Expressions(Operators):
         dtype = foreign_dtype(value)
         if dtype is not None:
             return dtype
-        if callable(value):
-            return value  # judged where it is called
+        if callable(value) or is_object(value):
+            return value  # judged where it is called, or asked for something
         hint = "numbers, strings, dtypes, tuples, lists and dicts of these can be captured"
         shape = getattr(value, "shape", None)
         if isinstance(shape, tuple) and hasattr(value, "dtype"):
@@ -175,15 +179,34 @@ class Expressions(Operators):
                 if name in owner.__members__:
                     return owner[name]
                 known = tuple(owner.__members__)
-            case DType() if name in ("name", "bits", "bytes"):
-                return getattr(owner, name)
-        hint = foreign.advice(name) or (f"it has: {', '.join(known)}" if known else "")
+            case DType():
+                known = ("name", "bits", "bytes", "is_float", "is_int")
+                if name in known:
+                    return getattr(owner, name)
+            case _ if _has_attributes(owner):
+                found, value = self._python_attribute(owner, name)
+                if found:
+                    return value
+                known = tuple(n for n in dir(owner) if not n.startswith("_"))
+        hint = foreign.advice(name) or (f"it has: {', '.join(known[:12])}" if known else "")
         if isinstance(getattr(T, name, None), T.Elementwise):
             hint = f"write T.{name}({ast.unparse(node.value)})"
         raise self.error(
             f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
             self._about_owner(node) or hint or self._about_value(owner),
         )
+
+    def _python_attribute(self, owner: object, name: str) -> tuple[bool, object]:
+        """(found, value) of an attribute of what is known at compile time."""
+        try:
+            value = getattr(owner, name)
+        except AttributeError:
+            return False, None
+        except Exception as e:
+            shown = f"{describe(owner)}.{name}: {type(e).__name__}: {e}"
+            raise self.error(shown, "a property runs here as Python") from None
+        run_time = at_run_time(value) or is_object(value)
+        return True, value if run_time or callable(value) else self.captured(name, value)
 
     def _about_value(self, owner: object) -> str:
         if isinstance(owner, str):
@@ -231,22 +254,7 @@ class Expressions(Operators):
         if inside:
             return self.captured(name, value)
         dtype = foreign_dtype(value)
-        if dtype is None:
-            raise self.error(
-                f"{module.__name__}.{name} cannot be used in a kernel",
-                self._instead(module, name, value),
-            )
-        return dtype
-
-    def _instead(self, module: types.ModuleType, name: str, value: object) -> str:
-        """What to write for a function or number of another module."""
-        if foreign.advice(name):
-            return foreign.advice(name)
-        if isinstance(getattr(T, name, None), T.Elementwise):
-            return f"use T.{name}"
-        if is_literal(value):
-            return f"name the number outside the kernel: {name} = {module.__name__}.{name}"
-        return "compute it outside the kernel and name the result there"
+        return self.captured(name, value) if dtype is None else dtype
 
     def _buffer_attribute(self, buffer: Buffer, name: str) -> object:
         match name:
@@ -264,78 +272,6 @@ class Expressions(Operators):
         raise self.error(
             f"{describe(buffer)} has no attribute {name!r}{near}",
             hint.replace("A.", f"{buffer.name}.") or f"it has: {', '.join(known)}",
-        )
-
-    def _tuple(self, node: ast.Tuple) -> tuple[object, ...]:
-        return tuple(self.elements(node.elts))
-
-    def _list(self, node: ast.List) -> list[object]:
-        return list(self.elements(node.elts))
-
-    def elements(self, nodes: Iterable[ast.expr]) -> Iterable[object]:
-        """The values of `nodes`; `*sequence` gives its elements."""
-        for n in nodes:
-            if isinstance(n, ast.Starred):
-                yield from self.sequence(n.value)
-            else:
-                yield self.expression(n)
-
-    def sequence(self, node: ast.expr) -> Sequence[object]:
-        """The value of `node`, which must be a tuple or list known at compile time."""
-        value = self.expression(node)
-        if isinstance(value, tuple | list):
-            return value
-        hint = "* takes apart what is a tuple or list at compile time"
-        raise self.error(f"{describe(value)} is not a tuple or list", hint, node)
-
-    def _dict(self, node: ast.Dict) -> dict[Any, object]:
-        made: dict[Any, object] = {}
-        for key, value in zip(node.keys, node.values):
-            if key is None:
-                message = "** unpacking is not allowed in a kernel"
-                raise self.error(message, "write the keys and values out", value)
-            made[self.expression(key)] = self.expression(value)
-        return made
-
-    def _list_comprehension(self, node: ast.ListComp) -> list[object]:
-        kept = self.frame.names
-        self.frame.names = dict(kept)
-        try:
-            return self._generated(node.elt, node.generators)
-        finally:
-            self.frame.names = kept
-
-    def _generated(self, item: ast.expr, generators: list[ast.comprehension]) -> list[object]:
-        if not generators:
-            return [self.expression(item)]
-        first, rest = generators[0], generators[1:]
-        made: list[object] = []
-        for value in self.compile_time_items(first.iter):
-            self.bind(first.target, value)
-            chosen = True
-            for test in first.ifs:
-                cond = self.condition(test)
-                if isinstance(cond, Scalar):
-                    raise self.error(
-                        "a list comprehension cannot choose its elements at run time",
-                        "use a for loop with an if",
-                        test,
-                    )
-                chosen = chosen and cond
-            if chosen:
-                made += self._generated(item, rest)
-        return made
-
-    def compile_time_items(self, node: ast.expr) -> Iterable[object]:
-        """What a compile-time loop runs over."""
-        value = self.expression(node)
-        if isinstance(value, tuple | list | range):
-            return value
-        shown = "a run-time range" if isinstance(value, LoopHeader) else describe(value)
-        raise self.error(
-            f"a comprehension over {shown}",
-            "use a for loop; comprehensions run over tuples, lists and range(compile-time int)",
-            at=node,
         )
 
     def bind(self, target: ast.expr, value: object) -> None:
@@ -375,8 +311,10 @@ class Expressions(Operators):
             case type() if issubclass(owner, T.Tensor):
                 key = self.expression(node.slice)
                 return self.annotation(owner, key if isinstance(key, tuple) else (key,))
-            case tuple() | list() | dict():
-                return self._container_item(owner, node.slice)
+            case tuple() | list() | dict() | range() | str():
+                return self.container_item(owner, node.slice)
+            case _ if is_object(owner) and hasattr(owner, "__getitem__"):
+                return self.container_item(owner, node.slice)
             case _:
                 raise self.error(
                     f"{describe(owner)} cannot be indexed",
@@ -411,32 +349,6 @@ class Expressions(Operators):
         with self.at(node):
             return self.index_number(index)
 
-    def _container_item(self, owner: Any, key_node: ast.expr) -> object:
-        if isinstance(key_node, ast.Slice):
-            bounds = [
-                None if n is None else self.expression(n)
-                for n in (key_node.lower, key_node.upper, key_node.step)
-            ]
-            if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
-                message = f"this slice of {describe(owner)} is not known at compile time"
-                raise self.error(message, "slice a list or tuple, with compile-time ints")
-            return owner[slice(*bounds)]
-        key = self.expression(key_node)
-        if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
-            raise self.error(
-                f"{describe(owner)} is known at compile time, the index only at run time",
-                "loop over it (for x in the_list), or keep the values in a buffer",
-            )
-        try:
-            return owner[key]
-        except (IndexError, KeyError, TypeError) as e:
-            if isinstance(owner, dict):
-                hint = f"its keys are {', '.join(map(str, list(owner)[:8]))}"
-            else:
-                hint = f"its items are 0 to {len(owner) - 1}"
-            shown = f": {e}" if isinstance(e, TypeError) else ""
-            raise self.error(f"{describe(owner)} has no item {key!r}{shown}", hint) from None
-
     def annotation(self, cls: type[T.Tensor], args: Sequence[Any], **kwargs: Any) -> T.Tensor:
         """A tensor annotation written in a kernel's body."""
         try:
@@ -450,10 +362,15 @@ class Expressions(Operators):
         ast.Constant: _constant,
         ast.Name: _name,
         ast.Attribute: _attribute,
-        ast.Tuple: _tuple,
-        ast.List: _list,
-        ast.Dict: _dict,
-        ast.ListComp: _list_comprehension,
+        ast.Tuple: Containers.tuple_display,
+        ast.List: Containers.list_display,
+        ast.Dict: Containers.dict_display,
+        ast.Set: Containers.set_display,
+        ast.ListComp: Containers.comprehension,
+        ast.GeneratorExp: Containers.comprehension,
+        ast.SetComp: Containers.set_comprehension,
+        ast.DictComp: Containers.dict_comprehension,
+        ast.JoinedStr: Containers.f_string,
         ast.Subscript: _subscript,
         ast.BinOp: Operators.binary_operator,
         ast.UnaryOp: Operators.unary_operator,
@@ -462,6 +379,12 @@ class Expressions(Operators):
         ast.IfExp: Operators.conditional,
         ast.Call: lambda self, node: self.call(node),
     }
+
+
+def _has_attributes(value: object) -> bool:
+    """Whether the attributes of `value` are Python's to give."""
+    plain = (str, int, float, tuple, list, dict, set, frozenset, range, type)
+    return isinstance(value, plain) or is_object(value)
 
 
 def foreign_dtype(value: object) -> DType | None:

@@ -43,8 +43,8 @@ class ForLoops(Loops):
             case range():
                 header = {"start": items.start, "stop": items.stop, "step": items.step}
                 self._range_loop(node, LoopHeader("serial", header, self.frame.loc(node.iter)))
-            case tuple() | list():
-                self._unrolled(node, items)
+            case tuple() | list() | dict() | set() | frozenset() | str():
+                self._unrolled(node, list(items))
             case LoopHeader(builtin="Parallel"):
                 self._parallel(node, items)
             case LoopHeader(builtin="Persistent"):

@@ -121,14 +121,28 @@ class Memory(Arithmetic):
         extents: list[int | None] = []
         for dim, item in enumerate(items):
             if isinstance(item, Slice):
-                lower = 0 if item.lower is None else self.index_number(item.lower)
-                upper = buffer.shape[dim] if item.upper is None else self.index_number(item.upper)
+                lower = 0 if item.lower is None else self._from_the_end(buffer, dim, item.lower)
+                upper = buffer.shape[dim]
+                if item.upper is not None:
+                    upper = self._from_the_end(buffer, dim, item.upper)
                 offsets.append(lower)
                 extents.append(self._slice_extent(buffer, dim, lower, upper))
             else:
-                offsets.append(self.index_number(item))
+                offsets.append(self._from_the_end(buffer, dim, item))
                 extents.append(None)
         return Region(buffer, tuple(offsets), tuple(extents), self.loc)
+
+    def _from_the_end(self, buffer: Buffer, dim: int, item: Number) -> int | Scalar:
+        """An index; one that is negative at compile time counts from the end, as Python's."""
+        index = self.index_number(item)
+        if isinstance(index, Scalar) or index >= 0:
+            return index
+        extent = buffer.shape[dim]
+        if not isinstance(extent, Scalar):
+            return extent + index
+        counted = self.binary("add", extent, index)
+        assert isinstance(counted, Scalar)
+        return counted
 
     def _slice_extent(
         self, buffer: Buffer, dim: int, lower: int | Scalar, upper: int | Scalar
@@ -141,12 +155,6 @@ class Memory(Arithmetic):
             )
         if extent <= 0:
             hint = "write start:stop with a stop behind the start"
-            stop = affine_of(upper).constant
-            if stop is not None and stop < 0:
-                hint = (
-                    f"a negative index does not count from the end: write {buffer.type.shape[dim]}"
-                )
-                hint += f" - {-stop} for {stop}"
             raise self.error(f"this slice of {describe(buffer)} has {extent} elements", hint)
         return extent
 
@@ -239,7 +247,7 @@ class Memory(Arithmetic):
                 last = f"{buffer.type.shape[dim]} - 1" if size is None else size - 1
                 hint = f"valid indices are 0 to {last}"
                 if below:
-                    hint += "; a negative index does not count from the end"
+                    hint += "; only what is negative at compile time counts from the end"
                 warn(
                     BoundsWarning,
                     f"this {does} index {reach.hi if below else reach.lo} in dimension {dim} of "
@@ -292,7 +300,7 @@ class Memory(Arithmetic):
             at = reach.lo + extent - 1 if at is None and reach.lo is not None else at
             hint = f"valid indices are 0 to {size - 1}"
             if at is not None and at < 0:
-                hint += "; a negative index does not count from the end"
+                hint += "; only what is negative at compile time counts from the end"
             raise self.error(
                 f"this {does} index {at} in dimension {dim} of {describe(buffer)}: out of bounds",
                 hint,
@@ -338,19 +346,22 @@ class Memory(Arithmetic):
             )
         return self._sized(r, tuple(1 if e is None else e for e in r.extents), what)
 
+    def element_tile(self, element: Region, what: str) -> Tile:
+        """One element as a tile."""
+        return self._sized(element, (1,) * len(element.offsets), what)
+
     def tiles(
         self, source: object, dest: object, places: tuple[ast.AST, ast.AST]
     ) -> tuple[Tile, Tile]:
-        """Both sides of a copy, at `places`; a bare start takes the other side's extents."""
+        """Both sides of a copy, at `places`; a bare start takes the other side's extents, two are
+        an element each."""
         with self.at(places[0]):
             src = self.region(source, "the source")
         with self.at(places[1]):
             dst = self.region(dest, "the destination")
         if src.is_element and dst.is_element:
-            raise self.error(
-                f"neither {describe(src)} nor {describe(dst)} says how large the tile is",
-                "name one side's extents: A[i:i + m, j:j + n], or assign one element with =",
-            )
+            to = self.element_tile(dst, "the destination")
+            return self._started(src, to, "the source"), to
         if src.is_element:
             to = self.tile(dst, "the destination")
             return self._started(src, to, "the source"), to

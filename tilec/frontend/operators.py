@@ -20,6 +20,7 @@ BINARY: dict[type[ast.operator], str] = {
     ast.Mod: "mod", ast.Pow: "pow", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
     ast.LShift: "shl", ast.RShift: "shr",
 }  # fmt: skip
+CONTAINERS = (str, tuple, list, dict, set, frozenset)
 _COMPARE: dict[type[ast.cmpop], str] = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
@@ -70,14 +71,23 @@ class Operators(Memory):
         b = self.expression(node.right)
         if kind is None:
             raise self.error("@ is not an operator on tiles", "use T.gemm(A, B, C)")
-        if isinstance(a, tuple | list) and isinstance(b, type(a)) and kind == "add":
-            return a + b  # type: ignore[operator]
-        if isinstance(a, tuple | list) and isinstance(b, int) and kind == "mul":
-            return a * b
+        if isinstance(a, CONTAINERS) or isinstance(b, CONTAINERS):
+            return self.of_containers(kind, a, b)
         if isinstance(a, T.Size) or isinstance(b, T.Size):
             return self._size_arithmetic(kind, a, b)
         x, y = self._operand(a, node.left), self._operand(b, node.right)
         return self.binary(kind, x, y)
+
+    def of_containers(self, kind: str, a: object, b: object) -> object:
+        """An operator of Python's lists, tuples, strings, dicts and sets."""
+        try:
+            made: object = PYTHON[kind](a, b)
+        except (KeyError, TypeError, ValueError):
+            shown = f"{describe(a)} {SYMBOLS.get(kind, kind)} {describe(b)}"
+            hint = "name one of its items, or loop over it: for x in …"
+            raise self.error(f"{shown} means nothing", hint) from None
+        self.made[id(made)] = made, self.builder
+        return made
 
     def _size_arithmetic(self, kind: str, a: object, b: object) -> object:
         """Arithmetic on sizes that have no value yet, in the shape of an annotation."""
@@ -136,9 +146,7 @@ class Operators(Memory):
                     raise self.error("is compares with None, True and False only", "use ==")
                 return (left is right) == isinstance(op, ast.Is)
             case ast.In() | ast.NotIn():
-                if isinstance(left, Scalar | Region) or not isinstance(
-                    right, list | tuple | dict | str
-                ):
+                if isinstance(left, Scalar | Region) or not isinstance(right, (*CONTAINERS, range)):
                     hint = "compare with each: x == 1 or x == 2"
                     message = f"{describe(left)} in {describe(right)} is not known here"
                     raise self.error(message, hint)
@@ -147,6 +155,8 @@ class Operators(Memory):
         if not any(_at_run_time(v) for v in (left, right)) and not (
             is_literal(left) and is_literal(right)
         ):
+            if isinstance(left, CONTAINERS) and type(left) is type(right):
+                return bool(self.of_containers(kind, left, right))
             if kind not in ("eq", "ne"):
                 message = f"{describe(left)} and {describe(right)} have no order"
                 raise self.error(message, "compare numbers with < and >, anything with ==")

@@ -284,9 +284,34 @@ class _Reader:
         draft.annotation = self.evaluation.annotation_at(s.annotation, s.annotation)
 
     def has_grid(self) -> bool:
-        """Whether the body has a `T.Kernel` with extents."""
-        items = (n.context_expr for n in ast.walk(self.source.node) if isinstance(n, ast.withitem))
-        return any(self._calls(c, T.Kernel) and c.args for c in items if isinstance(c, ast.Call))
+        """Whether the body, or that of a macro or function that it calls, has a `T.Kernel` with
+        extents."""
+        seen: list[Callable[..., Any]] = []
+        pending = [self]
+        while pending:
+            reader = pending.pop()
+            for n in ast.walk(reader.source.node):
+                if isinstance(n, ast.withitem) and isinstance(n.context_expr, ast.Call):
+                    if reader._calls(n.context_expr, T.Kernel) and n.context_expr.args:
+                        return True
+                elif isinstance(n, ast.Expr) and isinstance(n.value, ast.Call):
+                    called = reader._called(n.value)
+                    if called is not None and called not in seen:
+                        seen.append(called)
+                        pending.append(_Reader(read_source(called), {}))
+        return False
+
+    def _called(self, node: ast.Call) -> Callable[..., Any] | None:
+        """The macro or the plain function that a statement of the body calls."""
+        match node.func:
+            case ast.Name(id=name) if name not in self.drafts:
+                found = self.source.lookup(name)[1]
+                if isinstance(found, T.Macro):
+                    return found.function
+                ours = (getattr(found, "__module__", None) or "").split(".", 1)[0] == "tilec"
+                if isinstance(found, types.FunctionType) and not ours:
+                    return found
+        return None
 
     # --- results ----------------------------------------------------------------------------------
 

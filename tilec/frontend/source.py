@@ -93,13 +93,13 @@ class Source:
         return {*self.cells, *self.enclosing, *self.globals}
 
 
-def read_source(function: Callable[..., Any]) -> Source:
-    """The source of `function`, parsed once and kept with it.
+def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
+    """The source of `function`, parsed once and kept with it; `unwrap`: of what decorators wrap.
 
     Works wherever Python can show the source: files, notebooks, doctests, code registered with
     `linecache`. Raises CompileError for anything but a plain `def`, and where there is no source.
     """
-    function = inspect.unwrap(function)
+    function = inspect.unwrap(function) if unwrap else function
     known: Source | None = getattr(function, "__dict__", {}).get(_READ)
     if known is not None:
         return known

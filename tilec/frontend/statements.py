@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from tilec import language as T
+from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.for_loops import ForLoops
-from tilec.frontend.operators import BINARY
+from tilec.frontend.operators import BINARY, CONTAINERS
+from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
     Buffer,
     EmptyTensor,
@@ -17,6 +20,7 @@ from tilec.frontend.values import (
     Number,
     Region,
     Scalar,
+    Undefined,
     describe,
     is_number,
 )
@@ -26,8 +30,6 @@ from tilec.ir.errors import CompileError
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Try: ("try", "a kernel raises no exceptions; use if"),
     ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
-    ast.Raise: ("raise", "check arguments outside the kernel"),
-    ast.Assert: ("assert", "check what is known at compile time outside the kernel"),
     ast.FunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
     ast.AsyncFunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
     ast.ClassDef: ("a class inside a kernel", "write it outside"),
@@ -40,6 +42,10 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.AsyncWith: ("async with", "use with"),
     ast.Match: ("match", "use if and elif"),
 }
+
+
+_RETURN = ".return"  # hidden name: whether no `return` was met; with a number, what one gave
+_MOST_RETURNED = 16
 
 
 class Statements(ForLoops):
@@ -73,13 +79,27 @@ class Statements(ForLoops):
                 rest = statements[n + 1 :]
                 if rest:
                     with self.at(s):
-                        self.branch(run, lambda: self.block(rest))  # noqa: B023 (called at once)
+                        self._rest(run, rest)
                 return
 
+    def _rest(self, run: Scalar, statements: list[ast.stmt]) -> None:
+        """Statements that run where `run` holds, behind a `break`, `continue` or `return`."""
+        returned = False
+
+        def trace() -> None:
+            nonlocal returned
+            self.block(statements)
+            returned = self.names.get(_RETURN) is False
+
+        self.branch(run, trace)
+        if returned and not self.frame.loops:
+            self.names[_RETURN] = False  # here, or before
+
     def _running(self) -> object:
-        """Whether the rest of this iteration runs (a `break` or `continue` may have ended it)."""
+        """Whether the rest of this iteration, or of the function, runs (a `break`, `continue` or
+        `return` may have ended it)."""
         loops = self.frame.loops
-        return self.names.get(loops[-1].run, True) if loops else True
+        return self.names.get(loops[-1].run if loops else _RETURN, True)
 
     def statement(self, node: ast.stmt) -> None:
         """Trace one statement. Raises CompileError for what kernels do not have."""
@@ -131,6 +151,8 @@ class Statements(ForLoops):
                 self._assign_name(target.id, value, place)
             case ast.Subscript():
                 self._store(target, value, place)
+            case ast.Attribute():
+                self._set_attribute(target, value)
             case ast.Tuple() | ast.List():
                 starred = [t for t in target.elts if isinstance(t, ast.Starred)]
                 if starred:
@@ -164,6 +186,9 @@ class Statements(ForLoops):
                 f"this does not write to {describe(old)}: it gives its name to {describe(value)}",
                 hint,
             )
+        if name in self.frame.references and isinstance(old, Region):
+            self.store(old, self._stored(old.buffer, value, place))
+            return
         if isinstance(value, EmptyTensor):
             self.names[name] = self.declare_output(name, value)
             return
@@ -218,7 +243,45 @@ class Statements(ForLoops):
                     raise self.error(f"{e.message}: it goes to {describe(buffer)}", hint) from None
         return number
 
+    def _container(self, node: ast.Subscript) -> list[object] | dict[Any, object] | None:
+        """The list or dict that `node` is an item of, where it may be changed."""
+        if isinstance(node.value, ast.Name) and isinstance(
+            found := self.names.get(node.value.id), list | dict
+        ):
+            self.check_changeable(found, ast.unparse(node))
+            return found
+        return None
+
+    def _set_item(self, items: Any, node: ast.Subscript, value: object) -> None:
+        """`items[key] = value` of a list or dict known at compile time."""
+        key = self.expression(node.slice)
+        if at_run_time(key) and not isinstance(key, Buffer):
+            hint = "keep the values in a buffer: T.alloc_local, T.alloc_shared"
+            raise self.error(f"an index of this {type(items).__name__} is {describe(key)}", hint)
+        try:
+            items[key] = self._read(value)
+        except (IndexError, TypeError) as e:
+            hint = f"its items are 0 to {len(items) - 1}" if isinstance(items, list) else ""
+            raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
+
+    def _set_attribute(self, node: ast.Attribute, value: object) -> None:
+        """`state.x = value` of an object made in this block."""
+        owner = self.expression(node.value)
+        if not is_object(owner):
+            hint = "assign to a name or an element: x = …, A[i, j] = …"
+            raise self.error("this cannot be assigned to in a kernel", hint, node)
+        self.check_changeable(owner, ast.unparse(node))
+        try:
+            setattr(owner, node.attr, self._read(value))
+        except Exception as e:
+            hint = "its class does not allow that: make another object"
+            raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
+
     def _store(self, target: ast.Subscript, value: object, place: ast.expr) -> None:
+        items = self._container(target)
+        if items is not None:
+            self._set_item(items, target, value)
+            return
         element = self.expression(target)
         if not isinstance(element, Region):
             raise self.error(
@@ -241,13 +304,24 @@ class Statements(ForLoops):
         if isinstance(node.target, ast.Name):
             load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
             old = self.expression(load)
-            with self.at(node.target):
-                before = self.number(old, "this operand")
-            changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
+            changed: object
+            if isinstance(old, CONTAINERS):
+                changed = self.of_containers(kind, old, self.expression(node.value))
+            else:
+                with self.at(node.target):
+                    before = self.number(old, "this operand")
+                changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
             self._assign_name(node.target.id, changed, node.value)
             return
         element = self.expression(node.target)
-        if not isinstance(element, Region) or not element.is_element:
+        items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
+        if not isinstance(element, Region) or (items is not None and not element.is_element):
+            with self.at(node.target):
+                before = self.number(element, "this operand")
+            changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
+            self._assign_to(node.target, changed, node.value)
+            return
+        if not element.is_element:
             raise self.error(
                 f"{describe(element)} cannot be changed in place",
                 "index one element",
@@ -280,12 +354,64 @@ class Statements(ForLoops):
         self.names[self.frame.loops[-1].run] = False
 
     def _return(self, node: ast.Return) -> None:
-        last = self.frame.source.node.body[-1]
-        inside = isinstance(last, ast.With) and last.body[-1] is node
-        hint = "put the rest under if … else"
-        if inside and len(self.frames) == 1:
-            hint = "leave it out" if node.value is None else "write it behind the with, not inside"
-        raise self.error("return is allowed only as the last statement of a kernel or macro", hint)
+        """A `return` before the end: what follows runs only where it has not been reached."""
+        for flags in self.frame.loops:
+            if flags.builtin != "for":
+                raise self.error(
+                    "return in a loop that runs at run time",
+                    "keep the result in a variable, break, and return it behind the loop",
+                )
+        if len(self.frames) == 1 and node.value is not None:
+            last = self.frame.source.node.body[-1]
+            inside = isinstance(last, ast.With) and last.body[-1] is node
+            hint = "write it behind the with, not inside" if inside else "return without a value"
+            raise self.error("a kernel returns its tensors in its last statement", hint)
+        value = None if node.value is None else self.expression(node.value)
+        given = value if isinstance(value, tuple) else () if value is None else (value,)
+        values = tuple(map(self._read, given))
+        count = -1 if values and not isinstance(value, tuple) else len(values)
+        if self.frame.returned not in (None, count) or len(values) > _MOST_RETURNED:
+            hint = f"return the same number of values everywhere, at most {_MOST_RETURNED}"
+            raise self.error(f"another return of {self.frame.source.name} gives more or less", hint)
+        self.frame.returned = count
+        self.names.update({f"{_RETURN}{n}": v for n, v in enumerate(values)})
+        self.names[_RETURN] = False
+        for flags in self.frame.loops:
+            self.names[flags.run] = self.names[flags.live] = False
+
+    def _assert(self, node: ast.Assert) -> None:
+        cond = self.condition(node.test)
+        if cond is True:
+            return
+        said = "" if node.msg is None else self._message(node.msg)
+        if isinstance(cond, Scalar):
+            raise self.error(
+                "the condition of this assert is only known at run time",
+                "assert checks what is known at compile time; leave out what is not",
+                node.test,
+            )
+        raise self.error(
+            f"assertion failed: {said or ast.unparse(node.test)}",
+            f"this variant of the kernel needs {ast.unparse(node.test)}",
+        )
+
+    def _raise(self, node: ast.Raise) -> None:
+        """A `raise` that tracing comes to: what its author says is wrong with this variant."""
+        hint = "check what is known at compile time; at run time, leave out what cannot be done"
+        if self.depth:
+            raise self.error("raise under a condition that is only known at run time", hint)
+        said = "" if node.exc is None else ast.unparse(node.exc)
+        if isinstance(node.exc, ast.Call):
+            shown = ", ".join(self._message(a) for a in node.exc.args)
+            said = f"{ast.unparse(node.exc.func)}: {shown}"
+        raise self.error(said or "raise", "this variant of the kernel is refused by its own code")
+
+    def _message(self, node: ast.expr) -> str:
+        """What an assert says; its source, where that is only known at run time."""
+        try:
+            return str(self.expression(node))
+        except CompileError:
+            return ast.unparse(node)
 
     def _expression_statement(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Constant):  # a docstring
@@ -311,6 +437,10 @@ class Statements(ForLoops):
     def run_body(self) -> object:
         body = self.frame.source.node.body
         last = body[-1]
+        if _early_returns(self.frame.source.node):
+            self.names[_RETURN] = True
+            if len(self.frames) > 1:
+                return self._run_to_return(body)
         if not isinstance(last, ast.Return):
             self.block(body)
             return None
@@ -319,6 +449,26 @@ class Statements(ForLoops):
             return None
         with self.at(last):
             return self.expression(last.value)
+
+    def _run_to_return(self, body: list[ast.stmt]) -> object:
+        """Trace the body of a function that returns in several places; the value it gives."""
+        self.names.update({f"{_RETURN}{n}": NOT_RETURNED for n in range(_MOST_RETURNED)})
+        self.block(body)
+        count, name = self.frame.returned, self.frame.source.name
+        if not count:
+            return None
+        found = [self.names.get(f"{_RETURN}{n}") for n in range(abs(count))]
+        if self.names[_RETURN] is not False:
+            where = "in some cases only" if isinstance(self.names[_RETURN], Scalar) else "nothing"
+            hint = "end it with a return of its own"
+            raise self.error(f"{name} returns a value {where}", hint)
+        for v in found:
+            if isinstance(v, Undefined):
+                raise self.error(
+                    f"which of its values {name} returns is only known at run time",
+                    "return numbers, or let a condition known at compile time decide",
+                )
+        return found[0] if count < 0 else tuple(found)
 
     _statements: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
         ast.Assign: _assign,
@@ -330,7 +480,16 @@ class Statements(ForLoops):
         ast.Break: _break,
         ast.Continue: _continue,
         ast.Return: _return,
+        ast.Assert: _assert,
+        ast.Raise: _raise,
         ast.With: lambda self, node: self.kernel_block(node),
         ast.Expr: _expression_statement,
         ast.Pass: _pass,
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def _early_returns(function: ast.FunctionDef) -> bool:
+    """Whether a `return` stands anywhere but at the end."""
+    last = function.body[-1]
+    return any(isinstance(n, ast.Return) and n is not last for n in ast.walk(function))

@@ -321,8 +321,8 @@ class _KernelTracer(Statements):
         super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
-        if len(self.frames) > 1 or len(self.builders) > 2 or self.frame.loops:
-            hint = "move it out of loops, conditions and macros"
+        if len(self.builders) > 2 or any(f.loops for f in self.frames):
+            hint = "move it out of loops and conditions"
             raise self.error("T.Kernel stands at the top level of a kernel, once", hint)
         if self.grid is not None:
             raise self.error("this kernel has a T.Kernel already", "write one kernel for each grid")

@@ -11,21 +11,50 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
+from tilec.ir.named import named_in
+
 _KEPT = "__tilec_lines__"
+# Of each file the lines that a decorator in it has noted last: functions below it have these.
+_files: dict[str, list[str]] = {}
 
 
 def keep_lines(function: Callable[..., Any]) -> None:
-    """Note the lines of the file that `function` is being defined by."""
+    """Note the lines of the file that `function` is being defined by, and those of the plain
+    functions that it names, which may be older."""
+    _keep(function)
+    seen = {id(function)}
+    pending: list[object] = [*named_in(function)] if isinstance(function, FunctionType) else []
+    while pending:
+        one = pending.pop()
+        if isinstance(one, FunctionType) and id(one) not in seen and not _is_library(one):
+            seen.add(id(one))
+            if _KEPT not in one.__dict__:
+                _keep(one)
+            pending += named_in(one)
+
+
+def _is_library(function: FunctionType) -> bool:
+    top = (function.__module__ or "").split(".", 1)[0]
+    return (
+        (top in sys.stdlib_module_names and top != "__main__")
+        or top == "tilec"
+        or "-packages" in function.__code__.co_filename
+    )
+
+
+def _keep(function: Callable[..., Any]) -> None:
     code = getattr(function, "__code__", None)
     if code is None:
         return
     lines = _current(code.co_filename, function.__globals__)
     entry = linecache.cache.get(code.co_filename, ())
     if len(entry) == 4 and entry[1] is not None:  # a file: its time of change is known
-        function.__dict__[_KEPT] = lines
+        function.__dict__[_KEPT] = _files[code.co_filename] = lines
 
 
 def function_lines(function: Callable[..., Any]) -> list[str]:
@@ -34,7 +63,8 @@ def function_lines(function: Callable[..., Any]) -> list[str]:
     Not `inspect.getsourcelines`, which looks through all loaded modules: that takes milliseconds.
     """
     code = function.__code__
-    lines = function.__dict__.get(_KEPT) or _current(code.co_filename, function.__globals__)
+    lines = function.__dict__.get(_KEPT) or _files.get(code.co_filename)
+    lines = lines or _current(code.co_filename, function.__globals__)
     rest = lines[code.co_firstlineno - 1 :]
     return inspect.getblock(rest) if rest else []
 

@@ -22,8 +22,8 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Outside:
-    """The names that a function asks its surroundings for, and for each the attributes that it asks
-    of it."""
+    """The names that a function asks its surroundings for, and for each, and for "package.module",
+    the attributes that it asks of it."""
 
     names: tuple[str, ...]
     attributes: Mapping[str, tuple[str, ...]]
@@ -50,9 +50,21 @@ def outside_of(node: ast.FunctionDef, function: Any) -> Outside:
         match n:
             case ast.Name(id=name) if name not in hidden:
                 names.add(name)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name not in hidden:
-                attributes.setdefault(name, set()).add(attr)
+            case ast.Attribute(value=owner, attr=attr):
+                dotted = _dotted(owner)
+                if dotted and dotted.split(".", 1)[0] not in hidden:
+                    attributes.setdefault(dotted, set()).add(attr)
     return Outside(tuple(sorted(names)), {n: tuple(sorted(a)) for n, a in attributes.items()})
+
+
+def _dotted(node: ast.expr) -> str:
+    """A name, or one of a module in a package: "package.module"; "" for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=owner, attr=attr) if _dotted(owner):
+            return f"{_dotted(owner)}.{attr}"
+    return ""
 
 
 def _read_first(node: ast.FunctionDef) -> set[str]:
@@ -173,7 +185,14 @@ def held_by(container: Any) -> tuple[Any, ...]:
             return tuple(container)
     if dataclasses.is_dataclass(container):
         return tuple(getattr(container, f.name, None) for f in dataclasses.fields(container))
-    return tuple(getattr(container, "__dict__", {}).values())
+    slots = (s for kind in type(container).__mro__ for s in _slots(kind) if hasattr(container, s))
+    given = getattr(container, "__dict__", {})
+    return (*given.keys(), *given.values(), *(getattr(container, s) for s in slots))
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def same(container: Any, kept: tuple[Any, ...]) -> bool:

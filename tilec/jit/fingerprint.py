@@ -8,8 +8,10 @@ where it never matches.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import functools
 import hashlib
 import numbers
 import os
@@ -19,8 +21,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tilec.builtins.annotations import Macro
+from tilec.builtins.annotations import Macro, Ref
 from tilec.builtins.choices import Auto
+from tilec.ir.errors import CompileError
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DType
 from tilec.jit.captured import Outside, Reads, held_by, outside_of
@@ -88,6 +91,7 @@ class Describer:
     def __init__(self) -> None:
         self.reads = Reads()
         self._in_function = False
+        self._homes = set[str]()  # the packages of what is compiled
         self._seen: dict[int, tuple[int, Any]] = {}  # which one it is, and the object, kept alive
 
     def value(self, value: Any) -> str:
@@ -102,9 +106,10 @@ class Describer:
                 return f"{_named(kind)}.{value.name} {self.value(value.value)}"
             case types.ModuleType():
                 return f"module {value.__name__}"
-            case type():
-                members = [*value] if issubclass(value, enum.Enum) else []
-                return f"type {_named(value)}{self._sequence(members)}"
+            case type() if not self._is_users(value):
+                return f"type {_named(value)}"
+            case type() if issubclass(value, enum.Enum):
+                return f"type {_named(value)}{self._sequence(value)}"
             case types.BuiltinFunctionType() if isinstance(value.__self__, types.ModuleType | None):
                 return f"builtin {_named(value)}"
             case numbers.Number() if kind.__module__ in ("fractions", "decimal"):
@@ -114,6 +119,8 @@ class Describer:
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray | numpy.dtype):
             return self._numpy(numpy, value)
+        if callable(value) and _top(kind.__module__) == "numpy" and hasattr(value, "__name__"):
+            return f"function numpy.{value.__name__}"
         if id(value) in self._seen:
             return f"again {self._seen[id(value)][0]}"
         self._seen[id(value)] = len(self._seen), value
@@ -141,26 +148,47 @@ class Describer:
                 return f"{_named(kind)}{self._sequence(i for kv in value.items() for i in kv)}"
             case types.FunctionType():
                 return self.function(value)
+            case types.MethodType():
+                return f"method {self.value(value.__func__)} of {self.value(value.__self__)}"
+            case functools.partial():
+                held = (value.func, value.args, value.keywords)
+                return f"partial{self._sequence(held)}"
+            case staticmethod() | classmethod():
+                return f"{kind.__name__} {self.value(value.__func__)}"
+            case property():
+                return f"property {self.value(value.fget)}"
+            case type():
+                return self._class(value)
             case types.CodeType():
                 names = (value.co_names, value.co_varnames, value.co_freevars)
                 return f"code {value.co_code.hex()} {names}{self._sequence(value.co_consts)}"
+        if hasattr(value, "__wrapped__") and kind.__name__ == "_lru_cache_wrapper":
+            return f"cached {self.value(value.__wrapped__)}"
         if dataclasses.is_dataclass(value):
             if not kind.__dataclass_params__.frozen:
                 self.reads.content(value)
-            return f"{_named(kind)}{self._sequence(held_by(value))}"
+            return f"{self.value(kind)}{self._sequence(held_by(value))}"
+        if kind is types.SimpleNamespace or self._is_users(kind):
+            self.reads.content(value)
+            return f"{self.value(kind)}{self._sequence(held_by(value))}"
         if _is_ours(kind.__module__):
             return f"{_named(kind)}{self._sequence(held_by(value))}"
         return f"{_named(kind)} {_PROCESS} {id(value):x}"
 
     def function(self, function: Any) -> str:
-        """Text of a Python function: its code and what its names stand for; of the functions that
-        it calls only their code. No kernel can call it."""
+        """Text of a Python function, which a kernel may call: as that of a macro. Of a library's
+        functions, and of those without source, it is the code and what its names stand for; of
+        the functions that a library's calls only their code."""
         text = f"function {_named(function)}"
         if _is_ours(function.__module__ or ""):
             return text  # covered by the fingerprint of tilec's code
+        users = self._is_users(function)
+        if users:
+            with contextlib.suppress(CompileError):
+                return f"function {self.source(function, macro=False)}"
         code, inner = function.__code__, self._in_function
         text += f" {self.value(code)}"
-        if inner:
+        if inner and not users:
             return text
         self._in_function = True
         try:
@@ -169,16 +197,18 @@ class Describer:
         finally:
             self._in_function = inner
 
-    def source(self, function: Any) -> str:
-        """Text of a kernel's or a macro's function: its lines, where they stand (that is in the
-        binary's line tables), and what its names stand for here."""
-        source = frontend.read_source(function)
+    def source(self, function: Any, macro: bool = True) -> str:
+        """Text of a function that is traced (a kernel's, a macro's, a plain one): its lines, where
+        they stand (that is in the binary's line tables), and what its names stand for here."""
+        source = frontend.read_source(function, macro)
         function = source.function
         if _is_ours(function.__module__ or ""):
             return _named(function)
+        self._homes.add(_top(function.__module__ or ""))
         place = f"{_named(function)} {source.file}:{source.first_line}"
         names = outside_of(source.node, function)
-        written = [v for v in function.__annotations__.values() if not isinstance(v, str)]
+        annotations = function.__annotations__.values()
+        written = [v for v in annotations if v is Ref or (macro and not isinstance(v, str))]
         outside = self._outside(function, names)
         return "\n".join([place, *source.lines, self._sequence(written), outside])
 
@@ -195,13 +225,33 @@ class Describer:
                 found[name] = enclosing[name]
             else:
                 self.reads.name(function.__globals__, name, found, name)
-        for name, attributes in outside.attributes.items():
+        for name, attributes in sorted(outside.attributes.items()):  # packages first
             module = found.get(name)
             if isinstance(module, types.ModuleType) and not _is_ours(module.__name__):
                 for attribute in attributes:
                     self.reads.name(vars(module), attribute, found, f"{name}.{attribute}")
         given = (function.__defaults__, function.__kwdefaults__)
         return f"{self._sequence(given)}{self._fields(found)}"
+
+    def _class(self, kind: type) -> str:
+        """Text of a class of the user's: its bases, its methods, what else it holds."""
+        found: dict[str, Any] = {}
+        space: Any = vars(kind)
+        for name, value in space.items():
+            if not name.startswith("__") or isinstance(value, types.FunctionType):
+                self.reads.name(space, name, found, name)
+        return f"type {_named(kind)}{self._sequence(kind.__bases__)}{self._fields(found)}"
+
+    def _is_users(self, thing: Any) -> bool:
+        """Whether a function or class is the user's: of no library, or of that of the kernel."""
+        module = thing.__module__ or ""
+        top = _top(module)
+        if top in self._homes or top == "__main__":
+            return True
+        if top in sys.stdlib_module_names or _is_ours(module):
+            return False
+        file = getattr(sys.modules.get(module), "__file__", None) or ""
+        return not any(part in file for part in ("site-packages", "dist-packages"))
 
     def _sequence(self, values: Iterable[Any]) -> str:
         return f"({', '.join(map(self.value, values))})"
@@ -223,5 +273,9 @@ def _named(thing: Any) -> str:
     return f"{module}.{thing.__qualname__}"
 
 
+def _top(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
 def _is_ours(module: str) -> bool:
-    return module.split(".", 1)[0] == "tilec"
+    return _top(module) == "tilec"

@@ -1,0 +1,184 @@
+"""Lists, tuples, dicts, sets and text known at compile time: displays, comprehensions, f-strings,
+items."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from tilec.frontend.operators import Operators
+from tilec.frontend.plain_python import at_run_time
+from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe
+from tilec.ir.types import DType
+
+Container = TypeVar("Container", bound=Any)
+
+
+class Containers(Operators):
+    """Makes and reads Python's containers; `bind` of names is left to a subclass."""
+
+    def bind(self, target: ast.expr, value: object) -> None:
+        """Give `value` to the name or tuple of names `target`."""
+        raise NotImplementedError
+
+    def tuple_display(self, node: ast.Tuple) -> tuple[object, ...]:
+        return tuple(self.elements(node.elts))
+
+    def list_display(self, node: ast.List) -> list[object]:
+        return self._made(list(self.elements(node.elts)))
+
+    def set_display(self, node: ast.Set) -> set[object]:
+        return self._made(set(self.elements(node.elts)))
+
+    def _made(self, container: Container) -> Container:
+        """A container that code of the current block may change."""
+        self.made[id(container)] = container, self.builder
+        return container
+
+    def elements(self, nodes: Iterable[ast.expr]) -> Iterable[object]:
+        """The values of `nodes`; `*sequence` gives its elements."""
+        for n in nodes:
+            if isinstance(n, ast.Starred):
+                yield from self.sequence(n.value)
+            else:
+                yield self.expression(n)
+
+    def sequence(self, node: ast.expr) -> Sequence[object]:
+        """The value of `node`, which must be a tuple or list known at compile time."""
+        value = self.expression(node)
+        if isinstance(value, tuple | list):
+            return value
+        hint = "* takes apart what is a tuple or list at compile time"
+        raise self.error(f"{describe(value)} is not a tuple or list", hint, node)
+
+    def dict_display(self, node: ast.Dict) -> dict[Any, object]:
+        made: dict[Any, object] = {}
+        for key, value in zip(node.keys, node.values):
+            if key is None:
+                other = self.expression(value)
+                if not isinstance(other, dict):
+                    hint = "** takes apart what is a dict at compile time"
+                    raise self.error(f"{describe(other)} is not a dict", hint, value)
+                made |= other
+            else:
+                made[self._key(key)] = self.expression(value)
+        return self._made(made)
+
+    def _key(self, node: ast.expr) -> Any:
+        """A key of a dict, which must be known at compile time."""
+        key = self.expression(node)
+        if isinstance(key, Scalar | list | dict | set):
+            hint = "use an int, a string, a tuple or a buffer"
+            raise self.error(f"{describe(key)} cannot be a key", hint, node)
+        return key
+
+    def comprehension(self, node: ast.ListComp | ast.GeneratorExp) -> list[object]:
+        return self._made(self._items(lambda: self.expression(node.elt), node.generators))
+
+    def set_comprehension(self, node: ast.SetComp) -> set[object]:
+        return self._made(set(self._items(lambda: self._key(node.elt), node.generators)))
+
+    def dict_comprehension(self, node: ast.DictComp) -> dict[Any, object]:
+        def item() -> object:
+            return self._key(node.key), self.expression(node.value)
+
+        return self._made(dict(self._items(item, node.generators)))  # type: ignore[arg-type]
+
+    def _items(
+        self, item: Callable[[], object], generators: list[ast.comprehension]
+    ) -> list[object]:
+        kept = self.frame.names
+        self.frame.names = dict(kept)
+        try:
+            return self._generated(item, generators)
+        finally:
+            self.frame.names = kept
+
+    def _generated(
+        self, item: Callable[[], object], generators: list[ast.comprehension]
+    ) -> list[object]:
+        if not generators:
+            return [item()]
+        first, rest = generators[0], generators[1:]
+        made: list[object] = []
+        for value in self.compile_time_items(first.iter):
+            self.bind(first.target, value)
+            for test in first.ifs:
+                cond = self.condition(test)
+                if isinstance(cond, Scalar):
+                    raise self.error(
+                        "a comprehension cannot choose its elements at run time",
+                        "use a for loop with an if",
+                        test,
+                    )
+                if not cond:
+                    break
+            else:
+                made += self._generated(item, rest)
+        return made
+
+    def f_string(self, node: ast.JoinedStr) -> str:
+        """An f-string of what is known at compile time."""
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                text += str(part.value)
+                continue
+            assert isinstance(part, ast.FormattedValue)
+            value = self.expression(part.value)
+            if at_run_time(value):
+                raise self.error(
+                    f"an f-string of {describe(value)}, which is only known at run time",
+                    'text of run-time values is for T.print: T.print(f"… {x}")',
+                    part.value,
+                )
+            value = value.name if isinstance(value, DType) else value
+            convert: dict[int, Callable[[object], str]] = {115: str, 114: repr, 97: ascii}
+            value = convert[part.conversion](value) if part.conversion in convert else value
+            spec = part.format_spec
+            try:
+                text += format(
+                    value, self.f_string(spec) if isinstance(spec, ast.JoinedStr) else ""
+                )
+            except (TypeError, ValueError) as e:
+                raise self.error(f"{describe(value)}: {e}", "mend the format", part) from None
+        return text
+
+    def compile_time_items(self, node: ast.expr) -> Iterable[object]:
+        """What a compile-time loop runs over."""
+        value = self.expression(node)
+        if isinstance(value, tuple | list | range | dict | set | frozenset | str):
+            return list(value)
+        shown = "a run-time range" if isinstance(value, LoopHeader) else describe(value)
+        raise self.error(
+            f"a comprehension over {shown}",
+            "use a for loop; comprehensions run over tuples, lists and range(compile-time int)",
+            at=node,
+        )
+
+    def container_item(self, owner: Any, key_node: ast.expr) -> object:
+        if isinstance(key_node, ast.Slice):
+            bounds = [
+                None if n is None else self.expression(n)
+                for n in (key_node.lower, key_node.upper, key_node.step)
+            ]
+            if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
+                message = f"this slice of {describe(owner)} is not known at compile time"
+                raise self.error(message, "slice a list or tuple, with compile-time ints")
+            return owner[slice(*bounds)]
+        key = self.expression(key_node)
+        if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
+            raise self.error(
+                f"{describe(owner)} is known at compile time, the index only at run time",
+                "loop over it (for x in the_list), or keep the values in a buffer",
+            )
+        try:
+            return owner[key]
+        except (IndexError, KeyError, TypeError) as e:
+            if isinstance(owner, dict):
+                hint = f"its keys are {', '.join(map(str, list(owner)[:8]))}"
+            else:
+                hint = f"its items are 0 to {len(owner) - 1}"
+            shown = f": {e}" if isinstance(e, TypeError) else ""
+            raise self.error(f"{describe(owner)} has no item {key!r}{shown}", hint) from None

@@ -1,0 +1,229 @@
+"""Calls of macros, and of the functions, methods and classes of the user's: traced where they are
+called, or run as the Python they are (see `plain_python`)."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tilec import language as T
+from tilec.builtins import foreign
+from tilec.frontend.builtins import BUILTINS, bind_call
+from tilec.frontend.context import Frame
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.plain_python import (
+    at_run_time,
+    changes_its_owner,
+    is_library,
+    is_object,
+    keeps_what_it_is_given,
+    needs_tracing,
+)
+from tilec.frontend.source import Source, read_source
+from tilec.frontend.values import Buffer, Region, describe
+from tilec.ir.errors import CompileError
+
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Functions(Expressions):
+    """Calls what is the user's. `run_body` (a function's statements) is left to a subclass."""
+
+    def run_body(self) -> object:
+        """Trace the statements of the current frame's function; the value it returns."""
+        raise NotImplementedError
+
+    # --- macros -----------------------------------------------------------------------------------
+
+    def inline(self, macro: T.Macro, node: ast.Call) -> object:
+        """The macro's body, traced here with its parameters bound to the arguments."""
+        source = self._source(macro.function)
+        parameters = tuple(inspect.signature(source.function).parameters.values())
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+            args, kwargs = self.arguments(node)
+            return self._trace_function(macro.function, args, kwargs, macro=True)
+        bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
+        values = {
+            name: value if name in bound.nodes else self.captured(name, value)
+            for name, value in bound.values.items()
+        }
+        return self._trace_body(source, values)
+
+    def _source(self, function: Callable[..., Any], unwrap: bool = True) -> Source:
+        try:
+            return read_source(function, unwrap)
+        except CompileError as e:
+            hint = "write it as a def of its own, in a file or a notebook's cell"
+            raise self.error(e.message.replace("a kernel", "traced"), hint) from None
+
+    def _trace_body(self, source: Source, values: Mapping[str, object]) -> object:
+        """The body of a function, traced here; `values` are those of its parameters."""
+        if any(f.source.function is source.function for f in self.frames):
+            raise self.error(
+                f"{source.name} calls itself on run-time values",
+                "write a loop: a function recurses only on what is known at compile time",
+            )
+        kept = self.loc
+        references = self._references(source, values)
+        self.frames.append(Frame(source, dict(values), self.loc, references=references))
+        try:
+            return self.run_body()
+        finally:
+            self.frames.pop()
+            self.loc = kept
+
+    def _references(self, source: Source, values: Mapping[str, object]) -> frozenset[str]:
+        """The parameters annotated T.Ref, which must stand for something that can be assigned."""
+        found = set()
+        for name, annotation in source.function.__annotations__.items():
+            named = annotation.endswith("T.Ref") if isinstance(annotation, str) else False
+            if annotation is not T.Ref and not named:
+                continue
+            value = values.get(name)
+            element = isinstance(value, Region) and value.is_element
+            if not element and not (isinstance(value, Buffer) and value.variable):
+                raise self.error(
+                    f"{name} of {source.name} is a T.Ref, this is {describe(value)}",
+                    "pass an element, A[i], or a variable of T.alloc_var",
+                )
+            found.add(name)
+        return frozenset(found)
+
+    # --- functions and classes of the user's ------------------------------------------------------
+
+    def arguments(self, node: ast.Call) -> tuple[list[object], dict[str, object]]:
+        """The arguments of a call; `**mapping` gives its items."""
+        kwargs: dict[str, object] = {}
+        args = list(self.elements(node.args))
+        for k in node.keywords:
+            value = self.expression(k.value)
+            if k.arg is not None:
+                kwargs[k.arg] = value
+            elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
+                kwargs |= value
+            else:
+                hint = "** takes apart a dict with strings as keys"
+                raise self.error(f"{describe(value)} after **", hint, k.value)
+        return args, kwargs
+
+    def users_own(self, function: Any, node: ast.Call) -> object:
+        """A call of a function, method or class of the user's, or of a Python module's."""
+        args, kwargs = self.arguments(node)
+        shown = ast.unparse(node.func)
+        while True:
+            if isinstance(function, functools.partial):
+                args = [*function.args, *args]
+                kwargs = {**function.keywords, **kwargs}
+                function = function.func
+            elif isinstance(function, types.MethodType):
+                args, function = [function.__self__, *args], function.__func__
+            elif isinstance(function, T.Macro):
+                return self._trace_function(function.function, args, kwargs, macro=True)
+            elif is_object(function) and isinstance(function, Callable):  # type: ignore[arg-type]
+                function = type(function).__call__.__get__(function)
+            elif isinstance(getattr(function, "__wrapped__", None), types.FunctionType) and not (
+                isinstance(function, types.FunctionType)
+            ):
+                function = function.__wrapped__  # of functools.cache
+            else:
+                break
+        if isinstance(function, types.FunctionType) and function in BUILTINS:
+            message = f"{shown} stands for T.{function.__name__}"
+            raise self.error(message, f"write T.{function.__name__}(…) here")
+        run_time = [*filter(at_run_time, (*args, *kwargs.values()))]
+        traceable = isinstance(function, types.FunctionType)
+        if not run_time and not (traceable and needs_tracing(function, BUILTINS)):
+            return self._run_python(shown, function, args, kwargs)
+        if isinstance(getattr(function, "__self__", None), list | dict | tuple | str):
+            return self._container_method(shown, function, args, kwargs)
+        if isinstance(function, type) and keeps_what_it_is_given(function):
+            return self._run_python(shown, function, args, kwargs)
+        if traceable and not is_library(function):
+            return self._trace_function(function, args, kwargs)
+        given = ", ".join(describe(v) for v in run_time)
+        raise self.error(f"{shown}({given}) is only known at run time", self._of_module(function))
+
+    def _of_module(self, function: Any) -> str:
+        """What to write for a function of Python's, or of a library, on run-time values."""
+        name = function.__name__ if hasattr(function, "__name__") else ""
+        if isinstance(getattr(T, name, None), T.Elementwise):
+            return f"use T.{name}"
+        if isinstance(function, type):
+            return "give it only what is known at compile time, or use a dataclass"
+        return foreign.advice(name) or "it runs as Python, on what is known at compile time"
+
+    def _container_method(
+        self, shown: str, method: Any, args: list[object], kwargs: dict[str, object]
+    ) -> object:
+        """A method of a list, tuple, dict or string, which may hold run-time values."""
+        owner = method.__self__
+        if isinstance(owner, list | dict | tuple) and method.__name__ not in ("index", "count"):
+            return self._run_python(shown, method, args, kwargs)
+        raise self.error(
+            f"{shown} of a run-time value", "compare elements one by one: what is equal shows then"
+        )
+
+    def _run_python(
+        self, shown: str, function: Any, args: list[object], kwargs: dict[str, object]
+    ) -> object:
+        """What a call gives as the Python it is."""
+        if isinstance(function, types.BuiltinMethodType) and changes_its_owner(function):
+            self.check_changeable(function.__self__, shown)
+        try:
+            result = function(*args, **kwargs)
+        except CompileError as e:
+            if isinstance(function, types.FunctionType) and not is_library(function):
+                return self._trace_function(function, args, kwargs)  # it casts: T.float32(x)
+            raise type(e)(e.message, self.loc, e.hint) from None
+        except Exception as e:
+            where = traceback.extract_tb(e.__traceback__)[-1]
+            place = f" ({where.filename}:{where.lineno})" if where.filename != __file__ else ""
+            said = str(e) or (where.line or "" if isinstance(e, AssertionError) else "")
+            raise self.error(
+                f"{shown}: {type(e).__name__}{': ' if said else ''}{said}{place}",
+                "it runs here as Python, on what is known at compile time",
+            ) from None
+        if isinstance(function, types.BuiltinMethodType) and type(result) in _VIEWS:
+            return list(result)
+        if isinstance(result, Iterator):
+            result = list(result)
+        if at_run_time(result) or is_object(result):
+            if isinstance(function, type):
+                self.made[id(result)] = result, self.builder
+            return result
+        return self.captured(f"{shown}(…)", result)
+
+    def check_changeable(self, container: object, shown: str) -> None:
+        """Refuse to change a list or dict where that would happen more or less often than it is
+        made: one from outside of the kernel, or of the code around a loop or condition."""
+        if self.made.get(id(container), (None, None))[1] is not self.builder:
+            raise self.error(
+                f"{shown} changes what was made outside of the kernel, or of this loop or "
+                "condition",
+                "a loop over range(n) runs at run time: write a comprehension, "
+                "[… for i in range(4)], or a loop over a tuple",
+            )
+
+    def _trace_function(
+        self, function: Any, args: list[object], kwargs: dict[str, object], macro: bool = False
+    ) -> object:
+        """A call of a plain function on run-time values, or of one that uses builtins."""
+        source = self._source(function, unwrap=macro)
+        signature = inspect.signature(source.function, follow_wrapped=False)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as e:
+            taken = ", ".join(signature.parameters)
+            raise self.error(f"{source.name}: {e}", f"write {source.name}({taken})") from None
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        values = {
+            name: value if name in given else self.captured(name, value)
+            for name, value in bound.arguments.items()
+        }
+        return self._trace_body(source, values)
