@@ -52,12 +52,12 @@ MORE = (
         "z = T.alloc_shared(",
     ),
     Mistake(
-        "constexpr in the body",
-        line("q: T.constexpr = 4"),
-        "T.constexpr",
-        ("annotations inside a kernel",),
-        "write q = 4",
-        line("q = 4"),
+        "local name with a shape",
+        line("q: T.Tensor((4,)) = 4"),
+        "T.Tensor((4,))",
+        ("the annotation of q is a Tensor",),
+        "annotated with a dtype",
+        line("q: T.int32 = 4"),
     ),
     Mistake(
         "loop variable afterwards",

@@ -149,14 +149,6 @@ FRONTEND = (
         'T.alloc_fragment((m, n), "float32")',
     ),
     Mistake(
-        "where",
-        ("T.exp(acc[i, j])", "T.where(i < 3, acc[i, j], 0.0)"),
-        "T.where",
-        ("'where'",),
-        "T.if_then_else(cond, x, y)",
-        ("T.exp(acc[i, j])", "T.if_then_else(i < 3, acc[i, j], 0.0)"),
-    ),
-    Mistake(
         "to",
         ("T.exp(acc[i, j])", "acc[i, j].to(T.float16)"),
         "acc[i, j].to",

@@ -295,6 +295,37 @@ def pythons_maths(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
             C[bx * BLOCK + i] = T.max(y, -math.inf) + T.float16.bits * (math.prod((1, 1)))
 
 
+# --- small words ----------------------------------------------------------------------------------
+
+
+@program(lambda x: np.clip(x, -1, 2) + np.maximum(np.maximum(x, 0.5), -x) + np.where(x > 1, 3, x))
+def small_words(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        T.annotate_min_blocks_per_sm(2)
+        T.annotate_l2_hit_ratio({A: 0.8})
+        T.annotate_restrict_buffers(A, C)
+        for i in T.Parallel(BLOCK):
+            T.assume(i < BLOCK)
+            T.evaluate(0)
+            x: T.float32 = A[bx * BLOCK + i]
+            y = T.clamp(x, -1, max_val=2) + T.max(x, 0.5, -x)
+            x = T.where(x > 1, 3, x)
+            C[bx * BLOCK + i] = y + x
+
+
+@program(lambda x: x + sum(10 * i + j for i in range(3) for j in range(4) if j != 2))
+def nested_loops(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        rows = T.min(N, 3) - T.min(N, 3) + 3
+        s: T.int32 = 0
+        for i, j in T.grid(rows, 4):
+            if j == 2:
+                continue
+            s += 10 * i + j
+        for i in T.Parallel(BLOCK):
+            C[bx * BLOCK + i] = A[bx * BLOCK + i] + s
+
+
 # --- the kernel's own level -----------------------------------------------------------------------
 
 

@@ -49,6 +49,11 @@ def bad_macro(buffer):
 
 
 @T.macro
+def bumped(x: T.Ref):
+    x = x + 1
+
+
+@T.macro
 def recursive(x):
     return recursive(x)
 
@@ -74,7 +79,7 @@ def compile_text(text: str, name: str = "kernel") -> tuple[Any, str]:
     M, N, K = T.dynamic("M, N, K")
     scope: dict[str, Any] = {
         "T": T, "M": M, "N": N, "K": K, "np": np, "math": math,
-        "bad_macro": bad_macro, "recursive": recursive,
+        "bad_macro": bad_macro, "bumped": bumped, "recursive": recursive,
         "early": early, "plain_function": plain_function, "ARRAY": ARRAY, "WORDS": WORDS,
         "make_swizzled_layout": make_swizzled_layout, "decorate": lambda f: f, "DEBUG": False,
         "P": T.dynamic("P"),
@@ -466,7 +471,26 @@ CASES: dict[str, tuple[str, str, str]] = {
         "T.float32(x)",
     ),
     "starred": ("a, *b = (1, 2, 3)  #!", "* in an assignment", ""),
-    "local annotation": ("x: T.float32 = 1  #!", "annotations inside a kernel", "T.float32(…)"),
+    "local annotation": ("x: T.Tensor = 1  #!", "the annotation of x is the class", "a dtype"),
+    "minimum of blocks": (
+        "T.annotate_min_blocks_per_sm(64)  #!",
+        "n of T.annotate_min_blocks_per_sm is 64, the most is 32",
+        "write 2 or 3",
+    ),
+    "minimum of blocks in a loop": (
+        "for i in range(n):\n    T.annotate_min_blocks_per_sm(2)  #!",
+        "stands at the top level",
+        "below with T.Kernel",
+    ),
+    "hit ratio": ("T.annotate_l2_hit_ratio({A: 2})  #!", "hit ratio of A is the int 2", "0 to 1"),
+    "hit ratio of a tile": ("T.annotate_l2_hit_ratio({S: 1})  #!", "is about tensors", "name"),
+    "false assumption": ("T.assume(1 > 2)  #!", "known to be false", "mend it"),
+    "break in a grid": (
+        "for i, j in T.grid(n, 2):\n    if i > 1:  #!\n        break",
+        "break in T.grid",
+        "T.serial(m)",
+    ),
+    "reference": ("bumped(1)  #!", "x of bumped is a T.Ref, this is the int 1", "A[i]"),
     "format spec": ('T.print(f"{f:.3f}")  #!', "format specs are not supported", "{x}"),
     # --- layouts, annotations ---
     "layout of a tensor": (

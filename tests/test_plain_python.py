@@ -55,3 +55,48 @@ def test_on_the_gpu(name: str, rng: np.random.Generator, torch: Any) -> None:
     kernel(torch.from_numpy(a).cuda(), c)
     want = expected(a.astype(np.float64))
     np.testing.assert_allclose(c.cpu().numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_bounds_of_a_launch() -> None:
+    """Both vendors' words for it, and none where nothing is said."""
+    kernel, _ = PROGRAMS["small_words"]
+    plain, _ = PROGRAMS["nested_loops"]
+    specs = (tilec.spec((200,), "float32"),) * 2
+    assert ".minnctapersm 2" in kernel.compile(*specs, target="cuda:sm_90a").stages["ptx"]
+    amd = kernel.compile(*specs, target="hip:gfx942")
+    assert '"amdgpu-waves-per-eu"="1"' in amd.stages["llvm"]
+    assert "waves-per-eu" not in plain.compile(*specs, target="hip:gfx942").stages["llvm"]
+
+
+def test_without_arguments() -> None:
+    @tilec.kernel
+    def numbers():
+        out = T.empty((70,), "int32")
+        with T.Kernel(1, threads=64):
+            for i in T.serial(0, 70, 2):
+                out[i] = i
+            for i in T.serial(69, 0, -2):
+                out[i] = -i
+        return out
+
+    want = np.where(np.arange(70) % 2, -np.arange(70), np.arange(70))
+    np.testing.assert_array_equal(numbers(), want)
+    for target in GPUS:
+        report = tilec.simulate(numbers, target=target)
+        assert not report.findings
+        np.testing.assert_array_equal(report.outputs["out"], want)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_dtypes_by_name(size: int) -> None:
+    @tilec.kernel
+    def bits(C: T.Tensor((N,), "int32"), dtype: T.dtype = T.float16):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                C[i] = T.dtype(dtype).bits + T.dtype("int8").bits
+
+    c = np.zeros(size, np.int32)
+    bits(c)
+    assert (c == 24).all()
+    bits(c, dtype=T.float64)
+    assert (c == 72).all()

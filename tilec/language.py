@@ -38,6 +38,7 @@ from tilec.builtins.annotations import (
     Tensor as Tensor,
     const as const,
     constexpr as constexpr,
+    dtype as dtype,
     dynamic as dynamic,
     macro as macro,
     symbolic as symbolic,
@@ -93,6 +94,15 @@ from tilec.builtins.maths import (
     infinity as infinity,
     max_value as max_value,
     min_value as min_value,
+)
+from tilec.builtins.statements import (
+    annotate_l2_hit_ratio as annotate_l2_hit_ratio,
+    annotate_min_blocks_per_sm as annotate_min_blocks_per_sm,
+    annotate_restrict_buffers as annotate_restrict_buffers,
+    assume as assume,
+    clamp as clamp,
+    evaluate as evaluate,
+    grid as grid,
 )
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
@@ -281,6 +291,7 @@ def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
 
 
 Select = if_then_else
+where = if_then_else
 
 
 def cast(value: Any, dtype: object) -> Any:

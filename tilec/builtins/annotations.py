@@ -273,6 +273,14 @@ def _instead_of(extent: object) -> str:
             return 'sizes are made by T.dynamic("M") or T.const("M")'
 
 
+class dtype:
+    """`T.dtype("float16")`: the dtype of that name, also of one of torch's or NumPy's; a parameter
+    `dtype: T.dtype` is a compile-time one. Raises CompileError for what names none."""
+
+    def __new__(cls, name: object) -> DType:  # type: ignore[misc]
+        return dtype_of(name)
+
+
 class Ref:
     """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
 

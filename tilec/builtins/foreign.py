@@ -20,13 +20,12 @@ ADVICE: dict[str, str] = {
     "dot": "use T.gemm(A, B, C), which adds to C",
     "zeros": 'allocate and clear: acc = T.alloc_fragment((m, n), "float32"), then T.clear(acc)',
     "full": 'allocate and fill: acc = T.alloc_fragment((m, n), "float32"), then T.fill(acc, x)',
-    "where": "use T.if_then_else(cond, x, y)",
     "make_block_ptr": "no pointer is needed: T.copy(A[i, j], tile) takes the tile at A[i, j]",
     "make_tensor_descriptor": "no descriptor is needed: T.copy(A[i, j], tile) takes TMA itself",
     "static_range": "use T.unroll(n), or range(n) with a compile-time n",
-    "static_assert": "check it outside the kernel",
+    "static_assert": "write assert cond, message",
     "device_print": "use T.print",
-    "constexpr_function": "put @tilec.macro above it",
+    "constexpr_function": "leave it out: plain functions run at compile time",
     # TileLang
     "prim_func": "use @tilec.kernel",
     "jit": "use @tilec.kernel",
@@ -97,14 +96,12 @@ MEANWHILE: dict[str, str] = {
     **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile builtins need no barriers"),
     **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
-    "clamp": "use T.min(T.max(x, low), high)",
     "Fragment": "leave the layout of fragments to tilec",
     "async_copy": "use T.copy in T.Pipelined, which is asynchronous where the target can",
     "tma_copy": "use T.copy, which takes TMA where the target has it",
     "reinterpret": "convert values with T.float32(x)",
     "ptr": "write T.Tensor((n,), dtype)",
     "ws": "use T.Pipelined, whose loads get warps of their own where that pays",
-    "assume": "leave it out",
     "device_assert": "check on the host",
     **dict.fromkeys(
         ("alloc_barrier", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_wait_parity",
@@ -116,7 +113,6 @@ MEANWHILE: dict[str, str] = {
     "get_thread_bindings": "write T.get_thread_binding(0)",
     "get_block_bindings": "name the blocks: with T.Kernel(gx, gy) as (bx, by)",
     "wgmma_gemm": "use T.gemm, which takes wgmma where the target has it",
-    "grid": "write a loop for each extent: for i in T.serial(m): then for j in T.serial(n):",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
     "set_max_nreg": "leave it out: T.annotate_schedule(specialise=True) moves registers itself",
 }  # fmt: skip
@@ -126,11 +122,11 @@ PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer WarpSpecialize address_of
     all_of alloc_barrier alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem
-    annotate_l2_hit_ratio annotate_min_blocks_per_sm any_of asm assume async_copy atomic_add
+    any_of asm async_copy atomic_add
     atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
-    barrier_arrive barrier_wait c2d_im2col call_extern clamp cluster_sync comm_reducer cummax
+    barrier_arrive barrier_wait c2d_im2col call_extern cluster_sync comm_reducer cummax
     cumsum device_assert dp4a fence_proxy_async finalize_reducer gemm_blockscaled gemm_sp
-    get_block_bindings get_thread_bindings get_lane_idx get_warp_group_idx get_warp_idx grid
+    get_block_bindings get_thread_bindings get_lane_idx get_warp_group_idx get_warp_idx
     im2col make_tensor make_tensor_from_addr mbarrier_arrive mbarrier_expect_tx
     mbarrier_wait_parity named_barrier_arrive ptr reduce reduce_absmax reduce_abssum
     reduce_bitand reduce_bitor reduce_bitxor reduce_max reduce_min reduce_sum reinterpret

@@ -26,6 +26,9 @@ LDS_ONLY = "!4"  # the fence synchronises LDS, nothing else
 # The immediate of s_waitcnt (MI300 ISA, "S_WAITCNT"): bits 0 to 3, 14 and 15 vmcnt, 4 to 6 expcnt,
 # 8 to 11 lgkmcnt. All ones wait for nothing.
 LDS_DONE = 0xC07F
+# By the length of a wave, which tells CDNA and RDNA apart: the SIMDs of a compute unit, and the
+# most waves of one of them (LLVM's AMDGPU guide, "amdgpu-waves-per-eu"; the ISA documents).
+EXECUTION_UNITS = {64: (4, 8), 32: (2, 16)}
 
 
 class AmdgpuScalars(GpuScalars):
@@ -73,10 +76,16 @@ class AmdgpuEmitter(PrintingEmitter):
         return self.f.intrinsic("i32", "llvm.amdgcn.readfirstlane.i32", [warp])
 
     def attributes(self) -> str:
-        return (
+        words = (
             f'nounwind "amdgpu-flat-work-group-size"="{self.threads},{self.threads}" '
             '"uniform-work-group-size"="true"'
         )
+        blocks = self.func.attrs.get("min_blocks")
+        if not blocks:
+            return words
+        units, most = EXECUTION_UNITS[self.target.warp_size]
+        waves = -(-blocks * self.threads // self.target.warp_size)
+        return f'{words} "amdgpu-waves-per-eu"="{min(-(-waves // units), most)}"'
 
     def flags(self) -> list[str]:
         return ['!{i32 1, !"amdhsa_code_object_version", i32 500}']

@@ -20,7 +20,7 @@ from tilec.frontend.builtins import (
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lambdas import index_function
 from tilec.frontend.memory import Tile
-from tilec.frontend.values import Buffer, describe
+from tilec.frontend.values import Buffer, Number, describe
 from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
@@ -101,10 +101,16 @@ builtin(T.alloc_local)(_alloc)
 
 @builtin(T.alloc_var)
 def alloc_var(t: Expressions, c: Call) -> Buffer:
-    made = BufferType((1,), dtype_argument(t, c, "dtype"), "local")
+    init = None if c["init"] is None else number_argument(t, c, "init")
+    return new_variable(t, dtype_argument(t, c, "dtype"), init)
+
+
+def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
+    """A variable of each thread, or of each iteration of a T.Parallel."""
+    made = BufferType((1,), dtype, "local")
     variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True)
-    if c["init"] is not None:
-        t.store(t.whole_element(variable), number_argument(t, c, "init"))
+    if init is not None:
+        t.store(t.whole_element(variable), init)
     if t.parallel is not None:
         t.parallel.variables.append(variable)
     return variable

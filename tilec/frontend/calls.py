@@ -15,6 +15,7 @@ from tilec.builtins import foreign
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_header,
     builtins_scalar,
+    builtins_statements,
     builtins_tile,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
@@ -110,6 +111,9 @@ class Calls(Functions):
         return [self.expression(a) for a in node.args]
 
     def _elementwise(self, function: T.Elementwise, node: ast.Call) -> object:
+        if function in (T.max, T.min) and len(node.args) > 2 and not node.keywords:
+            numbers = [self.number_of(a, "this operand") for a in node.args]
+            return self._folded(function.kind, list(numbers))
         values = self._plain_arguments(f"T.{function.name}", node, function.arity)
         if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
             return function.python(*values)

@@ -81,7 +81,8 @@ class Context:
     T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `given_layouts`: the layout that the user gave a buffer, and
     the line that says so. `made` are the lists and dicts made here, by id, with the block that made
-    them: code that runs as often as they are made may change them.
+    them: code that runs as often as they are made may change them. `attributes` of the function are
+    what the user said of it.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -102,6 +103,7 @@ class Context:
         self.padded: set[Value] = set()
         self.given_layouts: dict[Value, tuple[object, int]] = {}
         self.made: dict[int, tuple[object, Builder]] = {}
+        self.attributes: dict[str, object] = {}
 
     # --- names and places -------------------------------------------------------------------------
 

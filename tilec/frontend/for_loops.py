@@ -49,6 +49,8 @@ class ForLoops(Loops):
                 self._parallel(node, items)
             case LoopHeader(builtin="Persistent"):
                 self._persistent(node, items)
+            case LoopHeader(builtin="grid"):
+                self._grid(node, items)
             case LoopHeader():
                 self._range_loop(node, items)
             case _:
@@ -157,6 +159,33 @@ class ForLoops(Loops):
                 header.place("reversible"),
             )
         return {"num_stages": stages, "reversible": args["reversible"], **lists}
+
+    def _grid(self, node: ast.For, header: LoopHeader) -> None:
+        """Nested loops, one for each extent; the header of each stands under a hidden name."""
+        extents: Any = header.arguments["extents"]
+        targets = self._targets(node, "T.grid", len(extents))
+        for s in node.body:
+            if _breaks_out(s):
+                raise self.error(
+                    "break in T.grid, which is several loops",
+                    "write them out, and break in each: for i in T.serial(m): for j in …",
+                    s,
+                )
+        body, hidden = node.body, []
+        for d in reversed(range(len(extents))):
+            name = f".grid{d}.{id(node)}"
+            places = {"stop": header.place(f"extents[{d}]")}
+            arguments = {"start": 0, "stop": extents[d], "step": 1}
+            self.names[name] = LoopHeader("serial", arguments, header.loc, places)
+            hidden.append(name)
+            iterated = ast.copy_location(ast.Name(name, ast.Load()), node.iter)
+            loop = ast.For(targets[d], iterated, body, [])
+            body = [ast.copy_location(loop, node)]
+        (outer,) = body
+        assert isinstance(outer, ast.For)
+        self.for_loop(outer)
+        for name in hidden:
+            del self.names[name]
 
     # --- compile-time sequences -------------------------------------------------------------------
 
@@ -348,3 +377,11 @@ class ForLoops(Loops):
             tail.append(self.binary("mod", other, e))
             other = self.binary("floordiv", other, e)
         return [*coordinates, other, *reversed(tail)]
+
+
+def _breaks_out(statement: ast.stmt) -> bool:
+    """Whether a `break` in `statement` ends the loop around it."""
+    if isinstance(statement, ast.For | ast.While):
+        return False
+    inner = [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt)]
+    return isinstance(statement, ast.Break) or any(map(_breaks_out, inner))

@@ -317,7 +317,7 @@ class _Reader:
 
     def _finish(self, d: _Draft) -> Parameter:
         a = d.annotation
-        if a is T.constexpr:
+        if a is T.constexpr or a is T.dtype:
             return Parameter(d.name, "constexpr", d.loc, d.default)
         if a in _PYTHON_SCALARS if isinstance(a, type) else False:
             return Parameter(d.name, "scalar", d.loc, d.default, _PYTHON_SCALARS[a])

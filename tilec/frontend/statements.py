@@ -9,6 +9,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.branches import NOT_RETURNED
+from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.operators import BINARY, CONTAINERS
 from tilec.frontend.plain_python import at_run_time, is_object
@@ -25,6 +26,7 @@ from tilec.frontend.values import (
     is_number,
 )
 from tilec.ir.errors import CompileError
+from tilec.ir.types import DType, find_dtype
 
 # Statements that kernels do not have: what they are called, and what to write instead.
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
@@ -60,14 +62,25 @@ class Statements(ForLoops):
         raise NotImplementedError
 
     def annotated(self, node: ast.AnnAssign) -> None:
-        """`A: T.Tensor(…)` in a body."""
-        name, value = ast.unparse(node.target), "…" if node.value is None else node.value
-        hint = f"write {name} = T.float32(…) to give a local value a dtype"
-        if ast.unparse(node.annotation).endswith("constexpr") and isinstance(value, ast.expr):
-            hint = f"write {name} = {ast.unparse(value)}: it stays known at compile time"
-        raise self.error(
-            "annotations inside a kernel are for its tensor parameters", hint, node.annotation
-        )
+        """`x: T.float32 = 1`, a variable of that dtype; `n: int = 1`, a name for what is known."""
+        known = self.expression(node.annotation)
+        plain = known in (int, float, bool, str, T.constexpr)
+        dtype = find_dtype(known) if isinstance(known, str | DType) else None
+        if not isinstance(node.target, ast.Name) or not (plain or dtype):
+            raise self.error(
+                f"the annotation of {ast.unparse(node.target)} is {describe(known)}",
+                "a local name is annotated with a dtype: x: T.float32 = 0; a tensor parameter "
+                "where it stands in the def, or at the top of the body",
+                node.annotation,
+            )
+        if dtype is None:
+            if node.value is not None:
+                self._assign_to(node.target, self.expression(node.value), node.value)
+            return
+        init = None if node.value is None else self.number_of(node.value, "this value")
+        variable = new_variable(self, dtype, init)
+        variable.value.name = node.target.id
+        self.names[node.target.id] = variable
 
     def block(self, statements: list[ast.stmt]) -> None:
         for n, s in enumerate(statements):

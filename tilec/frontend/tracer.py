@@ -63,7 +63,8 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     - `body`: ends in an empty Yield. Indices and offsets are i32, i64 if wide.
     - `attrs`: "threads" (int or None), "grid_from_launch" (bool), "outputs": (name, shape, dtype)
       of each tensor the call allocates; entries of a shape are ints, names of sizes, or arithmetic
-      on them as text. "cluster_dims": the user's cluster, where there is one.
+      on them as text. "cluster_dims": the user's cluster, "min_blocks": the least number of blocks
+      that a multiprocessor should hold, where there is one.
 
     Raises CompileError, at the user's line, for what tilec cannot compile.
     """
@@ -117,6 +118,7 @@ class _KernelTracer(Statements):
                 "outputs": tuple(self.outputs),
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
+                **self.attributes,
             },
             self.signature.loc,
         )

@@ -93,6 +93,8 @@ class Attempts:
         threads = int(func.attrs.get("launch_threads", 0))
         if not self.target.has("min_blocks") or made.registers is None or not threads:
             return []
+        if func.attrs.get("min_blocks"):
+            return []  # the user's number
         if made.spilled_bytes:
             return []  # fewer registers spill more
         if any(isinstance(o, Scope) and o.registers for o in walk(func.body)):

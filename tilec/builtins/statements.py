@@ -1,0 +1,67 @@
+"""What a kernel says about itself: conditions that hold, bounds of its launch, hints for caches;
+and small words that stand for several others.
+
+These names are used as `T.assume`, … : `tilec.language` has them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def assume(cond: Any) -> None:
+    """Say that `cond` holds, as TileLang's programs do.
+
+    Nothing is taken from it: what is out of bounds stays guarded, so that a wrong assumption does
+    no harm. Raises CompileError for one that is known to be false.
+    """
+    only_inside("assume")
+
+
+def evaluate(value: Any) -> None:
+    """Evaluate `value` and forget it, e.g. `T.evaluate(0)` where a statement must stand."""
+    only_inside("evaluate")
+
+
+def clamp(dst: Any, min_val: Any, max_val: Any) -> Any:
+    """`dst`, but at least `min_val` and at most `max_val`: `T.min(T.max(dst, min_val), max_val)`.
+
+    Of a nan `min_val`. The result has the dtype of the three operands together, as `T.max`.
+    """
+    only_inside("clamp")
+
+
+def grid(*extents: Any) -> Any:
+    """`for i, j in T.grid(m, n):` nested loops that run in order, the last index fastest.
+
+    Extents are ints, known at run time or before. A `continue` goes on with the next index; a
+    `break` is an error.
+    """
+    only_inside("grid")
+
+
+def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
+    """Say how much of each tensor should stay in the L2 cache: `{A: 0.9}`. It is checked and
+    accepted; no target takes it today (`eviction_policy=` of `T.copy` is what reaches the cache).
+
+    Raises CompileError for a key that is not a tensor parameter, and a ratio outside of 0 to 1.
+    """
+    only_inside("annotate_l2_hit_ratio")
+
+
+def annotate_min_blocks_per_sm(n: int) -> None:
+    """How many blocks of this kernel a multiprocessor should hold at least, at the top level of a
+    kernel: each thread gets as few registers as that takes (`.minnctapersm` in PTX, waves per
+    execution unit on AMD; nothing on the CPU).
+
+    Raises CompileError for anything but an int from 1 to 32, and where it is said twice.
+    """
+    only_inside("annotate_min_blocks_per_sm")
+
+
+def annotate_restrict_buffers(*buffers: Any) -> None:
+    """Say that these tensors overlap no others. That is what tilec takes of tensors anyway: a call
+    that passes the same memory twice, one of them written, runs a variant of its own."""
+    only_inside("annotate_restrict_buffers")

@@ -1,0 +1,80 @@
+"""Builtins by which a kernel says something about itself, and small ones that stand for others."""
+
+from __future__ import annotations
+
+from tilec import language as T
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Buffer, LoopHeader, Number, describe, is_literal
+
+_MOST_BLOCKS = 32  # of a multiprocessor, on every target
+
+
+@builtin(T.assume, raw=True)
+def assume(t: Expressions, c: Call) -> None:
+    hazards = t.hazards
+    with t.inside():  # what it takes to know the condition is not computed
+        cond = t.condition(c.nodes["cond"])
+    t.hazards = hazards
+    if cond is False:
+        hint = "leave it out, or mend it"
+        raise t.error("this assumption is known to be false", hint, c.nodes["cond"])
+
+
+@builtin(T.evaluate)
+def evaluate(t: Expressions, c: Call) -> None:
+    pass  # its argument has been evaluated
+
+
+@builtin(T.clamp)
+def clamp(t: Expressions, c: Call) -> Number:
+    x, low, high = (number_argument(t, c, name) for name in ("dst", "min_val", "max_val"))
+    return t.binary("min", t.binary("max", x, low), high)
+
+
+@builtin(T.grid)
+def grid(t: Expressions, c: Call) -> LoopHeader:
+    if not c["extents"]:
+        raise t.error("T.grid needs at least one extent", "write T.grid(m, n)")
+    places = {f"extents[{d}]": t.frame.loc(a) for d, a in enumerate(c.node.args)}
+    return LoopHeader("grid", dict(c.values), t.loc, places)
+
+
+@builtin(T.annotate_l2_hit_ratio)
+def annotate_l2_hit_ratio(t: Expressions, c: Call) -> None:
+    given = c["ratios"]
+    if not isinstance(given, dict):
+        hint = "write {A: 0.9}"
+        raise t.error(f"T.annotate_l2_hit_ratio takes a dict, not {describe(given)}", hint)
+    for tensor, ratio in given.items():
+        _tensor(t, c, tensor)
+        if not is_literal(ratio) or not 0 <= ratio <= 1:
+            message = f"the hit ratio of {tensor.name} is {describe(ratio)}"
+            raise t.error(message, "write a number from 0 to 1", c.place("ratios"))
+
+
+@builtin(T.annotate_restrict_buffers)
+def annotate_restrict_buffers(t: Expressions, c: Call) -> None:
+    for tensor in c["buffers"]:
+        _tensor(t, c, tensor)
+
+
+def _tensor(t: Expressions, c: Call, value: object) -> None:
+    if not isinstance(value, Buffer) or not value.is_global:
+        raise t.error(
+            f"T.{c.builtin} is about tensors, not {describe(value)}", "name tensor parameters"
+        )
+
+
+@builtin(T.annotate_min_blocks_per_sm)
+def annotate_min_blocks_per_sm(t: Expressions, c: Call) -> None:
+    n = int_argument(t, c, "n", 1)
+    if n > _MOST_BLOCKS:
+        hint = "write 2 or 3: each of them gets its share of the registers"
+        raise t.error(f"n of T.{c.builtin} is {n}, the most is {_MOST_BLOCKS}", hint, c.place("n"))
+    if t.parallel is not None or len(t.builders) > 1:
+        message = f"T.{c.builtin} stands at the top level of a kernel, in no loop or if"
+        raise t.error(message, "move it up, right below with T.Kernel")
+    if "min_blocks" in t.attributes:
+        raise t.error(f"this kernel has a T.{c.builtin} already", "keep one of them")
+    t.attributes["min_blocks"] = n
