@@ -225,9 +225,9 @@ MORE = (
     ),
     Mistake(
         "barriers by hand",
-        line("bar = T.alloc_barrier(128)"),
-        "T.alloc_barrier(128)",
-        ("T.alloc_barrier is not supported yet",),
+        line("T.named_barrier_arrive(1, 128)"),
+        "T.named_barrier_arrive(1, 128)",
+        ("T.named_barrier_arrive is not supported yet",),
         "T.Pipelined get their barriers from tilec",
     ),
     Mistake(

@@ -44,6 +44,27 @@ from tilec.builtins.annotations import (
     symbolic as symbolic,
     only_inside,
 )
+from tilec.builtins.barriers import (
+    WarpSpecialize as WarpSpecialize,
+    alloc_barrier as alloc_barrier,
+    annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
+    annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
+    barrier_arrive as barrier_arrive,
+    barrier_wait as barrier_wait,
+    dec_max_nreg as dec_max_nreg,
+    disable_warp_group_reg_alloc as disable_warp_group_reg_alloc,
+    fence_proxy_async as fence_proxy_async,
+    inc_max_nreg as inc_max_nreg,
+    mbarrier_arrive as mbarrier_arrive,
+    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
+    mbarrier_expect_tx as mbarrier_expect_tx,
+    mbarrier_wait_parity as mbarrier_wait_parity,
+    no_set_max_nreg as no_set_max_nreg,
+    ptx_fence_barrier_init as ptx_fence_barrier_init,
+    set_max_nreg as set_max_nreg,
+    tma_copy as tma_copy,
+    ws as ws,
+)
 from tilec.builtins.choices import (
     Auto as Auto,
     annotate_schedule as annotate_schedule,

@@ -187,7 +187,7 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_mbarrier_init(self, o: ops.MbarrierInit) -> None:
         instr = sync.mbarrier_init(o.count)
-        for i in range(o.barrier.buffer.size):
+        for i in range(o.barrier.buffer.size) if o.slot < 0 else (o.slot,):
             self.execute(instr, self.shared_address(o.barrier, int_val(i)))
 
     def emit_mbarrier_init_fence(self, o: ops.MbarrierInitFence) -> None:
@@ -195,6 +195,13 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_mbarrier_expect(self, o: ops.MbarrierExpect) -> None:
         self.execute(sync.mbarrier_expect(o.bytes), self.barrier_address(o.barrier, o.stage))
+
+    def emit_mbarrier_expect_tx(self, o: ops.MbarrierExpectTx) -> None:
+        self.execute(sync.mbarrier_expect_tx(o.bytes), self.barrier_address(o.barrier, o.stage))
+
+    def emit_set_registers(self, o: ops.SetRegisters) -> None:
+        if self.target.has("setmaxnreg"):
+            self.execute(sync.setmaxnreg(o.registers, o.increase))
 
     def emit_cluster_barrier(self, o: ops.ClusterBarrier) -> None:
         self.execute(cluster.CLUSTER_BARRIER)

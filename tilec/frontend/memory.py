@@ -65,6 +65,8 @@ class Memory(Arithmetic):
     def number(self, value: object, what: str) -> Number:
         """`value` as a number: elements and variables are read. `what` names it in a message."""
         match value:
+            case Region() | Buffer() if barrier_of(value) is not None:
+                hint = "barriers are for T.barrier_arrive, T.barrier_wait and T.tma_copy"
             case Region(is_element=True):
                 return self.load(value)
             case Buffer(variable=True):
@@ -204,11 +206,19 @@ class Memory(Arithmetic):
     def store(self, element: Region, value: Number) -> None:
         """Write one element, converting to the buffer's dtype."""
         buffer = element.buffer
+        if buffer.type.space == "barrier":
+            hint = "arrive at it with T.barrier_arrive, wait for it with T.barrier_wait"
+            raise self.error(f"{describe(element)} cannot be assigned to", hint)
         converted = self.convert(value, buffer.type.dtype)
         with self.at(element.loc):
             self._check_indices(element, "writes")
             indices = tuple(self.index_value(i) for i in element.offsets)
         self.emit(Store, buffer.value, indices, converted.value)
+
+    def check_element(self, element: Region) -> None:
+        """Raise CompileError where an index of an on-chip buffer is known to be out of bounds."""
+        with self.at(element.loc):
+            self._check_indices(element, "uses")
 
     def _check_indices(self, element: Region, does: str) -> bool:
         """Whether every index is known to be in bounds. Raises CompileError where one is not, in
@@ -313,6 +323,12 @@ class Memory(Arithmetic):
     def region(self, operand: object, what: str) -> Region:
         """The operand of a tile builtin as a region; a bare buffer is the whole of it."""
         match operand:
+            case Region() | Buffer() if barrier_of(operand) is not None:
+                raise self.error(
+                    f"{what} is {describe(operand)}, not a tile",
+                    "pass a shared tile or fragment; barriers are for T.barrier_arrive, "
+                    "T.barrier_wait and T.tma_copy(…, barrier=)",
+                )
             case Region():
                 return operand
             case Buffer():
@@ -422,6 +438,12 @@ class Memory(Arithmetic):
     def box(self, t: Tile) -> core.Region:
         """A tile as an op takes it."""
         return core.Region(t.buffer.value, tuple(map(self.index_value, t.offsets)), t.extents)
+
+
+def barrier_of(value: Region | Buffer) -> Buffer | None:
+    """The barriers that a value is, or is one of; None for what is in memory."""
+    buffer = value.buffer if isinstance(value, Region) else value
+    return buffer if buffer.type.space == "barrier" else None
 
 
 def _count(n: int, one: str, more: str) -> str:

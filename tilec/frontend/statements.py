@@ -9,6 +9,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.branches import NOT_RETURNED
+from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.operators import BINARY, CONTAINERS
@@ -16,6 +17,7 @@ from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
     Buffer,
     EmptyTensor,
+    GroupHeader,
     KernelHeader,
     LoopHeader,
     Number,
@@ -353,6 +355,19 @@ class Statements(ForLoops):
         with self.at(node.test):
             self.branch(cond, lambda: self.block(node.body), lambda: self.block(node.orelse))
 
+    def _with(self, node: ast.With) -> None:
+        item = node.items[0]
+        call = item.context_expr
+        if not isinstance(call, ast.Call) or self.expression(call.func) is not T.ws:
+            self.kernel_block(node)
+            return
+        if len(node.items) != 1 or item.optional_vars is not None:
+            raise self.error("T.ws stands alone in its with, without as", "write with T.ws(0):")
+        header = self.expression(call)
+        assert isinstance(header, GroupHeader)
+        with self.at(call):
+            self.branch(group_condition(self, header), lambda: self.block(node.body))
+
     def _break(self, node: ast.Break) -> None:
         flags = self.frame.loops[-1]
         if flags.builtin in ("Parallel", "vectorized"):
@@ -432,6 +447,8 @@ class Statements(ForLoops):
         value = self.expression(node.value)
         if isinstance(value, KernelHeader):
             raise self.error("T.Kernel stands in a with", "write with T.Kernel(…) as (bx, by):")
+        if isinstance(value, GroupHeader):
+            raise self.error("T.ws stands in a with", "write with T.ws(0):")
         if isinstance(value, LoopHeader):
             raise self.error(
                 f"{value.builtin} stands in a for", f"write for i in T.{value.builtin}(…):"
@@ -495,7 +512,7 @@ class Statements(ForLoops):
         ast.Return: _return,
         ast.Assert: _assert,
         ast.Raise: _raise,
-        ast.With: lambda self, node: self.kernel_block(node),
+        ast.With: _with,
         ast.Expr: _expression_statement,
         ast.Pass: _pass,
     }

@@ -120,6 +120,15 @@ class KernelHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupHeader:
+    """A call of `T.ws`: the first of the threads, and how many."""
+
+    first: int
+    threads: int
+    loc: Loc
+
+
+@dataclass(frozen=True, slots=True)
 class EmptyTensor:
     """A call of `T.empty` that has not been given a name yet."""
 
@@ -149,6 +158,10 @@ def describe(value: object) -> str:
             return f"a run-time {value.dtype.name}"
         case Buffer(variable=True):
             return f"the variable {value.name} ({value.type.dtype.name})"
+        case Buffer() if value.type.space == "barrier":
+            return f"{value.name} (barrier)"
+        case Region() if value.buffer.type.space == "barrier":
+            return f"a barrier of {value.buffer.name}"
         case Buffer():
             return f"{value.name} ({describe_type(value.type)})"
         case Region(is_element=True):
@@ -161,6 +174,8 @@ def describe(value: object) -> str:
             return f"a loop ({value.builtin})"
         case KernelHeader():
             return "T.Kernel(…)"
+        case GroupHeader():
+            return "T.ws(…)"
         case bool() | int() | float() | str() | None:
             return f"the {type(value).__name__} {value!r}" if value is not None else "None"
         case DType():

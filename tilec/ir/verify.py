@@ -25,7 +25,9 @@ from tilec.ir.ops import (
     Load,
     Parallel,
     Scope,
+    SetRegisters,
     Store,
+    TmaCopy,
     While,
     Yield,
     yielded,
@@ -42,6 +44,7 @@ MODULE_SPAN = {
     "tile": ("TILE", "SCHEDULED"),
     "schedule": ("SCHEDULED", "LOWERED"),
     "thread": ("SCHEDULED", "LOWERED"),
+    "by_hand": ("TILE", "LOWERED"),
 }
 # Ops that differ from their module: what users write themselves, and what does not survive to the
 # end.
@@ -55,9 +58,11 @@ OP_SPAN = {
     "barrier": ("TILE", "LOWERED"),
     "warp_sync": ("TILE", "LOWERED"),
     "proxy_fence": ("TILE", "LOWERED"),
+    "mbarrier_init": ("TILE", "LOWERED"),
     "mbarrier_expect": ("TILE", "LOWERED"),
     "mbarrier_arrive": ("TILE", "LOWERED"),
     "mbarrier_wait": ("TILE", "LOWERED"),
+    "tma_copy": ("TILE", "SCHEDULED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
@@ -371,13 +376,18 @@ _FREE_TILE_OPS = (
 )
 
 
+def meets(block: Block) -> bool:
+    """Whether all threads of a scope must come together to some op of `block`."""
+    return any(_needs(o) == Level.BLOCK for o in walk(block))
+
+
 def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
     if o.opname == "warp_sync":
         return Level.WARP
-    if isinstance(o, Parallel) or o.opname == "barrier":
+    if isinstance(o, Parallel | TmaCopy | SetRegisters) or o.opname == "barrier":
         return Level.BLOCK
     if type(o) not in ELEMENTWISE:
         if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
@@ -390,6 +400,7 @@ _SPELLED = {
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
     "warp_sync": "T.sync_warp()",
+    "set_registers": "T.set_max_nreg",
 }
 
 

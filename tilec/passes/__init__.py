@@ -26,9 +26,11 @@ from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
+from tilec.passes.group_threads import group_threads
 from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.infer_layouts import infer_layouts
 from tilec.passes.insert_sync import insert_sync
+from tilec.passes.lower_barriers import lower_barriers
 from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
@@ -56,6 +58,7 @@ Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
+    (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
     (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
@@ -98,6 +101,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (plan_shared, "SCHEDULED"),  # before insert_sync: buffers in one place are a hazard too
     (insert_sync, "SCHEDULED"),
     (check_schedule, "SCHEDULED"),  # copies and products are whole yet
+    (lower_barriers, "SCHEDULED"),  # what the author ordered is whole until it has been
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
     (lower_gemm, "SCHEDULED"),

@@ -40,6 +40,7 @@ from tilec.passes.utils.gemm_layouts import (
     operand_fragment_layout,
     operand_shared_layout,
 )
+from tilec.passes.utils.groups import fragment_warps, warps_of
 from tilec.target import Target
 
 
@@ -60,7 +61,9 @@ class _Inference:
     def __init__(self, func: Func, target: Target) -> None:
         self.func = func
         self.target = target
-        self.warps = int(func.attrs["threads"]) // target.warp_size
+        self.warps = warps_of(func, target)
+        self.whole = int(func.attrs["threads"]) // target.warp_size
+        self.held_by = fragment_warps(func, target)
         self.ops = list(walk(func.body))
         self.layouts: dict[Value, Layout] = {}
         self.loops: dict[Parallel, Layout] = {}
@@ -99,7 +102,7 @@ class _Inference:
         for o in gemms:
             self.set(
                 o.c,
-                accumulator_layout(o, self.warps, self.target.warp_size),
+                accumulator_layout(o, self.warps(o), self.target.warp_size),
                 f"strict: C of {o.instr}",
             )
         for o in gemms:
@@ -109,7 +112,7 @@ class _Inference:
                     layout = operand_shared_layout(t.static_shape, t.dtype.bits, o.instr)
                     self.set(operand.buffer, layout, f"strict: {which.upper()} of {o.instr}")
                 elif t.space == "fragment" and operand.is_whole and not o.instr.startswith("simt"):
-                    layout = operand_fragment_layout(o, which, self.warps)
+                    layout = operand_fragment_layout(o, which, self.warps(o))
                     reason = f"strict: {which.upper()} of {o.instr} in registers"
                     self.set(operand.buffer, layout, reason)
         feeds = {
@@ -166,7 +169,8 @@ class _Inference:
                 if p.coalesced_width:
                     widest = min(widest, p.coalesced_width)
                 vector = neighbours(rows, widest)
-                self.loops[p] = self._blocked(p.extents, vector, bool(self.accesses[p]))
+                held = bool(self.accesses[p])
+                self.loops[p] = self._blocked(p.extents, vector, held, self.warps(p))
                 self.common()
         for o in self.ops:
             if isinstance(o, Alloc) and o.result not in self.layouts:
@@ -175,23 +179,26 @@ class _Inference:
                     shape = t.static_shape
                     rows = self.coalescing.of_fragment(o.result)
                     vector = neighbours(rows, max(1, 128 // t.dtype.bits))
-                    layout = self._blocked(shape, vector, True)
+                    warps = self.held_by.get(o.result, self.whole)
+                    layout = self._blocked(shape, vector, True, warps)
                     self.set(o.result, layout, "free: coalesced")
                     self.common()
                 elif t.space == "shared":
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
 
-    def _blocked(self, extents: tuple[int, ...], vector: int, registers: bool) -> Layout:
+    def _blocked(
+        self, extents: tuple[int, ...], vector: int, registers: bool, warps: int
+    ) -> Layout:
         """Coalesced, with up to `vector` neighbours of a row in a thread; a loop that touches no
         fragment may cover more than its extents."""
         total = 1
         for e in extents:
             total *= e
-        threads = self.warps * self.target.warp_size
+        threads = warps * self.target.warp_size
         while vector > 1 and (total < vector * threads or extents[-1] % vector):
             vector //= 2
         spread = fewest_registers if registers else covering
-        return spread(extents, self.target.warp_size, self.warps, vector)
+        return spread(extents, self.target.warp_size, warps, vector)
 
     def _shared(self, buffer: Value) -> Layout:
         """Row-major; swizzled if a matrix instruction's result is copied there; rows set apart if a

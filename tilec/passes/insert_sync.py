@@ -13,7 +13,10 @@ stands in front of the loop. Where threads part (a condition
 that is not the same for all of them) no barrier may stand: what is inside counts as one access,
 and what its threads exchange among themselves there is the user's to order. Two shared buffers
 conflict where their bytes overlap (`plan_shared` comes first; on the CPU, whose thread-level code
-is cut at these barriers, each has bytes of its own). Accesses inside a pipelined loop to
+is cut at these barriers, each has bytes of its own). A group of threads that the author parted off
+(a scope) has barriers of its own for what it exchanges inside of itself; what such groups exchange
+with one another is the author's to order, but for the proxy fence before he lets others know of it
+(`mbarrier_arrive`). Accesses inside a pipelined loop to
 its own rings are skipped: `expand_pipeline` ordered them; the loop as a whole reads and writes
 them. Where the whole scope is the one group of threads that executes an asynchronous product, the
 wait for the product tells each of them that all have read the operands."""
@@ -27,6 +30,7 @@ from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
+from tilec.ir.errors import CompileError
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
@@ -38,6 +42,7 @@ from tilec.ir.ops import (
     ProxyFence,
     RingStage,
     Scope,
+    TmaCopy,
     TmaLoad,
     WarpSync,
     While,
@@ -50,60 +55,112 @@ from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
+_BARRIERS = 16  # of a block, numbered
 _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
 Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
 
 
 def insert_sync(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    return func.with_body(_Placer(func).block(func.body, _State()))
+    return func.with_body(_Placer(func, target).block(func.body, _State()))
+
+
+Group = tuple[int, int]  # first warp and warps of a group of threads; all are (0, 0)
+ALL: Group = (0, 0)
 
 
 @dataclass
-class _State:
-    """What happened since the last barrier."""
+class _Known:
+    """What a group of threads did since it last met."""
 
     reads: set[Span] = field(default_factory=set)
     writes: set[Span] = field(default_factory=set)
     private: set[Span] = field(default_factory=set)  # used by each warp for itself
     unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
-    touched: set[Value] = field(default_factory=set)  # rings, by threads, since then
+    touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
     stored: set[Stored] = field(default_factory=set)
 
-    def merge(self, other: _State) -> bool:
+    def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
         grown = False
-        for f in fields(self):
+        for f in fields(_Known):
             mine, more = getattr(self, f.name), getattr(other, f.name)
             grown |= not more <= mine
             mine |= more
         return grown
 
     def meet(self) -> None:
-        """All threads have been at a barrier."""
         self.reads.clear()
         self.writes.clear()
         self.private.clear()
         self.stored.clear()
 
     def fence(self) -> None:
-        """Each thread has executed a proxy fence."""
+        """Each of the threads has executed a proxy fence."""
         self.unfenced.clear()
         self.touched.clear()
 
-    def become(self, other: _State) -> None:
-        for f in fields(self):
-            setattr(self, f.name, getattr(other, f.name))
-
-    def copy(self) -> _State:
-        return _State(*(set(getattr(self, f.name)) for f in fields(self)))
+    def copy(self) -> _Known:
+        return _Known(*(set(getattr(self, f.name)) for f in fields(_Known)))
 
 
 @dataclass
-class _Effects(_State):
+class _State:
+    """What happened since the last barrier, by each group of threads."""
+
+    groups: dict[Group, _Known] = field(default_factory=dict)
+
+    def merge(self, other: _State) -> bool:
+        """Either may be so; returns whether that is more than this was."""
+        grown = [self.groups.setdefault(g, _Known()).merge(k) for g, k in other.groups.items()]
+        return any(grown)
+
+    def add(self, group: Group, known: _Known) -> None:
+        self.groups.setdefault(group, _Known()).merge(known)
+
+    def near(self, group: Group) -> _Known:
+        """What threads of `group` may have done, together with whoever."""
+        found = _Known()
+        for g, known in self.groups.items():
+            if _meet(g, group):
+                found.merge(known)
+        return found
+
+    def meet(self, group: Group = ALL) -> None:
+        """All threads of `group` have been at a barrier."""
+        for g, known in self.groups.items():
+            if _within(g, group):
+                known.meet()
+
+    def fence(self, group: Group = ALL) -> None:
+        """Each thread of `group` has executed a proxy fence."""
+        for g, known in self.groups.items():
+            if _within(g, group):
+                known.fence()
+
+    def become(self, other: _State) -> None:
+        self.groups = other.groups
+
+    def copy(self) -> _State:
+        return _State({g: known.copy() for g, known in self.groups.items()})
+
+
+def _within(inner: Group, outer: Group) -> bool:
+    if outer == ALL or inner == outer:
+        return True
+    return inner != ALL and outer[0] <= inner[0] and sum(inner) <= sum(outer)
+
+
+def _meet(a: Group, b: Group) -> bool:
+    return ALL in (a, b) or (a[0] < sum(b) and b[0] < sum(a))
+
+
+@dataclass
+class _Effects(_Known):
     """What one op does."""
 
     engine_reads: set[Span] = field(default_factory=set)
+    refills: set[Value] = field(default_factory=set)  # by TMA, as the author says
     waited: bool = False  # for its reads, by all threads, each itself
 
 
@@ -117,9 +174,12 @@ def _overlap(xs: set[Span], ys: set[Span]) -> bool:
 
 
 class _Placer:
-    def __init__(self, func: Func) -> None:
+    def __init__(self, func: Func, target: Target) -> None:
         self.barrier = meeting(func)
         self.threads = int(func.attrs["threads"] or 0)
+        self.size = target.warp_size
+        self.group = ALL  # whose code is walked
+        self.numbers_of = _barrier_numbers(func)
         self.uniformity = uniformity_of(func)
         self.spans: dict[Value, Span] = {}
         self.own_rings: set[Value] = set()
@@ -144,8 +204,13 @@ class _Placer:
                     self.spans[o.result] = where, start, end
             if isinstance(o, TmaLoad):
                 self.refilled.add(self.root.get(o.dest, o.dest))
+            if isinstance(o, TmaCopy):
+                self.refilled.add(o.dest.buffer)
         for v in written_tensors(func.body) & read:
             self.spans[v] = (v, 0, 1)
+        by_engine = (e for _, e in effects_in(func.body) if e.reads and e.engine in _PROXY)
+        used = {e.region.buffer for e in by_engine if e.region}
+        self.engine_reads = {self.spans[v] for v in used if v in self.spans}
 
     def span(self, v: Value) -> set[Span]:
         own = self.root.get(v, v) in self.own_rings
@@ -158,6 +223,8 @@ class _Placer:
                 continue  # ops of single threads are in order by who made them
             v = done.region.buffer
             span = self.span(v)
+            if isinstance(x, TmaCopy) and done.writes:
+                e.refills.add(v)
             if done.private:
                 e.private |= span
                 continue
@@ -170,7 +237,7 @@ class _Placer:
                 e.stored |= self.stored(v, x.loc)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
-        e.waited = waited_by_all(o, self.threads)
+        e.waited = waited_by_all(o, self.group[1] * self.size or self.threads)
         return e
 
     def touched(self, o: Op) -> set[Value]:
@@ -196,8 +263,13 @@ class _Placer:
         ops: list[Op] = []
         for o in block.ops:
             match o:
-                case Scope():
+                case Scope() if o.name in ("consumer", "producer"):
                     ops.append(replace(o, body=self.block(o.body, _State())))
+                case Scope():
+                    self._enter(o, state, ops)
+                    outer, self.group = self.group, (o.first_warp, o.warps)
+                    ops.append(replace(o, body=self.block(o.body, state)))
+                    self.group = outer
                 case For() | While() | If() if not together(o, self.uniformity):
                     self._before(o, state, ops)
                     ops.append(o)
@@ -213,20 +285,58 @@ class _Placer:
                     orelse = self.block(o.orelse, other)
                     state.merge(other)
                     ops.append(replace(o, then=then, orelse=orelse))
+                case Barrier(id=0, threads=0) if self.group != ALL:
+                    state.meet(self.group)
+                    ops.append(self.meeting(o.loc))
                 case Barrier():
-                    state.meet()
+                    state.meet(self.group)
                     ops.append(o)
-                case WarpSync() | MbarrierArrive() if state.touched:
+                case WarpSync() | MbarrierArrive() if self._must_fence(o, state):
                     # Each lane for itself, before one of them frees the stage for all.
                     ops += [ProxyFence(loc=o.loc), o]
-                    state.fence()
+                    state.fence(self.group)
                 case ProxyFence():
-                    state.fence()
+                    state.fence(self.group)
                     ops.append(o)
                 case _:
                     self._before(o, state, ops)
                     ops.append(o)
         return block if tuple(ops) == block.ops else Block(block.args, tuple(ops))
+
+    def meeting(self, loc: Loc) -> Barrier:
+        """The barrier of the threads whose code is walked."""
+        if self.group == ALL:
+            return Barrier(*self.barrier, loc=loc)
+        number = self.numbers_of.get(self.group)
+        if number is None:
+            raise CompileError(
+                f"the threads part into more groups than the {_BARRIERS} barriers of a block",
+                loc,
+                "use fewer groups, or move tile ops out of some of them",
+            )
+        return Barrier(number, self.group[1] * self.size, loc=loc)
+
+    def _must_fence(self, o: Op, state: _State) -> bool:
+        """Whether what these threads did must be before what asynchronous engines do for those who
+        learn of it by `o`."""
+        known = state.near(self.group)
+        by_hand = isinstance(o, MbarrierArrive) and o.guard is None
+        return bool(known.touched) or (by_hand and _overlap(known.unfenced, self.engine_reads))
+
+    def _enter(self, o: Scope, state: _State, ops: list[Op]) -> None:
+        """Let all threads meet in front of a group's code, where it touches what others than the
+        group, be they more or fewer of its threads, have left."""
+        group = o.first_warp, o.warps
+        e, others = self.effects(o), _Known()
+        for g, known in state.groups.items():
+            if g != group and _meet(g, group):
+                others.merge(known)
+        if _overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
+            ops.append(ProxyFence(loc=o.loc))
+            state.fence(self.group)
+        if _conflict(e, others):
+            ops.append(self.meeting(o.loc))
+            state.meet(self.group)
 
     def _loop(self, o: For, state: _State, ops: list[Op]) -> For:
         rings = set()
@@ -239,8 +349,7 @@ class _Placer:
         if runs(o, self.numbers):
             self.block(o.body, state)
         self.own_rings -= rings
-        state.reads |= ring_spans
-        state.writes |= ring_spans
+        state.add(self.group, _Known(reads=set(ring_spans), writes=set(ring_spans)))
         return replace(o, body=body)
 
     def _repeated(
@@ -250,15 +359,15 @@ class _Placer:
         begin. What no iteration needs but the first stands in front of the loop, in `ops`."""
         done, after = self._fixed(regions, state)
         loc = regions[-1].ops[-1].loc
-        meeting = Barrier(*self.barrier, loc=loc)
+        meeting = self.meeting(loc)
         front: tuple[Op, ...] = ()
         for before in ((meeting,), (ProxyFence(loc=loc), meeting)):
             if _syncs(done) == _syncs(regions):
                 break
             first = state.copy()
-            first.meet()
+            first.meet(self.group)
             if len(before) > 1:
-                first.fence()
+                first.fence(self.group)
             tried, then = self._fixed(regions, first)
             if _syncs(tried) < _syncs(done):
                 done, after, front = tried, then, before
@@ -278,19 +387,36 @@ class _Placer:
 
     def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
-        e = self.effects(o)
-        if _overlap(e.engine_reads, state.unfenced):
+        e, known = self.effects(o), state.near(self.group)
+        if _overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
             ops.append(ProxyFence(loc=o.loc))
-            state.fence()
-        busy = state.writes | state.reads
-        if (
-            _overlap(e.reads, state.writes | state.private)
-            or _overlap(e.writes, busy | state.private)
-            or _overlap(e.private, busy | (state.private - e.private))
-            or any(v is w and at != there for v, at in e.stored for w, there in state.stored)
-        ):
-            ops.append(Barrier(*self.barrier, loc=o.loc))
-            state.meet()
+            state.fence(self.group)
+        if _conflict(e, known):
+            ops.append(self.meeting(o.loc))
+            state.meet(self.group)
         if e.waited:
             e.reads.clear()
-        state.merge(e)
+        if e.refills:
+            e.writes.clear()  # who has waited for its barrier may read them
+            e.unfenced.clear()
+        state.add(self.group, e)
+
+
+def _conflict(e: _Effects, known: _Known) -> bool:
+    """Whether the threads that did what is `known` must have met before `e`."""
+    busy = known.writes | known.reads
+    return (
+        _overlap(e.reads, known.writes | known.private)
+        or _overlap(e.writes, busy | known.private)
+        or _overlap(e.private, busy | (known.private - e.private))
+        or any(v is w and at != there for v, at in e.stored for w, there in known.stored)
+    )
+
+
+def _barrier_numbers(func: Func) -> dict[Group, int]:
+    """A named barrier for each group of threads, of those that the author does not use."""
+    scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
+    groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
+    taken = {o.id for o in walk(func.body) if isinstance(o, Barrier)}
+    free = (n for n in range(_BARRIERS - 1, 0, -1) if n not in taken)
+    return dict(zip(groups, free))

@@ -17,6 +17,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
 from tilec.ir.ops import Copy
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
+from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
 from tilec.passes.utils.lower_matrices import (
     is_matrix_load,
@@ -32,7 +33,7 @@ WIDEST_BITS = 128  # a thread's widest access
 
 def lower_copies(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    warps = int(func.attrs["threads"]) // target.warp_size
+    warps = warps_of(func, target)
     facts = facts_of(func)
     inputs = matrix_inputs(func)
 
@@ -49,7 +50,7 @@ def lower_copies(func: Func, target: Target) -> Func:
             case Copy(engine="tma_store"):
                 return None
             case _ if type(o) in ELEMENTWISE:
-                return [_loop(o, warps, target)]
+                return [_loop(o, warps(o), target)]
         return None
 
     return func.with_body(rewrite(func.body, visit))

@@ -117,7 +117,11 @@ def _lifetimes(func: Func) -> list[_Life]:
                     visit(region, loops, inside)
 
     visit(func.body, [], False)
-    return [x for x in lives.values() if x.last >= 0]
+    used = [x for x in lives.values() if x.last >= 0]
+    if func.attrs.get("by_hand"):  # groups use them at the same time, in whatever order
+        for x in used:
+            x.first, x.last = 0, FOREVER
+    return used
 
 
 def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:

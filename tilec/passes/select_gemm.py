@@ -35,6 +35,7 @@ from tilec.ir.types import (
 )
 from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.passes.utils.gemm_layouts import operand_shared_layout
+from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.operands import Operand, operand, through_registers, wgmma_reads
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
@@ -75,8 +76,12 @@ def select_gemm(func: Func, target: Target) -> Func:
     )
     selection = Selection(func, target)
 
+    warps = warps_of(func, target)
+
     def visit(o: Op) -> None | Op | Sequence[Op]:
-        return selection.of(o, threads, widest) if isinstance(o, Gemm) else None
+        if not isinstance(o, Gemm):
+            return None
+        return selection.of(o, warps(o) * target.warp_size, widest)
 
     return func.with_body(rewrite(func.body, visit))
 

@@ -17,7 +17,7 @@ from tilec.ir.copy_engines import leaves_by_rows, ragged_tensors
 from tilec.ir.core import Block, Builder, Func, Op, Value, walk
 from tilec.ir.layout import CHUNK_ROWS, Chunks, Layout, chunks, padded, rows_at_once, swizzled
 from tilec.ir.memory import PAD_BYTES, stage_bytes
-from tilec.ir.ops import Alloc, Copy, For, Parallel, While
+from tilec.ir.ops import Alloc, Copy, For, Parallel, Scope, While
 from tilec.ir.types import BufferType
 from tilec.passes.utils.building import copy_whole, whole
 from tilec.passes.utils.distribution import along_rows
@@ -56,6 +56,8 @@ class _Stager:
                 ops += self.by_tma(o, known)
             elif isinstance(o, Copy) and fragment and self.scatters(o) and self.room(o, again):
                 ops += self.by_rows(o)
+            elif isinstance(o, Scope):  # groups store as they hold it
+                ops.append(o)
             elif o.region_fields and not isinstance(o, Parallel):
                 inside = again or isinstance(o, (For, While))
                 inner: dict[str, Any] = {

@@ -119,6 +119,15 @@ class Barriers:
             )
             b.made_at = 0
 
+    def expect_tx(self, active: Threads, address: Any, bytes: int) -> None:
+        """Threads announce bytes for the running phase, each at its address, and do not arrive."""
+        for who, target in _grouped(active.lanes, [active.full(address)]):
+            b = self.find(active, target[0])
+            if b is not None:
+                b.tx += bytes * len(who)
+                b.announced += bytes * len(who)
+                b.expects = active.inst
+
     def arrive(
         self,
         active: Threads,

@@ -236,6 +236,7 @@ class ThreadState(Threads):
     warp_sync = _of_barriers(Barriers.warp_sync)
     mbarrier_init = _of_barriers(Barriers.init)
     mbarrier_init_fence = _of_barriers(Barriers.init_fence)
+    mbarrier_expect_tx = _of_barriers(Barriers.expect_tx)
     mbarrier_arrive = _of_barriers(Barriers.arrive)
     mbarrier_wait = _of_barriers(Barriers.wait)
     barrier_sync = _of_barriers(Barriers.named_sync)

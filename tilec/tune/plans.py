@@ -7,6 +7,7 @@ changed by a plan: `T.annotate_schedule` fixes fields of every plan that is trie
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from tilec.ir.core import Func, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
-from tilec.ir.ops import For, Gemm, ThreadIndex, yielded
+from tilec.ir.ops import For, Gemm, ThreadIndex, is_by_hand, yielded
 from tilec.ir.schedule import DEFAULT_THREADS, Plan, name_of
 from tilec.passes.utils.plans import Wanted
 from tilec.target import Target
@@ -87,6 +88,14 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     def refuse(message: str, hint: str) -> ResourceError:
         return ResourceError(message, wanted.loc, hint)
 
+    if is_by_hand(func.body) and (
+        plan.specialise or plan.persistent or plan.consumer_groups * blocks_of(plan) > 1
+    ):
+        return refuse(
+            "this kernel has barriers or groups of threads of its own: tilec adds no warps to them "
+            "and shares no tiles out",
+            "leave specialise, persistent, consumers, cluster and split out",
+        )
     for wish, word in ((plan.specialise, "specialise=True"), (plan.staged_store, 'store="tma"')):
         if wish and not target.has("tma"):
             return refuse(f"{word}: {target} has no TMA", "leave it out for this target")
@@ -137,6 +146,11 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     return None
 
 
+def blocks_of(plan: Plan) -> int:
+    """Blocks that work together on a tile."""
+    return plan.split * plan.parts * math.prod(plan.cluster)
+
+
 @functools.lru_cache(maxsize=8)
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
@@ -165,6 +179,8 @@ def _largest_product(func: Func) -> int:
 
 
 def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
+    if is_by_hand(func.body):
+        return [_plan()]  # the author's own warps, in the author's own order
     choices = thread_choices(func)
     if not target.has("cp_async"):
         kinds = (Plan("plain"), Plan("plain, one buffer", single_buffer=True))

@@ -59,6 +59,9 @@ class Machine(Protocol):
         of the cluster. `expect`: bytes that the phase waits for before it completes (`expect_tx`).
         `block`: rank in the cluster of the block whose barrier it is, None for one's own."""
 
+    def mbarrier_expect_tx(self, address: Word, bytes: int) -> None:
+        """`mbarrier.expect_tx`, of every thread: the running phase also waits for so many bytes."""
+
     def mbarrier_wait(self, address: Word, parity: Word, *, cluster_scope: bool = False) -> Waits:
         """`mbarrier.try_wait.parity` until it is true: the phase of this parity has completed.
         Acquire semantics at the scope of the block, or of the cluster."""

@@ -13,6 +13,10 @@ from tilec.ir.instr.instruction import Asm, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting
 from tilec.ir.instr.semantics import Outcome, Semantics, Word, waiting
 
+MAX_ARRIVALS = (1 << 20) - 1  # of a phase of an mbarrier
+MAX_BYTES = (1 << 20) - 1  # that a phase waits for
+REGISTER_CHOICES = range(24, 257, 8)  # of setmaxnreg
+
 
 @functools.cache
 def mbarrier_init(count: int) -> Instruction:
@@ -37,6 +41,18 @@ def mbarrier_expect(bytes: int) -> Instruction:
     text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{x.input('r')}], {bytes};"
     asm = x.asm(text, expect)
     return Instruction(f"mbarrier.expect.{bytes}", "mbarrier", asm)
+
+
+@functools.cache
+def mbarrier_expect_tx(bytes: int) -> Instruction:
+    """Announce `bytes` of asynchronous copies, without arriving. Argument: address."""
+    x = Operands()
+
+    def expect(m: Machine, address: Word) -> None:
+        m.mbarrier_expect_tx(address, bytes)
+
+    text = f"mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{x.input('r')}], {bytes};"
+    return Instruction(f"mbarrier.expect_tx.{bytes}", "mbarrier", x.asm(text, expect))
 
 
 def _arrive() -> Asm:
@@ -121,7 +137,7 @@ BARRIER_ARRIVE = Instruction(
 @functools.cache
 def setmaxnreg(registers: int, increase: bool) -> Instruction:
     """Take or give registers: from here on each thread of the warpgroup has `registers`."""
-    if registers % 8 or not 24 <= registers <= 256:
+    if registers not in REGISTER_CHOICES:
         raise InternalError(f"setmaxnreg {registers}: it takes multiples of 8 from 24 to 256")
     word = "inc" if increase else "dec"
 

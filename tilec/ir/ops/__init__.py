@@ -2,6 +2,7 @@
 `tilec.ir.verify`)."""
 
 from tilec.ir.core import squeeze
+from tilec.ir.ops.by_hand import MbarrierExpectTx, SetRegisters, TmaCopy, is_by_hand
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, decides, handed_on, yielded
 from tilec.ir.ops.scalar import (
     Binary,
@@ -120,6 +121,7 @@ __all__ = [
     "Lookup",
     "MbarrierArrive",
     "MbarrierExpect",
+    "MbarrierExpectTx",
     "MbarrierInit",
     "MbarrierInitFence",
     "MbarrierWait",
@@ -137,6 +139,7 @@ __all__ = [
     "RegWrite",
     "Scope",
     "Select",
+    "SetRegisters",
     "Shuffle",
     "ShuffleXor",
     "Stmatrix",
@@ -144,6 +147,7 @@ __all__ = [
     "SumParts",
     "ConsumerGroup",
     "ThreadIndex",
+    "TmaCopy",
     "TmaLoad",
     "TmaStore",
     "TmaStoreCommit",
@@ -163,5 +167,6 @@ __all__ = [
     "constants",
     "decides",
     "handed_on",
+    "is_by_hand",
     "yielded",
 ]

@@ -94,14 +94,16 @@ class ProxyFence(Op):
 
 @op("mbarrier_init")
 class MbarrierInit(Op):
-    """Set every stage of `barrier` to expect `count` arrivals (one thread executes it). After the
-    last one, the emitter's `mbarrier_init_fence` and a block barrier make them known."""
+    """Set every stage of `barrier` (or the one named `slot`) to expect `count` arrivals (one thread
+    executes it). After the last one, the emitter's `mbarrier_init_fence` and a block barrier make
+    them known."""
 
     barrier: Value
     count: int
+    slot: int = -1
 
     def verify(self) -> None:
-        _check_barrier(self, self.barrier)
+        check_barrier(self, self.barrier)
 
     def effects(self) -> Effects:
         return (update(self.barrier),)
@@ -140,7 +142,7 @@ class MbarrierArrive(Op):
     publish: bool = False
 
     def verify(self) -> None:
-        _check_barrier(self, self.barrier)
+        check_barrier(self, self.barrier)
         if self.publish and self.block is None:
             raise InternalError("an arrival that publishes names its block", self.loc)
 
@@ -266,7 +268,8 @@ def _check_fragments(o: Op, values: Sequence[Value]) -> None:
             raise InternalError(f"{v.type} is not a fragment", o.loc)
 
 
-def _check_barrier(o: Op, barrier: Value) -> None:
+def check_barrier(o: Op, barrier: Value) -> None:
+    """Raise InternalError for anything but a barrier buffer."""
     t = barrier.type
     if not isinstance(t, BufferType) or t.space != "barrier":
         raise InternalError(f"{t} is not a barrier", o.loc)

@@ -17,6 +17,7 @@ from tilec.passes.utils.gemm_layouts import (
     operand_shared_layout,
     operand_type,
 )
+from tilec.passes.utils.groups import warps_of
 from tilec.target import Target
 
 
@@ -25,7 +26,7 @@ def convert_operands(func: Func, target: Target) -> Block:
     loop in the loop's layout, a product's operands and result in its instruction's; an operand that
     has to come from shared memory (part of a fragment, or a product without a matrix instruction)
     is put there, and so is a fragment while an op reaches for elements of other threads."""
-    warps = int(func.attrs["threads"]) // target.warp_size
+    warps_at = warps_of(func, target)
     inside = {x for o in walk(func.body) if isinstance(o, Parallel) for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
@@ -58,6 +59,7 @@ def convert_operands(func: Func, target: Target) -> Block:
                         held.append(v.buffer.layout)  # a copy's sides may differ
                         wants.fragment(v, held[0], e.reads, e.writes)
             case Gemm():
+                warps = warps_at(o)
                 wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)
                 for which, side in (("a", o.a), ("b", o.b)):
                     v, t = side.buffer, side.buffer.buffer

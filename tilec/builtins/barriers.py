@@ -1,0 +1,125 @@
+"""Asynchrony by hand: mbarriers, TMA copies and groups of threads of the author's own.
+
+Tile builtins order themselves; these are for kernels whose groups of threads do different things at
+the same time. What is ordered by tilec then, and what by the author, stands in docs/language.md."""
+
+from __future__ import annotations
+
+from builtins import int as _Int
+from collections.abc import Sequence
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def alloc_barrier(arrive_count: _Int | Sequence[_Int]) -> Any:
+    """An mbarrier in shared memory whose phases end after `arrive_count` arrivals (1 to 2^20 - 1)
+    and the bytes announced for them; a list of counts makes as many barriers, `bars[i]`.
+
+    Every thread that executes `barrier_arrive` counts once. Stands outside of loops and conditions.
+    Raises CompileError for a target that has no mbarriers.
+    """
+    only_inside("alloc_barrier")
+
+
+def barrier_arrive(mbarrier: Any) -> None:
+    """Arrive: each thread that comes here counts once, what it did before is known to those who
+    wait for the phase."""
+    only_inside("barrier_arrive")
+
+
+def mbarrier_arrive(mbarrier: Any) -> None:
+    """As `barrier_arrive`."""
+    only_inside("mbarrier_arrive")
+
+
+def barrier_wait(mbarrier: Any, parity: Any) -> None:
+    """Wait until the last phase of this parity (0 for the first, then 1, 0, …; its lowest bit
+    counts) has ended. Of a barrier that has ended no phase yet, the one of parity 1 counts as
+    ended."""
+    only_inside("barrier_wait")
+
+
+def mbarrier_wait_parity(mbarrier: Any, parity: Any) -> None:
+    """As `barrier_wait`."""
+    only_inside("mbarrier_wait_parity")
+
+
+def mbarrier_expect_tx(mbarrier: Any, tx: _Int) -> None:
+    """Announce `tx` bytes that the running phase waits for; each thread that comes here does, so
+    let one do it. No arrival. `tma_copy` announces its own bytes."""
+    only_inside("mbarrier_expect_tx")
+
+
+def mbarrier_arrive_expect_tx(mbarrier: Any, tx: _Int) -> None:
+    """`mbarrier_expect_tx` and an arrival."""
+    only_inside("mbarrier_arrive_expect_tx")
+
+
+def fence_proxy_async() -> None:
+    """Put this thread's accesses of shared memory before those of asynchronous engines (TMA, wgmma)
+    that are started after it."""
+    only_inside("fence_proxy_async")
+
+
+def ptx_fence_barrier_init() -> None:
+    """Make initialised barriers known: tilec does that itself, behind `alloc_barrier`."""
+    only_inside("ptx_fence_barrier_init")
+
+
+def tma_copy(src: Any, dst: Any, barrier: Any = None) -> None:
+    """Copy a tile of a tensor to a shared tile of its dtype by TMA, without waiting.
+
+    One of the threads that come here starts the copy and announces its bytes on `barrier`; nobody
+    arrives there. Who has waited for that phase may read the tile. What lies out of the tensor's
+    bounds arrives as 0. On a target that has mbarriers and no TMA the threads copy.
+    """
+    only_inside("tma_copy")
+
+
+def ws(*group: _Int) -> Any:
+    """`with T.ws(0):` the statements are run by the first 128 threads of the block, with
+    `T.ws(1)` by the next 128, with `T.ws(0, 1)` by the first 256. The same as an `if` on the thread
+    index: tile builtins inside work on these threads only."""
+    only_inside("ws")
+
+
+WarpSpecialize = ws
+
+
+def set_max_nreg(reg_count: _Int, is_inc: _Int) -> None:
+    """Each thread of the warpgroup (128 threads, all of which come here) has `reg_count` registers
+    from here on, a multiple of 8 from 24 to 256: more (`is_inc` = 1) or fewer (0) than before.
+    Nothing on targets whose registers do not move."""
+    only_inside("set_max_nreg")
+
+
+def inc_max_nreg(reg_count: _Int) -> None:
+    """`set_max_nreg(reg_count, 1)`."""
+    only_inside("inc_max_nreg")
+
+
+def dec_max_nreg(reg_count: _Int) -> None:
+    """`set_max_nreg(reg_count, 0)`."""
+    only_inside("dec_max_nreg")
+
+
+def annotate_producer_reg_dealloc(reg_count: _Int = 24) -> None:
+    """A hint: tilec shares registers out between the warps that it adds itself."""
+    only_inside("annotate_producer_reg_dealloc")
+
+
+def annotate_consumer_reg_alloc(reg_count: _Int = 240) -> None:
+    """A hint: tilec shares registers out between the warps that it adds itself."""
+    only_inside("annotate_consumer_reg_alloc")
+
+
+def no_set_max_nreg() -> None:
+    """A hint: registers move only where a kernel says `set_max_nreg`, or for warps that tilec adds
+    itself."""
+    only_inside("no_set_max_nreg")
+
+
+def disable_warp_group_reg_alloc() -> None:
+    """As `no_set_max_nreg`."""
+    only_inside("disable_warp_group_reg_alloc")

@@ -1,0 +1,263 @@
+"""Builtins of asynchrony by hand: mbarriers, TMA copies, groups of threads, registers."""
+
+from __future__ import annotations
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.index import Reach
+from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, describe
+from tilec.ir.core import Value
+from tilec.ir.instr.sync import MAX_ARRIVALS, MAX_BYTES, REGISTER_CHOICES
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierExpectTx,
+    MbarrierInit,
+    MbarrierWait,
+    ProxyFence,
+    SetRegisters,
+    ThreadIndex,
+    TmaCopy,
+)
+from tilec.ir.types import INT32, INT64, BufferType
+
+GROUP_THREADS = 128  # of a `T.ws`
+
+
+# --- barriers -------------------------------------------------------------------------------------
+
+
+@builtin(T.alloc_barrier)
+def alloc_barrier(t: Expressions, c: Call) -> Buffer:
+    tile_level(t, c)
+    if len(t.builders) > 1:
+        raise t.error(
+            "T.alloc_barrier stands in a loop or under a condition",
+            "move it up to the other buffers: a barrier is initialised once",
+        )
+    given = c["arrive_count"]
+    counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
+    if not counts or any(n is None or not 0 < n <= MAX_ARRIVALS for n in counts):
+        raise t.error(
+            f"arrive_count of T.alloc_barrier is {describe(given)}",
+            "write how many threads arrive in a phase, a compile-time int from 1 to "
+            f"{MAX_ARRIVALS}, or a list of such counts for as many barriers",
+            c.place("arrive_count"),
+        )
+    made = BufferType((len(counts),), INT64, "barrier")
+    barrier = t.emit(Alloc, made).result
+    for slot, n in enumerate(counts):
+        t.emit(MbarrierInit, barrier, n, slot)
+    return Buffer(barrier, made.static_shape, t.loc)
+
+
+def _barrier(t: Expressions, c: Call, name: str = "mbarrier") -> tuple[Value, Value]:
+    """A barrier buffer and the slot in it (i32)."""
+    given = c[name]
+    with t.at(c.place(name)):
+        buffer = given.buffer if isinstance(given, Region) else given
+        if not isinstance(buffer, Buffer) or buffer.type.space != "barrier":
+            raise t.error(
+                f"{name} of T.{c.builtin} is {describe(given)}, not a barrier",
+                "make one with bar = T.alloc_barrier(128), or several with a list of counts",
+            )
+        if isinstance(given, Region):
+            if not given.is_element:
+                raise t.error(
+                    f"{name} of T.{c.builtin} is {describe(given)}: one barrier at a time",
+                    f"write {buffer.name}[i]",
+                )
+            return buffer.value, _slot(t, given)
+        if buffer.type.size != 1:
+            raise t.error(
+                f"{name} of T.{c.builtin} is {describe(buffer)}: {buffer.type.size} barriers",
+                f"write which: {buffer.name}[i]",
+            )
+        return buffer.value, t.constant(0, INT32).value
+
+
+def _slot(t: Expressions, element: Region) -> Value:
+    t.check_element(element)
+    (at,) = element.offsets
+    return t.run_time(at, INT32).value if not isinstance(at, Scalar) else t.convert(at, INT32).value
+
+
+def _thread_level(t: Expressions, c: Call) -> None:
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} is done by threads and cannot stand in T.Parallel "
+            f"(line {t.parallel.line})",
+            "move it in front of the loop or behind it",
+        )
+
+
+def _arrive(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(MbarrierArrive, *_barrier(t, c))
+
+
+builtin(T.barrier_arrive)(_arrive)
+builtin(T.mbarrier_arrive)(_arrive)
+
+
+def _wait(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    barrier, slot = _barrier(t, c)
+    given = number_argument(t, c, "parity")
+    with t.at(c.place("parity")):
+        if isinstance(given, float) or (isinstance(given, Scalar) and given.dtype.is_float):
+            raise t.error(
+                f"parity of T.{c.builtin} is {describe(given)}, not an integer",
+                "write the number of the phase, from 0: its lowest bit is the parity",
+            )
+        if not isinstance(given, Scalar):
+            parity = t.constant(int(given) & 1, INT32)
+        else:
+            number = t.convert(given, INT32)
+            parity = t.emit_scalar(
+                Binary, "and", number.value, t.constant(1, INT32).value, reach=Reach(0, 1)
+            )
+    t.emit(MbarrierWait, barrier, slot, parity.value)
+
+
+builtin(T.barrier_wait)(_wait)
+builtin(T.mbarrier_wait_parity)(_wait)
+
+
+def _bytes(t: Expressions, c: Call) -> int:
+    found = int_argument(t, c, "tx", 1)
+    if found > MAX_BYTES:
+        raise t.error(
+            f"tx of T.{c.builtin} is {found:,} bytes, the most that a phase counts is "
+            f"{MAX_BYTES:,}",
+            "announce the bytes of one stage",
+            c.place("tx"),
+        )
+    return found
+
+
+@builtin(T.mbarrier_expect_tx)
+def expect_tx(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(MbarrierExpectTx, *_barrier(t, c), _bytes(t, c))
+
+
+@builtin(T.mbarrier_arrive_expect_tx)
+def arrive_expect_tx(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(MbarrierExpect, *_barrier(t, c), _bytes(t, c))
+
+
+@builtin(T.fence_proxy_async)
+def fence_proxy_async(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(ProxyFence)
+
+
+@builtin(T.ptx_fence_barrier_init)
+def fence_barrier_init(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+
+
+# --- movement -------------------------------------------------------------------------------------
+
+
+@builtin(T.tma_copy)
+def tma_copy(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    s, d = source.buffer, dest.buffer
+    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
+    if not (s.is_global and d.type.space == "shared"):
+        raise t.error(
+            f"T.tma_copy goes from a tensor to shared memory: {sides}",
+            "write T.copy, which takes TMA to store where the target has it",
+        )
+    if s.type.dtype != d.type.dtype:
+        raise t.error(
+            f"TMA converts nothing: {sides}",
+            f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
+        )
+    if c["barrier"] is None:
+        raise t.error(
+            "T.tma_copy needs the barrier that counts its bytes",
+            f"write T.tma_copy(…, {d.name}, barrier=bar), with bar = T.alloc_barrier(1)",
+        )
+    t.emit(TmaCopy, t.box(source), t.box(dest), *_barrier(t, c, "barrier"))
+
+
+# --- groups of threads ----------------------------------------------------------------------------
+
+
+@builtin(T.ws)
+def ws(t: Expressions, c: Call) -> GroupHeader:
+    ids = [static_int(i) for i in c["group"]]
+    first = ids[0] if ids else None
+    known = [i for i in ids if i is not None and i >= 0]
+    if first is None or known != [*range(first, first + len(ids))]:
+        raise t.error(
+            f"T.ws({', '.join(map(describe, c['group']))}): not warpgroups that follow one another",
+            "write T.ws(0) for threads 0 to 127, T.ws(1) for 128 to 255, T.ws(0, 1) for both",
+        )
+    return GroupHeader(first * GROUP_THREADS, len(ids) * GROUP_THREADS, t.loc)
+
+
+def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
+    """Whether a thread belongs to the group."""
+    thread = t.emit_scalar(ThreadIndex, reach=Reach(0))
+    last = header.first + header.threads
+    inside = t.compare("lt", thread, last)
+    assert isinstance(inside, Scalar)
+    if header.first:
+        above = t.compare("ge", thread, header.first)
+        assert isinstance(above, Scalar)
+        inside = t.logical_and(above, inside)
+    return inside
+
+
+# --- registers ------------------------------------------------------------------------------------
+
+
+def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
+    tile_level(t, c)
+    n = int_argument(t, c, "reg_count", 1)
+    if n not in REGISTER_CHOICES:
+        raise t.error(
+            f"reg_count of T.{c.builtin} is {n}: registers move in eights, from "
+            f"{REGISTER_CHOICES[0]} to {REGISTER_CHOICES[-1]}",
+            f"write {min(max(n // 8 * 8, REGISTER_CHOICES[0]), REGISTER_CHOICES[-1])}",
+            c.place("reg_count"),
+        )
+    t.emit(SetRegisters, n, increase)
+
+
+@builtin(T.set_max_nreg)
+def set_max_nreg(t: Expressions, c: Call) -> None:
+    if c["is_inc"] not in (0, 1):
+        raise t.error(
+            f"is_inc of T.set_max_nreg is {describe(c['is_inc'])}",
+            "write 1 for more registers than before, 0 for fewer",
+            c.place("is_inc"),
+        )
+    _set_registers(t, c, bool(c["is_inc"]))
+
+
+builtin(T.inc_max_nreg)(lambda t, c: _set_registers(t, c, True))
+builtin(T.dec_max_nreg)(lambda t, c: _set_registers(t, c, False))
+
+
+def _hint(t: Expressions, c: Call) -> None:
+    """Nothing: tilec shares registers out by itself."""
+    if "reg_count" in c.values:
+        int_argument(t, c, "reg_count", 1)
+
+
+builtin(T.annotate_producer_reg_dealloc)(_hint)
+builtin(T.annotate_consumer_reg_alloc)(_hint)
+builtin(T.no_set_max_nreg)(_hint)
+builtin(T.disable_warp_group_reg_alloc)(_hint)

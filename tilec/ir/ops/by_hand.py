@@ -1,0 +1,66 @@
+"""Ops that say by hand what passes otherwise work out: who waits for whom, and who runs what.
+
+They stand beside the barriers of `schedule`, which are the same for users and passes."""
+
+from __future__ import annotations
+
+from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, op, walk
+from tilec.ir.effects import ORDER, update
+from tilec.ir.errors import InternalError
+from tilec.ir.ops.schedule import MbarrierInit, Scope, check_barrier
+
+
+@op("tma_copy")
+class TmaCopy(Op):
+    """One thread of the scope starts TMA boxes that copy a region of a tensor into a shared tile,
+    and announces their bytes on slot `stage` of `barrier` without arriving there. Who has waited
+    for that phase may read the tile."""
+
+    source: Region
+    dest: Region
+    barrier: Value
+    stage: Value
+
+    def verify(self) -> None:
+        check_barrier(self, self.barrier)
+        if self.source.shape != self.dest.shape:
+            boxes = f"{self.source.extents} onto {self.dest.extents}"
+            raise InternalError(f"tma_copy of {boxes}", self.loc)
+
+    def effects(self) -> Effects:
+        return (
+            Effect("read", self.source, "tma"),
+            Effect("write", self.dest, "tma"),
+            update(self.barrier),
+            *ORDER,
+        )
+
+
+@op("mbarrier_expect_tx")
+class MbarrierExpectTx(Op):
+    """Announce `bytes` that asynchronous copies will bring in the running phase of `stage`; no
+    arrival."""
+
+    barrier: Value
+    stage: Value
+    bytes: int
+
+    def verify(self) -> None:
+        check_barrier(self, self.barrier)
+
+    def effects(self) -> Effects:
+        return (update(self.barrier), *ORDER)
+
+
+@op("set_registers", effects=ORDER)
+class SetRegisters(Op):
+    """Each thread of the warpgroup has `registers` from here on: more than before (`increase`) or
+    fewer (setmaxnreg)."""
+
+    registers: int
+    increase: bool
+
+
+def is_by_hand(body: Block) -> bool:
+    """Whether a kernel has barriers or groups of threads of its author's own (TILE)."""
+    return any(isinstance(o, (MbarrierInit, Scope, TmaCopy)) for o in walk(body))

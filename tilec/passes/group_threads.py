@@ -1,0 +1,184 @@
+"""group_threads: conditions on the thread index around tile ops become scopes of warps.
+
+Before: TILE, as the user wrote it. After: no tile op stands under a condition that differs between
+threads, where that condition is the same for all threads of each warp and holds for warps that
+follow one another: it is a `scope` of these warps, and its else branch one of the others. What such
+branches hand on lies in variables. Loops whose copies or barriers are ordered by hand are "serial":
+nothing runs ahead there but what the author starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilec.ir.copy_engines import CopyEngines
+from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Const,
+    Copy,
+    CpAsyncCommit,
+    CpAsyncWait,
+    For,
+    If,
+    Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierExpectTx,
+    MbarrierInit,
+    MbarrierWait,
+    Scope,
+    Store,
+    ThreadIndex,
+    TmaCopy,
+    Yield,
+    is_by_hand,
+    yielded,
+)
+from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.types import INT32, BufferType
+from tilec.ir.verify import meets
+from tilec.target import Target
+
+_BY_HAND = (
+    CpAsyncCommit,
+    CpAsyncWait,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierExpectTx,
+    MbarrierWait,
+    Scope,
+    TmaCopy,
+)
+
+
+def group_threads(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
+    if not any(isinstance(o, ThreadIndex | TmaCopy | MbarrierInit) for o in walk(func.body)):
+        return func
+    for o in walk(func.body):
+        if isinstance(o, MbarrierInit) and not target.has("mbarrier"):
+            raise CompileError(
+                f"{target} has no mbarriers",
+                o.loc,
+                "write T.copy and T.gemm in T.Pipelined, which every target orders in its own way",
+            )
+    func = func.with_body(_Groups(func, target).block(func.body, None, False))
+    engines = CopyEngines(func, target)
+
+    def visit(o: Op) -> None | list[Op]:
+        """What TMA cannot bring the threads do; they meet, so that each may arrive for all."""
+        if not isinstance(o, TmaCopy):
+            return None
+        copy = Copy(o.source, o.dest, loc=o.loc)
+        if engines.tma_may_load(copy, o.dest.dtype):
+            return None
+        return [copy, Barrier(loc=o.loc)]
+
+    func = func.with_body(rewrite(func.body, visit))
+    return func.with_attrs(by_hand=True) if is_by_hand(func.body) else func
+
+
+class _Groups:
+    def __init__(self, func: Func, target: Target) -> None:
+        self.size = target.warp_size
+        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        self.defs = defining_ops(func.body)
+        self.known: dict[Value, Any] = {}
+
+    def block(self, block: Block, group: Any, inside: bool) -> Block:
+        """`block`, which the threads of `group` (a mask; None: all) run; `inside`: a scope."""
+        ops: list[Op] = []
+        for o in block.ops:
+            if isinstance(o, If):
+                ops += self.branch(o, group, inside)
+                continue
+            if o.region_fields:
+                inner = {n: self.block(getattr(o, n), group, inside) for n in o.region_fields}
+                if any(x is not getattr(o, n) for n, x in inner.items()):
+                    o = replace(o, **inner)  # type: ignore[arg-type]
+            if isinstance(o, For) and o.kind == "pipelined":
+                if inside or any(isinstance(x, _BY_HAND) for x in walk(o.body)):
+                    o = replace(o, kind="serial", num_stages=0, order=(), stage=())
+            ops.append(o)
+        same = len(ops) == len(block.ops) and all(a is b for a, b in zip(ops, block.ops))
+        return block if same else replace(block, ops=tuple(ops))
+
+    def branch(self, o: If, group: Any, inside: bool) -> list[Op]:
+        mask = self.mask(o.cond)
+        whole = np.ones(self.threads, bool) if group is None else group
+        if mask is None or not (meets(o.then) or meets(o.orelse)):
+            then, orelse = (self.block(r, group, inside) for r in (o.then, o.orelse))
+            same = then is o.then and orelse is o.orelse
+            return [o if same else replace(o, then=then, orelse=orelse)]
+        mask = np.broadcast_to(mask, whole.shape)
+        b = Builder(o.loc)
+        kept = [b.value(Alloc, BufferType((1,), r.dtype, "local"), name=r.name) for r in o.results]
+        for region, who in ((o.then, mask & whole), (o.orelse, ~mask & whole)):
+            if not who.any():
+                continue
+            if all(isinstance(x, Yield) for x in region.ops) and not kept:
+                continue
+            body = self.block(region, who, True)
+            inner = Builder(o.loc)
+            inner.ops += [x for x in body.ops if not isinstance(x, Yield)]
+            zero = inner.value(Const, 0, INT32) if kept else None
+            for place, v in zip(kept, yielded(body)):
+                inner.emit(Store, place, (zero,), v)
+            if meets(region):
+                first, warps = self.warps(o, who)
+                name = f"threads_{first * self.size}"
+                b.emit(Scope, name, first, warps, inner.block())
+            else:
+                inner.emit(Yield)
+                cond = o.cond
+                then, orelse = inner.block(), Block((), (Yield(loc=o.loc),))
+                if region is o.orelse:
+                    then, orelse = orelse, then
+                b.emit(If, cond, then, orelse)
+        for place, r in zip(kept, o.results):
+            zero = b.value(Const, 0, INT32)
+            b.ops.append(Load(place, (zero,), results=(r,), loc=o.loc))
+        return b.ops
+
+    def warps(self, o: If, who: Any) -> tuple[int, int]:
+        """First warp and number of warps of the threads `who`."""
+        found = np.flatnonzero(who)
+        first, last = int(found[0]), int(found[-1]) + 1
+        if len(found) != last - first or first % self.size or last % self.size:
+            runs = "threads that do not follow one another"
+            if len(found) == last - first:
+                runs = f"threads {first} to {last - 1}"
+            raise CompileError(
+                f"a tile op stands under a condition that holds for {runs}: a group that works on "
+                f"tiles is whole warps of {self.size} threads",
+                o.loc,
+                f"write a condition such as tx < {max(last // self.size, 1) * self.size}, or move "
+                "the tile op out of it",
+            )
+        return first // self.size, (last - first) // self.size
+
+    def mask(self, cond: Value) -> Any:
+        """For which threads a condition holds; None where it depends on more than the thread index,
+        or not on that."""
+        found = self.evaluate(cond)
+        return None if found is None or np.ndim(found) == 0 else found
+
+    def evaluate(self, v: Value) -> Any:
+        """A scalar in each thread (or for all), None if it is not known now."""
+        if v in self.known:
+            return self.known[v]
+        o, found = self.defs.get(v), None
+        if isinstance(o, ThreadIndex):
+            found = np.arange(self.threads, dtype=np.int32)
+        elif o is not None and o.pure and not o.region_fields and hasattr(o, "evaluate"):
+            operands: Sequence[Any] = [self.evaluate(x) for x in o.operands]
+            if all(x is not None for x in operands):
+                found = o.evaluate(*operands)
+        self.known[v] = found
+        return found

@@ -1,0 +1,161 @@
+"""lower_barriers: barriers that the author made are initialised, his TMA copies become boxes.
+
+Before: SCHEDULED; `mbarrier_init` ops stand where barriers were allocated, `tma_copy` ops name
+regions. After: one thread of the block initialises them all, before anything else is done, and the
+threads meet; no `tma_copy` is left: one thread of the scope announces the bytes and starts the
+boxes. Where the target has no TMA, the scope's threads have copied by the time they arrive."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.errors import LayoutError
+from tilec.ir.layout import tma_box
+from tilec.ir.ops import (
+    Alloc,
+    Barrier,
+    Binary,
+    MbarrierExpectTx,
+    MbarrierInit,
+    MbarrierInitFence,
+    TmaCopy,
+    TmaLoad,
+    constants,
+    squeeze,
+)
+from tilec.passes.select_copies import MAX_BOX
+from tilec.passes.utils.addressing import narrow
+from tilec.passes.utils.rings import TensorMaps, const, elected, only_if
+from tilec.target import Target
+
+
+def lower_barriers(func: Func, target: Target) -> Func:
+    """See the module's opening. Raises CompileError for a copy that TMA cannot do."""
+    inits = [o for o in walk(func.body) if isinstance(o, MbarrierInit)]
+    if not func.attrs.get("by_hand") or not inits:
+        return func
+    lowering = _Lowering(func)
+    body = rewrite(func.body, lowering.visit)
+    top = Builder(func.loc)
+    top.ops += [o for o in body.ops if _is_barrier(o)]
+    first = Builder(func.loc)
+    first.ops += inits
+    first.emit(MbarrierInitFence)
+    lowering.maps.prefetch(first)
+    only_if(top, elected(top), first.ops)
+    top.emit(Barrier)
+    top.ops += [o for o in body.ops if not _is_barrier(o)]
+    params = {p.value: p for p in (*func.params, *lowering.maps.params.values())}
+    return replace(func.with_body(top.block()), params=tuple(params.values()))
+
+
+def _is_barrier(o: Op) -> bool:
+    return isinstance(o, Alloc) and o.type.space == "barrier"
+
+
+class _Lowering:
+    def __init__(self, func: Func) -> None:
+        self.maps = TensorMaps()
+        for p in func.params:
+            if p.role == "tensor_map":
+                self.maps.params[p.value.type] = p  # type: ignore[index]
+        self.numbers = constants(func.body)
+
+    def visit(self, o: Op) -> None | list[Op]:
+        match o:
+            case MbarrierInit():
+                return []
+            case TmaCopy():
+                b = Builder(o.loc)
+                inner = Builder(o.loc)
+                self.boxes(inner, o)
+                only_if(b, elected(b), inner.ops)
+                return b.ops
+        return None
+
+    def boxes(self, b: Builder, o: TmaCopy) -> None:
+        """The bytes announced and the boxes started, by one thread."""
+        t, region = o.dest.buffer.buffer, o.source
+        first, base = self.corner(b, o)
+        box, swizzle, offsets = _box(o, first)
+        b.emit(MbarrierExpectTx, o.barrier, o.stage, math.prod(o.dest.extents) * t.dtype.bits // 8)
+        wide = (d for d, e in enumerate(region.extents) if e != 1)
+        tile_of = dict(zip(wide, (d for d, e in enumerate(o.dest.extents) if e != 1)))
+        dims = [tile_of.get(d, -1) for d in reversed(range(region.buffer.buffer.rank))]
+        extents = tuple(box[d] if d >= 0 else 1 for d in dims)
+        map = self.maps.get(region.buffer, extents, swizzle, t.dtype)
+        for corner in itertools.product(*(range(0, e, x) for e, x in zip(o.dest.extents, box))):
+            coords = []
+            for d, start in zip(dims, reversed(region.offsets)):
+                at = narrow(b, start)
+                if d >= 0 and corner[d]:
+                    at = b.value(Binary, "add", at, const(b, corner[d]))
+                coords.append(at)
+            where = b.value(Binary, "add", base, const(b, int(offsets[corner])))
+            b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), o.barrier, o.stage)
+
+    def corner(self, b: Builder, o: TmaCopy) -> tuple[tuple[int, ...], Value]:
+        """Where the part of a shared buffer that a copy fills begins, as far as it is known now (0
+        where it is not); and how far from there it is, in elements (i32)."""
+        t = o.dest.buffer.buffer
+        assert t.layout is not None
+        offsets = t.layout.offsets()
+        first: list[int] = []
+        base = const(b, 0)
+        for d, (at, extent, size) in enumerate(zip(o.dest.offsets, o.dest.extents, t.static_shape)):
+            known = 0 if extent == size else self.numbers.get(at)
+            first.append(int(known or 0))
+            if known is None:
+                steps = np.unique(np.diff(offsets, axis=d))
+                if extent != 1 or len(steps) != 1:
+                    raise _unfit(o)
+                moved = b.value(Binary, "mul", narrow(b, at), const(b, int(steps[0])))
+                base = b.value(Binary, "add", base, moved)
+        return tuple(first), base
+
+
+def _box(o: TmaCopy, first: tuple[int, ...]) -> tuple[tuple[int, ...], int, Any]:
+    """The box (its extents, its swizzle) by which TMA fills a part of a shared buffer that begins
+    at `first`; where each element of the part lies, in elements from the buffer's start."""
+    layout, extents = o.dest.buffer.buffer.layout, o.dest.extents
+    assert layout is not None
+    bits = o.dest.dtype.bits
+    part = layout.offsets()[tuple(slice(at, at + e) for at, e in zip(first, extents))]
+    whole = tma_box(layout, bits)
+    columns = extents[-1] if whole is None else math.gcd(whole[0][-1], extents[-1])
+    try:
+        narrow_part = layout.restrict((*extents[:-1], columns))
+        panel = narrow_part.reshape(squeeze(narrow_part.shape) or (1,))
+    except LayoutError:
+        raise _unfit(o) from None
+    found = tma_box(panel, bits)
+    if found is None or any(e > MAX_BOX for e in found[0]):
+        raise _unfit(o)
+    sizes = iter(found[0])
+    box = tuple(1 if e == 1 else next(sizes) for e in narrow_part.shape)
+    if squeeze(narrow_part.shape) == ():
+        box = (1,) * len(extents)
+    table = panel.offsets().reshape(narrow_part.shape)
+    inside = table[tuple(slice(0, x) for x in box)]
+    for corner in itertools.product(*(range(0, e, x) for e, x in zip(extents, box))):
+        here = part[tuple(slice(at, at + x) for at, x in zip(corner, box))]
+        if here.shape != inside.shape or not np.array_equal(here - here.flat[0], inside):
+            raise _unfit(o)
+    return box, found[1], part
+
+
+def _unfit(o: TmaCopy) -> LayoutError:
+    v = o.dest.buffer
+    extents = "x".join(map(str, o.dest.extents))
+    return LayoutError(
+        f"TMA cannot fill this {extents} part of {v.name} as it lies in shared memory ({v.type})",
+        o.loc,
+        "fill whole tiles, or parts that begin at multiples of 128 bytes of a row known at compile "
+        "time; leave the layout to tilec; or write T.copy",
+    )
