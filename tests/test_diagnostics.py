@@ -197,11 +197,15 @@ RESOURCES: dict[str, Callable[[str], str]] = {
         ("        for i, j", extra("(16, 8000)")[1]),
     ),
     "accumulators": lambda p: edited(
-        edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 256")),
+        edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 512")),
         ("BN: T.constexpr = 64", "BN: T.constexpr = 256"),
     ),
     "few threads": lambda p: edited(
-        edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 256")), ("threads=128", "threads=64")
+        edited(
+            edited(p, ("BM: T.constexpr = 64", "BM: T.constexpr = 256")),
+            ("BN: T.constexpr = 64", "BN: T.constexpr = 256"),
+        ),
+        ("threads=128", "threads=64"),
     ),
     "threads that are no warps": lambda p: edited(p, ("threads=128", "threads=100")),
     "more threads than a block has": lambda p: edited(p, ("threads=128", "threads=2048")),

@@ -17,7 +17,7 @@ import tilec.language as T
 from tilec.codegen import assemble, emit
 from tilec.codegen.ptxas import run_ptxas, trouble
 from tilec.ir.core import Func, walk
-from tilec.ir.errors import ResourceError
+from tilec.ir.errors import CompileWarning, ResourceError
 from tilec.ir.ops import Alloc, For, Scope, TmaLoad, Wgmma, WgmmaWait
 from tilec.ir.schedule import Plan
 from tilec.jit import attempts
@@ -231,9 +231,9 @@ def test_too_much_shared_memory_names_buffers_and_what_fits() -> None:
 def test_accumulators_of_one_loop_count_together() -> None:
     """24 + accumulators <= the registers of a thread: two of 128x256 on 256 threads are 256."""
     specs = [tilec.spec((4096, 4096), "float16")] * 4
-    with pytest.raises(ResourceError) as caught:
+    with pytest.warns(CompileWarning) as caught:
         gated.compile(*specs, target="cuda:sm_90a", BN=256)
-    text = str(caught.value)
+    text = str(caught[0].message)
     assert "up (128), gate (128), together 256 registers of each of 256 threads" in text
     assert "threads=512 fits" in text or "halve the tile" in text
     assert gated.compile(*specs, target="cuda:sm_90a", BN=128).resources.spilled_bytes in (0, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import replace
 from math import prod
 
@@ -15,7 +16,7 @@ import tilec
 import tilec.language as T
 from tilec.codegen.isolated import run_isolated
 from tilec.ir.core import walk
-from tilec.ir.errors import InternalError, ResourceError
+from tilec.ir.errors import CompileWarning, InternalError, ResourceError
 from tilec.ir.ops import Scope, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.jit.simulate import launch_of, records_for
@@ -27,7 +28,7 @@ from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 from tilec.tune.fit import first_fit
 
-M, K = T.dynamic("M, K")
+M, N, K = T.dynamic("M, N, K")
 
 SM90, SM80, GFX942 = (find_target(n) for n in ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942"))
 
@@ -133,3 +134,70 @@ def test_every_thread_works_on_odd_tiles(extents, warps):
     if prod(extents) >= 32 * warps:
         assert work <= 2.2 * prod(extents), "half the threads would be idle"
     assert covering((128, 64), 32, 4, 4).shape == (128, 64), "nothing is added where it divides"
+
+
+def big_tile(threads, most):
+    @tilec.kernel
+    def doubled(
+        A: T.Tensor((M, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
+        BN: T.constexpr = most,
+    ):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, 128), threads=threads) as (bx, by):
+            tile = T.alloc_fragment((128, BN), "float32")
+            T.copy(A[by * 128, bx * BN], tile)
+            for i, j in T.Parallel(128, BN):
+                tile[i, j] = tile[i, j] * 2
+            T.copy(tile, C[by * 128, bx * BN])
+
+    return doubled
+
+
+@pytest.mark.parametrize("target", [SM90, SM80], ids=str)
+def test_a_tile_that_its_author_has_fixed_spills_with_a_warning(target):
+    kernel, specs = big_tile(128, 320), (tilec.spec((200, 1000), "float32"),) * 2
+    with pytest.warns(CompileWarning, match="takes 320 registers of each of 128 threads") as given:
+        made = kernel.compile(*specs, target=str(target))
+    assert "kept in memory, which is slow" in str(given[0].message)
+    assert "tile of " in str(given[0].message) or "threads=256 fits" in str(given[0].message)
+    assert made.resources.spilled_bytes is None or made.resources.spilled_bytes > 0
+    a = np.arange(130 * 330, dtype=np.float32).reshape(130, 330)
+    c = np.zeros_like(a)
+    report = tilec.simulate(kernel, a, c, target=str(target))
+    assert not report.findings
+    np.testing.assert_array_equal(c, 2 * a)
+
+
+def test_it_is_no_fault_where_the_target_has_the_registers_after_all():
+    """AMD's second half of the register file is for accumulators first, not only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompileWarning)
+        made = big_tile(128, 320).compile(
+            *(tilec.spec((200, 1000), "float32"),) * 2, target="hip:gfx942"
+        )
+    assert made.resources.spilled_bytes == 0 and made.resources.registers > 256
+
+
+def test_sizes_left_open_are_chosen_so_that_they_fit():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompileWarning)
+        made = big_tile(128, T.auto(64, 320)).compile(
+            *(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_90a"
+        )
+    assert not made.resources.spilled_bytes
+
+
+def test_more_than_any_assembler_takes_is_still_an_error():
+    with pytest.raises(ResourceError, match="takes 1024 registers of each of 128 threads"):
+        big_tile(128, 1024).compile(*(tilec.spec((200, 1000), "float32"),) * 2, target="cuda:sm_80")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("most", [256, 512])
+def test_spilled_tiles_on_the_gpu(most, torch):
+    a = torch.randn(200, 1000, device="cuda")
+    c = torch.zeros_like(a)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)
+        big_tile(128, most)(a, c)
+    assert torch.equal(c, 2 * a)

@@ -60,11 +60,13 @@ class ResourceError(CompileError):
     """The kernel needs more shared memory, registers, threads or barriers than the target has.
 
     `stages`: as many stages of a loop's buffers as would fit, 0 where fewer of them do not help.
-    `spilled`: bytes that each thread spills, where that is the reason.
+    `spilled`: bytes that each thread spills, where that is the reason. `may_spill`: fragments take
+    more registers than a thread has, which a slower program could keep in memory.
     """
 
     stages = 0
     spilled = 0
+    may_spill = False
 
 
 class TargetError(TilecError, ValueError):

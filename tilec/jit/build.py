@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from tilec import passes
+from tilec.builtins.choices import Auto
 from tilec.codegen.assemble import Assembled
 from tilec.codegen.disassemble import disassemble
+from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
@@ -21,7 +23,7 @@ from tilec.ir.dependence import once
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Alloc, Copy, For, Print
+from tilec.ir.ops import Alloc, AnnotateSchedule, Copy, For, Print
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import grid_text
 from tilec.ir.schedule import Plan
@@ -115,7 +117,13 @@ def compile_variant(
     ranked = () if key.plan is None else (key.plan, *key.ranked)
     attempts = Attempts(target, ranked)
     if plan is None:
-        final = _first_good(func, target, keep_pass, ranked, tried, attempts, key.only_ranked)
+        try:
+            final = _first_good(func, target, keep_pass, ranked, tried, attempts, key.only_ranked)
+        except ResourceError as error:
+            if not error.may_spill or key.only_ranked or _can_choose(signature, func):
+                raise
+            runs.clear()
+            final = _spilling(func, target, keep_pass, tried, attempts, error)
     else:
         final = passes.run_plan(func, target, plan, keep_pass)
         tried.append((plan, None))
@@ -177,6 +185,36 @@ def _first_good(
     attempts.kept = least
     tried.append((least.plan, None))
     return passes.run_plan(func, target, least.plan, keep_pass)
+
+
+def _can_choose(signature: Signature, func: Func) -> bool:
+    """Whether something but the author's own sizes makes a kernel as large as it is: a size left to
+    tilec, a schedule that he asks for."""
+    return any(isinstance(p.default, Auto) for p in signature.parameters) or any(
+        isinstance(o, AnnotateSchedule) for o in walk(func.body)
+    )
+
+
+def _spilling(
+    func: Func,
+    target: Target,
+    keep_pass: passes.OnStage,
+    tried: list[tuple[Plan, ResourceError | None]],
+    attempts: Attempts,
+    error: ResourceError,
+) -> Func:
+    """`func` after the passes under the plan that spills least, with a warning in the words of
+    `error`: no size in it is left open, so that there is nothing to choose."""
+    try:
+        spilling = func.with_attrs(may_spill=True)
+        final = _first_good(spilling, target, keep_pass, (), tried, attempts, only_ranked=False)
+    except (ResourceError, Ended):  # LLVM's register allocator for AMD has limits of its own
+        raise error from None
+    made = attempts.kept
+    if error.loc is not None and (made is None or made.assembled.spilled_bytes != 0):
+        message = f"{error.message}: what is too much is kept in memory, which is slow"
+        warn(CompileWarning, message, error.loc, error.hint)
+    return final
 
 
 def _warn_of_serial(func: Func, final: Func) -> None:

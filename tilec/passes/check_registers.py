@@ -4,7 +4,8 @@ is made.
 Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one fragment alone, or
 the accumulators and register operands of one loop's products together, take more registers than a
 thread has, less what addresses and loops need, and where the local arrays take more than its
-memory; and says what would fit."""
+memory; and says what would fit. With the attribute "may_spill" (the author has fixed all sizes)
+fragments of up to `MOST_HELD` registers pass: the assembler keeps what is too much in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, While
 from tilec.passes.utils.registers import budget
 from tilec.target import Target
+
+MOST_HELD = 512
+"""Registers' worth of fragments in one thread: with more, assemblers take minutes."""
 
 
 def check_registers(func: Func, target: Target) -> Func:
@@ -29,13 +33,15 @@ def check_registers(func: Func, target: Target) -> Func:
             sets.append([fragments[v] for v in _of_products(loop) if v in fragments])
     for held in sets:
         needed = sum(map(_registers, held))
-        if needed > limit:
-            raise ResourceError(
+        if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
+            error = ResourceError(
                 f"{_named(held)} {needed} registers of each of {threads} threads; on {target} "
                 f"{limit} are left for {'it' if len(held) == 1 else 'them'}",
                 held[0].loc,
                 _hint(held, threads, specialised, target, groups),
             )
+            error.may_spill = needed <= MOST_HELD
+            raise error
     return func
 
 
