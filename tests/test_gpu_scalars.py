@@ -210,6 +210,8 @@ def test_function_is_accurate(rng, kind):
 @pytest.mark.parametrize("kind", [*RANGES, *POSITIVE])
 def test_function_of_special_values(kind):
     x = np.array([0.0, math.inf, -math.inf, math.nan, -1.0, 200.0, -200.0], np.float32)
+    if "exp" in kind or kind == "sigmoid":
+        x = np.append(x, np.float32([3.4e38, -3.4e38, 2.5e38, -2.5e38]))
     got = jit.run(lambda s, v: s.unary(kind, v, t.FLOAT32), [x], [t.FLOAT32], t.FLOAT32)
     with np.errstate(all="ignore"):
         want = num.unary(kind, x, t.FLOAT32)

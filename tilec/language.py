@@ -116,6 +116,17 @@ from tilec.builtins.maths import (
     max_value as max_value,
     min_value as min_value,
 )
+from tilec.builtins.reductions import (
+    reduce as reduce,
+    reduce_absmax as reduce_absmax,
+    reduce_abssum as reduce_abssum,
+    reduce_bitand as reduce_bitand,
+    reduce_bitor as reduce_bitor,
+    reduce_bitxor as reduce_bitxor,
+    reduce_max as reduce_max,
+    reduce_min as reduce_min,
+    reduce_sum as reduce_sum,
+)
 from tilec.builtins.statements import (
     annotate_l2_hit_ratio as annotate_l2_hit_ratio,
     annotate_min_blocks_per_sm as annotate_min_blocks_per_sm,

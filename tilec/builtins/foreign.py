@@ -9,7 +9,7 @@ from __future__ import annotations
 
 _LOOP = "write an element-wise loop: for i, j in T.Parallel(m, n): y[i, j] = …"
 _INDEX = "index the tensor: x = A[i, j] reads an element, T.copy(A[i, j], tile) a tile"
-_REDUCE = "add up in a loop: for i in T.Parallel(m): then for j in T.serial(n): s[i] += x[i, j]"
+_REDUCE = "use T.reduce_sum(x, s, dim=1), of a tile"
 _NO_ATOMICS = "let one block own the element: add up in a loop in that block"
 
 ADVICE: dict[str, str] = {
@@ -51,10 +51,10 @@ ADVICE: dict[str, str] = {
     "matmul": "use T.gemm(A, B, C), which adds to C",
     "mm": "use T.gemm(A, B, C), which adds to C",
     "relu": "use T.max(x, 0) in an element-wise loop",
-    "softmax": "write it with T.exp in element-wise loops",
+    "softmax": "write it with T.reduce_max, T.exp in an element-wise loop, and T.reduce_sum",
     "sum": _REDUCE,
     "mean": _REDUCE,
-    "amax": "take T.max of the elements in a loop",
+    "amax": "use T.reduce_max(x, m, dim=1), of a tile",
     "maximum": "use T.max(x, y)",
     "minimum": "use T.min(x, y)",
     "multiply": _LOOP,
@@ -81,16 +81,16 @@ ADVICE: dict[str, str] = {
     "fill_": "use T.fill(tile, x)",
     "zero_": "use T.clear(tile)",
     "copy_": "use T.copy(src, dst)",
-    "max": "take T.max of the elements in a loop",
-    "min": "take T.min of the elements in a loop",
+    "max": "use T.reduce_max(x, m, dim=1), of a tile; T.max(x, y) is of two numbers",
+    "min": "use T.reduce_min(x, m, dim=1), of a tile; T.min(x, y) is of two numbers",
 }
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    **dict.fromkeys(("reduce_sum", "reduce", "warp_reduce_sum", "cumsum"), _REDUCE),
+    "cumsum": "add up in a loop of one thread's: for j in T.serial(n): s[j + 1] = s[j] + x[j]",
     **dict.fromkeys(
-        ("reduce_max", "reduce_min", "reduce_absmax", "warp_reduce_max", "warp_reduce_min"),
-        "take T.max or T.min of the elements in a loop: m[i] = T.max(m[i], x[i, j])",
+        ("warp_reduce_sum", "warp_reduce_max", "warp_reduce_min"),
+        "put the values into a tile and take T.reduce_sum, T.reduce_max or T.reduce_min of it",
     ),
     **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_or"), _NO_ATOMICS),
     **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile builtins need no barriers"),
@@ -120,13 +120,11 @@ PLANNED = frozenset(
     alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem any_of asm async_copy atomic_add
     atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
     c2d_im2col call_extern cluster_sync comm_reducer cummax cumsum device_assert dp4a
-    finalize_reducer gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings
-    get_lane_idx get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr
-    named_barrier_arrive ptr reduce reduce_absmax reduce_abssum reduce_bitand reduce_bitor
-    reduce_bitxor reduce_max reduce_min reduce_sum reinterpret reshape rng_init rng_rand
-    rng_rand_float shfl_down shfl_sync shfl_up shfl_xor sync_grid sync_threads sync_warp
-    tcgen05_gemm transpose tvm_thread_allreduce view warp_reduce_max warp_reduce_min
-    warp_reduce_sum wgmma_gemm
+    finalize_reducer gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings get_lane_idx
+    get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr named_barrier_arrive
+    ptr reinterpret reshape rng_init rng_rand rng_rand_float shfl_down shfl_sync shfl_up shfl_xor
+    sync_grid sync_threads sync_warp tcgen05_gemm transpose tvm_thread_allreduce view
+    warp_reduce_max warp_reduce_min warp_reduce_sum wgmma_gemm
     """.split()
 )
 

@@ -49,13 +49,14 @@ class GpuElementary(Elementary):
 
     def _power_of(self, x: Val, log2_base: float) -> Val:
         """2 ** (x * log2_base). The part of the exponent that rounding drops comes back as a
-        factor, which is 1 within 2**-16. (An infinite x makes it nan: `maxnum` drops that.)"""
+        factor, which is 1 within 2**-16. (Where the exponent is infinite it is infinite, of either
+        sign, or nan: `minnum` drops that.)"""
         high: float = struct.unpack("<f", struct.pack("<f", log2_base))[0]
         exponent = self._times(x, high)
         rest = self._mad(x, self._c(x, high), self._neg(exponent))
         rest = self._mad(x, self._c(x, log2_base - high), rest)
         factor = self._mad(rest, self._c(x, math.log(2)), self._c(x, 1.0))
-        factor = self.fn.intrinsic("float", "llvm.maxnum.f32", (factor, float_val(0.5)))
+        factor = self.fn.intrinsic("float", "llvm.minnum.f32", (self._abs(factor), float_val(1.5)))
         return self._mul(self.exp2_fast(exponent), factor)
 
     def sigmoid(self, x: Val) -> Val:

@@ -15,6 +15,7 @@ from tilec.builtins import foreign
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_barriers,
     builtins_header,
+    builtins_reduce,
     builtins_scalar,
     builtins_statements,
     builtins_tile,

@@ -188,6 +188,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
     "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
 }
+_OF_FLOATS = {"min": np.fmin, "max": np.fmax}  # a nan is left out
 EXACT = ("neg", "abs", "floor", "ceil", "round", "trunc", "isnan", "isinf")
 """Of the kinds of `Unary` on floats those whose result is never rounded."""
 
@@ -206,8 +207,18 @@ def binary(kind: str, a: Array, b: Array, dtype: DType) -> Array:
         return np.asarray(function(kind)(a, b)).astype(numpy_dtype(dtype))
     if kind in ("add", "sub", "mul", "div"):
         return _narrow(function(kind)(a, b), dtype)
-    of_floats = {"min": np.fmin, "max": np.fmax}.get(kind) or function(kind)
+    of_floats = _OF_FLOATS.get(kind) or function(kind)
     return _narrow(of_floats(a.astype(np.float64), b.astype(np.float64)), dtype)
+
+
+def reduce(kind: str, x: Array, axis: int, dtype: DType, nan: bool = False) -> Array:
+    """All elements along `axis` combined by a kind of `Binary`: sums of floats in float64, rounded
+    once; of integers modulo 2**bits. `nan`: a nan among them is the result."""
+    if dtype.is_float:
+        combine: Any = function(kind) if nan else _OF_FLOATS.get(kind) or function(kind)
+        return _narrow(combine.reduce(x.astype(np.float64), axis=axis), dtype)
+    x, combine = _bytes_of(x, dtype), function(kind)
+    return array(combine.reduce(x, axis=axis, dtype=x.dtype), dtype)
 
 
 def unary(kind: str, x: Array, dtype: DType) -> Array:

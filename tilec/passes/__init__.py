@@ -35,6 +35,7 @@ from tilec.passes.lower_copies import lower_copies
 from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
+from tilec.passes.lower_reductions import lower_reductions
 from tilec.passes.lower_stores import lower_stores
 from tilec.passes.lower_threads import lower_threads
 from tilec.passes.lower_tiles import lower_tiles
@@ -47,6 +48,8 @@ from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
 from tilec.passes.simplify import simplify
+from tilec.passes.split_reductions import split_reductions
+from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
 from tilec.passes.utils.plans import take_wanted, with_plan
@@ -64,6 +67,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),
+    (stage_reductions, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
     (lower_prints, "TILE"),
@@ -94,6 +98,7 @@ DECIDE: tuple[tuple[Pass, str], ...] = (
 EXPAND: tuple[tuple[Pass, str], ...] = (
     (stage_stores, "LAID_OUT"),
     (widen_copies, "LAID_OUT"),
+    (split_reductions, "LAID_OUT"),  # its scratch is placed and ordered like any other
     (convert_fragments, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (exchange_partial_sums, "SCHEDULED"),
@@ -105,6 +110,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (lower_stores, "SCHEDULED"),
     (lower_copies, "SCHEDULED"),
     (lower_gemm, "SCHEDULED"),
+    (lower_reductions, "SCHEDULED"),
     (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
     (simplify, "LOWERED"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
-from tilec.ir.ops import Gemm, Parallel
+from tilec.ir.ops import Gemm, Parallel, Reduce
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import with_types
 from tilec.target import Target
@@ -22,7 +22,7 @@ def demote_fragments(func: Func, target: Target) -> Func:
     bad: set[Value] = set()
     good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
-        if o in good or o.pure or o.region_fields or isinstance(o, Gemm):
+        if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
             continue
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)

@@ -29,6 +29,7 @@ from tilec.ir.ops import (
     Copy,
     Gemm,
     Parallel,
+    Reduce,
 )
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
@@ -41,6 +42,7 @@ from tilec.passes.utils.gemm_layouts import (
     operand_shared_layout,
 )
 from tilec.passes.utils.groups import fragment_warps, warps_of
+from tilec.passes.utils.reductions import result_layout
 from tilec.target import Target
 
 
@@ -69,6 +71,7 @@ class _Inference:
         self.loops: dict[Parallel, Layout] = {}
         self.reasons: list[str] = []
         self.parallels = [o for o in self.ops if isinstance(o, Parallel)]
+        self.reductions = [o for o in self.ops if isinstance(o, Reduce)]
         self.coalescing = Coalescing(func)
         self.alike = [*_fragments_alike(self.ops)]
         uniformity = uniformity_of(func)
@@ -138,6 +141,11 @@ class _Inference:
             before = len(self.layouts) + len(self.loops)
             for p in self.parallels:
                 self._through_loop(p)
+            for r in self.reductions:
+                source = self.layouts.get(r.source.buffer)
+                result = None if source is None else result_layout(source, r)
+                if result is not None:
+                    self.set(r.dest.buffer, result, f"common: reduced from {r.source.buffer.name}")
             for o, x, y in self.alike:
                 if x in self.layouts:
                     self.set(y, self.layouts[x], f"common: {o.opname} with {x.name}")
@@ -172,19 +180,23 @@ class _Inference:
                 held = bool(self.accesses[p])
                 self.loops[p] = self._blocked(p.extents, vector, held, self.warps(p))
                 self.common()
+        for r in self.reductions:  # what they leave follows
+            self._free_fragment(r.source.buffer)
         for o in self.ops:
-            if isinstance(o, Alloc) and o.result not in self.layouts:
-                t = o.type
-                if t.space == "fragment":
-                    shape = t.static_shape
-                    rows = self.coalescing.of_fragment(o.result)
-                    vector = neighbours(rows, max(1, 128 // t.dtype.bits))
-                    warps = self.held_by.get(o.result, self.whole)
-                    layout = self._blocked(shape, vector, True, warps)
-                    self.set(o.result, layout, "free: coalesced")
-                    self.common()
-                elif t.space == "shared":
+            if isinstance(o, Alloc) and o.type.space == "fragment":
+                self._free_fragment(o.result)
+            elif isinstance(o, Alloc) and o.type.space == "shared":
+                if o.result not in self.layouts:
                     self.set(o.result, self._shared(o.result), "free: fewest bank conflicts")
+
+    def _free_fragment(self, v: Value) -> None:
+        if v not in self.layouts:
+            rows = self.coalescing.of_fragment(v)
+            vector = neighbours(rows, max(1, 128 // v.dtype.bits))
+            warps = self.held_by.get(v, self.whole)
+            layout = self._blocked(v.buffer.static_shape, vector, True, warps)
+            self.set(v, layout, "free: coalesced")
+            self.common()
 
     def _blocked(
         self, extents: tuple[int, ...], vector: int, registers: bool, warps: int

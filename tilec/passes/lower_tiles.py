@@ -13,7 +13,7 @@ from tilec.ir.analysis import asks_for_threads, uniformity_of
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import Alloc, Binary, Cast, Copy, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Binary, Cast, Copy, Gemm, Load, Parallel, Reduce, Store
 from tilec.ir.types import (
     FLOAT32,
     FLOAT64,
@@ -25,6 +25,7 @@ from tilec.ir.types import (
 )
 from tilec.passes.utils.accesses import is_by_each_thread
 from tilec.passes.utils.building import whole
+from tilec.passes.utils.reduction_loops import reduction_loops
 from tilec.target import Target
 
 
@@ -37,6 +38,8 @@ def lower_tiles(func: Func, target: Target) -> Func:
             b = Builder(o.loc)
             _gemm(b, o)
             return b.ops
+        if isinstance(o, Reduce):
+            return reduction_loops(o)
         if isinstance(o, Parallel) and by_threads and is_by_each_thread(o, uniformity):
             return in_turn(o)
         if type(o) not in ELEMENTWISE:

@@ -17,7 +17,7 @@ fragment has it, so that loops over several fragments still fit all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -34,16 +34,21 @@ from tilec.ir.ops import (
     Copy,
     Fill,
     Gemm,
+    Load,
     Parallel,
     Print,
+    Reduce,
+    Select,
+    Store,
     Yield,
 )
 from tilec.ir.schedule import DEFAULT_THREADS
-from tilec.ir.types import INT32
+from tilec.ir.types import INT32, BufferType, ScalarType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.addressing import conjunction
 from tilec.passes.utils.building import whole, with_types
 from tilec.passes.utils.distribution import fewest_registers
+from tilec.passes.utils.reductions import neutral
 from tilec.passes.utils.rings import only_if
 from tilec.target import Target
 
@@ -208,6 +213,8 @@ class _Padding:
                 return self.wide[o]
             case Copy():
                 return self._copy(o)
+            case Reduce() if self._is_fragment(o.source) or self._is_fragment(o.dest):
+                return self._reduction(o)
             case _ if type(o) in ELEMENTWISE and any(map(self._is_fragment, boxes(o))):
                 return self._elements(o)
         return None
@@ -243,6 +250,28 @@ class _Padding:
                 return replace(o, source=source, dest=dest)
         return self._elements(o, o.coalesced_width)
 
+    def _reduction(self, o: Reduce) -> list[Op]:
+        """A reduction of what the fragment had: what is beyond changes nothing along the dimension,
+        and gives results that nobody stores along others."""
+        b, source, dest = Builder(o.loc), o.source, o.dest
+        if source.buffer in self.shapes:
+            v, source = source.buffer, self._grown(source)
+            made = BufferType(source.extents, v.dtype, "fragment")
+            held = b.value(Alloc, made, name=f"{v.name}_filled")
+            args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(made.shape)))
+            inner = Builder(o.loc)
+            inside = _inside(inner, args, o.source.extents, source.extents)
+            assert inside is not None
+            own, other = inner.value(Load, v, args), neutral(inner, o, v.dtype)
+            inner.emit(Store, held, args, inner.value(Select, inside, own, other))
+            inner.emit(Yield)
+            b.emit(Parallel, source.extents, inner.block(args))
+            source = whole(b, held)
+        if dest.buffer in self.shapes:
+            dest = self._grown(dest)
+        b.ops.append(replace(o, source=source, dest=dest))
+        return b.ops
+
     def _elements(self, o: Op, width: int = 0) -> Op:
         """An elementwise op as the loop over what its fragments had."""
         loop = loop_of(o, width=width)
@@ -251,14 +280,21 @@ class _Padding:
     def _guarded(self, o: Parallel, extents: tuple[int, ...]) -> Parallel:
         """The loop over `extents`, which acts in its own."""
         b = Builder(o.loc)
-        inside = [
-            b.value(Compare, "lt", arg, b.value(Const, own, INT32))
-            for arg, own, more in zip(o.body.args, o.extents, extents)
-            if more > own
-        ]
-        cond = conjunction(b, inside)
+        cond = _inside(b, o.body.args, o.extents, extents)
         if cond is None:
             return o
         only_if(b, cond, (x for x in o.body.ops if not isinstance(x, Yield)))
         b.emit(Yield)
         return replace(o, extents=extents, body=b.block(o.body.args))
+
+
+def _inside(
+    b: Builder, args: Sequence[Value], extents: Sequence[int], grown: Sequence[int]
+) -> Value | None:
+    """Whether indices below `grown` are below `extents`; None where all of them are."""
+    below = [
+        b.value(Compare, "lt", arg, b.value(Const, own, INT32))
+        for arg, own, more in zip(args, extents, grown)
+        if more > own
+    ]
+    return conjunction(b, below)

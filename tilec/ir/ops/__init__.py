@@ -80,6 +80,7 @@ from tilec.ir.ops.tile import (
     Gemm,
     Load,
     Print,
+    Reduce,
     Store,
     UseSwizzle,
 )
@@ -135,6 +136,7 @@ __all__ = [
     "Print",
     "ProxyFence",
     "Realign",
+    "Reduce",
     "RegRead",
     "RegWrite",
     "Scope",

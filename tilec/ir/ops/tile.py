@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from tilec.ir import semantics
-from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
 from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
-from tilec.ir.types import FLOAT32, BufferType, ScalarType, Type
+from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, ScalarType, Type
 
 # who works beside the threads, by what moves a copy's data or by the family of the instruction
 # that multiplies
@@ -240,6 +240,71 @@ class Gemm(Op):
             a, b = (rounds.get(r.dtype, lambda x: x)(x) for x, r in ((a, self.a), (b, self.b)))
         kept = c if accumulate is None or accumulate else None
         return semantics.product(a, b, kept, self.c.dtype)
+
+
+REDUCTIONS = ("sum", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+
+
+@op("reduce")
+class Reduce(Op):
+    """Combine the elements of a region along dimension `dim` into one; `dest` has the other
+    dimensions, and may have one of extent 1 in its place. With `clear` its old value does not
+    count.
+
+    `kind`: one of `REDUCTIONS`. What is computed in dtype `accumulator` is rounded once, to the
+    destination's. A maximum or minimum leaves nans out, with `nan` it is nan where one is.
+    Decided by `split_reductions`: `parts`, where other than 1 the destination's leading extent;
+    the elements that so many warps hold are combined apart."""
+
+    source: Region
+    dest: Region
+    dim: int
+    kind: str
+    clear: bool = True
+    nan: bool = False
+    parts: int = 1
+
+    @property
+    def combine(self) -> str:
+        """The kind of `Binary` that combines two results."""
+        return {"sum": "add", "bitand": "and", "bitor": "or", "bitxor": "xor"}.get(
+            self.kind.removeprefix("abs"), self.kind.removeprefix("abs")
+        )
+
+    @property
+    def accumulator(self) -> DType:
+        """Sums of floats: float32 at least. Others: the wider of the two dtypes, of four bytes
+        where the source's is packed or less than a half."""
+        s, d = self.source.dtype, self.dest.dtype
+        wider = d if d.is_float == s.is_float and d.bits > s.bits else s
+        if wider.is_float and (self.combine == "add" or wider.bits < 16):
+            return FLOAT64 if wider == FLOAT64 else FLOAT32
+        return INT32 if 1 < wider.bits < 8 else wider
+
+    def verify(self) -> None:
+        for side in (self.source, self.dest):
+            _check_rank(self, side.buffer, side.offsets)
+        kept = semantics.np.delete(self.source.extents, self.dim)
+        shape = self.dest.extents[1:] if self.parts > 1 else self.dest.extents
+        if squeeze(shape) != squeeze(tuple(map(int, kept))):
+            boxes = f"{self.source.extents} along {self.dim} into {self.dest.extents}"
+            raise InternalError(f"reduce of {boxes}", self.loc)
+        if self.kind not in REDUCTIONS:
+            raise InternalError(f"reduce by {self.kind!r}", self.loc)
+
+    def effects(self) -> Effects:
+        return Effect("read", self.source), Effect("write" if self.clear else "update", self.dest)
+
+    def evaluate(self, source: Array, dest: Array | None = None) -> Array:
+        acc = self.accumulator
+        x = semantics.cast(source.reshape(self.source.extents), self.source.dtype, acc)
+        x = semantics.unary("abs", x, acc) if self.kind.startswith("abs") else x
+        found = semantics.reduce(self.combine, x, self.dim, acc, self.nan)
+        if not self.clear and dest is not None:
+            old = semantics.cast(dest.reshape(found.shape), self.dest.dtype, acc)
+            both = semantics.np.stack([old, found])
+            found = semantics.reduce(self.combine, both, 0, acc, self.nan)
+        return semantics.cast(found, acc, self.dest.dtype).reshape(self.dest.extents)
 
 
 @op("print")

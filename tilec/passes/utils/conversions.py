@@ -8,16 +8,18 @@ from dataclasses import replace
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, is_part_of_fragment
 from tilec.ir.layout import Layout, row_major
-from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Store
+from tilec.ir.ops import Alloc, Copy, Gemm, Load, Parallel, Reduce, Store
 from tilec.ir.types import BufferType
 from tilec.passes.utils.accesses import changes_memory, fragment_accesses, parallel_accesses
 from tilec.passes.utils.building import copy_whole
+from tilec.passes.utils.distribution import fewest_registers
 from tilec.passes.utils.gemm_layouts import (
     accumulator_type,
     operand_shared_layout,
     operand_type,
 )
 from tilec.passes.utils.groups import warps_of
+from tilec.passes.utils.reductions import result_layout
 from tilec.target import Target
 
 
@@ -58,6 +60,16 @@ def convert_operands(func: Func, target: Target) -> Block:
                     elif not isinstance(o, Copy) and v.buffer.layout is not None:
                         held.append(v.buffer.layout)  # a copy's sides may differ
                         wants.fragment(v, held[0], e.reads, e.writes)
+            case Reduce():
+                layout = o.source.buffer.buffer.layout
+                assert layout is not None
+                result = result_layout(layout, o)
+                if result is None:
+                    layout = fewest_registers(layout.shape, target.warp_size, warps_at(o), 1)
+                    wants.fragment(o.source.buffer, layout, True, False)
+                    result = result_layout(layout, o)
+                assert result is not None
+                wants.fragment(o.dest.buffer, result, not o.clear, True)
             case Gemm():
                 warps = warps_at(o)
                 wants.place(o.c, accumulator_type(o, warps, target.warp_size), not o.clear, True)

@@ -1,0 +1,96 @@
+"""Reductions of tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def reduce(
+    buffer: Any,
+    out: Any,
+    reduce_type: str,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = False,
+) -> None:
+    """Combine the elements of tile `buffer` along dimension `dim` into tile `out`.
+
+    `reduce_type`: "sum", "max", "min", "abssum", "absmax", "bitand", "bitor" or "bitxor". Both are
+    fragments or shared tiles, of any extents; `out` has the shape without `dim`, or with an extent
+    of 1 there ((1,) where nothing is left). `clear=False`: the old value of `out` is combined with
+    the result. A negative `dim` counts from the end. `batch` changes nothing: how many rows are
+    combined at once is tilec's choice.
+
+    Sums of floats are computed in float32 (float64: in float64) and rounded once, to the dtype of
+    `out`; of ints in the wider of both dtypes, modulo 2**bits. Maximum and minimum leave nans out,
+    as `T.max` does; with `nan_propagate` a nan among the elements is the result. The order of
+    additions is fixed: repeated runs agree in every bit.
+
+    Raises CompileError for tensors (copy them first), dimensions that `buffer` has not, an `out` of
+    another shape, and bitwise reductions of floats.
+    """
+    only_inside("reduce")
+
+
+def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The sum along `dim`; see `reduce`."""
+    only_inside("reduce_sum")
+
+
+def reduce_max(
+    buffer: Any,
+    out: Any,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = False,
+) -> None:
+    """The largest element along `dim`; see `reduce`."""
+    only_inside("reduce_max")
+
+
+def reduce_min(
+    buffer: Any,
+    out: Any,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = False,
+) -> None:
+    """The smallest element along `dim`; see `reduce`."""
+    only_inside("reduce_min")
+
+
+def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The sum of absolute values along `dim`; see `reduce`."""
+    only_inside("reduce_abssum")
+
+
+def reduce_absmax(
+    buffer: Any,
+    out: Any,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = False,
+) -> None:
+    """The largest absolute value along `dim`; see `reduce`."""
+    only_inside("reduce_absmax")
+
+
+def reduce_bitand(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The bits that all ints (or bools) along `dim` have; see `reduce`."""
+    only_inside("reduce_bitand")
+
+
+def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The bits that any int (or bool) along `dim` has; see `reduce`."""
+    only_inside("reduce_bitor")
+
+
+def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+    """The bits that an odd number of ints (or bools) along `dim` has; see `reduce`."""
+    only_inside("reduce_bitxor")

@@ -1,0 +1,56 @@
+"""split_reductions: warps that hold parts of what a reduction combines meet in shared memory.
+
+Before: LAID_OUT, a `reduce` combines fragments of any layout. After: each combines what one warp
+holds. Where several warps hold the elements, each combines its own into a fragment with a dimension
+of its parts, which go to shared memory; every thread reads all parts of its results:
+
+    reduce x, m, dim=1    ->    reduce x, x_parts, dim=1, parts=4
+                                copy x_parts, x_scratch: shared<4x64xf32>
+                                copy x_scratch, x_all
+                                reduce x_all, m, dim=0"""
+
+from __future__ import annotations
+
+from tilec.ir.core import Builder, Func, Op, rewrite
+from tilec.ir.layout import row_major
+from tilec.ir.ops import Alloc, Copy, Reduce
+from tilec.ir.types import BufferType, DType
+from tilec.passes.utils.building import whole
+from tilec.passes.utils.reductions import combined_layout, part_layout, warps_along
+from tilec.target import Target
+
+
+def split_reductions(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Reduce):
+            return None
+        held, result = o.source.buffer.buffer, o.dest.buffer.buffer
+        assert held.layout is not None and result.layout is not None
+        parts = warps_along(held.layout, o.dim)
+        if parts == 1:
+            return None
+        b, name = Builder(o.loc), o.source.buffer.name
+        own = part_layout(held.layout, o.dim)
+        all_ = combined_layout(result.layout, parts)
+        partial, scratch, every = (
+            whole(b, b.value(Alloc, made, name=f"{name}_{what}"))
+            for what, made in (
+                ("parts", BufferType(own.shape, o.accumulator, "fragment", layout=own)),
+                ("scratch", _row_major(own.shape, o.accumulator)),
+                ("all", BufferType(all_.shape, o.accumulator, "fragment", layout=all_)),
+            )
+        )
+        b.emit(Reduce, o.source, partial, o.dim, o.kind, nan=o.nan, parts=parts)
+        b.emit(Copy, partial, scratch, engine="threads", vector=1)
+        b.emit(Copy, scratch, every, engine="threads", vector=1)
+        again = o.kind.removeprefix("abs")
+        b.emit(Reduce, every, o.dest, 0, again, clear=o.clear, nan=o.nan)
+        return b.ops
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _row_major(shape: tuple[int, ...], dtype: DType) -> BufferType:
+    return BufferType(shape, dtype, "shared", layout=row_major(shape))

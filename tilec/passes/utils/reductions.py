@@ -1,0 +1,84 @@
+"""How the layout of a fragment says who combines what in a reduction.
+
+A digit of the source's layout that steps along the reduced dimension tells where its elements are:
+in registers of one thread, in lanes of one warp (which exchange by shuffles), or in several warps
+(which meet in shared memory). What is left of the layout without the dimension is the result's:
+whoever took part has it, so that loops over both need no exchange."""
+
+from __future__ import annotations
+
+from tilec.ir.core import Builder, Value
+from tilec.ir.errors import LayoutError
+from tilec.ir.layout import Digit, Layout
+from tilec.ir.ops import Binary, Cast, Compare, Const, Reduce, Select, Unary
+from tilec.ir.types import DType
+
+
+def result_layout(layout: Layout, o: Reduce) -> Layout | None:
+    """Where the threads have the result of combining a fragment of `layout`; None if its digits do
+    not tell dimensions apart."""
+    if any(d.step[o.dim] and sum(map(bool, d.step)) > 1 for d in layout.digits):
+        return None
+    try:
+        return layout.drop(o.dim).once("reg").reshape(o.dest.buffer.buffer.static_shape)
+    except LayoutError:
+        return None
+
+
+def warps_along(layout: Layout, dim: int) -> int:
+    """How many warps hold the elements along `dim`."""
+    parts = 1
+    for d, _ in layout.of("warp"):
+        parts *= d.radix if d.step[dim] else 1
+    return parts
+
+
+def part_layout(layout: Layout, dim: int) -> Layout:
+    """The layout of what each warp knows: a leading dimension counts the warps along `dim`, the
+    others are those that are left."""
+    digits, part = [], 1
+    for d in layout.digits:
+        kept = d.step[:dim] + d.step[dim + 1 :]
+        if d.owner == "warp" and d.step[dim]:
+            digits.append(Digit("warp", d.radix, (part, *kept)))
+            part *= d.radix
+        else:
+            digits.append(Digit(d.owner, d.radix, (0, *kept)))
+    shape = layout.shape[:dim] + layout.shape[dim + 1 :]
+    return Layout((part, *shape), tuple(digits)).once("reg")
+
+
+def combined_layout(result: Layout, parts: int) -> Layout:
+    """The layout of all parts, each thread holding those of its own elements of `result`."""
+    digits = [Digit(d.owner, d.radix, (0, *d.step)) for d in result.digits]
+    every = Digit("reg", parts, (1, *(0 for _ in result.shape)))
+    return Layout((parts, *result.shape), (*digits, every))
+
+
+def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:
+    """Two values of `o.accumulator` as one."""
+    found = b.value(Binary, o.combine, x, y)
+    if o.nan and x.dtype.is_float:
+        for v in (x, y):
+            found = b.value(Select, b.value(Compare, "ne", v, v), v, found)
+    return found
+
+
+def taken(b: Builder, o: Reduce, x: Value) -> Value:
+    """An element as it takes part."""
+    x = as_dtype(b, x, o.accumulator)
+    return b.value(Unary, "abs", x) if o.kind.startswith("abs") else x
+
+
+def as_dtype(b: Builder, x: Value, dtype: DType) -> Value:
+    return x if x.dtype == dtype else b.value(Cast, x, dtype)
+
+
+def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
+    """What changes no result of `o`, as an element of `dtype`."""
+    low: float | int = -float("inf") if dtype.is_float else 0
+    high: float | int = float("inf") if dtype.is_float else -1
+    if dtype.kind == "int":
+        low, high = -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
+    value = {"max": low, "min": high, "bitand": -1}.get(o.kind, 0)
+    return b.value(Const, value, dtype)
