@@ -351,7 +351,7 @@ ERRORS = {
     "clear": ("T.reduce_sum(x, y, dim=1, clear=x)", "clear of T.reduce_sum must be True or False"),
     "keyword": ("T.reduce_sum(x, y, axis=1)", "T.reduce_sum has no keyword 'axis'"),
     "divergent": (
-        "if T.get_thread_binding(0) < 5: T.reduce_sum(x, y, dim=1)", "needs every thread"
+        "if T.get_thread_binding(0) < 5: T.reduce_sum(x, y, dim=1)", "under a condition that holds"
     ),
 }  # fmt: skip
 
