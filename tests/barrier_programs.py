@@ -146,3 +146,57 @@ def handed_on(
                 for i, j in T.Parallel(rows, columns):
                     Y[by * rows + i, c * columns + j] = tile[0, i, j] + tile[1, i, j]
                 T.barrier_arrive(freed)
+
+
+@tilec.kernel
+def in_flight(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    BK: T.constexpr = 32,
+    threads: T.constexpr = 128,
+    cut: T.constexpr = "",
+):
+    """Two products in flight at once, one of them of a fragment; copies by cp.async."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=threads) as (bx, by):
+        A_s = T.alloc_shared((2, 64, BK), "float16")
+        B_s = T.alloc_shared((2, BK, 64), "float16")
+        left = T.alloc_fragment((64, 64), "float32")
+        right = T.alloc_fragment((64, 64), "float32")
+        T.clear(left)
+        T.clear(right)
+        for k in T.Pipelined(T.ceildiv(K, 2 * BK), num_stages=2):
+            for s in T.unroll(2):
+                T.async_copy(A[by * 64, (2 * k + s) * BK], A_s[s, :, :])
+                T.async_copy(B[(2 * k + s) * BK, bx * 64], B_s[s, :, :])
+            if cut != "copies":
+                T.ptx_wait_group(2)
+            T.warpgroup_arrive()
+            T.wgmma_gemm(A_s[0, :, :], B_s[0, :, :], left)
+            T.ptx_wait_group(0)
+            T.wgmma_gemm(A_s[1, :, :], B_s[1, :, :], right)
+            T.wait_wgmma(1)
+            for i, j in T.Parallel(64, 64):
+                left[i, j] = left[i, j] * 1.0
+            if cut != "products":
+                T.wait_wgmma(0)
+        if cut == "products":
+            T.warpgroup_wait(0)
+        for i, j in T.Parallel(64, 64):
+            left[i, j] += right[i, j]
+        T.copy(left, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def stored(
+    X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32"), threads: T.constexpr = 128
+):
+    """Tiles leave by TMA, and are written again."""
+    with T.Kernel(T.ceildiv(M, 16), threads=threads) as by:
+        tile = T.alloc_shared((16, 32), "float32")
+        for c in T.serial(T.ceildiv(N, 32)):
+            for i, j in T.Parallel(16, 32):
+                tile[i, j] = X[by * 16 + i, c * 32 + j] + 1.0
+            T.tma_copy(tile, Y[by * 16, c * 32])
+            T.tma_store_arrive()
+            T.tma_store_wait(0)

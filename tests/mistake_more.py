@@ -225,10 +225,10 @@ MORE = (
     ),
     Mistake(
         "barriers by hand",
-        line("T.named_barrier_arrive(1, 128)"),
-        "T.named_barrier_arrive(1, 128)",
-        ("T.named_barrier_arrive is not supported yet",),
-        "T.Pipelined get their barriers from tilec",
+        line("T.named_barrier_arrive(16, 128)"),
+        "16",
+        ("barrier_id of T.named_barrier_arrive is 16",),
+        "a block has barriers 1 to 15",
     ),
     Mistake(
         "long unrolled loop",

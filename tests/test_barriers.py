@@ -43,6 +43,8 @@ SIZES = ((128, 64, 160), (100, 72, 96), (130, 65, 90), (1, 1, 1), (128, 64, 0))
         ("apart", {"stages": 2, "BK": 64}),
         ("together", {}),
         ("together", {"threads": 256}),
+        ("in_flight", {}),
+        ("in_flight", {"BK": 48, "threads": 256}),
     ],
     ids=str,
 )
@@ -61,6 +63,8 @@ CUTS = {
     ("apart", "count"): "data race",
     ("apart", "wait_free"): "overwritten before read",
     ("together", "wait"): "read before wait",
+    ("in_flight", "copies"): "read before wait",
+    ("in_flight", "products"): "overwritten before read",
 }
 
 
@@ -107,6 +111,44 @@ def test_groups_of_two_warps_hand_tiles_on(shape: tuple[int, int], cut: str) -> 
     elif not cut:
         assert not report.findings, report
         np.testing.assert_allclose(y, x * 3, rtol=1e-6)
+
+
+GPUS = (HOPPER, "cuda:sm_80", "hip:gfx942")
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "cpu"])
+@pytest.mark.parametrize("size", [(64, 64, 128), (70, 66, 90)], ids=str)
+def test_asynchronous_ops_of_targets_that_have_none(
+    target: str, size: tuple[int, int, int]
+) -> None:
+    a, b, c, want = operands(*size)
+    if target == "cpu":
+        programs.in_flight(a, b, c)
+    else:
+        report = tilec.simulate(programs.in_flight, a, b, c, target=target)
+        assert not report.findings, report
+    np.testing.assert_allclose(c, want, atol=1e-4)
+
+
+def test_products_stay_in_flight() -> None:
+    ptx = text_of(programs.in_flight, "ptx")
+    assert "wgmma.wait_group.sync.aligned 1" in ptx
+    assert "cp.async.wait_group 2" in ptx
+
+
+@pytest.mark.parametrize("shape", [(32, 64), (17, 36), (17, 33), (1, 1)])
+@pytest.mark.parametrize("target", [*GPUS, "cpu"])
+def test_tiles_leave(target: str, shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(1).standard_normal(shape).astype("float32")
+    y = np.zeros_like(x)
+    if target == "cpu":
+        programs.stored(x, y)
+    else:
+        assert not tilec.simulate(programs.stored, x, y, target=target).findings
+    np.testing.assert_array_equal(y, x + 1)
+    if target == HOPPER and shape[1] % 4 == 0:
+        ptx = programs.stored.compile(x, y, target=target).stages["ptx"]
+        assert "cp.async.bulk.tensor.2d.global.shared" in ptx
 
 
 @tilec.kernel

@@ -173,6 +173,28 @@ CASES: dict[str, tuple[str, str, str]] = {
         "T.tma_copy goes from a tensor to shared memory",
         "",
     ),
+    "store with a barrier": (
+        "b = T.alloc_barrier(1)\nT.tma_copy(A_s, A[0, 0], barrier=b)  #!",
+        "nothing is counted on the barrier",
+        "leave barrier out",
+    ),
+    "async_copy between tiles": (
+        "T.async_copy(A_s, A_s)  #!",
+        "T.async_copy goes from a tensor to shared memory",
+        "T.copy",
+    ),
+    "async_copy that converts": (
+        "T.async_copy(C[0, 0], S)  #!",
+        "T.async_copy converts nothing",
+        'allocate S as "float16"',
+    ),
+    "groups at run time": ("T.ptx_wait_group(n)  #!", "num of T.ptx_wait_group must be", ""),
+    "products at run time": ("T.wait_wgmma(n)  #!", "id of T.wait_wgmma must be", ""),
+    "half a warp arrives": (
+        "T.named_barrier_arrive(1, 48)  #!",
+        "thread_count of T.named_barrier_arrive is 48",
+        "write 32",
+    ),
     "odd registers": ("T.set_max_nreg(100, 1)  #!", "registers move in eights", "write 96"),
     "registers up or down": ("T.set_max_nreg(96, 2)  #!", "is_inc of T.set_max_nreg", ""),
     "planned keyword": ("T.gemm(A_s, B_s, acc, k_pack=2)  #!", "T.gemm(k_pack=…) is not", ""),

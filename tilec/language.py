@@ -49,6 +49,7 @@ from tilec.builtins.barriers import (
     alloc_barrier as alloc_barrier,
     annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
     annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
+    async_copy as async_copy,
     barrier_arrive as barrier_arrive,
     barrier_wait as barrier_wait,
     dec_max_nreg as dec_max_nreg,
@@ -59,10 +60,20 @@ from tilec.builtins.barriers import (
     mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
     mbarrier_expect_tx as mbarrier_expect_tx,
     mbarrier_wait_parity as mbarrier_wait_parity,
+    named_barrier_arrive as named_barrier_arrive,
     no_set_max_nreg as no_set_max_nreg,
+    ptx_commit_group as ptx_commit_group,
     ptx_fence_barrier_init as ptx_fence_barrier_init,
+    ptx_wait_group as ptx_wait_group,
     set_max_nreg as set_max_nreg,
     tma_copy as tma_copy,
+    tma_store_arrive as tma_store_arrive,
+    tma_store_wait as tma_store_wait,
+    wait_wgmma as wait_wgmma,
+    warpgroup_arrive as warpgroup_arrive,
+    warpgroup_commit_batch as warpgroup_commit_batch,
+    warpgroup_fence_operand as warpgroup_fence_operand,
+    warpgroup_wait as warpgroup_wait,
     ws as ws,
 )
 from tilec.builtins.choices import (
@@ -314,6 +325,22 @@ def gemm(
     changes nothing where the instruction's sum is a float32 anyway.
     """
     only_inside("gemm")
+
+
+def wgmma_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: _Bool = False,
+    transpose_B: _Bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: _Bool = False,
+    allow_tf32: _Bool = False,
+) -> None:
+    """`gemm` without waiting for it: C, and A where it is a fragment, may be touched and shared
+    operands written again after `wait_wgmma`. Where the target or the tiles do not suit wgmma it is
+    `gemm`, which has ended when the next statement begins."""
+    only_inside("wgmma_gemm")
 
 
 def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:

@@ -67,14 +67,79 @@ def ptx_fence_barrier_init() -> None:
     only_inside("ptx_fence_barrier_init")
 
 
+def named_barrier_arrive(barrier_id: _Int, thread_count: _Int) -> None:
+    """Arrive at the block's barrier number `barrier_id` (1 to 15) without waiting there. Whole
+    warps arrive; `thread_count` threads, a multiple of 32, arrive or wait in all. NVIDIA GPUs
+    only."""
+    only_inside("named_barrier_arrive")
+
+
 def tma_copy(src: Any, dst: Any, barrier: Any = None) -> None:
     """Copy a tile of a tensor to a shared tile of its dtype by TMA, without waiting.
 
     One of the threads that come here starts the copy and announces its bytes on `barrier`; nobody
     arrives there. Who has waited for that phase may read the tile. What lies out of the tensor's
-    bounds arrives as 0. On a target that has mbarriers and no TMA the threads copy.
+    bounds arrives as 0. Where TMA cannot bring it the threads copy.
+
+    From a whole shared tile to a tensor there is no barrier: the tile may be written again, by the
+    threads that come here, when the copy has read it, and what it writes is there when the kernel
+    ends.
     """
     only_inside("tma_copy")
+
+
+def tma_store_arrive() -> None:
+    """Nothing: each `tma_copy` to a tensor is a group of its own."""
+    only_inside("tma_store_arrive")
+
+
+def tma_store_wait(count: _Int = 0, read: Any = True) -> None:
+    """Wait until at most `count` of this thread's newest `tma_copy` stores are unfinished, or, with
+    `read`, have still to read their tile. (The next op that writes the tile waits by itself.)"""
+    only_inside("tma_store_wait")
+
+
+def async_copy(src: Any, dst: Any, coalesced_width: _Int | None = None) -> None:
+    """Copy a tile of a tensor to a shared tile of its dtype without waiting (cp.async), as one
+    group: after `ptx_wait_group` the tile is there. Where the target, or the tensor's alignment,
+    does not suit cp.async it is `copy`."""
+    only_inside("async_copy")
+
+
+def ptx_commit_group() -> None:
+    """Close the group of this thread's asynchronous copies started so far; `async_copy` does."""
+    only_inside("ptx_commit_group")
+
+
+def ptx_wait_group(num: _Int) -> None:
+    """Wait until at most `num` of this thread's newest groups of asynchronous copies are
+    unfinished; the threads meet where one reads what another has waited for."""
+    only_inside("ptx_wait_group")
+
+
+def wait_wgmma(id: _Int) -> None:
+    """Wait until at most `id` of this group's newest `wgmma_gemm` are unfinished."""
+    only_inside("wait_wgmma")
+
+
+def warpgroup_wait(num_mma: _Int) -> None:
+    """As `wait_wgmma`."""
+    only_inside("warpgroup_wait")
+
+
+def warpgroup_arrive() -> None:
+    """Nothing: each `wgmma_gemm` begins with it."""
+    only_inside("warpgroup_arrive")
+
+
+def warpgroup_commit_batch() -> None:
+    """Nothing: each `wgmma_gemm` is a group of its own."""
+    only_inside("warpgroup_commit_batch")
+
+
+def warpgroup_fence_operand(buffer: Any) -> None:
+    """Nothing: `wgmma_gemm` and `wait_wgmma` hold their registers in place."""
+    only_inside("warpgroup_fence_operand")
 
 
 def ws(*group: _Int) -> Any:

@@ -97,19 +97,13 @@ MEANWHILE: dict[str, str] = {
     **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
     "Fragment": "leave the layout of fragments to tilec",
-    "async_copy": "use T.copy in T.Pipelined, which is asynchronous where the target can",
     "reinterpret": "convert values with T.float32(x)",
     "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
-    **dict.fromkeys(
-        ("named_barrier_arrive",),
-        "leave it out: T.copy and T.gemm in T.Pipelined get their barriers from tilec",
-    ),
     "get_lane_idx": "write T.get_thread_binding(0) % 32",
     "get_warp_idx": "write T.get_thread_binding(0) // 32",
     "get_thread_bindings": "write T.get_thread_binding(0)",
     "get_block_bindings": "name the blocks: with T.Kernel(gx, gy) as (bx, by)",
-    "wgmma_gemm": "use T.gemm, which takes wgmma where the target has it",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
 }  # fmt: skip
 
@@ -117,14 +111,14 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of all_of
-    alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem any_of asm async_copy atomic_add
+    alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem any_of asm atomic_add
     atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
     c2d_im2col call_extern cluster_sync comm_reducer cummax cumsum device_assert dp4a
-    finalize_reducer gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings get_lane_idx
-    get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr named_barrier_arrive
-    ptr reinterpret reshape rng_init rng_rand rng_rand_float shfl_down shfl_sync shfl_up shfl_xor
+    finalize_reducer gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings
+    get_lane_idx get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr ptr
+    reinterpret reshape rng_init rng_rand rng_rand_float shfl_down shfl_sync shfl_up shfl_xor
     sync_grid sync_threads sync_warp tcgen05_gemm transpose tvm_thread_allreduce view
-    warp_reduce_max warp_reduce_min warp_reduce_sum wgmma_gemm
+    warp_reduce_max warp_reduce_min warp_reduce_sum
     """.split()
 )
 

@@ -122,6 +122,13 @@ class AmdgpuEmitter(PrintingEmitter):
         f.call("void", "llvm.amdgcn.s.barrier")
         f.act("fence", (), f'fence syncscope("workgroup") acquire, !mmra {LDS_ONLY}')
 
+    def emit_barrier_arrive(self, o: ops.BarrierArrive) -> None:
+        raise CompileError(
+            f"{self.target} has no barriers with numbers",
+            o.loc,
+            "let all threads of the block meet",
+        )
+
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
         self.f.call("void", "llvm.amdgcn.wave.barrier")
 

@@ -151,6 +151,9 @@ class NvptxEmitter(PrintingEmitter):
         threads = o.threads or self.threads
         self.execute(sync.BARRIER_SYNC, self._group_id(o.id), int_val(threads))
 
+    def emit_barrier_arrive(self, o: ops.BarrierArrive) -> None:
+        self.execute(sync.BARRIER_ARRIVE, int_val(o.id), int_val(o.threads))
+
     def _group_id(self, first: int, ahead: int = 0) -> Val:
         """The named barrier of this thread's group, or of the group `ahead` of it."""
         if self.consumer_groups == 1:

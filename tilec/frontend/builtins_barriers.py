@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import (
+    Call,
+    bool_argument,
+    builtin,
+    int_argument,
+    number_argument,
+)
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, describe
 from tilec.ir.core import Value
-from tilec.ir.instr.sync import MAX_ARRIVALS, MAX_BYTES, REGISTER_CHOICES
+from tilec.ir.instr.sync import MAX_ARRIVALS, MAX_BYTES, NAMED_BARRIERS, REGISTER_CHOICES
 from tilec.ir.ops import (
     Alloc,
+    BarrierArrive,
     Binary,
+    Copy,
+    CpAsyncCommit,
+    CpAsyncWait,
     MbarrierArrive,
     MbarrierExpect,
     MbarrierExpectTx,
@@ -23,6 +33,8 @@ from tilec.ir.ops import (
     SetRegisters,
     ThreadIndex,
     TmaCopy,
+    TmaStoreWait,
+    WgmmaWait,
 )
 from tilec.ir.types import INT32, INT64, BufferType
 
@@ -173,16 +185,26 @@ def tma_copy(t: Expressions, c: Call) -> None:
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     s, d = source.buffer, dest.buffer
     sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
-    if not (s.is_global and d.type.space == "shared"):
+    stores = s.type.space == "shared" and d.is_global
+    if not stores and not (s.is_global and d.type.space == "shared"):
         raise t.error(
-            f"T.tma_copy goes from a tensor to shared memory: {sides}",
-            "write T.copy, which takes TMA to store where the target has it",
+            f"T.tma_copy goes from a tensor to shared memory, or back: {sides}",
+            "write T.copy, or go through a shared tile",
         )
     if s.type.dtype != d.type.dtype:
         raise t.error(
             f"TMA converts nothing: {sides}",
             f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
         )
+    if stores:
+        if c["barrier"] is not None:
+            raise t.error(
+                f"nothing is counted on the barrier of a T.tma_copy to a tensor: {sides}",
+                "leave barrier out; T.tma_store_wait(0) waits for it",
+                c.place("barrier"),
+            )
+        t.emit(Copy, t.box(source), t.box(dest), engine="tma_store")
+        return
     if c["barrier"] is None:
         raise t.error(
             "T.tma_copy needs the barrier that counts its bytes",
@@ -191,7 +213,75 @@ def tma_copy(t: Expressions, c: Call) -> None:
     t.emit(TmaCopy, t.box(source), t.box(dest), *_barrier(t, c, "barrier"))
 
 
+@builtin(T.tma_store_wait)
+def tma_store_wait(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(TmaStoreWait, int_argument(t, c, "count", 0), bool_argument(t, c, "read"))
+
+
+@builtin(T.async_copy)
+def async_copy(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
+    source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    s, d = source.buffer, dest.buffer
+    sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
+    if not (s.is_global and d.type.space == "shared"):
+        raise t.error(f"T.async_copy goes from a tensor to shared memory: {sides}", "write T.copy")
+    if s.type.dtype != d.type.dtype:
+        raise t.error(
+            f"T.async_copy converts nothing: {sides}",
+            f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
+        )
+    t.emit(Copy, t.box(source), t.box(dest), coalesced_width=width, engine="cp_async")
+    t.emit(CpAsyncCommit)
+
+
+@builtin(T.ptx_commit_group)
+def commit_group(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(CpAsyncCommit)
+
+
+@builtin(T.ptx_wait_group)
+def wait_group(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    t.emit(CpAsyncWait, int_argument(t, c, "num", 0))
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _wait_products(t: Expressions, c: Call, name: str) -> None:
+    tile_level(t, c)
+    t.emit(WgmmaWait, int_argument(t, c, name, 0), ())
+
+
+builtin(T.wait_wgmma)(lambda t, c: _wait_products(t, c, "id"))
+builtin(T.warpgroup_wait)(lambda t, c: _wait_products(t, c, "num_mma"))
+
+
 # --- groups of threads ----------------------------------------------------------------------------
+
+
+@builtin(T.named_barrier_arrive)
+def named_barrier_arrive(t: Expressions, c: Call) -> None:
+    _thread_level(t, c)
+    number = int_argument(t, c, "barrier_id", 1)
+    threads = int_argument(t, c, "thread_count", 32)
+    if number >= NAMED_BARRIERS:
+        raise t.error(
+            f"barrier_id of T.named_barrier_arrive is {number}",
+            f"a block has barriers 1 to {NAMED_BARRIERS - 1} beside that of all its threads",
+            c.place("barrier_id"),
+        )
+    if threads % 32:
+        raise t.error(
+            f"thread_count of T.named_barrier_arrive is {threads}: whole warps of 32 threads come",
+            f"write {threads // 32 * 32}",
+            c.place("thread_count"),
+        )
+    t.emit(BarrierArrive, number, threads)
 
 
 @builtin(T.ws)
@@ -252,7 +342,7 @@ builtin(T.dec_max_nreg)(lambda t, c: _set_registers(t, c, False))
 
 
 def _hint(t: Expressions, c: Call) -> None:
-    """Nothing: tilec shares registers out by itself."""
+    """Nothing: tilec does it by itself."""
     if "reg_count" in c.values:
         int_argument(t, c, "reg_count", 1)
 
@@ -260,4 +350,8 @@ def _hint(t: Expressions, c: Call) -> None:
 builtin(T.annotate_producer_reg_dealloc)(_hint)
 builtin(T.annotate_consumer_reg_alloc)(_hint)
 builtin(T.no_set_max_nreg)(_hint)
+builtin(T.tma_store_arrive)(_hint)
+builtin(T.warpgroup_arrive)(_hint)
+builtin(T.warpgroup_commit_batch)(_hint)
+builtin(T.warpgroup_fence_operand)(_hint)
 builtin(T.disable_warp_group_reg_alloc)(_hint)

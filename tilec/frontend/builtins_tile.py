@@ -166,6 +166,7 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 # --- products -------------------------------------------------------------------------------------
 
 
+@builtin(T.wgmma_gemm)
 @builtin(T.gemm)
 def gemm(t: Expressions, c: Call) -> None:
     tile_level(t, c)
@@ -196,7 +197,7 @@ def gemm(t: Expressions, c: Call) -> None:
             f"gemm gives a ({m}, {n}) tile, but C is {describe(acc)}: {both}",
             f'allocate C with T.alloc_fragment(({m}, {n}), "{acc.type.dtype.name}")',
         )
-    fast = bool_argument(t, c, "fast_accum")
+    fast = "fast_accum" not in c.values or bool_argument(t, c, "fast_accum")
     if not fast and acc.type.dtype.name == "float16":
         raise t.error(
             f"fast_accum=False adds partial sums in float32, but C is {describe(acc)}",
@@ -221,6 +222,7 @@ def gemm(t: Expressions, c: Call) -> None:
         policy=policy.value,
         allow_tf32=bool_argument(t, c, "allow_tf32"),
         fast_accum=fast,
+        asynchronous=c.builtin == "wgmma_gemm",
     )
 
 

@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     SetRegisters,
     Store,
     TmaCopy,
+    WgmmaWait,
     While,
     Yield,
     yielded,
@@ -63,6 +64,10 @@ OP_SPAN = {
     "mbarrier_arrive": ("TILE", "LOWERED"),
     "mbarrier_wait": ("TILE", "LOWERED"),
     "tma_copy": ("TILE", "SCHEDULED"),
+    "tma_store_wait": ("TILE", "LOWERED"),
+    "cp_async_commit": ("TILE", "LOWERED"),
+    "cp_async_wait": ("TILE", "LOWERED"),
+    "wgmma_wait": ("TILE", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
@@ -387,7 +392,7 @@ def _needs(o: Op) -> Level | None:
     """
     if o.opname == "warp_sync":
         return Level.WARP
-    if isinstance(o, Parallel | TmaCopy | SetRegisters) or o.opname == "barrier":
+    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname == "barrier":
         return Level.BLOCK
     if type(o) not in ELEMENTWISE:
         if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:

@@ -25,6 +25,7 @@ from tilec.ir.ops import (
     CpAsyncCommit,
     CpAsyncWait,
     For,
+    Gemm,
     If,
     Load,
     MbarrierArrive,
@@ -33,9 +34,12 @@ from tilec.ir.ops import (
     MbarrierInit,
     MbarrierWait,
     Scope,
+    SetRegisters,
     Store,
     ThreadIndex,
     TmaCopy,
+    TmaStoreWait,
+    WgmmaWait,
     Yield,
     is_by_hand,
     yielded,
@@ -45,21 +49,13 @@ from tilec.ir.types import INT32, BufferType
 from tilec.ir.verify import meets
 from tilec.target import Target
 
-_BY_HAND = (
-    CpAsyncCommit,
-    CpAsyncWait,
-    MbarrierArrive,
-    MbarrierExpect,
-    MbarrierExpectTx,
-    MbarrierWait,
-    Scope,
-    TmaCopy,
-)
+_BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
 
 
 def group_threads(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
-    if not any(isinstance(o, ThreadIndex | TmaCopy | MbarrierInit) for o in walk(func.body)):
+    asks = any(isinstance(o, ThreadIndex) for o in walk(func.body))
+    if not asks and not is_by_hand(func.body):
         return func
     for o in walk(func.body):
         if isinstance(o, MbarrierInit) and not target.has("mbarrier"):
@@ -71,14 +67,30 @@ def group_threads(func: Func, target: Target) -> Func:
     func = func.with_body(_Groups(func, target).block(func.body, None, False))
     engines = CopyEngines(func, target)
 
-    def visit(o: Op) -> None | list[Op]:
-        """What TMA cannot bring the threads do; they meet, so that each may arrive for all."""
-        if not isinstance(o, TmaCopy):
-            return None
-        copy = Copy(o.source, o.dest, loc=o.loc)
-        if engines.tma_may_load(copy, o.dest.dtype):
-            return None
-        return [copy, Barrier(loc=o.loc)]
+    def visit(o: Op) -> None | Op | list[Op]:
+        """What TMA cannot bring the threads do; they meet, so that each may arrive for all. What
+        the target does not do asynchronously has been done when the next op begins."""
+        match o:
+            case TmaCopy():
+                copy = Copy(o.source, o.dest, loc=o.loc)
+                if engines.tma_may_load(copy, o.dest.dtype):
+                    return None
+                return [copy, Barrier(loc=o.loc)]
+            case Copy(engine="cp_async") if not target.has("cp_async"):
+                return replace(o, engine="")
+            case Copy(engine="tma_store") if not target.has("tma"):
+                return replace(o, engine="")
+            case Gemm(asynchronous=True) if not target.has("wgmma"):
+                return replace(o, asynchronous=False)
+            case CpAsyncCommit() | CpAsyncWait() if not target.has("cp_async"):
+                return []
+            case TmaStoreWait() if not target.has("tma"):
+                return []
+            case WgmmaWait() if not target.has("wgmma"):
+                return []
+            case SetRegisters() if not target.has("setmaxnreg"):
+                return []
+        return None
 
     func = func.with_body(rewrite(func.body, visit))
     return func.with_attrs(by_hand=True) if is_by_hand(func.body) else func
@@ -103,7 +115,11 @@ class _Groups:
                 if any(x is not getattr(o, n) for n, x in inner.items()):
                     o = replace(o, **inner)  # type: ignore[arg-type]
             if isinstance(o, For) and o.kind == "pipelined":
-                if inside or any(isinstance(x, _BY_HAND) for x in walk(o.body)):
+                if (
+                    inside
+                    or is_by_hand(o.body)
+                    or any(isinstance(x, _BARRIERS) for x in walk(o.body))
+                ):
                     o = replace(o, kind="serial", num_stages=0, order=(), stage=())
             ops.append(o)
         same = len(ops) == len(block.ops) and all(a is b for a, b in zip(ops, block.ops))

@@ -31,12 +31,17 @@ from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
 from tilec.ir.errors import CompileError
+from tilec.ir.instr.sync import NAMED_BARRIERS
 from tilec.ir.loc import Loc
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    BarrierArrive,
+    Copy,
+    CpAsyncWait,
     For,
+    Gemm,
     If,
     MbarrierArrive,
     ProxyFence,
@@ -55,7 +60,6 @@ from tilec.target import Target
 
 Span = tuple[object, int, int]  # memory (shared, or a tensor), first byte, past the last
 
-_BARRIERS = 16  # of a block, numbered
 _PROXY = ("tma", "wgmma")  # engines of the asynchronous proxy
 Stored = tuple[Value, Loc]  # a tensor that is only written, and the statement that does it
 
@@ -79,6 +83,7 @@ class _Known:
     unfenced: set[Span] = field(default_factory=set)  # written since the last proxy fence
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
     stored: set[Stored] = field(default_factory=set)
+    flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
 
     def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
@@ -94,6 +99,14 @@ class _Known:
         self.writes.clear()
         self.private.clear()
         self.stored.clear()
+
+    def land(self, pending: int) -> None:
+        """Each of the threads has waited for its own cp.async copies, for all that the others may
+        read behind a barrier only."""
+        self.writes |= self.flying
+        self.unfenced |= self.flying
+        if pending == 0:
+            self.flying.clear()
 
     def fence(self) -> None:
         """Each of the threads has executed a proxy fence."""
@@ -178,6 +191,7 @@ class _Placer:
         self.barrier = meeting(func)
         self.threads = int(func.attrs["threads"] or 0)
         self.size = target.warp_size
+        self.by_hand = bool(func.attrs.get("by_hand"))
         self.group = ALL  # whose code is walked
         self.numbers_of = _barrier_numbers(func)
         self.uniformity = uniformity_of(func)
@@ -237,7 +251,8 @@ class _Placer:
                 e.stored |= self.stored(v, x.loc)
         e.unfenced = {s for s in e.writes if s[0] == "shared"}
         e.touched = self.touched(o)
-        e.waited = waited_by_all(o, self.group[1] * self.size or self.threads)
+        own = self.by_hand and isinstance(o, Gemm) and o.asynchronous  # waited for by its author
+        e.waited = not own and waited_by_all(o, self.group[1] * self.size or self.threads)
         return e
 
     def touched(self, o: Op) -> set[Value]:
@@ -295,6 +310,11 @@ class _Placer:
                     # Each lane for itself, before one of them frees the stage for all.
                     ops += [ProxyFence(loc=o.loc), o]
                     state.fence(self.group)
+                case CpAsyncWait() if self.by_hand:
+                    for g, known in state.groups.items():
+                        if _within(g, self.group):
+                            known.land(o.pending)
+                    ops.append(o)
                 case ProxyFence():
                     state.fence(self.group)
                     ops.append(o)
@@ -310,7 +330,7 @@ class _Placer:
         number = self.numbers_of.get(self.group)
         if number is None:
             raise CompileError(
-                f"the threads part into more groups than the {_BARRIERS} barriers of a block",
+                f"the threads part into more groups than the {NAMED_BARRIERS} barriers of a block",
                 loc,
                 "use fewer groups, or move tile ops out of some of them",
             )
@@ -396,6 +416,8 @@ class _Placer:
             state.meet(self.group)
         if e.waited:
             e.reads.clear()
+        if self.by_hand and isinstance(o, Copy) and o.engine == "cp_async":
+            e.flying |= e.writes
         if e.refills:
             e.writes.clear()  # who has waited for its barrier may read them
             e.unfenced.clear()
@@ -417,6 +439,6 @@ def _barrier_numbers(func: Func) -> dict[Group, int]:
     """A named barrier for each group of threads, of those that the author does not use."""
     scopes = [o for o in walk(func.body) if isinstance(o, Scope)]
     groups = dict.fromkeys((o.first_warp, o.warps) for o in scopes)
-    taken = {o.id for o in walk(func.body) if isinstance(o, Barrier)}
-    free = (n for n in range(_BARRIERS - 1, 0, -1) if n not in taken)
+    taken = {o.id for o in walk(func.body) if isinstance(o, (Barrier, BarrierArrive))}
+    free = (n for n in range(NAMED_BARRIERS - 1, 0, -1) if n not in taken)
     return dict(zip(groups, free))

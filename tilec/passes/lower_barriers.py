@@ -3,7 +3,7 @@
 Before: SCHEDULED; `mbarrier_init` ops stand where barriers were allocated, `tma_copy` ops name
 regions. After: one thread of the block initialises them all, before anything else is done, and the
 threads meet; no `tma_copy` is left: one thread of the scope announces the bytes and starts the
-boxes. Where the target has no TMA, the scope's threads have copied by the time they arrive."""
+boxes. A wait for asynchronous products names the fragments that they use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.core import Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
     Alloc,
     Barrier,
     Binary,
+    Gemm,
     MbarrierExpectTx,
     MbarrierInit,
     MbarrierInitFence,
+    Scope,
     TmaCopy,
     TmaLoad,
+    WgmmaWait,
     constants,
     squeeze,
 )
@@ -38,10 +41,12 @@ from tilec.target import Target
 def lower_barriers(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a copy that TMA cannot do."""
     inits = [o for o in walk(func.body) if isinstance(o, MbarrierInit)]
-    if not func.attrs.get("by_hand") or not inits:
+    if not func.attrs.get("by_hand"):
         return func
     lowering = _Lowering(func)
     body = rewrite(func.body, lowering.visit)
+    if not inits:
+        return func.with_body(body)
     top = Builder(func.loc)
     top.ops += [o for o in body.ops if _is_barrier(o)]
     first = Builder(func.loc)
@@ -66,11 +71,35 @@ class _Lowering:
             if p.role == "tensor_map":
                 self.maps.params[p.value.type] = p  # type: ignore[index]
         self.numbers = constants(func.body)
+        self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
+        self.find_products(func.body)
+
+    def find_products(self, body: Block) -> None:
+        """What may be in flight at each wait for products: what those of its group use."""
+        products: dict[tuple[int, int], dict[Value, None]] = {}
+        waits: list[tuple[WgmmaWait, tuple[int, int]]] = []
+
+        def visit(block: Block, group: tuple[int, int]) -> None:
+            for o in block.ops:
+                if isinstance(o, Gemm) and o.asynchronous:
+                    held = (v for v in (o.c, o.a.buffer) if v.buffer.space == "fragment")
+                    products.setdefault(group, {}).update(dict.fromkeys(held))
+                if isinstance(o, WgmmaWait):
+                    waits.append((o, group))
+                inner = (o.first_warp, o.warps) if isinstance(o, Scope) else group
+                for region in o.regions:
+                    visit(region, inner)
+
+        visit(body, (0, 0))
+        self.in_flight = {o: tuple(products.get(group, ())) for o, group in waits}
 
     def visit(self, o: Op) -> None | list[Op]:
         match o:
             case MbarrierInit():
                 return []
+            case WgmmaWait(fragments=()):
+                held = self.in_flight[o]
+                return [replace(o, fragments=held)] if held else []
             case TmaCopy():
                 b = Builder(o.loc)
                 inner = Builder(o.loc)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import CopyEngines, box_may_begin, ragged_tensors, same_order
 from tilec.ir.core import Block, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, has_runs, leading_run, tma_box
 from tilec.ir.ops import Copy, For, If, Store, While
 from tilec.ir.types import BOOL, BufferType
@@ -35,7 +36,9 @@ def select_copies(func: Func, target: Target) -> Func:
     chooser = _Chooser(func, target)
 
     def visit(o: Op) -> Op | None:
-        return chooser.choose(o) if isinstance(o, Copy) and not o.engine else None
+        if not isinstance(o, Copy) or (o.engine and o.vector):
+            return None
+        return chooser.asked(o) if o.engine else chooser.choose(o)
 
     return settle(func.with_body(rewrite(func.body, visit)))
 
@@ -69,17 +72,32 @@ class _Chooser:
             return replace(o, engine="tma_store", vector=vector)
         return replace(o, engine="threads", vector=vector)
 
+    def asked(self, o: Copy) -> Op:
+        """A copy by the engine that its author asks for, or by threads if that cannot do it."""
+        vector = self.engines.vector(o)
+        if o.engine == "cp_async":
+            part = o.dest.extents[-1] != o.dest.buffer.buffer.static_shape[-1]
+            start = self.engines.facts.divisor(o.dest.offsets[-1]) if part else 0
+            able = self.engines.of(o, False) == "cp_async" and start % vector == 0
+            able = able and _has_runs(o, vector)
+        else:
+            able = self._may_store(o) and self._box_store(o)
+        return replace(o, engine=o.engine if able else "threads", vector=vector)
+
+    def _may_store(self, o: Copy) -> bool:
+        t = o.dest.buffer.buffer
+        return (
+            self.target.has("tma")
+            and not o.disable_tma
+            and t.space == "global"
+            and t.dtype != BOOL
+            and box_may_begin(o.dest, self.engines.facts, store=True)
+            and o.dest.buffer not in self.ragged
+        )
+
     def _tma_store(self, o: Copy) -> bool:
         f, t = o.source.buffer.buffer, o.dest.buffer.buffer
-        if (
-            not self.target.has("tma")
-            or o.disable_tma
-            or t.space != "global"
-            or t.dtype == BOOL
-            or not box_may_begin(o.dest, self.engines.facts, store=True)
-            or o.dest.buffer in self.ragged
-            or o not in self.unseen
-        ):
+        if not self._may_store(o) or o not in self.unseen:
             return False
         if f.space == "shared":
             return self._box_store(o)
@@ -176,6 +194,11 @@ def _has_runs(o: Copy, vector: int) -> bool:
     user may have given."""
     memory, shape = o.dest.buffer.buffer.layout, o.dest.shape or (1,)
     assert memory is not None
+    if o.dest.extents != memory.shape:
+        try:
+            memory = memory.restrict(o.dest.extents)
+        except LayoutError:
+            return False
     return has_runs(memory if memory.shape == shape else memory.reshape(shape), vector)
 
 

@@ -81,7 +81,11 @@ def select_gemm(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | Op | Sequence[Op]:
         if not isinstance(o, Gemm):
             return None
-        return selection.of(o, warps(o) * target.warp_size, widest)
+        chosen = selection.of(o, warps(o) * target.warp_size, widest)
+        if not o.asynchronous or (isinstance(chosen, Gemm) and chosen.is_asynchronous):
+            return chosen
+        made = [chosen] if isinstance(chosen, Op) else chosen
+        return [replace(x, asynchronous=False) if isinstance(x, Gemm) else x for x in made]
 
     return func.with_body(rewrite(func.body, visit))
 

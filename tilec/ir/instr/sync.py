@@ -15,6 +15,7 @@ from tilec.ir.instr.semantics import Outcome, Semantics, Word, waiting
 
 MAX_ARRIVALS = (1 << 20) - 1  # of a phase of an mbarrier
 MAX_BYTES = (1 << 20) - 1  # that a phase waits for
+NAMED_BARRIERS = 16  # of a block
 REGISTER_CHOICES = range(24, 257, 8)  # of setmaxnreg
 
 

@@ -2,7 +2,7 @@
 `tilec.ir.verify`)."""
 
 from tilec.ir.core import squeeze
-from tilec.ir.ops.by_hand import MbarrierExpectTx, SetRegisters, TmaCopy, is_by_hand
+from tilec.ir.ops.by_hand import BarrierArrive, MbarrierExpectTx, SetRegisters, TmaCopy, is_by_hand
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, decides, handed_on, yielded
 from tilec.ir.ops.scalar import (
     Binary,
@@ -91,6 +91,7 @@ __all__ = [
     "AnnotateSafeValue",
     "AnnotateSchedule",
     "Barrier",
+    "BarrierArrive",
     "Binary",
     "Bitcast",
     "BlockIndex",

@@ -7,7 +7,16 @@ from __future__ import annotations
 from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, op, walk
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
-from tilec.ir.ops.schedule import MbarrierInit, Scope, check_barrier
+from tilec.ir.ops.schedule import (
+    CpAsyncCommit,
+    CpAsyncWait,
+    MbarrierInit,
+    Scope,
+    TmaStoreWait,
+    WgmmaWait,
+    check_barrier,
+)
+from tilec.ir.ops.tile import Copy, Gemm
 
 
 @op("tma_copy")
@@ -61,6 +70,34 @@ class SetRegisters(Op):
     increase: bool
 
 
+@op("barrier_arrive", effects=ORDER)
+class BarrierArrive(Op):
+    """Arrive at the block's barrier number `id` (1 to 15), for which `threads` threads wait or
+    arrive, without waiting there."""
+
+    id: int
+    threads: int
+
+
+_ORDERED = (
+    BarrierArrive,
+    CpAsyncCommit,
+    CpAsyncWait,
+    MbarrierInit,
+    Scope,
+    SetRegisters,
+    TmaCopy,
+    TmaStoreWait,
+    WgmmaWait,
+)
+
+
 def is_by_hand(body: Block) -> bool:
-    """Whether a kernel has barriers or groups of threads of its author's own (TILE)."""
-    return any(isinstance(o, (MbarrierInit, Scope, TmaCopy)) for o in walk(body))
+    """Whether the author of a kernel (TILE) orders by himself what groups of its threads, or
+    asynchronous engines, do."""
+    return any(
+        isinstance(o, _ORDERED)
+        or (isinstance(o, Copy) and o.engine != "")
+        or (isinstance(o, Gemm) and o.asynchronous)
+        for o in walk(body)
+    )

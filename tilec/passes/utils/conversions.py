@@ -125,6 +125,8 @@ class _Wants:
         if not subst:
             return None
         (done,) = rewrite(Block((), (o,)), lambda _: None, subst).ops
+        if isinstance(done, Gemm) and done.asynchronous:
+            done = replace(done, asynchronous=False)  # what it gives is copied at once
         return [*before.ops, done, *after.ops]
 
 
