@@ -141,12 +141,6 @@ CASES = (
         "`unsupported AST node type: Try`, with a caret",
     ),
     Case(
-        "A lambda",
-        ((END, f"        half = lambda v: v / 2\n{END}"),),
-        "accepted, as above",
-        "`unsupported AST node type: Lambda`, with a caret",
-    ),
-    Case(
         "An accumulator that no instruction has",
         (
             (

@@ -110,13 +110,6 @@ UNSUPPORTED = (
         "use if",
     ),
     Mistake(
-        "lambda",
-        line("f = lambda x: x * 2"),
-        "lambda x: x * 2",
-        ("a lambda is not allowed",),
-        "T.Layout",
-    ),
-    Mistake(
         "print",
         line("print(acc)"),
         "print(acc)",
@@ -147,13 +140,6 @@ UNSUPPORTED = (
         ("the operator := is not allowed",),
         "in a statement of its own",
         line("y = 3"),
-    ),
-    Mistake(
-        "nested function",
-        line("def f(x):\n            return x"),
-        "def f(x):",
-        ("a function inside a kernel",),
-        "@tilec.macro",
     ),
     Mistake(
         "assert",

@@ -228,6 +228,40 @@ def allocates_in_a_function(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "flo
             C[bx * BLOCK + i] = t
 
 
+square_of = lambda x: x * x  # noqa: E731 (that is what is tested)
+PAIR_OF = (lambda x: x + 1, lambda x, k=3: x * k)
+ADD_3 = functools.partial(lambda a, b: a + b, 3)
+
+
+def applied(x, function):
+    return function(x)
+
+
+@program(
+    lambda x: x * x + (x + 1) + x * 3 + (3 + x) + (2 * x + 1) + np.where(3 * x > 4, 4, 3 * x + 1)
+)
+def calls_lambdas(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
+    with T.Kernel(T.ceildiv(N, BLOCK), threads=64) as bx:
+        one = 1
+
+        def bounded(x, by=2):
+            y = x * by
+            if y > 4:
+                return 4.0
+            return y + one
+
+        @T.macro
+        def put(i, value):
+            C[bx * BLOCK + i] = value
+
+        for i in T.Parallel(BLOCK):
+            x = A[bx * BLOCK + i]
+            y = square_of(x) + PAIR_OF[0](x) + PAIR_OF[1](x) + ADD_3(x)
+            assert sorted((1, 3, 2), key=lambda v: -v) == [3, 2, 1]
+            y += applied(x, lambda v: v * 2 + one)  # noqa: B023 (called at once)
+            put(i, y + bounded(x, by=3))
+
+
 # --- objects, lists, text -------------------------------------------------------------------------
 
 

@@ -483,7 +483,12 @@ CASES: dict[str, tuple[str, str, str]] = {
         "try is not allowed in a kernel",
         "use if",
     ),
-    "lambda": ("g = lambda i: i  #!", "a lambda is not allowed", "T.Layout"),
+    "arguments of a lambda": ("g = (lambda i: i)(1, 2)  #!", "lambda takes i; 2 by place", "(i)"),
+    "lambda in Python's own": (
+        "g = sorted((2, 1), key=lambda i: n - i)  #!",
+        "lambda gives a run-time int32",
+        "known at compile time",
+    ),
     "comprehension": (
         "g = [i for i in range(n)]  #!",
         "a comprehension over a run-time range",
@@ -500,7 +505,12 @@ CASES: dict[str, tuple[str, str, str]] = {
         "return in a loop that runs at run time",
         "break",
     ),
-    "nested function": ("def g():  #!\n    pass", "a function inside a kernel", "@tilec.macro"),
+    "decorated function": ("@cached  #!\ndef g():\n    pass", "'cached' is not defined", ""),
+    "arguments of a nested function": (
+        "def g(a, b=1):\n    return a + b\ng(b=2)  #!",
+        "g needs the argument 'a'",
+        "write g(a, b)",
+    ),
     "class": ("class G:  #!\n    pass", "a class inside a kernel", "outside"),
     "import": ("import os  #!", "import is not allowed in a kernel", "outside"),
     "assert": ("assert n > 1  #!", "this assert is only known at run time", "compile time"),

@@ -28,6 +28,7 @@ from tilec.frontend.plain_python import (
 )
 from tilec.frontend.values import (
     Buffer,
+    Closure,
     LoopHeader,
     Method,
     Number,
@@ -66,6 +67,8 @@ class Calls(Functions):
                 return self._elementwise(function, node)
             case T.Macro():
                 return self.inline(function, node)
+            case Closure():
+                return self.call_closure(function, node)
             case type() if issubclass(function, T.Tensor):
                 kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
                 return self.annotation(function, list(self.elements(node.args)), **kwargs)
@@ -157,6 +160,8 @@ class Calls(Functions):
             )
             raise self.error(f"{name} cannot be called in a kernel", hint)
         args, kwargs = self.arguments(node)
+        args = [self.as_python(a) for a in args]
+        kwargs = {k: self.as_python(v) for k, v in kwargs.items()}
         if name == "range":
             return self._range(args, node)
         if name in ("min", "max", "sum") and not kwargs:
@@ -174,10 +179,10 @@ class Calls(Functions):
         compared = [list(a) if isinstance(a, Mapping) else a for a in args]  # its keys
         if not at_once or (name in _COMPARING and at_run_time(compared)):
             raise self._only_at_run_time(name, args)
-        if name in ("map", "filter"):
-            raise self.error(f"{name} cannot be called in a kernel", INSTEAD[name])
         try:
             result = function(*args, **kwargs)
+        except CompileError:  # of a lambda that it has called
+            raise
         except Exception as e:
             hint = f"it runs here as Python's {name}, on what is known at compile time"
             raise self.error(f"{name}: {e}", hint) from None

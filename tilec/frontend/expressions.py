@@ -31,10 +31,6 @@ from tilec.ir.types import DType, find_dtype
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
-    ast.Lambda: (
-        "a lambda",
-        "a lambda is an argument of T.Layout only: T.Layout(buffer.shape, lambda i, j: …)",
-    ),
     ast.NamedExpr: ("the operator :=", "assign in a statement of its own"),
     ast.Await: ("await", "kernels are not coroutines"),
     ast.Yield: ("yield", "kernels are not generators"),

@@ -4,6 +4,7 @@ called, or run as the Python they are (see `plain_python`)."""
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import traceback
@@ -24,8 +25,8 @@ from tilec.frontend.plain_python import (
     keeps_what_it_is_given,
     needs_tracing,
 )
-from tilec.frontend.source import Source, read_source
-from tilec.frontend.values import Buffer, Region, describe
+from tilec.frontend.source import Source, as_function, lambda_source, read_source
+from tilec.frontend.values import Buffer, Closure, Region, describe
 from tilec.ir.errors import CompileError
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -77,6 +78,63 @@ class Functions(Expressions):
             self.frames.pop()
             self.loc = kept
 
+    def call_closure(self, closure: Closure, node: ast.Call) -> object:
+        """A call of a function that is written in the kernel."""
+        args, kwargs = self.arguments(node)
+        return self._enter(closure, args, kwargs)
+
+    def _enter(self, closure: Closure, args: list[object], kwargs: dict[str, object]) -> object:
+        a, name = closure.source.node.args, closure.name
+        names = [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+        values = dict(zip(names[len(names) - len(closure.defaults) :], closure.defaults))
+        if len(args) > len(names) or not kwargs.keys() <= {*names[len(args) :]}:
+            raise self.error(
+                f"{name} takes {', '.join(names) or 'no arguments'}; {len(args)} by place and "
+                f"{', '.join(kwargs) or 'none'} by name were given",
+                f"write {name}({', '.join(names)})",
+            )
+        values.update(zip(names, args))
+        values.update(kwargs)
+        missing = [n for n in names if n not in values]
+        if missing:
+            hint = f"write {name}({', '.join(names)})"
+            raise self.error(f"{name} needs the argument {missing[0]!r}", hint)
+        return self._trace_body(closure.source, {**closure.names, **values})
+
+    def as_python(self, value: object) -> object:
+        """`value`; a function written in the kernel as one that Python can call on known values."""
+        if not isinstance(value, Closure):
+            return value
+
+        def called(*args: object) -> object:
+            found = self._enter(value, list(args), {})
+            if at_run_time(found):
+                hint = "give Python's functions what is known at compile time"
+                raise self.error(f"{value.name} gives {describe(found)}", hint)
+            return found
+
+        return called
+
+    def make_closure(self, node: ast.FunctionDef) -> Closure:
+        """A function written here, which sees the names in force here."""
+        a = node.args
+        refused = a.vararg or a.kwarg
+        if refused is not None:
+            raise self.error(f"* and ** in {node.name}", "name each parameter", refused)
+        given = [*a.defaults, *(d for d in a.kw_defaults if d is not None)]
+        if None in a.kw_defaults and given:
+            raise self.error(
+                f"{node.name} has parameters with and without defaults after *", "leave * out", node
+            )
+        defaults = tuple(map(self.expression, given))
+        # A function object of its own, by which calls of itself are found.
+        source = dataclasses.replace(self.frame.source, node=node, function=lambda: None)
+        known = {n: v for n, v in self.names.items() if not n.startswith(".")}
+        return Closure(source, known, defaults)
+
+    def _lambda(self, node: ast.Lambda) -> Closure:
+        return self.make_closure(as_function(node))
+
     def _references(self, source: Source, values: Mapping[str, object]) -> frozenset[str]:
         """The parameters annotated T.Ref, which must stand for something that can be assigned."""
         found = set()
@@ -122,6 +180,8 @@ class Functions(Expressions):
                 function = function.func
             elif isinstance(function, types.MethodType):
                 args, function = [function.__self__, *args], function.__func__
+            elif isinstance(function, Closure):
+                return self._enter(function, args, kwargs)
             elif isinstance(function, T.Macro):
                 return self._trace_function(function.function, args, kwargs, macro=True)
             elif is_object(function) and isinstance(function, Callable):  # type: ignore[arg-type]
@@ -213,7 +273,8 @@ class Functions(Expressions):
         self, function: Any, args: list[object], kwargs: dict[str, object], macro: bool = False
     ) -> object:
         """A call of a plain function on run-time values, or of one that uses builtins."""
-        source = self._source(function, unwrap=macro)
+        source = lambda_source(function) if function.__name__ == "<lambda>" else None
+        source = source or self._source(function, unwrap=macro)
         signature = inspect.signature(source.function, follow_wrapped=False)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -227,3 +288,5 @@ class Functions(Expressions):
             for name, value in bound.arguments.items()
         }
         return self._trace_body(source, values)
+
+    _methods = {**Expressions._methods, ast.Lambda: _lambda}

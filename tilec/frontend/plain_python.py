@@ -18,6 +18,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.values import (
     Buffer,
+    Closure,
     EmptyTensor,
     KernelHeader,
     LoopHeader,
@@ -29,7 +30,17 @@ from tilec.frontend.values import (
 from tilec.ir.named import named_in
 from tilec.ir.types import DType
 
-RUN_TIME = (Scalar, Buffer, Region, Method, LoopHeader, KernelHeader, EmptyTensor, Undefined)
+RUN_TIME = (
+    Scalar,
+    Buffer,
+    Region,
+    Method,
+    Closure,
+    LoopHeader,
+    KernelHeader,
+    EmptyTensor,
+    Undefined,
+)
 # What the language has that is plain Python outside of a kernel.
 _PYTHONS_OWN: frozenset[Any] = frozenset(
     {T.infinity, T.max_value, T.min_value, T.dynamic, T.symbolic, T.const, T.Layout}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import CompileError
-from tilec.ir.lines import function_lines
+from tilec.ir.lines import file_lines, function_lines
 from tilec.ir.loc import Loc
 
 _READ = "__tilec_source__"
@@ -138,6 +138,45 @@ def read_source(function: Callable[..., Any], unwrap: bool = True) -> Source:
     read = Source(function, file, node, shown, start, cells, function.__globals__, enclosing)
     function.__dict__[_READ] = read
     return read
+
+
+def lambda_source(function: Callable[..., Any]) -> Source | None:
+    """The source of a lambda, as that of a function with one `return`; None where it cannot be told
+    from others in its line."""
+    known: Source | None = function.__dict__.get(_READ)
+    if known is not None:
+        return known
+    code, lines = function.__code__, file_lines(function)
+    try:
+        tree = ast.parse("".join(lines), filename=code.co_filename)
+    except SyntaxError:
+        return None
+    columns = {(line, col) for line, _, col, _ in code.co_positions() if line and col is not None}
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda)
+        and node.lineno == code.co_firstlineno
+        and [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        == list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        and (node.body.lineno, node.body.col_offset) in columns
+    ]
+    if len(found) != 1:
+        return None
+    shown = tuple(line.rstrip("\n") for line in lines[code.co_firstlineno - 1 :])
+    cells = dict(zip(code.co_freevars, function.__closure__ or ()))
+    made = as_function(found[0])
+    first, globals_ = code.co_firstlineno, function.__globals__
+    read = Source(function, code.co_filename, made, shown, first, cells, globals_, {})
+    function.__dict__[_READ] = read
+    return read
+
+
+def as_function(node: ast.Lambda) -> ast.FunctionDef:
+    """A lambda written as a `def`."""
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node.body)]
+    made = ast.FunctionDef("lambda", node.args, body, [])
+    return ast.copy_location(made, node)
 
 
 def _characters(line: str, utf8_bytes: int) -> int:

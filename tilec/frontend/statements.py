@@ -34,8 +34,7 @@ from tilec.ir.types import DType, find_dtype
 _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Try: ("try", "a kernel raises no exceptions; use if"),
     ast.TryStar: ("try", "a kernel raises no exceptions; use if"),
-    ast.FunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
-    ast.AsyncFunctionDef: ("a function inside a kernel", "write it outside, under @tilec.macro"),
+    ast.AsyncFunctionDef: ("async def", "write def"),
     ast.ClassDef: ("a class inside a kernel", "write it outside"),
     ast.Import: ("import", "import outside the kernel"),
     ast.ImportFrom: ("import", "import outside the kernel"),
@@ -103,6 +102,8 @@ class Statements(ForLoops):
 
         def trace() -> None:
             nonlocal returned
+            if not self.frame.loops:
+                self.names[_RETURN] = True
             self.block(statements)
             returned = self.names.get(_RETURN) is False
 
@@ -459,6 +460,14 @@ class Statements(ForLoops):
             shown = ast.unparse(node.value)
             raise self.error(f"{shown} is not called here", f"write {shown}(…)")
 
+    def _function(self, node: ast.FunctionDef) -> None:
+        """A function written in the kernel: its calls are traced."""
+        for decorator in node.decorator_list:
+            if self.expression(decorator) is not T.macro:
+                hint = "write it outside, or leave the decorator out"
+                raise self.error("a decorator inside of a kernel", hint, decorator)
+        self.names[node.name] = self.make_closure(node)
+
     def _pass(self, node: ast.Pass) -> None:
         pass
 
@@ -515,6 +524,7 @@ class Statements(ForLoops):
         ast.With: _with,
         ast.Expr: _expression_statement,
         ast.Pass: _pass,
+        ast.FunctionDef: _function,
     }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from tilec import language as T
+from tilec.frontend.source import Source
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.loc import Loc
@@ -84,6 +85,19 @@ class Method:
 
     owner: object
     name: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Closure:
+    """A lambda or a function written inside of a kernel: its text, and the names in force there."""
+
+    source: Source
+    names: Mapping[str, object]
+    defaults: tuple[object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.source.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +182,8 @@ def describe(value: object) -> str:
             return f"an element of {value.buffer.name} ({describe_type(value.buffer.type)})"
         case Region():
             return f"a region of {value.buffer.name} ({describe_type(value.buffer.type)})"
+        case Closure():
+            return f"the function {value.name}" if value.name != "lambda" else "a lambda"
         case Method():
             return f"the method {value.name}"
         case LoopHeader():

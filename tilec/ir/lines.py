@@ -62,11 +62,15 @@ def function_lines(function: Callable[..., Any]) -> list[str]:
 
     Not `inspect.getsourcelines`, which looks through all loaded modules: that takes milliseconds.
     """
-    code = function.__code__
-    lines = function.__dict__.get(_KEPT) or _files.get(code.co_filename)
-    lines = lines or _current(code.co_filename, function.__globals__)
-    rest = lines[code.co_firstlineno - 1 :]
+    rest = file_lines(function)[function.__code__.co_firstlineno - 1 :]
     return inspect.getblock(rest) if rest else []
+
+
+def file_lines(function: Callable[..., Any]) -> list[str]:
+    """The lines of the file of `function`; none where they cannot be read."""
+    file = function.__code__.co_filename
+    lines = function.__dict__.get(_KEPT) or _files.get(file)
+    return lines or _current(file, function.__globals__)
 
 
 def _current(file: str, module: dict[str, Any]) -> list[str]:
