@@ -33,7 +33,7 @@ from tilec.ir.ops import (
 )
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
-from tilec.passes.utils.coalescing import Coalescing, neighbours, walk_price
+from tilec.passes.utils.coalescing import Coalescing, Row, neighbours, walk_price
 from tilec.passes.utils.conversions import convert_operands
 from tilec.passes.utils.distribution import covering, each_thread, fewest_registers
 from tilec.passes.utils.gemm_layouts import (
@@ -173,7 +173,7 @@ class _Inference:
                 self.loops[p] = each_thread(p.extents)
             elif p not in self.loops:
                 rows = self.coalescing.of_loop(p)
-                widest = max(1, 128 // _narrowest(p))
+                widest = _widest(_narrowest(p), rows)
                 if p.coalesced_width:
                     widest = min(widest, p.coalesced_width)
                 vector = neighbours(rows, widest)
@@ -192,7 +192,7 @@ class _Inference:
     def _free_fragment(self, v: Value) -> None:
         if v not in self.layouts:
             rows = self.coalescing.of_fragment(v)
-            vector = neighbours(rows, max(1, 128 // v.dtype.bits))
+            vector = neighbours(rows, _widest(v.dtype.bits, rows))
             warps = self.held_by.get(v, self.whole)
             layout = self._blocked(v.buffer.static_shape, vector, True, warps)
             self.set(v, layout, "free: coalesced")
@@ -288,6 +288,11 @@ def _fragments_alike(ops: Sequence[Op]) -> Iterator[tuple[Op, Value, Value]]:
             for x, y in permutations(held, 2):
                 if x.buffer.shape == y.buffer.shape:
                     yield o, x, y
+
+
+def _widest(bits: int, rows: Sequence[Row]) -> int:
+    """Neighbours in a thread that fill its access to any of `rows`, or to elements of `bits`."""
+    return max(1, 128 // min([bits, *(r.bits for r in rows)]))
 
 
 def _narrowest(p: Parallel) -> int:
