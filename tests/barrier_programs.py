@@ -200,3 +200,78 @@ def stored(
             T.tma_copy(tile, Y[by * 16, c * 32])
             T.tma_store_arrive()
             T.tma_store_wait(0)
+
+
+@tilec.kernel
+def shared_tile(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    BK: T.constexpr = 64,
+):
+    """All threads bring what two groups multiply by tiles of their own."""
+    with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 64), threads=256) as (bx, by):
+        A_s = T.alloc_shared((64, BK), "float16")
+        B_l = T.alloc_shared((BK, 64), "float16")
+        B_r = T.alloc_shared((BK, 64), "float16")
+        left = T.alloc_fragment((64, 64), "float32")
+        right = T.alloc_fragment((64, 64), "float32")
+        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=0):
+            T.copy(A[by * 64, k * BK], A_s)
+            with T.ws(1):
+                T.copy(B[k * BK, bx * 128 + 64], B_r)
+                T.gemm(A_s, B_r, right, clear_accum=k == 0)
+            with T.ws(0):
+                T.copy(B[k * BK, bx * 128], B_l)
+                T.gemm(A_s, B_l, left, clear_accum=k == 0)
+        with T.ws(0):
+            T.copy(left, C[by * 64, bx * 128])
+        with T.ws(1):
+            T.copy(right, C[by * 64, bx * 128 + 64])
+
+
+@tilec.kernel
+def parts(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    threads: T.constexpr = 128,
+):
+    """Tiles that come part by part, each counted on a barrier of its own."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=threads) as (bx, by):
+        A_s = T.alloc_shared((64, 256), "float16")
+        B_s = T.alloc_shared((256, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        bars = T.alloc_barrier([threads] * 4)
+        T.clear(acc)
+        for k in T.serial(T.ceildiv(K, 256)):
+            for j in T.unroll(4):
+                at = k * 256 + j * 64
+                T.tma_copy(A[by * 64, at], A_s[:, j * 64 : (j + 1) * 64], barrier=bars[j])
+                T.tma_copy(B[at, bx * 64], B_s[j * 64 : (j + 1) * 64, :], barrier=bars[j])
+                T.barrier_arrive(bars[j])
+            for j in T.serial(4):
+                T.barrier_wait(bars[j], k)
+                T.wgmma_gemm(A_s[:, j * 64 : (j + 1) * 64], B_s[j * 64 : (j + 1) * 64, :], acc)
+            T.wait_wgmma(0)
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@tilec.kernel
+def cleared(
+    A: T.Tensor((M, K), "float16"),
+    B: T.Tensor((K, N), "float16"),
+    C: T.Tensor((M, N), "float32"),
+    threads: T.constexpr = 128,
+):
+    """A product whose sum begins anew every other time."""
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=threads) as (bx, by):
+        A_s = T.alloc_shared((64, 32), "float16")
+        B_s = T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.fill(acc, 5)
+        for k in T.Pipelined(T.ceildiv(K, 32), num_stages=2):
+            T.copy(A[by * 64, k * 32], A_s)
+            T.copy(B[k * 32, bx * 64], B_s)
+            T.gemm(A_s, B_s, acc, clear_accum=k % 2 == 0)
+        T.copy(acc, C[by * 64, bx * 64])

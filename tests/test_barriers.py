@@ -29,7 +29,7 @@ def run(kernel: Any, m: int, n: int, k: int, **meta: Any) -> Any:
     return report, c, want
 
 
-SIZES = ((128, 64, 160), (100, 72, 96), (130, 65, 90), (1, 1, 1), (128, 64, 0))
+SIZES = ((128, 64, 160), (100, 72, 96), (130, 65, 90), (1, 1, 1), (64, 128, 520))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -44,6 +44,9 @@ SIZES = ((128, 64, 160), (100, 72, 96), (130, 65, 90), (1, 1, 1), (128, 64, 0))
         ("together", {}),
         ("together", {"threads": 256}),
         ("in_flight", {}),
+        ("shared_tile", {}),
+        ("parts", {}),
+        ("parts", {"threads": 256}),
         ("in_flight", {"BK": 48, "threads": 256}),
     ],
     ids=str,
@@ -127,6 +130,19 @@ def test_asynchronous_ops_of_targets_that_have_none(
     else:
         report = tilec.simulate(programs.in_flight, a, b, c, target=target)
         assert not report.findings, report
+    np.testing.assert_allclose(c, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [*GPUS, "cpu"])
+@pytest.mark.parametrize("size", [(64, 64, 96), (70, 66, 120), (1, 1, 1)], ids=str)
+def test_sums_begin_anew_at_run_time(target: str, size: tuple[int, int, int]) -> None:
+    a, b, c, _ = operands(*size)
+    if target == "cpu":
+        programs.cleared(a, b, c)
+    else:
+        assert not tilec.simulate(programs.cleared, a, b, c, target=target).findings
+    last = (size[2] - 1) // 64 * 64
+    want = a[:, last:].astype("float64") @ b[last:].astype("float64")
     np.testing.assert_allclose(c, want, atol=1e-4)
 
 

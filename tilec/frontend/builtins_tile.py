@@ -20,7 +20,7 @@ from tilec.frontend.builtins import (
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.lambdas import index_function
 from tilec.frontend.memory import Tile
-from tilec.frontend.values import Buffer, Number, describe
+from tilec.frontend.values import Buffer, Number, Scalar, describe
 from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Layout, LayoutRequest
 from tilec.ir.loc import Loc
@@ -211,6 +211,12 @@ def gemm(t: Expressions, c: Call) -> None:
             "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
             c.place("policy"),
         )
+    clears = isinstance(c["clear_accum"], Scalar)
+    if clears:
+        with t.at(c.place("clear_accum")):
+            whole, holds = t.tile(acc, "C of T.gemm"), t.truth(c["clear_accum"])
+            assert isinstance(holds, Scalar)
+            t.branch(holds, lambda: _fill(t, whole, 0))
     t.emit(
         Gemm,
         t.box(a),
@@ -218,7 +224,7 @@ def gemm(t: Expressions, c: Call) -> None:
         acc.value,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
-        clear=bool_argument(t, c, "clear_accum"),
+        clear=not clears and bool_argument(t, c, "clear_accum"),
         policy=policy.value,
         allow_tf32=bool_argument(t, c, "allow_tf32"),
         fast_accum=fast,

@@ -63,6 +63,12 @@ class Expressions(Containers):
         """The value of a call."""
         raise NotImplementedError
 
+    def branch(
+        self, cond: Scalar, then: Callable[[], None], orelse: Callable[[], None] | None = None
+    ) -> None:
+        """Emit a run-time branch."""
+        raise NotImplementedError
+
     def expression(self, node: ast.expr) -> object:
         """The value of `node`. Raises CompileError for what kernels do not have."""
         kept = self.loc

@@ -84,6 +84,7 @@ class _Known:
     touched: set[Value] = field(default_factory=set)  # what TMA refills, by threads, since then
     stored: set[Stored] = field(default_factory=set)
     flying: set[Span] = field(default_factory=set)  # written by the author's cp.async
+    ended: set[Span] = field(default_factory=set)  # reads that each of the group has waited for
 
     def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
@@ -99,6 +100,7 @@ class _Known:
         self.writes.clear()
         self.private.clear()
         self.stored.clear()
+        self.ended.clear()
 
     def land(self, pending: int) -> None:
         """Each of the threads has waited for its own cp.async copies, for all that the others may
@@ -137,6 +139,8 @@ class _State:
         for g, known in self.groups.items():
             if _meet(g, group):
                 found.merge(known)
+                if g != group:  # who has not waited with them
+                    found.reads |= known.ended
         return found
 
     def meet(self, group: Group = ALL) -> None:
@@ -351,6 +355,7 @@ class _Placer:
         for g, known in state.groups.items():
             if g != group and _meet(g, group):
                 others.merge(known)
+                others.reads |= known.ended
         if _overlap(e.engine_reads, others.unfenced) or e.refills & others.touched:
             ops.append(ProxyFence(loc=o.loc))
             state.fence(self.group)
@@ -415,6 +420,7 @@ class _Placer:
             ops.append(self.meeting(o.loc))
             state.meet(self.group)
         if e.waited:
+            e.ended |= e.reads
             e.reads.clear()
         if self.by_hand and isinstance(o, Copy) and o.engine == "cp_async":
             e.flying |= e.writes

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
@@ -71,6 +72,7 @@ class _Lowering:
             if p.role == "tensor_map":
                 self.maps.params[p.value.type] = p  # type: ignore[index]
         self.numbers = constants(func.body)
+        self.facts = facts_of(func)
         self.in_flight: dict[WgmmaWait, tuple[Value, ...]] = {}
         self.find_products(func.body)
 
@@ -141,12 +143,24 @@ class _Lowering:
             known = 0 if extent == size else self.numbers.get(at)
             first.append(int(known or 0))
             if known is None:
-                steps = np.unique(np.diff(offsets, axis=d))
-                if extent != 1 or len(steps) != 1:
+                step = _step(offsets, d, extent)
+                if step is None or self.facts.divisor(at) % extent:
                     raise _unfit(o)
-                moved = b.value(Binary, "mul", narrow(b, at), const(b, int(steps[0])))
+                moved = b.value(Binary, "mul", narrow(b, at), const(b, step))
                 base = b.value(Binary, "add", base, moved)
         return tuple(first), base
+
+
+def _step(offsets: Any, dim: int, extent: int) -> int | None:
+    """How many places in memory one index of `dim` counts for, where it is a multiple of `extent`;
+    None where that differs from place to place."""
+    size = offsets.shape[dim]
+    if size % extent:
+        return None
+    parts = [offsets.take(range(at, at + extent), dim) for at in range(0, size, extent)]
+    far = int(parts[1].flat[0] - parts[0].flat[0]) if len(parts) > 1 else 0
+    same = all(np.array_equal(p - parts[0], np.full_like(p, n * far)) for n, p in enumerate(parts))
+    return far // extent if same and far % extent == 0 else None
 
 
 def _box(o: TmaCopy, first: tuple[int, ...]) -> tuple[tuple[int, ...], int, Any]:
