@@ -128,6 +128,10 @@ from tilec.builtins.maths import (
     min_value as min_value,
 )
 from tilec.builtins.reductions import (
+    all_of as all_of,
+    any_of as any_of,
+    cummax as cummax,
+    cumsum as cumsum,
     reduce as reduce,
     reduce_absmax as reduce_absmax,
     reduce_abssum as reduce_abssum,

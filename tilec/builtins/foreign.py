@@ -87,7 +87,6 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    "cumsum": "add up in a loop of one thread's: for j in T.serial(n): s[j + 1] = s[j] + x[j]",
     **dict.fromkeys(
         ("warp_reduce_sum", "warp_reduce_max", "warp_reduce_min"),
         "put the values into a tile and take T.reduce_sum, T.reduce_max or T.reduce_min of it",
@@ -110,10 +109,10 @@ MEANWHILE: dict[str, str] = {
 # Builtins of the language that are not built yet.
 PLANNED = frozenset(
     """
-    ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of all_of
-    alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem any_of asm atomic_add
+    ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of
+    alloc_cluster_barrier alloc_global alloc_reducer alloc_tmem asm atomic_add
     atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
-    c2d_im2col call_extern cluster_sync comm_reducer cummax cumsum device_assert dp4a
+    c2d_im2col call_extern cluster_sync comm_reducer device_assert dp4a
     finalize_reducer gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings
     get_lane_idx get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr ptr
     reinterpret reshape rng_init rng_rand rng_rand_float shfl_down shfl_sync shfl_up shfl_xor

@@ -94,3 +94,39 @@ def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch
 def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
     """The bits that an odd number of ints (or bools) along `dim` has; see `reduce`."""
     only_inside("reduce_bitxor")
+
+
+def cumsum(
+    src: Any, dst: Any = None, dim: int = 0, reverse: bool = False, annotations: Any = None
+) -> None:
+    """Running sums along `dim`: element i of `dst` is the sum of the elements 0 to i of `src`; with
+    `reverse` that of element i and those behind it.
+
+    Both are fragments or shared tiles of one shape, of any extents, or regions of these; without
+    `dst` the result replaces `src`. A negative `dim` counts from the end. Sums are computed as
+    those of `reduce` are, and rounded once each. `annotations` is accepted and decides nothing.
+
+    Raises CompileError for tensors (copy them first), shapes that differ, dimensions that `src` has
+    not.
+    """
+    only_inside("cumsum")
+
+
+def cummax(
+    src: Any, dst: Any = None, dim: int = 0, reverse: bool = False, annotations: Any = None
+) -> None:
+    """Running maxima along `dim`, which leave nans out, as `T.max` does; see `cumsum`."""
+    only_inside("cummax")
+
+
+def any_of(buffer: Any) -> Any:
+    """Whether any element of a tile or region is not 0: a bool, the same in all threads that see
+    the same elements. `buffer`: a tensor, shared tile or fragment, or a region (`mask[b, 0:n]`), of
+    bools or numbers; nan counts as not 0. The elements are read one after the other.
+    """
+    only_inside("any_of")
+
+
+def all_of(buffer: Any) -> Any:
+    """Whether no element of a tile or region is 0; see `any_of`."""
+    only_inside("all_of")

@@ -8,10 +8,11 @@ from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argumen
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.memory import Tile
-from tilec.frontend.values import describe
-from tilec.ir.core import squeeze
-from tilec.ir.ops import Reduce
+from tilec.frontend.values import Number, describe
+from tilec.ir.core import Builder, Value, squeeze
+from tilec.ir.ops import Binary, Cast, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS
+from tilec.ir.types import BOOL, INT32, ScalarType
 
 
 @builtin(T.reduce)
@@ -52,6 +53,78 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     nan = "nan_propagate" in c.values and bool_argument(t, c, "nan_propagate")
     clear = bool_argument(t, c, "clear")
     t.emit(Reduce, t.box(source), t.box(dest), dim, kind, clear=clear, nan=nan)
+
+
+# --- running values -------------------------------------------------------------------------------
+
+
+@builtin(T.cumsum)
+def cumsum(t: Expressions, c: Call) -> None:
+    _scan(t, c, "sum")
+
+
+@builtin(T.cummax)
+def cummax(t: Expressions, c: Call) -> None:
+    _scan(t, c, "max")
+
+
+def _scan(t: Expressions, c: Call, kind: str) -> None:
+    tile_level(t, c)
+    source = _tile(t, c, "src")
+    dest = source if c["dst"] is None else _tile(t, c, "dst")
+    dim = dimension(t, c, "dim", source)
+    if source.extents != dest.extents:
+        raise t.error(
+            f"T.{c.builtin} of {t.tile_text(source)} gives a tile of that shape, but dst is "
+            f"{t.tile_text(dest)}",
+            f"allocate dst with shape {source.extents}, or leave it out",
+            c.place("dst"),
+        )
+    for tile in (source, dest):
+        if tile.buffer.type.dtype is BOOL:
+            raise t.error(
+                f"T.{c.builtin} is of numbers, {tile.buffer.name} is {describe(tile.buffer)}",
+                "copy it to a tile of int32 first",
+            )
+    reverse = bool_argument(t, c, "reverse")
+    t.emit(Scan, t.box(source), t.box(dest), dim, kind, reverse=reverse)
+
+
+# --- conditions -----------------------------------------------------------------------------------
+
+
+@builtin(T.any_of)
+def any_of(t: Expressions, c: Call) -> Number:
+    return _together(t, c, "or")
+
+
+@builtin(T.all_of)
+def all_of(t: Expressions, c: Call) -> Number:
+    return _together(t, c, "and")
+
+
+def _together(t: Expressions, c: Call, kind: str) -> Number:
+    """The elements of a region, one after the other: whether they are not 0, combined."""
+    tile_level(t, c)
+    with t.at(c.place("buffer")):
+        region = t.region(c["buffer"], f"the argument of T.{c.builtin}")
+        whole = t.element_tile if region.is_element else t.tile
+        box = t.box(whole(region, f"the argument of T.{c.builtin}"))
+    index, so_far = Value(ScalarType(INT32), "n"), Value(ScalarType(BOOL), "so_far")
+    inner = Builder(t.loc)
+    indices, behind = [], 1
+    for offset, extent in reversed([*zip(box.offsets, box.extents)]):
+        at = inner.value(Binary, "floordiv", index, inner.value(Const, behind, INT32))
+        at = inner.value(Binary, "mod", at, inner.value(Const, extent, INT32))
+        at = at if offset.dtype == INT32 else inner.value(Cast, at, offset.dtype)
+        indices.append(inner.value(Binary, "add", offset, at) if extent > 1 else offset)
+        behind *= extent
+    value = inner.value(Load, box.buffer, tuple(reversed(indices)))
+    value = value if value.dtype == BOOL else inner.value(Cast, value, BOOL)
+    inner.emit(Yield, (inner.value(Binary, kind, so_far, value),))
+    first = t.emit(Const, kind == "and", BOOL).result
+    zero, end, one = (t.emit(Const, n, INT32).result for n in (0, behind, 1))
+    return t.emit_scalar(For, "serial", zero, end, one, (first,), inner.block((index, so_far)))
 
 
 def _tile(t: Expressions, c: Call, name: str) -> Tile:

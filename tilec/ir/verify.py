@@ -24,6 +24,8 @@ from tilec.ir.ops import (
     If,
     Load,
     Parallel,
+    Reduce,
+    Scan,
     Scope,
     SetRegisters,
     Store,
@@ -296,6 +298,8 @@ CHECKS: dict[type[Op], Callable[[Op], None]] = {
     Store: _check_indices,
     Copy: _check_indices,
     Fill: _check_indices,
+    Reduce: _check_indices,
+    Scan: _check_indices,
     Gemm: _check_gemm,
 }
 
@@ -402,6 +406,7 @@ def _needs(o: Op) -> Level | None:
 
 
 _SPELLED = {
+    "scan": "T.cumsum (or T.cummax)",
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
     "warp_sync": "T.sync_warp()",

@@ -36,6 +36,7 @@ from tilec.passes.lower_gemm import lower_gemm
 from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_reductions import lower_reductions
+from tilec.passes.lower_scans import lower_scans
 from tilec.passes.lower_stores import lower_stores
 from tilec.passes.lower_threads import lower_threads
 from tilec.passes.lower_tiles import lower_tiles
@@ -68,6 +69,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),
     (stage_reductions, "TILE"),
+    (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
     (lower_prints, "TILE"),

@@ -81,6 +81,7 @@ from tilec.ir.ops.tile import (
     Load,
     Print,
     Reduce,
+    Scan,
     Store,
     UseSwizzle,
 )
@@ -138,6 +139,7 @@ __all__ = [
     "ProxyFence",
     "Realign",
     "Reduce",
+    "Scan",
     "RegRead",
     "RegWrite",
     "Scope",

@@ -307,6 +307,52 @@ class Reduce(Op):
         return semantics.cast(found, acc, self.dest.dtype).reshape(self.dest.extents)
 
 
+@op("scan")
+class Scan(Op):
+    """Each element of `dest` is what the elements of `source` along dimension `dim`, up to its own
+    place and with it, make together; with `reverse`, from its own place on. Both have the same
+    extents, and may be the same region.
+
+    `kind`: "sum" or "max". It is computed in `accumulator` and rounded once."""
+
+    source: Region
+    dest: Region
+    dim: int
+    kind: str
+    reverse: bool = False
+
+    @property
+    def combine(self) -> str:
+        """The kind of `Binary` that combines two results."""
+        return {"sum": "add"}.get(self.kind, self.kind)
+
+    @property
+    def accumulator(self) -> DType:
+        """What a sum of one row is computed in (see `Reduce`)."""
+        return Reduce(self.source, self.dest, self.dim, self.kind, loc=self.loc).accumulator
+
+    def verify(self) -> None:
+        for side in (self.source, self.dest):
+            _check_rank(self, side.buffer, side.offsets)
+        if self.source.extents != self.dest.extents or self.kind not in ("sum", "max"):
+            boxes = f"{self.source.extents} into {self.dest.extents}"
+            raise InternalError(f"scan by {self.kind!r} of {boxes}", self.loc)
+
+    def effects(self) -> Effects:
+        return Effect("read", self.source), Effect("write", self.dest)
+
+    def evaluate(self, source: Array, dest: Array | None = None) -> Array:
+        """`dest`, its old values (where it is in the source's buffer), does not count."""
+        acc, np = self.accumulator, semantics.np
+        x = semantics.cast(source.reshape(self.source.extents), self.source.dtype, acc)
+        rows = np.moveaxis(x, self.dim, 0)
+        found = list(rows[::-1] if self.reverse else rows)
+        for i in range(1, len(found)):
+            found[i] = semantics.binary(self.combine, found[i - 1], found[i], acc)
+        done = np.stack(found[::-1] if self.reverse else found)
+        return semantics.cast(np.moveaxis(done, 0, self.dim), acc, self.dest.dtype)
+
+
 @op("print")
 class Print(Op):
     """Debug output: `format` has one `{}` for each value, and braces of the text doubled; one

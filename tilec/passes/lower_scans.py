@@ -1,0 +1,202 @@
+"""lower_scans: running sums and maxima become loops over elements in shared memory.
+
+Before: TILE. After: TILE without `scan`. A row is cut into pieces, about as many as a piece has
+elements; each is a thread's work, twice: first what its elements make together, then, from what the
+pieces before it make, the running values:
+
+    scan x, y            parallel (rows, pieces)   totals[row, piece] = combined elements
+                   ->    parallel (rows)           totals[row, :] = of the pieces before each
+                         parallel (rows, pieces)   y[…] = running values from totals[row, piece] on
+
+A thread reads an element before it writes that place, so `y` may be `x`. Fragments are copied to
+shared memory and back, but on a target whose blocks are one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isqrt
+
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    For,
+    Load,
+    Parallel,
+    Scan,
+    Select,
+    Store,
+    Yield,
+)
+from tilec.ir.types import INT32, BufferType, DType, ScalarType
+from tilec.passes.utils.building import whole
+from tilec.target import Target
+
+SHORT = 16  # a row of so many elements is not cut
+
+
+def lower_scans(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+
+    def visit(o: Op) -> None | list[Op]:
+        return _lowered(o, target) if isinstance(o, Scan) else None
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _lowered(o: Scan, target: Target) -> list[Op]:
+    b = Builder(o.loc)
+    source, dest = o.source, o.dest
+    if target.kind != "cpu" and "fragment" in (_space(source), _space(dest)):
+        if _space(source) == "fragment":
+            source = _in_shared(b, source)
+            b.emit(Copy, o.source, source)
+        if _space(dest) == "fragment":
+            same = dest.dtype == source.dtype and source is not o.source
+            dest = source if same else _in_shared(b, dest)
+    _Rows(b, o, source, dest).loops()
+    if dest is not o.dest:
+        b.emit(Copy, dest, o.dest)
+    return b.ops
+
+
+def _space(r: Region) -> str:
+    return r.buffer.buffer.space
+
+
+def _in_shared(b: Builder, r: Region) -> Region:
+    made = BufferType(r.extents, r.dtype, "shared")
+    return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_scanned"))
+
+
+class _Rows:
+    """The loops of one scan from a region in memory to another."""
+
+    def __init__(self, b: Builder, o: Scan, source: Region, dest: Region) -> None:
+        self.b = b
+        self.o = o
+        self.source = source
+        self.dest = dest
+        self.count = o.source.extents[o.dim]
+        self.kept = tuple(e for d, e in enumerate(o.source.extents) if d != o.dim)
+        length = self.count if self.count <= SHORT else isqrt(self.count - 1) + 1
+        self.pieces = -(-self.count // length)
+        self.length = length
+
+    def loops(self) -> None:
+        if self.pieces == 1:
+            self._parallel(self.kept or (1,), lambda b, at: self._run(b, at, None, None))
+            return
+        made = BufferType((*self.kept, self.pieces), self.o.accumulator, "shared")
+        totals = self.b.value(Alloc, made, name=f"{self.o.source.buffer.name}_totals")
+        shape = (*self.kept, self.pieces)
+        self._parallel(shape, lambda b, at: self._total(b, at[:-1], at[-1], totals))
+        self._parallel(self.kept or (1,), lambda b, at: self._before(b, at, totals))
+        self._parallel(shape, lambda b, at: self._run(b, at[:-1], at[-1], totals))
+
+    def _parallel(
+        self, shape: tuple[int, ...], body: Callable[[Builder, Sequence[Value]], None]
+    ) -> None:
+        args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(shape)))
+        inner = Builder(self.o.loc)
+        body(inner, args)
+        self.b.emit(Parallel, shape, inner.block(args))
+
+    def _total(self, b: Builder, row: Sequence[Value], piece: Value, totals: Value) -> None:
+        """What the elements of a piece make together."""
+        begin, end = self._bounds(b, piece)
+
+        def step(inner: Builder, k: Value, so_far: Value) -> Value:
+            return self._combined(inner, so_far, self._element(inner, row, k))
+
+        first = self._element(b, row, begin)
+        after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
+        b.emit(Store, totals, (*row, piece), self._fold(b, after, end, first, step))
+
+    def _before(self, b: Builder, at: Sequence[Value], totals: Value) -> None:
+        """Turn the pieces' totals into what those before each make; that of the first is never
+        read."""
+        row = at[: len(self.kept)]
+
+        def step(inner: Builder, k: Value, so_far: Value) -> Value:
+            own = inner.value(Load, totals, (*row, k))
+            inner.emit(Store, totals, (*row, k), so_far)
+            return self._combined(inner, so_far, own)
+
+        first = b.value(Load, totals, (*row, b.value(Const, 0, INT32)))
+        start, end = b.value(Const, 1, INT32), b.value(Const, self.pieces, INT32)
+        self._fold(b, start, end, first, step)
+
+    def _run(
+        self, b: Builder, at: Sequence[Value], piece: Value | None, totals: Value | None
+    ) -> None:
+        """The running values of a piece."""
+        row = at[: len(self.kept)]
+        begin = b.value(Const, 0, INT32)
+        end = b.value(Const, self.count, INT32)
+        if piece is not None:
+            begin, end = self._bounds(b, piece)
+        first = self._element(b, row, begin)
+        if piece is not None and totals is not None:
+            zero = b.value(Const, 0, INT32)
+            earlier = b.value(Load, totals, (*row, piece))
+            is_first = b.value(Compare, "eq", piece, zero)
+            first = b.value(Select, is_first, first, self._combined(b, earlier, first))
+        self._store(b, row, begin, first)
+
+        def step(inner: Builder, k: Value, so_far: Value) -> Value:
+            value = self._combined(inner, so_far, self._element(inner, row, k))
+            self._store(inner, row, k, value)
+            return value
+
+        after = b.value(Binary, "add", begin, b.value(Const, 1, INT32))
+        self._fold(b, after, end, first, step)
+
+    def _bounds(self, b: Builder, piece: Value) -> tuple[Value, Value]:
+        """The first element of a piece, and the one behind its last: no piece is empty."""
+        begin = b.value(Binary, "mul", piece, b.value(Const, self.length, INT32))
+        end = b.value(Binary, "add", begin, b.value(Const, self.length, INT32))
+        return begin, b.value(Binary, "min", end, b.value(Const, self.count, INT32))
+
+    def _fold(
+        self,
+        b: Builder,
+        begin: Value,
+        end: Value,
+        first: Value,
+        step: Callable[[Builder, Value, Value], Value],
+    ) -> Value:
+        index, so_far = Value(ScalarType(INT32), "k"), Value(first.type, "so_far")
+        inner = Builder(self.o.loc)
+        inner.emit(Yield, (step(inner, index, so_far),))
+        one = b.value(Const, 1, INT32)
+        return b.value(For, "serial", begin, end, one, (first,), inner.block((index, so_far)))
+
+    def _combined(self, b: Builder, x: Value, y: Value) -> Value:
+        return b.value(Binary, self.o.combine, x, y)
+
+    def _element(self, b: Builder, row: Sequence[Value], k: Value) -> Value:
+        value = b.value(Load, self.source.buffer, self._place(b, self.source, row, k))
+        return _cast(b, value, self.o.accumulator)
+
+    def _store(self, b: Builder, row: Sequence[Value], k: Value, value: Value) -> None:
+        place = self._place(b, self.dest, row, k)
+        b.emit(Store, self.dest.buffer, place, _cast(b, value, self.dest.dtype))
+
+    def _place(self, b: Builder, r: Region, row: Sequence[Value], k: Value) -> tuple[Value, ...]:
+        """The indices of the row's element number `k` in the scan's order."""
+        if self.o.reverse:
+            k = b.value(Binary, "sub", b.value(Const, self.count - 1, INT32), k)
+        own = (*row[: self.o.dim], k, *row[self.o.dim :])
+        return tuple(
+            b.value(Binary, "add", offset, _cast(b, arg, offset.dtype))
+            for offset, arg in zip(r.offsets, own)
+        )
+
+
+def _cast(b: Builder, v: Value, dtype: DType) -> Value:
+    return v if v.dtype == dtype else b.value(Cast, v, dtype)
