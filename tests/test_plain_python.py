@@ -100,3 +100,70 @@ def test_dtypes_by_name(size: int) -> None:
     assert (c == 24).all()
     bits(c, dtype=T.float64)
     assert (c == 72).all()
+
+
+size, fixed = T.dynamic("size"), T.const("fixed")
+
+
+@tilec.kernel
+def by_arithmetic(
+    A: T.Tensor((size * 3 + 1,), "int32"), B: T.Tensor((2 * size, fixed * 2), "float32")
+):
+    with T.Kernel(T.ceildiv(size, 32), threads=64) as bx:
+        for i in T.serial(size * 3 + 1):
+            A[i] = size + fixed
+        for i in T.Parallel(32):
+            B[2 * (bx * 32 + i) + 1, fixed] = size
+
+
+@pytest.mark.parametrize("target", ["cpu", *GPUS])
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_sizes_that_only_arithmetic_names(n: int, target: str) -> None:
+    a, b = np.zeros(3 * n + 1, np.int32), np.zeros((2 * n, 6), np.float32)
+    if target == "cpu":
+        by_arithmetic(a, b)
+    else:
+        assert not tilec.simulate(by_arithmetic, a, b, target=target).findings
+    assert (a == n + 3).all() and (b[1::2, 3] == n).all() and b.sum() == n * n
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "message"),
+    [
+        (12, (8, 6), r"A: dimension 0: expected \(\(size \* 3\) \+ 1\) = 10, got 12"),
+        (13, (9, 6), r"B: dimension 0: expected \(2 \* size\) = 8, got 9"),
+        (13, (8, 5), r"B: dimension 1: expected \(fixed \* 2\) = 4, got 5"),
+    ],
+)
+def test_extents_that_no_size_gives(rows: int, shape: tuple[int, int], message: str) -> None:
+    with pytest.raises(tilec.LaunchError, match=message):
+        by_arithmetic(np.zeros(rows, np.int32), np.zeros(shape, np.float32))
+
+
+@T.macro
+def checked_copy(A, B):
+    m, n = A.shape
+    assert m == B.shape[0] and B.shape[1] == n, f"the shapes differ: {n}"
+    with T.Kernel(T.ceildiv(m, 32), threads=64) as bx:
+        for i in T.serial(4):
+            assert 0 <= i < 4 and i + 1 > 0
+        T.copy(A[bx * 32 : bx * 32 + 32, 0:32], B[bx * 32 : bx * 32 + 32, 0:32])
+
+
+def test_asserts_about_sizes() -> None:
+    """Decided by what is known of run-time numbers: the same size, the reach of a loop."""
+
+    @tilec.kernel
+    def copied(A: T.Tensor((N, 20), "float32"), B: T.Tensor((N, 20), "float32")):
+        checked_copy(A, B)
+
+    @tilec.kernel
+    def differ(A: T.Tensor((N, 20), "float32"), B: T.Tensor((N, 21), "float32")):
+        checked_copy(A, B)
+
+    a = np.arange(660, dtype=np.float32).reshape(33, 20)
+    b = np.zeros_like(a)
+    copied(a, b)
+    np.testing.assert_array_equal(a, b)
+    with pytest.raises(tilec.CompileError, match="assertion failed: the shapes differ: 20"):
+        differ(a, np.zeros((33, 21), np.float32))

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tilec.frontend.index import Indices
 from tilec.ir.affine import Affine
@@ -56,6 +56,33 @@ class Comparison:
 
 Condition = tuple[Comparison, ...]
 """All of these hold."""
+
+Known = TypeVar("Known")
+
+
+def decided(condition: Condition | None, indices: Indices, other: Known) -> bool | Known:
+    """Whether `condition` holds, as far as what is known of its numbers says; `other` if that is
+    not enough."""
+    answers = {_decided(c, indices) for c in condition or ()}
+    if False in answers:
+        return False
+    return True if answers == {True} else other
+
+
+def _decided(c: Comparison, indices: Indices) -> bool | None:
+    low, high = indices.reach(c.tested)
+    if low is not None and low == high:
+        return bool(getattr(operator, c.kind)(low, c.bound))
+    below = high is not None and high < c.bound
+    above = low is not None and low > c.bound
+    if below or above:
+        return bool(getattr(operator, c.kind)(-1 if below else 1, 0))
+    if c.kind in ("le", "gt") and high == c.bound:
+        return c.kind == "le"
+    if c.kind in ("ge", "lt") and low == c.bound:
+        return c.kind == "ge"
+    return None
+
 
 Quotient = tuple[Affine, int]
 """(a, b) of T.ceildiv(a, b)."""

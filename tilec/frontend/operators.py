@@ -219,6 +219,8 @@ class Operators(Memory):
 
     def _selected(self, cond: Scalar, a: Number, b: Number) -> Number:
         """A `Select`, or the logic it amounts to."""
+        if a is True and b is False:
+            return cond
         if b is False and isinstance(a, Scalar) and a.dtype is BOOL:
             return self.logical_and(cond, a)
         if a is True and isinstance(b, Scalar) and b.dtype is BOOL:

@@ -12,6 +12,7 @@ from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
+from tilec.frontend.guards import decided
 from tilec.frontend.operators import BINARY, CONTAINERS
 from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
@@ -410,6 +411,8 @@ class Statements(ForLoops):
 
     def _assert(self, node: ast.Assert) -> None:
         cond = self.condition(node.test)
+        if isinstance(cond, Scalar):
+            cond = decided(self.tests.get(cond.value), self.indices, cond)
         if cond is True:
             return
         said = "" if node.msg is None else self._message(node.msg)

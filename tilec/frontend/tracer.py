@@ -16,7 +16,7 @@ from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Sca
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
-from tilec.ir.python_text import size_text
+from tilec.ir.python_text import linear_text, size_text
 from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
 
 
@@ -95,6 +95,9 @@ class _KernelTracer(Statements):
         for p in self.signature.parameters:
             if p.kind == "tensor":
                 self._tensor(p)
+        for p in self.signature.parameters:
+            if p.kind == "tensor":
+                self._solve_sizes(p)
         for p in self.signature.parameters:
             with self.at(p.loc):
                 if p.kind == "scalar":
@@ -204,6 +207,20 @@ class _KernelTracer(Statements):
             value = Value(ScalarType(INT64), stride)
             self.stride_params[stride] = Param(value, "stride", tensor, dim)
         return self.scalar(self.stride_params[stride].value)
+
+    def _solve_sizes(self, p: Parameter) -> None:
+        """Sizes that only arithmetic names, `T.Tensor((n * 2,), …)`: from the extent they give."""
+        buffer = self.names[p.name]
+        assert isinstance(buffer, Buffer)
+        for written, extent in zip(p.shape or (), buffer.shape):
+            found = linear_text(written) if isinstance(written, str) else None
+            if found is not None and found[0] not in self.sizes:
+                name, factor, constant = found
+                with self.at(p.loc):
+                    rest = self.binary("sub", extent, constant)
+                    value = self.binary("floordiv", rest, factor)
+                assert not isinstance(value, float)
+                self._bind_size(p, name, value)
 
     def _bind_size(self, p: Parameter, name: str, value: int | Scalar) -> None:
         old = self.size_values.setdefault(name, value)

@@ -6,6 +6,7 @@ compiler.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from tilec.ir.core import Func, Op, Value
@@ -33,6 +34,20 @@ def size_text(value: Value, ops: Iterable[Op], names: Mapping[Value, str]) -> st
         if spelled is not None:
             text[o.result] = spelled
     return text.get(value)
+
+
+def linear_text(text: str) -> tuple[str, int, int] | None:
+    """(name, factor, constant) of arithmetic on one size, "((n * 2) + 1)"; None of any other."""
+    names = set(re.findall(r"[A-Za-z_]\w*", text))
+    if len(names) != 1:
+        return None
+    (name,) = names
+    try:
+        at = [eval(text, {"__builtins__": {}, name: n}) for n in (0, 1, 1 << 20)]
+    except ArithmeticError:
+        return None
+    factor = at[1] - at[0]
+    return (name, factor, at[0]) if factor > 0 and at[2] == at[0] + (factor << 20) else None
 
 
 def grid_text(func: Func) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.ir.types import DTYPES, MOST_NARROW
 from tilec.runtime.devices import cuda_device_of
-from tilec.runtime.expressions import evaluate, is_name
+from tilec.runtime.expressions import evaluate, is_name, names_in
 from tilec.runtime.tensors import Tensor, accepts, array_dtype, contiguous_strides, read_tensor
 
 REQUIRED = object()
@@ -276,6 +276,22 @@ def _check_extent(
                 )
 
 
+def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
+    """Add the sizes that only arithmetic names, one of them in an extent: of n * 2 + 1 the n that
+    gives this extent. Where none does, `check_expressions` says so of the nearest."""
+    for dim, (w, got) in enumerate(zip(p.shape or (), t.shape)):
+        if not isinstance(w, str) or is_name(w):
+            continue
+        unknown = names_in(w) - sizes.values.keys()
+        if len(unknown) == 1:
+            (name,) = unknown
+            what = f"{p.name}: dimension {dim}"
+            at = [evaluate(w, {**sizes.values, name: n}, what) for n in (0, 1)]
+            if at[1] != at[0]:
+                sizes.values[name] = max(0, (got - at[0]) // (at[1] - at[0]))
+                sizes.origins[name] = f"{p.name}.shape[{dim}]"
+
+
 def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
     """Check extents and strides that are arithmetic on sizes, all of which are known by now."""
     for what, wanted, got in (("dimension", p.shape, t.shape), ("stride", p.strides, t.strides)):
@@ -449,6 +465,8 @@ def read_arguments(
         name = target if isinstance(target, str) else target(device, index)
         for n, t in tensors.items():
             check_tensor(about := by_name[n], t, sizes, name)
+        for n, t in tensors.items():
+            solve_expressions(by_name[n], t, sizes)
         for n, t in tensors.items():
             check_expressions(about := by_name[n], t, sizes)
     except LaunchError as e:
