@@ -129,9 +129,13 @@ from tilec.builtins.maths import (
 )
 from tilec.builtins.reductions import (
     all_of as all_of,
+    alloc_reducer as alloc_reducer,
     any_of as any_of,
     cummax as cummax,
     cumsum as cumsum,
+    finalize_reducer as finalize_reducer,
+    reducer_init as reducer_init,
+    reducer_update as reducer_update,
     reduce as reduce,
     reduce_absmax as reduce_absmax,
     reduce_abssum as reduce_abssum,

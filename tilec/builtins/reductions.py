@@ -130,3 +130,42 @@ def any_of(buffer: Any) -> Any:
 def all_of(buffer: Any) -> Any:
     """Whether no element of a tile or region is 0; see `any_of`."""
     only_inside("all_of")
+
+
+def alloc_reducer(shape: Any, dtype: object, op: str = "sum", replication: Any = None) -> Any:
+    """A tile of results to which the iterations of parallel loops contribute.
+
+        acc = T.alloc_reducer((M,), "float32", op="sum")
+        T.reducer_init(acc)
+        for k in T.serial(n):
+            for i, j in T.Parallel(M, N):
+                T.reducer_update(acc[i], x[i, j])
+        T.finalize_reducer(acc, dst)
+
+    `op`: "sum", "max", "min", and of ints "bitand", "bitor", "bitxor". Floats below float32 are
+    combined in float32. Raises CompileError for bits of floats and for `replication`, which chose
+    between two forms of storage.
+    """
+    only_inside("alloc_reducer")
+
+
+def reducer_init(reducer: Any, init: Any = None) -> None:
+    """Give all of a reducer's results their first value: `init`, which counts once, or what changes
+    no result. Before the first `reducer_update`."""
+    only_inside("reducer_init")
+
+
+def reducer_update(target: Any, value: Any) -> None:
+    """In T.Parallel: combine `value` of this iteration, once, with the reducer's element `target`.
+
+    `target` is `acc[i]`: each index is one of the loop's own, which runs over all of that
+    dimension, or 0 where the extent is 1. It may stand under a condition or in a serial loop of the
+    iteration. The order of combination is fixed: repeated runs agree in every bit.
+    """
+    only_inside("reducer_update")
+
+
+def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
+    """Write a reducer's results to `dst`, a tile or region of its shape, converted to its dtype.
+    `batch` changes nothing."""
+    only_inside("finalize_reducer")

@@ -16,6 +16,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_barriers,
     builtins_header,
     builtins_reduce,
+    builtins_reducers,
     builtins_scalar,
     builtins_statements,
     builtins_tile,

@@ -54,10 +54,15 @@ class Frame:
 
 @dataclass(slots=True)
 class ParallelScope:
-    """A `T.Parallel` being traced, and the variables that each of its iterations has for itself."""
+    """A `T.Parallel` being traced, and the variables that each of its iterations has for itself.
+    `before`, `behind`: what is done for its iterations together, around the loop."""
 
     line: int
     variables: list[Buffer] = field(default_factory=list)
+    extents: tuple[int, ...] = ()
+    indices: list[Scalar] = field(default_factory=list)
+    before: Builder = field(default_factory=Builder)
+    behind: list[Op] = field(default_factory=list)
 
 
 class BlockBuilder(Builder):
@@ -94,6 +99,7 @@ class Context:
         self.depth = 0
         self.hazards = 0
         self.parallel: ParallelScope | None = None
+        self.reducers: dict[Value, Any] = {}
         self.sizes: Mapping[str, int | Scalar] = {}
         self.has_empty_tensor = False
         self.tests: dict[Value, Condition] = {}

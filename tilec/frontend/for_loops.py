@@ -224,16 +224,18 @@ class ForLoops(Loops):
         args = [Value(ScalarType(INT32), t.id if isinstance(t, ast.Name) else "") for t in targets]
         flags = self._flags("Parallel")
         before = dict(self.names)
-        self.parallel = ParallelScope(node.lineno)
+        scope = self.parallel = ParallelScope(node.lineno, extents=tuple(extents))
         with self.inside() as builder:
             indices = []
             for arg, extent in zip(args, extents):
                 reach = Reach(0, extent - 1, True, self.depth, dense=True, name=arg.name)
                 indices.append(self.to_index(self.scalar(arg, reach)))
+            scope.indices += indices
             self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
             self._check_rebinding(node, before)
             builder.emit(Yield, loc=place)
         self.parallel = None
+        self.builder.ops += scope.before.ops
         made = self.emit(Parallel, extents, builder.block(args), coalesced_width=width)
         assert isinstance(made, Parallel)
         race = find_race(made)
@@ -243,6 +245,7 @@ class ForLoops(Loops):
                 hint = "give each iteration an element of its own, or loop with T.serial"
             raise self.error(race.message, hint, at=race.loc)
         self._check_updates(made)
+        self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
 
     def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:

@@ -1,0 +1,212 @@
+"""Reducers: what the iterations of parallel loops contribute is combined, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from frontend_help import ops, run, traced
+
+import tilec
+import tilec.language as T
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import Reduce
+
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+K = T.dynamic("K")
+
+
+def launch(kernel: Any, target: str, *args: np.ndarray) -> None:
+    if target == "cpu":
+        kernel(*args)
+        return
+    report = tilec.simulate(kernel, *args, target=target)
+    assert report.ok, report
+
+
+@tilec.kernel
+def scalar_sum(
+    A: T.Tensor((8,), "float32"), B: T.Tensor((50,), "float32"), C: T.Tensor((1,), "float32")
+):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_fragment((8,), "float32")
+        T.copy(A, a)
+        acc = T.alloc_reducer((1,), "float32", op="sum")
+        T.reducer_init(acc, 100.0)
+        for i in T.Parallel(8):
+            T.reducer_update(acc[0], a[i])
+        for i in T.Parallel(50):
+            if i % 3 == 0:
+                T.reducer_update(acc[0], B[i])
+        result = T.alloc_fragment((1,), "float32")
+        T.finalize_reducer(acc, result)
+        T.copy(result, C)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_contributes_once(target: str) -> None:
+    """Whatever threads hold copies of an element, and the first value counts once."""
+    A, B = np.arange(1, 9, dtype=np.float32), np.arange(50, dtype=np.float32)
+    C = np.zeros(1, np.float32)
+    launch(scalar_sum, target, A, B, C)
+    assert C[0] == 100 + A.sum() + B[::3].sum()
+
+
+@tilec.kernel
+def rows(
+    A: T.Tensor((20, K), "float32"),
+    sums: T.Tensor((20,), "float32"),
+    most: T.Tensor((20,), "float32"),
+):
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((20, 64), "float32")
+        acc = T.alloc_reducer(20, "float32")
+        top = T.alloc_reducer((20,), "float32", op="max")
+        T.reducer_init(acc)
+        T.reducer_init(reducer=top)
+        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+            T.copy(A[0, k * 64], a)
+            for i, j in T.Parallel(20, 64):
+                T.reducer_update(acc[i], a[i, j])
+                if k * 64 + j < K:
+                    T.reducer_update(top[i], a[i, j])
+        T.finalize_reducer(acc, sums)
+        T.finalize_reducer(top, most, batch=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_over_a_pipelined_loop(target: str, rng: np.random.Generator) -> None:
+    A = rng.integers(-9, 0, (20, 150)).astype(np.float32)
+    sums, most = np.zeros(20, np.float32), np.zeros(20, np.float32)
+    launch(rows, target, A, sums, most)
+    assert np.array_equal(sums, A.sum(1)) and np.array_equal(most, A.max(1))
+
+
+@tilec.kernel
+def every_form(
+    A: T.Tensor((6, 8, 10), "int32"),
+    permuted: T.Tensor((10, 6), "int32"),
+    inner: T.Tensor((6, 1), "int32"),
+    bits: T.Tensor((8,), "int32"),
+    same: T.Tensor((6, 8, 10), "int32"),
+):
+    with T.Kernel(1, threads=64):
+        p = T.alloc_reducer((10, 6), "int32", op="min")
+        n = T.alloc_reducer((6, 1), "int32")
+        b = T.alloc_reducer((8,), "int32", op="bitxor")
+        s = T.alloc_reducer((6, 8, 10), "int32", op="max")
+        T.reducer_init(p)
+        T.reducer_init(n)
+        T.reducer_init(b)
+        T.reducer_init(s, 0)
+        for i, j, k in T.Parallel(6, 8, 10):
+            T.reducer_update(p[k, i], A[i, j, k])
+            T.reducer_update(b[j], A[i, j, k])
+            T.reducer_update(s[i, j, k], A[i, j, k])
+        for i in T.Parallel(6):
+            for j in T.serial(8):
+                T.reducer_update(n[i, 0], A[i, j, 3])
+        T.finalize_reducer(p, permuted)
+        T.finalize_reducer(n, inner)
+        T.finalize_reducer(b, bits)
+        T.finalize_reducer(s, same)
+
+
+def forms(rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    A = rng.integers(-99, 99, (6, 8, 10)).astype(np.int32)
+    bits = np.bitwise_xor.reduce(np.bitwise_xor.reduce(A, 2), 0)
+    want = [A.min(1).T, A[:, :, 3].sum(1, keepdims=True), bits, np.maximum(A, 0)]
+    return [A, *(np.full(w.shape, 7, np.int32) for w in want)], want
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_form(target: str, rng: np.random.Generator) -> None:
+    args, want = forms(rng)
+    launch(every_form, target, *args)
+    assert all(map(np.array_equal, args[1:], want))
+
+
+def test_meaning(rng: np.random.Generator) -> None:
+    args, want = forms(rng)
+    names = [p.name for p in every_form.parameters]
+    found = run(every_form.function, dict(zip(names, args)))
+    assert all(np.array_equal(found[n], w) for n, w in zip(names[1:], want))
+    assert len(ops(traced(every_form.function, dict(zip(names, args))), Reduce)) == 3
+
+
+@tilec.kernel
+def halves(A: T.Tensor((4096,), "float16"), C: T.Tensor((1,), "float16")):
+    with T.Kernel(1, threads=128):
+        acc = T.alloc_reducer((1,), "float16")
+        T.reducer_init(acc)
+        for i in T.Parallel(4096):
+            T.reducer_update(acc[0], A[i])
+        T.finalize_reducer(acc, C)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_halves_are_summed_in_float32(target: str) -> None:
+    C = np.zeros(1, np.float16)
+    launch(halves, target, np.ones(4096, np.float16), C)
+    assert C[0] == 4096
+
+
+def compiled(body: Callable[[], None]) -> None:
+    @tilec.kernel
+    def kernel(C: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=64):
+            body()
+
+    kernel.compile(np.zeros(8, np.float32), target="cpu")
+
+
+def test_mistakes() -> None:
+    def outside() -> None:
+        acc = T.alloc_reducer((8,), "float32")
+        T.reducer_init(acc)
+        T.reducer_update(acc[0], 1.0)
+
+    def early() -> None:
+        acc = T.alloc_reducer((8,), "float32")
+        for i in T.Parallel(8):
+            T.reducer_update(acc[i], 1.0)
+
+    def index() -> None:
+        acc = T.alloc_reducer((8,), "float32")
+        T.reducer_init(acc)
+        for i in T.Parallel(4):
+            T.reducer_update(acc[i + 1], 1.0)
+
+    def other() -> None:
+        x = T.alloc_fragment((8,), "float32")
+        T.reducer_init(x)
+
+    def bits() -> None:
+        T.alloc_reducer((8,), "float32", op="bitor")
+
+    def kind() -> None:
+        T.alloc_reducer((8,), "float32", op="mean")
+
+    def old_form() -> None:
+        T.alloc_reducer((8,), "float32", replication="all")
+
+    def nowhere() -> None:
+        acc = T.alloc_reducer((8,), "float32")
+        T.reducer_init(acc)
+        T.finalize_reducer(acc)
+
+    for body, match in (
+        (outside, "T.reducer_update stands outside of T.Parallel"),
+        (early, "acc is updated before T.reducer_init"),
+        (index, "index 0 of acc .* is neither an index of T.Parallel"),
+        (other, "reducer of T.reducer_init is x .*, not a reducer"),
+        (bits, "a reducer by bitor combines the bits of ints, its dtype is float32"),
+        (kind, "op of T.alloc_reducer is"),
+        (old_form, "replication of T.alloc_reducer is"),
+        (nowhere, "T.finalize_reducer needs a destination"),
+    ):
+        with pytest.raises(CompileError, match=match):
+            compiled(body)

@@ -1,0 +1,229 @@
+"""Reducers: results to which the iterations of parallel loops contribute.
+
+A loop's contributions are a fragment with an element for each iteration, neutral before the loop;
+behind the loop it is reduced along the dimensions that the update does not name, into what the
+reducer holds. So a reducer is a fragment that is complete between loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilec import language as T
+from tilec.frontend.arithmetic import affine_of
+from tilec.frontend.builtins import (
+    Call,
+    builtin,
+    choice_argument,
+    dtype_argument,
+    int_argument,
+    number_argument,
+    shape_argument,
+)
+from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.context import ParallelScope
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Buffer, Region, describe
+from tilec.ir import core
+from tilec.ir.core import Builder, Value, squeeze
+from tilec.ir.ops import Alloc, Binary, Const, Copy, Fill, Load, Parallel, Reduce, Store, Yield
+from tilec.ir.types import FLOAT32, INT32, BufferType, DType, ScalarType
+
+KINDS = {
+    "sum": "add",
+    "max": "max",
+    "min": "min",
+    "bitand": "and",
+    "bitor": "or",
+    "bitxor": "xor",
+}
+
+
+@dataclass
+class Reducer:
+    """What a call of T.alloc_reducer gave. `open`: it has been given its first value."""
+
+    kind: str
+    open: bool = False
+
+
+@builtin(T.alloc_reducer)
+def alloc_reducer(t: Expressions, c: Call) -> Buffer:
+    tile_level(t, c)
+    if c["replication"] is not None:
+        raise t.error(
+            f"replication of T.alloc_reducer is {describe(c['replication'])}: where partial "
+            "results are kept is tilec's choice",
+            "leave it out, and write T.reducer_init(acc), T.reducer_update(acc[i], x) in "
+            "T.Parallel and T.finalize_reducer(acc, dst)",
+            c.place("replication"),
+        )
+    kind = choice_argument(t, c, "op", tuple(KINDS))
+    dtype = dtype_argument(t, c, "dtype")
+    if kind.startswith("bit") and dtype.is_float:
+        raise t.error(
+            f"a reducer by {kind} combines the bits of ints, its dtype is {dtype.name}",
+            'write op="sum", "max" or "min", or an int dtype',
+            c.place("dtype"),
+        )
+    held = FLOAT32 if dtype.is_float and dtype.bits < 32 else dtype
+    made = BufferType(shape_argument(t, c, "shape"), held, "fragment")
+    buffer = Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+    t.reducers[buffer.value] = Reducer(kind)
+    return buffer
+
+
+def _reducer(t: Expressions, c: Call, name: str, value: object) -> tuple[Buffer, Reducer]:
+    found = t.reducers.get(value.value) if isinstance(value, Buffer) else None
+    if found is None or not isinstance(value, Buffer):
+        raise t.error(
+            f"{name} of T.{c.builtin} is {describe(value)}, not a reducer",
+            'allocate one: acc = T.alloc_reducer((m,), "float32", op="sum")',
+            c.place(name),
+        )
+    return value, found
+
+
+@builtin(T.reducer_init)
+def reducer_init(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    buffer, reducer = _reducer(t, c, "reducer", c["reducer"])
+    dtype = buffer.type.dtype
+    if c["init"] is None:
+        value = t.constant(_neutral(reducer.kind, dtype), dtype)
+    else:
+        value = t.convert(number_argument(t, c, "init"), dtype)
+    t.emit(Fill, _whole(t, buffer.value), value.value)
+    reducer.open = True
+
+
+def _neutral(kind: str, dtype: DType) -> int | float:
+    """What changes no result."""
+    if dtype.is_float:
+        return {"max": -math.inf, "min": math.inf}.get(kind, 0.0)
+    return {
+        "max": T.min_value(dtype),
+        "min": T.max_value(dtype),
+        "bitand": -1 if dtype.kind == "int" else T.max_value(dtype),
+    }.get(kind, 0)
+
+
+def _whole(t: Expressions, v: Value) -> core.Region:
+    shape = v.buffer.static_shape
+    return core.Region(v, tuple(t.index_value(0) for _ in shape), shape)
+
+
+@builtin(T.reducer_update)
+def reducer_update(t: Expressions, c: Call) -> None:
+    target = c["target"]
+    if not isinstance(target, Region) or not target.is_element:
+        hint = "write T.reducer_update(acc[i], x)"
+        message = f"the target of T.reducer_update is {describe(target)}, not an element"
+        raise t.error(message, hint, c.place("target"))
+    buffer, reducer = _reducer(t, c, "target", target.buffer)
+    scope = t.parallel
+    if scope is None:
+        raise t.error(
+            "T.reducer_update stands outside of T.Parallel: whether one thread or all of them "
+            "contribute cannot be told",
+            "write for i in T.Parallel(n): T.reducer_update(acc[…], x)",
+        )
+    if not reducer.open:
+        hint = f"write T.reducer_init({buffer.name}) before the loop"
+        raise t.error(f"{buffer.name} is updated before T.reducer_init", hint)
+    dims = _named_dimensions(t, c, target, scope)
+    dtype = buffer.type.dtype
+    value = t.convert(number_argument(t, c, "value"), dtype).value
+    before = scope.before
+    made = BufferType(scope.extents, dtype, "fragment")
+    shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
+    zeros = tuple(before.value(Const, 0, INT32) for _ in scope.extents)
+    nothing = before.value(Const, _neutral(reducer.kind, dtype), dtype)
+    before.emit(Fill, core.Region(shares, zeros, scope.extents), nothing, loc=t.loc)
+    at = tuple(map(t.index_value, scope.indices))
+    old = t.emit(Load, shares, at).result
+    t.emit(Store, shares, at, t.emit(Binary, KINDS[reducer.kind], old, value).result)
+    behind = Builder(t.loc)
+    _combine(behind, buffer.value, reducer.kind, shares, scope.extents, dims)
+    scope.behind += behind.ops
+
+
+def _named_dimensions(
+    t: Expressions, c: Call, target: Region, scope: ParallelScope
+) -> tuple[int | None, ...]:
+    """For each index of the target the dimension of the loop that it is; None where it is 0."""
+    own = [affine_of(i) for i in scope.indices]
+    dims: list[int | None] = []
+    for d, offset in enumerate(target.offsets):
+        size, form = target.buffer.type.static_shape[d], affine_of(offset)
+        found = [n for n, x in enumerate(own) if not (form - x).terms and form.const == x.const]
+        if not form.terms and form.const == 0 and size == 1:
+            dims.append(None)
+        elif len(found) == 1 and found[0] not in dims and scope.extents[found[0]] == size:
+            dims.append(found[0])
+        else:
+            raise t.error(
+                f"index {d} of {describe(target.buffer)} in T.reducer_update is neither an index "
+                f"of T.Parallel (line {scope.line}) that runs over all of its {size} elements, nor "
+                "the 0 of an extent of 1",
+                f"let T.Parallel run over the {size} elements of dimension {d}",
+                c.place("target"),
+            )
+    return tuple(dims)
+
+
+def _combine(
+    b: Builder,
+    reducer: Value,
+    kind: str,
+    shares: Value,
+    extents: tuple[int, ...],
+    dims: Sequence[int | None],
+) -> None:
+    """Combine a loop's contributions, dimension by dimension, with what the reducer holds."""
+
+    def whole(v: Value) -> core.Region:
+        shape = v.buffer.static_shape
+        return core.Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
+
+    named = [d for d in dims if d is not None]
+    left = [*range(len(extents))]
+    in_order = squeeze([extents[d] for d in sorted(named)]) == squeeze(
+        reducer.buffer.static_shape
+    ) and named == sorted(named)
+    others = [d for d in left if d not in named]
+    for d in reversed(others):
+        place = left.index(d)
+        if d == others[0] and in_order:
+            b.emit(Reduce, whole(shares), whole(reducer), place, kind, clear=False)
+            return
+        left.remove(d)
+        shape = tuple(extents[d] for d in left) or (1,)
+        rest = b.value(Alloc, BufferType(shape, shares.dtype, "fragment"))
+        b.emit(Reduce, whole(shares), whole(rest), place, kind)
+        shares = rest
+    args = [Value(ScalarType(INT32), f"i{d}") for d in left]
+    inner = Builder(b.loc)
+    place_of = [inner.value(Const, 0, INT32) if d is None else args[left.index(d)] for d in dims]
+    old = inner.value(Load, reducer, tuple(place_of))
+    share = inner.value(Load, shares, tuple(args))
+    inner.emit(Store, reducer, tuple(place_of), inner.value(Binary, KINDS[kind], old, share))
+    inner.emit(Yield)
+    b.emit(Parallel, tuple(extents[d] for d in left), inner.block(args))
+
+
+@builtin(T.finalize_reducer)
+def finalize_reducer(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    buffer, _ = _reducer(t, c, "reducer", c["reducer"])
+    int_argument(t, c, "batch", 1)
+    if c["dst"] is None:
+        shape = ", ".join(map(str, buffer.type.shape))
+        raise t.error(
+            "T.finalize_reducer needs a destination",
+            f"allocate dst = T.alloc_fragment(({shape},), dtype) and write "
+            f"T.finalize_reducer({buffer.name}, dst)",
+        )
+    source, dest = t.tiles(buffer, c["dst"], (c.place("reducer"), c.place("dst")))
+    t.emit(Copy, t.box(source), t.box(dest))
