@@ -261,7 +261,8 @@ class _Placer:
 
     def touched(self, o: Op) -> set[Value]:
         """The rings that TMA fills in whose stages threads read or write in `o`."""
-        used = {e.region.buffer for e in o.effects() if e.region and e.engine == "threads"}
+        done = (e for e in o.effects() if e.reads or e.writes)
+        used = {e.region.buffer for e in done if e.region and e.engine == "threads"}
         return {self.root.get(v, v) for v in used} & self.refilled
 
     def emptied(self, loop: For, rings: set[Value]) -> set[Value]:
