@@ -16,7 +16,6 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, describe
 from tilec.ir.core import Value
-from tilec.ir.instr.sync import MAX_ARRIVALS, MAX_BYTES, NAMED_BARRIERS, REGISTER_CHOICES
 from tilec.ir.ops import (
     Alloc,
     BarrierArrive,
@@ -37,6 +36,9 @@ from tilec.ir.ops import (
     WgmmaWait,
 )
 from tilec.ir.types import INT32, INT64, BufferType
+from tilec.support.lazy import Lazy
+
+sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instructions
 
 GROUP_THREADS = 128  # of a `T.ws`
 
@@ -54,11 +56,11 @@ def alloc_barrier(t: Expressions, c: Call) -> Buffer:
         )
     given = c["arrive_count"]
     counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
-    if not counts or any(n is None or not 0 < n <= MAX_ARRIVALS for n in counts):
+    if not counts or any(n is None or not 0 < n <= sync.MAX_ARRIVALS for n in counts):
         raise t.error(
             f"arrive_count of T.alloc_barrier is {describe(given)}",
             "write how many threads arrive in a phase, a compile-time int from 1 to "
-            f"{MAX_ARRIVALS}, or a list of such counts for as many barriers",
+            f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers",
             c.place("arrive_count"),
         )
     made = BufferType((len(counts),), INT64, "barrier")
@@ -143,10 +145,10 @@ builtin(T.mbarrier_wait_parity)(_wait)
 
 def _bytes(t: Expressions, c: Call) -> int:
     found = int_argument(t, c, "tx", 1)
-    if found > MAX_BYTES:
+    if found > sync.MAX_BYTES:
         raise t.error(
             f"tx of T.{c.builtin} is {found:,} bytes, the most that a phase counts is "
-            f"{MAX_BYTES:,}",
+            f"{sync.MAX_BYTES:,}",
             "announce the bytes of one stage",
             c.place("tx"),
         )
@@ -269,10 +271,10 @@ def named_barrier_arrive(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
     number = int_argument(t, c, "barrier_id", 1)
     threads = int_argument(t, c, "thread_count", 32)
-    if number >= NAMED_BARRIERS:
+    if number >= sync.NAMED_BARRIERS:
         raise t.error(
             f"barrier_id of T.named_barrier_arrive is {number}",
-            f"a block has barriers 1 to {NAMED_BARRIERS - 1} beside that of all its threads",
+            f"a block has barriers 1 to {sync.NAMED_BARRIERS - 1} beside that of all its threads",
             c.place("barrier_id"),
         )
     if threads % 32:
@@ -316,11 +318,11 @@ def group_condition(t: Expressions, header: GroupHeader) -> Scalar:
 def _set_registers(t: Expressions, c: Call, increase: bool) -> None:
     tile_level(t, c)
     n = int_argument(t, c, "reg_count", 1)
-    if n not in REGISTER_CHOICES:
+    if n not in sync.REGISTER_CHOICES:
         raise t.error(
             f"reg_count of T.{c.builtin} is {n}: registers move in eights, from "
-            f"{REGISTER_CHOICES[0]} to {REGISTER_CHOICES[-1]}",
-            f"write {min(max(n // 8 * 8, REGISTER_CHOICES[0]), REGISTER_CHOICES[-1])}",
+            f"{sync.REGISTER_CHOICES[0]} to {sync.REGISTER_CHOICES[-1]}",
+            f"write {min(max(n // 8 * 8, sync.REGISTER_CHOICES[0]), sync.REGISTER_CHOICES[-1])}",
             c.place("reg_count"),
         )
     t.emit(SetRegisters, n, increase)
