@@ -1,17 +1,23 @@
 """stage_reductions: what is combined lies in registers.
 
 Before: TILE. After: TILE, and each `reduce` reads a whole fragment and writes one: tiles in shared
-memory and parts of fragments are copied before and after."""
+memory and parts of fragments are copied before and after. Of a tile in shared memory that would
+take too many registers, slices along the reduced dimension are combined one after the other."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tilec.ir.core import Builder, Func, Op, Region, rewrite
-from tilec.ir.ops import Alloc, Copy, Reduce
-from tilec.ir.types import BufferType
-from tilec.passes.utils.building import whole
+from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, Fill, Reduce
+from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.types import INT32, BufferType, DType
+from tilec.passes.utils.building import counted, whole
+from tilec.passes.utils.reductions import neutral
 from tilec.target import Target
+
+MOST = 64  # registers of a thread that a copy of a tile may take
 
 
 def stage_reductions(func: Func, target: Target) -> Func:
@@ -22,6 +28,10 @@ def stage_reductions(func: Func, target: Target) -> Func:
             return None
         if _is_fragment(o.source) and _is_fragment(o.dest):
             return None
+        threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+        length = _slice_length(o, threads)
+        if length < o.source.extents[o.dim]:
+            return _by_slices(o, length)
         b = Builder(o.loc)
         source, dest = o.source, o.dest
         if not _is_fragment(source):
@@ -39,10 +49,45 @@ def stage_reductions(func: Func, target: Target) -> Func:
     return func.with_body(rewrite(func.body, visit))
 
 
+def _slice_length(o: Reduce, threads: int) -> int:
+    """How many elements along the dimension are combined at once: those of a divisor of all."""
+    length = o.source.extents[o.dim]
+    if o.source.buffer.buffer.space != "shared":
+        return length
+    bits = prod(o.source.extents) // length * o.source.dtype.bits
+    fits = [n for n in range(1, length + 1) if length % n == 0 and bits * n <= 32 * MOST * threads]
+    return max(fits, default=length)
+
+
+def _by_slices(o: Reduce, length: int) -> list[Op]:
+    """The reduction as a loop over slices, whose results are combined in the dtype of partial
+    results."""
+    b = Builder(o.loc)
+    so_far = _fragment(b, o.dest, o.accumulator)
+    if o.clear:
+        b.emit(Fill, so_far, neutral(b, o, o.accumulator))
+    else:
+        b.emit(Copy, o.dest, so_far)
+    count = o.source.extents[o.dim] // length
+    with counted(b, count, "slice", "serial") as (number, inner):
+        offsets, extents = [*o.source.offsets], [*o.source.extents]
+        first = inner.value(Binary, "mul", number, inner.value(Const, length, INT32))
+        if offsets[o.dim].dtype != INT32:
+            first = inner.value(Cast, first, offsets[o.dim].dtype)
+        offsets[o.dim] = inner.value(Binary, "add", offsets[o.dim], first)
+        extents[o.dim] = length
+        part = Region(o.source.buffer, tuple(offsets), tuple(extents))
+        held = _fragment(inner, part)
+        inner.emit(Copy, part, held)
+        inner.emit(Reduce, held, so_far, o.dim, o.kind, clear=False, nan=o.nan)
+    b.emit(Copy, so_far, o.dest)
+    return b.ops
+
+
 def _is_fragment(r: Region) -> bool:
     return r.buffer.buffer.space == "fragment" and r.is_whole
 
 
-def _fragment(b: Builder, r: Region) -> Region:
-    made = BufferType(r.extents, r.dtype, "fragment")
+def _fragment(b: Builder, r: Region, dtype: DType | None = None) -> Region:
+    made = BufferType(r.extents, dtype or r.dtype, "fragment")
     return whole(b, b.value(Alloc, made, name=f"{r.buffer.name}_held"))
