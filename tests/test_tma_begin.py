@@ -89,8 +89,9 @@ def out(
     row: T.constexpr,
     fragment: T.constexpr,
 ):
-    with T.Kernel(1, threads=128):
+    with T.Kernel(1, threads=128) as bx:
         T.annotate_schedule(store="tma")
+        there = bx + row  # a number that is negative by itself would count from the end
         s = T.alloc_shared((64, 64), "float16")
         T.copy(A, s)
         at = T.min(T.max(first, 0), 10) * step + begin
@@ -98,9 +99,9 @@ def out(
             acc = T.alloc_fragment((64, 64), "float32")
             T.clear(acc)
             T.gemm(s, s, acc)
-            T.copy(acc, C[row, at])
+            T.copy(acc, C[there, at])
         else:
-            T.copy(s, C[row, at])
+            T.copy(s, C[there, at])
 
 
 # Step of the dynamic column, column, row; whether TMA may take the tile.

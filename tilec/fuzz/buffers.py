@@ -127,13 +127,13 @@ class Buffer:
         if len(entries) != len(self.shape):
             raise Invalid(f"{len(entries)} indices of {self.name}")
         arrays = []
-        for e in entries:
+        for e, extent in zip(entries, self.shape):
             if isinstance(e, Number):
                 if not e.exact():
                     raise Invalid("an index hangs on a number that is rounded")
                 arrays.append(e.value.astype(np.int64))
             else:
-                arrays.append(np.asarray(e, np.int64))
+                arrays.append(np.asarray(_from_the_end(e, extent), np.int64))
         shape = () if self.place.iteration is None else self.place.iteration.shape
         at = tuple(np.broadcast_to(a, np.broadcast_shapes(a.shape, shape)) for a in arrays)
         inside = np.ones(at[0].shape if at else (), bool)
@@ -164,6 +164,11 @@ class Buffer:
         return where
 
 
+def _from_the_end(index: Any, extent: int) -> Any:
+    """An index; a literal that is negative counts from the end."""
+    return index + extent if isinstance(index, int) and index < 0 else index
+
+
 @dataclass(frozen=True)
 class Region:
     """What a word on tiles is given: a buffer, where it starts, and its extents where they are
@@ -189,7 +194,7 @@ class Region:
                 starts.append(low)
                 extents.append(high - low)
             else:
-                starts.append(int(e))
+                starts.append(int(_from_the_end(e, buffer.shape[len(starts)])))
                 extents.append(1 if sliced else None)
         return Region(buffer, tuple(starts), tuple(extents))
 

@@ -58,7 +58,7 @@ def copy_slices(w: Writer) -> None:
     """A part of a tensor, written as slices, to a part of a tile."""
     source, tile = w.pair_of(planes(w.inputs), planes(w.tiles))
     extents, here = part(w, tile.shape)
-    start = [w.one_of((str(w.between(-1, 9)), "bx * 8", "by * 4 + 1")) for _ in extents]
+    start = [w.one_of((str(w.between(0, 9)), "bx * 8", "by * 4 + 1")) for _ in extents]
     there = ", ".join(f"{s}:{s} + {n}" for s, n in zip(start, extents))
     w.emit(f"T.copy({source.name}[{there}], {tile.name}[{here}])")
 

@@ -192,7 +192,7 @@ class _Groups:
         o, found = self.defs.get(v), None
         if isinstance(o, ThreadIndex):
             found = np.arange(self.threads, dtype=np.int32)
-        elif o is not None and o.pure and not o.region_fields and hasattr(o, "evaluate"):
+        elif o is not None and o.pure and type(o).evaluate is not Op.evaluate:
             operands: Sequence[Any] = [self.evaluate(x) for x in o.operands]
             if all(x is not None for x in operands):
                 found = o.evaluate(*operands)
