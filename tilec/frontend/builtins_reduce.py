@@ -52,7 +52,7 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     int_argument(t, c, "batch", 1)
     nan = "nan_propagate" in c.values and bool_argument(t, c, "nan_propagate")
     clear = bool_argument(t, c, "clear")
-    t.emit(Reduce, t.box(source), t.box(dest), dim, kind, clear=clear, nan=nan)
+    t.emit(Reduce, t.box(source), t.box(dest), dim, kind, clear=clear, propagate_nan=nan)
 
 
 # --- running values -------------------------------------------------------------------------------

@@ -42,11 +42,11 @@ def split_reductions(func: Func, target: Target) -> Func:
                 ("all", BufferType(all_.shape, o.accumulator, "fragment", layout=all_)),
             )
         )
-        b.emit(Reduce, o.source, partial, o.dim, o.kind, nan=o.nan, parts=parts)
+        b.emit(Reduce, o.source, partial, o.dim, o.kind, propagate_nan=o.propagate_nan, parts=parts)
         b.emit(Copy, partial, scratch, engine="threads", vector=1)
         b.emit(Copy, scratch, every, engine="threads", vector=1)
         again = o.kind.removeprefix("abs")
-        b.emit(Reduce, every, o.dest, 0, again, clear=o.clear, nan=o.nan)
+        b.emit(Reduce, every, o.dest, 0, again, clear=o.clear, propagate_nan=o.propagate_nan)
         return b.ops
 
     return func.with_body(rewrite(func.body, visit))

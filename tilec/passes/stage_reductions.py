@@ -79,7 +79,7 @@ def _by_slices(o: Reduce, length: int) -> list[Op]:
         part = Region(o.source.buffer, tuple(offsets), tuple(extents))
         held = _fragment(inner, part)
         inner.emit(Copy, part, held)
-        inner.emit(Reduce, held, so_far, o.dim, o.kind, clear=False, nan=o.nan)
+        inner.emit(Reduce, held, so_far, o.dim, o.kind, clear=False, propagate_nan=o.propagate_nan)
     b.emit(Copy, so_far, o.dest)
     return b.ops
 

@@ -252,7 +252,7 @@ class Reduce(Op):
     count.
 
     `kind`: one of `REDUCTIONS`. What is computed in dtype `accumulator` is rounded once, to the
-    destination's. A maximum or minimum leaves nans out, with `nan` it is nan where one is.
+    destination's. A maximum or minimum leaves nans out, with `propagate_nan` it is nan where one is.
     Decided by `split_reductions`: `parts`, where other than 1 the destination's leading extent;
     the elements that so many warps hold are combined apart."""
 
@@ -261,7 +261,7 @@ class Reduce(Op):
     dim: int
     kind: str
     clear: bool = True
-    nan: bool = False
+    propagate_nan: bool = False
     parts: int = 1
 
     @property
@@ -299,11 +299,11 @@ class Reduce(Op):
         acc = self.accumulator
         x = semantics.cast(source.reshape(self.source.extents), self.source.dtype, acc)
         x = semantics.unary("abs", x, acc) if self.kind.startswith("abs") else x
-        found = semantics.reduce(self.combine, x, self.dim, acc, self.nan)
+        found = semantics.reduce(self.combine, x, self.dim, acc, self.propagate_nan)
         if not self.clear and dest is not None:
             old = semantics.cast(dest.reshape(found.shape), self.dest.dtype, acc)
             both = semantics.np.stack([old, found])
-            found = semantics.reduce(self.combine, both, 0, acc, self.nan)
+            found = semantics.reduce(self.combine, both, 0, acc, self.propagate_nan)
         return semantics.cast(found, acc, self.dest.dtype).reshape(self.dest.extents)
 
 

@@ -58,7 +58,7 @@ def combined_layout(result: Layout, parts: int) -> Layout:
 def combine(b: Builder, o: Reduce, x: Value, y: Value) -> Value:
     """Two values of `o.accumulator` as one."""
     found = b.value(Binary, o.combine, x, y)
-    if o.nan and x.dtype.is_float:
+    if o.propagate_nan and x.dtype.is_float:
         for v in (x, y):
             found = b.value(Select, b.value(Compare, "ne", v, v), v, found)
     return found
