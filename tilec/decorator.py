@@ -40,12 +40,12 @@ def kernel(
     if function is not None:
         check_function(function, "kernel")
         remember_surroundings(function, sys._getframe(1))
-        return _make_kernel(function, (), None)
+        return make_kernel(function, (), None)
 
     def decorate(function: Callable[..., Any]) -> Kernel:
         check_function(function, "kernel")
         remember_surroundings(function, sys._getframe(1))
-        return _make_kernel(function, tuple(out), threads)
+        return make_kernel(function, tuple(out), threads)
 
     return decorate
 
@@ -68,7 +68,8 @@ def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> N
     check_threads(threads, "threads of tilec.kernel", CompileError)
 
 
-def _make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
+def make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
+    """The kernel of a function whose surroundings are remembered already."""
     # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
     # `__call__`, which becomes the generated launch path after the first launch. No other way is
     # as fast.

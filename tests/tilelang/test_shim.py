@@ -1,0 +1,208 @@
+"""Programs in TileLang's spelling, run on the CPU: both ways of `tilelang.jit`, `out_idx`,
+`tilelang.compile`, `autotune`, and files that import TileLang by its own name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.tilelang as tilelang
+import tilec.tilelang.language as T
+
+# mypy: ignore-errors
+
+
+def scaled(n: int, block: int, factor: float = 2.0, dtype: str = "float32") -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((n,), dtype), B: T.Tensor((n,), dtype)):
+        with T.Kernel(T.ceildiv(n, block), threads=64) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * factor
+
+    return main
+
+
+@tilelang.jit(
+    out_idx=[-1],
+    target="cuda:sm_90a",
+    pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True},
+)
+def lazy_product(M: int, N: int, K: int, block: int = 32):
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, block), T.ceildiv(M, block), threads=128) as (bx, by):
+            a = T.alloc_shared((block, 16), "float32")
+            b = T.alloc_shared((16, block), "float32")
+            c = T.alloc_fragment((block, block), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, 16), num_stages=2):
+                T.copy(A[by * block, k * 16], a)
+                T.copy(B[k * 16, bx * block], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * block, bx * block])
+
+    return main
+
+
+@tilelang.jit
+def eager_sum(A, B, block_m: int, block_n: int = 8):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), T.float32)
+    B: T.Tensor((M, N), T.float32)
+    C = T.empty((M, N), T.float32)
+    with T.Kernel(T.ceildiv(M, block_m), T.ceildiv(N, block_n), threads=128) as (bx, by):
+        for i, j in T.Parallel(block_m, block_n):
+            x = bx * block_m + i
+            y = by * block_n + j
+            C[x, y] = A[x, y] + B[x, y]
+    return C
+
+
+def numbers(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 1000])
+def test_compile_without_out_idx_writes_what_it_is_given(n: int) -> None:
+    kernel = tilelang.compile(scaled(n, 64), target="auto")
+    a, b = numbers(n), np.zeros(n, np.float32)
+    assert kernel(a, b) is None
+    assert np.array_equal(b, 2 * a)
+
+
+@pytest.mark.parametrize("out_idx", [1, -1, [1], [-1]])
+def test_out_idx_names_what_a_call_allocates(out_idx: Any) -> None:
+    kernel = tilelang.compile(scaled(100, 32, 0.5), out_idx=out_idx)
+    a = numbers(100)
+    assert np.array_equal(kernel(a), a / 2)
+
+
+def test_factory_values_that_only_annotations_name_are_kept() -> None:
+    a = numbers(40).astype(np.float64)
+    kernel = tilelang.compile(scaled(40, 16, 3.0, "float64"), out_idx=-1)
+    assert kernel(a).dtype == np.float64
+    assert np.array_equal(kernel(a), a * 3)
+
+
+@pytest.mark.parametrize("shape", [(33, 17, 5), (64, 64, 64), (1, 1, 1)])
+def test_lazy_program(shape: tuple[int, int, int]) -> None:
+    M, N, K = shape
+    a, b = numbers(M, K), numbers(K, N)
+    kernel = lazy_product(M, N, K)
+    assert kernel is lazy_product(M, N, K)
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(kernel(a, b), want, rtol=1e-4, atol=1e-4)
+
+
+def test_kernel_source_is_assembly_for_the_target() -> None:
+    source = lazy_product(64, 64, 64).get_kernel_source()
+    assert ".target sm_90a" in source
+
+
+@pytest.mark.parametrize("shape", [(17, 9), (1, 1), (64, 32)])
+def test_eager_program(shape: tuple[int, int]) -> None:
+    a, b = numbers(*shape), numbers(*shape)
+    assert np.array_equal(eager_sum(a, b, 16), a + b)
+    assert np.array_equal(eager_sum(a, b, block_m=4, block_n=4), a + b)
+
+
+def test_autotune_takes_the_first_configuration() -> None:
+    seen = []
+
+    @tilelang.autotune(configs=[{"block": 16}, {"block": 32}], warmup=3)
+    @tilelang.jit(out_idx=-1)
+    def program(n, block=None):
+        seen.append(block)
+        return scaled(n, block)
+
+    a = numbers(50)
+    assert np.array_equal(program(50)(a), 2 * a)
+    assert np.array_equal(program(50, block=64)(a), 2 * a)
+    assert seen == [16, 64]
+
+
+def test_wrong_out_idx_lists_the_parameters() -> None:
+    with pytest.raises(tilec.CompileError, match="out_idx 2 names no tensor of main") as caught:
+        tilelang.compile(scaled(8, 8), out_idx=2)
+    assert "0 A: Tensor((8,), float32), 1 B" in str(caught.value)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(tilec.CompileError, match="tilelang.jit has no keyword 'out_index'"):
+        tilelang.jit(out_index=1)
+    with pytest.raises(tilec.CompileError, match="takes a T.prim_func, not 3"):
+        tilelang.compile(3)
+
+
+def test_a_program_that_returns_no_kernel() -> None:
+    @tilelang.jit
+    def program():
+        return 3
+
+    with pytest.raises(tilec.CompileError, match="program returned 3, not a T.prim_func"):
+        program()
+
+
+def test_profiler_times_and_compares() -> None:
+    pytest.importorskip("torch")
+    profiler = tilelang.compile(scaled(100, 32), out_idx=-1).get_profiler()
+    try:
+        inputs = profiler.inputs()
+        assert profiler.do_bench(warmup=1, rep=1) > 0
+    except tilec.DriverError:
+        pytest.skip("the GPU of this machine cannot be used")
+    assert profiler.do_bench(warmup=1, rep=1, input_tensors=inputs) > 0
+    profiler.assert_allclose(lambda a: a * 2)
+    with pytest.raises(AssertionError, match="of 100 elements differ"):
+        profiler.assert_allclose(lambda a: a * 2 + 1)
+
+
+def test_missing_words_have_the_message_of_the_language() -> None:
+    with pytest.raises(AttributeError, match=r"tilec.language has no builtin 'gemn'"):
+        _ = T.gemn
+
+
+@pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (1025, 2048)])
+def test_next_power_of_2(n: int, power: int) -> None:
+    assert tilelang.next_power_of_2(n) == tilelang.math.next_power_of_2(n) == power
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import tilelang
+import tilelang.language as T
+from tilelang.autotuner import autotune
+from tilelang.profiler import do_bench
+
+@tilelang.jit(out_idx=[1])
+def program(n):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int32"), B: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                B[i] = A[i] + 1
+    return main
+
+print(program(5)(np.arange(5, dtype=np.int32)).tolist(), sys.argv[1:], "torch" in sys.modules)
+import tilelang.tileop
+"""
+
+
+def test_files_that_import_tilelang_run_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    command = [sys.executable, "-m", "tilec.tilelang", str(file), "--x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[1, 2, 3, 4, 5] ['--x'] False\n", done.stderr
+    assert "tilelang.tileop is not part of tilec's spelling of TileLang" in done.stderr

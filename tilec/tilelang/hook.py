@@ -1,0 +1,62 @@
+"""`import tilelang` means this package once `install` has run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+OURS = __package__ or "tilec.tilelang"
+RENAMED = {"tilelang.autotuner": OURS}
+
+
+def _name(theirs: str) -> str:
+    return RENAMED.get(theirs, OURS + theirs.removeprefix("tilelang"))
+
+
+class _Alias(Loader):
+    """Gives the module of this package that a name of TileLang's stands for: one object under both
+    names, so that classes and state are one, too."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(_name(spec.name))
+        self.own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.own  # the import system has written the alias's over it
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "tilelang" and not name.startswith("tilelang."):
+            return None
+        try:
+            known = importlib.util.find_spec(_name(name))
+        except ModuleNotFoundError:
+            known = None
+        if known is None:
+            raise ModuleNotFoundError(
+                f"{name} is not part of tilec's spelling of TileLang", name=name
+            )
+        package = known.submodule_search_locations is not None
+        return ModuleSpec(name, _Alias(), is_package=package)
+
+
+_FINDER = _Finder()
+
+
+def install() -> None:
+    """Let `import tilelang` find tilec from now on, in this process. Raises ImportError where
+    TileLang itself has been imported already."""
+    loaded = sys.modules.get("tilelang")
+    if loaded is not None and loaded is not sys.modules[OURS]:
+        raise ImportError("tilelang is imported already; install tilec's spelling of it before")
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)

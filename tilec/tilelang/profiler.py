@@ -1,0 +1,98 @@
+"""`tilelang.profiler`: inputs for a kernel, and how long a call takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilec.ir.errors import LaunchError
+from tilec.runtime.arguments import Parameter
+
+
+def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: Any) -> float:
+    """The median time of a call in milliseconds, on the host's clock with the GPU waited for, of
+    the calls that fit into `rep` milliseconds after `warmup` milliseconds."""
+    import torch
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def calls(milliseconds: float) -> list[float]:
+        taken: list[float] = []
+        while not taken or sum(taken) < milliseconds:
+            wait()
+            begin = time.perf_counter()
+            fn()
+            wait()
+            taken.append((time.perf_counter() - begin) * 1e3)
+        return taken
+
+    calls(warmup)
+    return statistics.median(calls(rep))
+
+
+class Profiler:
+    """Random inputs of a kernel's annotated shapes, and what it does with them."""
+
+    def __init__(self, kernel: Callable[..., Any], parameters: Sequence[Parameter]) -> None:
+        self.kernel, self.parameters = kernel, parameters
+
+    def inputs(self) -> list[Any]:
+        """A torch tensor for each parameter, on the GPU if there is one. Raises LaunchError where
+        an extent has no value, or a parameter is no tensor."""
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        made = []
+        for p in self.parameters:
+            shape = [e for e in p.shape or () if isinstance(e, int)]
+            if p.kind != "tensor" or p.shape is None or len(shape) != len(p.shape):
+                message = f"{p.describe()} has no sizes to make an input of"
+                raise LaunchError(message, hint="give the inputs: input_tensors=[…]")
+            dtype = getattr(torch, str(p.dtype))
+            if dtype.is_floating_point:
+                made.append(torch.randn(shape, device=device).to(dtype))
+            else:
+                made.append(torch.randint(0, 2, shape, device=device).to(dtype))
+        return made
+
+    def do_bench(
+        self,
+        func: Callable[..., Any] | None = None,
+        warmup: float = 25,
+        rep: float = 100,
+        input_tensors: Sequence[Any] | None = None,
+        **_: Any,
+    ) -> float:
+        """The median time in milliseconds of the kernel, or of `func`, with the inputs."""
+        given = self.inputs() if input_tensors is None else list(input_tensors)
+        called = self.kernel if func is None else func
+        return do_bench(lambda: called(*given), warmup, rep)
+
+    def assert_allclose(
+        self,
+        reference: Callable[..., Any],
+        atol: float = 1e-2,
+        rtol: float = 1e-2,
+        max_mismatched_ratio: float = 0.01,
+        input_tensors: Sequence[Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Raise AssertionError where more than `max_mismatched_ratio` of an output's elements
+        differ from the reference's, given the same inputs."""
+        import torch
+
+        given = self.inputs() if input_tensors is None else list(input_tensors)
+        wanted, found = reference(*given), self.kernel(*given)
+        if found is None:
+            raise AssertionError("the kernel returns nothing to compare; name its outputs: out_idx")
+        many = isinstance(found, tuple | list)
+        pairs = zip(found, wanted, strict=True) if many else ((found, wanted),)
+        for got, want in pairs:
+            near = torch.isclose(got.double(), want.double(), rtol, atol, equal_nan=True)
+            wrong = int((~near).sum())
+            if wrong > max_mismatched_ratio * got.numel():
+                raise AssertionError(f"{wrong} of {got.numel()} elements differ")

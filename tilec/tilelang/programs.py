@@ -1,0 +1,221 @@
+"""`tilelang.jit`, `compile` and `autotune`: TileLang's ways to a kernel, made of `tilec.Kernel`.
+
+A lazy program is a function that returns a `T.prim_func`; each set of its arguments has a kernel of
+its own. An eager one is itself the kernel: its tensors are annotated in the body, its other
+parameters are compile-time values. Which it is stands in the function's own code: an eager one
+names T.Kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilec import language as T
+from tilec.decorator import make_kernel
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError, shown
+from tilec.jit.compiled import CompiledKernel
+from tilec.jit.fingerprint import remember_surroundings
+from tilec.jit.specialise import spec
+from tilec.kernel import Kernel
+from tilec.tilelang.profiler import Profiler
+
+_NOTES = logging.getLogger("tilec.tilelang")
+# Options that choose how TileLang compiles. tilec has one way, so they change nothing.
+_WITHOUT_MEANING = frozenset(
+    "compile_flags debug_root_path execution_backend pass_configs target_host verbose".split()
+)
+
+
+class _PassConfigNames(type):
+    def __getattr__(cls, name: str) -> str:
+        if not name.isupper():
+            raise AttributeError(name)
+        return name
+
+
+class PassConfigKey(metaclass=_PassConfigNames):
+    """Names of TileLang's pass options, each its own text: they are accepted, and change nothing
+    in tilec."""
+
+
+def _check_options(what: str, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _WITHOUT_MEANING:
+            known = ", ".join(("out_idx", "target", *sorted(_WITHOUT_MEANING)))
+            message = f"tilelang.{what} has no keyword {name!r}"
+            raise CompileError(message, caller_loc(), f"it has: {known}")
+        if value:
+            _NOTES.info("%s of tilelang.%s means nothing to tilec", name, what)
+
+
+def _target(given: object) -> str | None:
+    """A target as `tilec.Kernel.compile` takes it; None where the machine decides."""
+    return None if given is None or given == "auto" else str(given)
+
+
+def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, ...]:
+    """The names of the parameters that a call allocates. Raises CompileError where an index names
+    no tensor."""
+    if out_idx is None:
+        return ()
+    named = kernel.parameters
+    names = []
+    for index in (out_idx,) if isinstance(out_idx, int) else out_idx:
+        if not -len(named) <= index < len(named) or named[index].kind not in ("tensor", "output"):
+            message = f"out_idx {index} names no tensor of {kernel.name}"
+            listed = ", ".join(f"{i} {p.describe()}" for i, p in enumerate(named))
+            raise CompileError(message, caller_loc(), f"its parameters: {listed}")
+        names.append(named[index].name)
+    return tuple(names)
+
+
+class JITKernel:
+    """A kernel as TileLang's programs hold it: called with its tensors, less those of `out_idx`,
+    which the call allocates and returns."""
+
+    def __init__(
+        self, kernel: Kernel, out_idx: int | Sequence[int] | None = None, target: object = None
+    ) -> None:
+        out = _outputs(kernel, out_idx)
+        self.prim_func = kernel
+        self.kernel = make_kernel(kernel.function, out, kernel.threads) if out else kernel
+        self.target = _target(target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+    def compile(self) -> CompiledKernel:
+        """The variant for contiguous tensors of the annotated shapes. Raises CompileError, also
+        where an extent has no value before a call."""
+        given = []
+        for parameter in self.kernel.parameters:
+            if parameter.kind != "tensor":
+                continue
+            shape = parameter.shape or ()
+            if parameter.shape is None or not all(isinstance(extent, int) for extent in shape):
+                message = f"{parameter.describe()} of {self.kernel.name} has open sizes"
+                hint = "compile the kernel for tensors: kernel.kernel.compile(A, B, …)"
+                raise CompileError(message, caller_loc(), hint)
+            given.append(spec([e for e in shape if isinstance(e, int)], parameter.dtype))
+        return self.kernel.compile(*given, target=self.target)
+
+    def get_kernel_source(self) -> str:
+        """The assembly of the variant that `compile` gives (PTX where the target is CUDA): tilec
+        writes no CUDA C++."""
+        return self.compile().asm
+
+    def get_profiler(self, tensor_supply_type: object = None) -> Profiler:
+        """Inputs of the annotated shapes, and the time of a call. All kinds of supply are normally
+        distributed floats and small ints."""
+        del tensor_supply_type
+        return Profiler(self, self.kernel.parameters)
+
+
+def compile(
+    func: Kernel, out_idx: int | Sequence[int] | None = None, target: object = None, **options: Any
+) -> JITKernel:
+    """A `T.prim_func` as a callable kernel; machine code is made at the first call. Raises
+    CompileError for what is no `T.prim_func`."""
+    _check_options("compile", options)
+    if not isinstance(func, Kernel):
+        message = f"tilelang.compile takes a T.prim_func, not {shown(func)}"
+        raise CompileError(message, caller_loc(), "give it what the program returns")
+    return JITKernel(func, out_idx, target)
+
+
+class _Lazy:
+    """A function that returns a T.prim_func: called with its arguments, it gives the kernel."""
+
+    def __init__(self, function: Callable[..., Any], out_idx: Any, target: object) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.out_idx, self.target = function, out_idx, target
+        self._made: dict[str, JITKernel] = {}
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The T.prim_func for these arguments. Raises CompileError if there is none."""
+        made = self.function(*args, **kwargs)
+        if not isinstance(made, Kernel):
+            message = f"{self.function.__name__} returned {shown(made)}, not a T.prim_func"
+            raise CompileError(message, caller_loc(), "return the function below @T.prim_func")
+        return made
+
+    def compile(self, *args: Any, **kwargs: Any) -> JITKernel:
+        """The kernel for these arguments, the same one each time."""
+        key = repr((args, sorted(kwargs.items())))
+        if key not in self._made:
+            self._made[key] = JITKernel(self.get_tir(*args, **kwargs), self.out_idx, self.target)
+        return self._made[key]
+
+    __call__ = compile
+
+
+def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    notes = (n.target for n in ast.walk(tree) if isinstance(n, ast.AnnAssign))
+    return {target.id for target in notes if isinstance(target, ast.Name)}
+
+
+def _eager(function: Callable[..., Any]) -> Kernel:
+    """The kernel of a function whose tensors are annotated in its body: its other parameters are
+    compile-time values."""
+    tensors = _annotated_in_body(function)
+    for name in inspect.signature(function).parameters:
+        note = function.__annotations__.get(name)
+        plain = note in (None, int, float, bool, str) or note in ("int", "float", "bool", "str")
+        if plain and name not in tensors:
+            function.__annotations__[name] = T.constexpr
+    return make_kernel(function, (), None)
+
+
+def jit(
+    func: Callable[..., Any] | None = None,
+    *,
+    out_idx: int | Sequence[int] | None = None,
+    target: object = None,
+    **options: Any,
+) -> Any:
+    """A program of TileLang's: lazy (see `_Lazy`) or eager, which is a `tilec.Kernel`. `out_idx`
+    belongs to lazy ones; eager ones return T.empty. Raises CompileError for other options."""
+    _check_options("jit", options)
+    frame = sys._getframe(1)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if isinstance(function, Kernel):  # above @T.prim_func
+            return JITKernel(function, out_idx, target)
+        if "Kernel" not in function.__code__.co_names:
+            return _Lazy(function, out_idx, target)
+        if out_idx is not None:
+            message = f"out_idx of {function.__name__}, whose body is the kernel"
+            raise CompileError(message, caller_loc(), "return T.empty(shape, dtype) instead")
+        remember_surroundings(function, frame)
+        return _eager(function)
+
+    return decorate if func is None else decorate(func)
+
+
+def autotune(func: Callable[..., Any] | None = None, *, configs: Any = (), **options: Any) -> Any:
+    """The program with the first of `configs` (a list, or a function of the program's arguments)
+    for the arguments that a call leaves out. Nothing is measured: T.auto is tilec's own way."""
+    if options:
+        _NOTES.info("%s of tilelang.autotune: nothing is measured", ", ".join(options))
+
+    def decorate(program: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(program)
+        def first(*args: Any, **kwargs: Any) -> Any:
+            offered = configs(*args, **kwargs) if callable(configs) else configs
+            given = inspect.signature(program).bind_partial(*args, **kwargs).arguments
+            config = offered[0] if offered else {}
+            more = {name: value for name, value in config.items() if name not in given}
+            return program(*args, **kwargs, **more)
+
+        return first
+
+    return decorate if func is None else decorate(func)
