@@ -252,7 +252,8 @@ class Reduce(Op):
     count.
 
     `kind`: one of `REDUCTIONS`. What is computed in dtype `accumulator` is rounded once, to the
-    destination's. A maximum or minimum leaves nans out, with `propagate_nan` it is nan where one is.
+    destination's. A maximum or minimum leaves nans out; with `propagate_nan` it is nan where one
+    is.
     Decided by `split_reductions`: `parts`, where other than 1 the destination's leading extent;
     the elements that so many warps hold are combined apart."""
 
