@@ -45,6 +45,7 @@ REASONS = {
     "passes/expand_scopes.py": LOWERING,
     "passes/flatten_rows.py": LOWERING,
     "passes/fold_clears.py": LOWERING,
+    "passes/group_threads.py": LOWERING,
     "passes/infer_layouts.py": SELECTION,
     "passes/lower_copies.py": LOWERING,
     "passes/lower_stores.py": LOWERING,

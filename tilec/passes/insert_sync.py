@@ -38,7 +38,6 @@ from tilec.ir.ops import (
     Alloc,
     Barrier,
     BarrierArrive,
-    Copy,
     CpAsyncWait,
     For,
     Gemm,
@@ -423,7 +422,7 @@ class _Placer:
         if e.waited:
             e.ended |= e.reads
             e.reads.clear()
-        if self.by_hand and isinstance(o, Copy) and o.engine == "cp_async":
+        if self.by_hand and any(x.engine == "cp_async" for x in o.effects()):
             e.flying |= e.writes
         if e.refills:
             e.writes.clear()  # who has waited for its barrier may read them

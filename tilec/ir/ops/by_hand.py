@@ -16,7 +16,7 @@ from tilec.ir.ops.schedule import (
     WgmmaWait,
     check_barrier,
 )
-from tilec.ir.ops.tile import Copy, Gemm
+from tilec.ir.ops.tile import Gemm
 
 
 @op("tma_copy")
@@ -97,7 +97,7 @@ def is_by_hand(body: Block) -> bool:
     asynchronous engines, do."""
     return any(
         isinstance(o, _ORDERED)
-        or (isinstance(o, Copy) and o.engine != "")
         or (isinstance(o, Gemm) and o.asynchronous)
+        or (not o.region_fields and any(e.engine != "threads" for e in o.effects()))
         for o in walk(body)
     )
