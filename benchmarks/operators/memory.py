@@ -1,4 +1,5 @@
-"""What memory bounds, in TB/s: sums of matrices whose rows are odd, silu(a) * b, sums of rows."""
+"""What memory bounds, in TB/s: sums of matrices whose rows are odd, silu(a) * b, sums of rows,
+copies, softmax and RMS norm of rows."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ class Form:
     exact: Callable[..., torch.Tensor]
     launches: int = 1
     by_row: bool = False
+    of_rows: bool = False  # the kernel is made for rows of a length
 
 
 ADD = Form(
@@ -59,6 +61,29 @@ SUM = Form(
     lambda a: a.sum(1),
     by_row=True,
 )
+COPY = Form(
+    "copy",
+    kernels.copied,
+    ("a",),
+    lambda t: t["out"].copy_(t["a"]),
+    lambda a: a,
+)
+SOFTMAX = Form(
+    "softmax",
+    kernels.softmax,
+    ("a",),
+    lambda t: torch.softmax(t["a"], 1, out=t["out"]),
+    lambda a: torch.softmax(a, 1),
+    of_rows=True,
+)
+RMS_NORM = Form(
+    "RMS norm",
+    kernels.rms_norm,
+    ("a",),
+    lambda t: t.update(out=F.rms_norm(t["a"], t["a"].shape[1:], eps=kernels.RMS_EPSILON)),
+    lambda a: F.rms_norm(a, a.shape[1:], eps=kernels.RMS_EPSILON),
+    of_rows=True,
+)
 
 
 def cases() -> list[Case]:
@@ -68,6 +93,7 @@ def cases() -> list[Case]:
         case(GATE, EVEN, "float16"),
         case(SUM, EVEN, "float16"),
         case(SUM, EVEN, "float32"),
+        *(case(f, s, "float16") for f in (COPY, SOFTMAX, RMS_NORM) for s in (EVEN, (16384, 1000))),
     ]
 
 
@@ -89,8 +115,9 @@ def case(f: Form, shape: tuple[int, int], dtype: str) -> Case:
         return call
 
     def candidates() -> list[Candidate]:
+        widths = (1 << (shape[1] - 1).bit_length(),) if f.of_rows else ()
         ours = tilec_candidate(
-            f.kernel(dtype),
+            f.kernel(dtype, *widths),
             [*[tilec.spec(shape, dtype)] * len(f.operands), tilec.spec(out_shape, out_dtype)],
             lambda t: tuple(t[name] for name in (*f.operands, "out")),
         )
