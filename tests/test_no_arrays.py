@@ -159,5 +159,5 @@ def test_captured_objects_with_an_odd_shape(captured: Any) -> None:
         with T.Kernel(1, threads=64):
             A[0] = captured
 
-    with pytest.raises(tilec.CompileError, match="captured is .* which a kernel cannot use"):
+    with pytest.raises(tilec.CompileError, match="Shape, not a number"):
         kernel.compile(np.zeros(4, np.float32), target="cpu")

@@ -68,7 +68,7 @@ def test_values_are_selected_by_masks(target: str) -> None:
 @tilec.kernel
 def shuffled(A: T.Tensor((11, 8), "float8_e4m3"), C: T.Tensor((64, 24), "float32")):
     """The copy has columns beyond A: zeros, which lanes exchange before they are converted."""
-    with T.Kernel(1, threads=128):
+    with T.Kernel(1, threads=128) as bx:
         a = T.alloc_shared((16, 64), "float8_e4m3")
         b = T.alloc_shared((16, 24), "float8_e4m3")
         acc = T.alloc_fragment((64, 24), "float32")
@@ -78,7 +78,7 @@ def shuffled(A: T.Tensor((11, 8), "float8_e4m3"), C: T.Tensor((64, 24), "float32
             b[i, j] = T.cast((i + j * 2) % 3, "float8_e4m3")
         T.clear(acc)
         T.gemm(a, b, acc, transpose_A=True)
-        T.copy(A[-1, 4], acc)
+        T.copy(A[bx - 1, 4], acc)
         T.copy(acc, C)
 
 
