@@ -155,6 +155,25 @@ from tilec.builtins.statements import (
     evaluate as evaluate,
     grid as grid,
 )
+from tilec.builtins.threads import (
+    get_thread_bindings as get_thread_bindings,
+    get_block_bindings as get_block_bindings,
+    get_lane_idx as get_lane_idx,
+    get_warp_idx as get_warp_idx,
+    get_warp_idx_sync as get_warp_idx_sync,
+    get_warp_group_idx as get_warp_group_idx,
+    sync_threads as sync_threads,
+    sync_warp as sync_warp,
+    shfl_sync as shfl_sync,
+    shfl_xor as shfl_xor,
+    shfl_up as shfl_up,
+    shfl_down as shfl_down,
+    warp_reduce_sum as warp_reduce_sum,
+    warp_reduce_max as warp_reduce_max,
+    warp_reduce_min as warp_reduce_min,
+    warp_reduce_bitand as warp_reduce_bitand,
+    warp_reduce_bitor as warp_reduce_bitor,
+)
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, LayoutError, did_you_mean

@@ -110,14 +110,11 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of
-    alloc_cluster_barrier alloc_global alloc_tmem asm atomic_add
-    atomic_addx2 atomic_addx4 atomic_load atomic_max atomic_min atomic_or atomic_store ballot
-    c2d_im2col call_extern cluster_sync comm_reducer device_assert dp4a
-    gemm_blockscaled gemm_sp get_block_bindings get_thread_bindings
-    get_lane_idx get_warp_group_idx get_warp_idx im2col make_tensor make_tensor_from_addr ptr
-    reinterpret reshape rng_init rng_rand rng_rand_float shfl_down shfl_sync shfl_up shfl_xor
-    sync_grid sync_threads sync_warp tcgen05_gemm transpose tvm_thread_allreduce view
-    warp_reduce_max warp_reduce_min warp_reduce_sum
+    alloc_cluster_barrier alloc_global alloc_tmem asm atomic_add atomic_addx2 atomic_addx4
+    atomic_load atomic_max atomic_min atomic_or atomic_store ballot c2d_im2col call_extern
+    cluster_sync comm_reducer device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
+    make_tensor_from_addr ptr reinterpret reshape rng_init rng_rand rng_rand_float sync_grid
+    tcgen05_gemm transpose tvm_thread_allreduce view
     """.split()
 )
 

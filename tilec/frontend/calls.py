@@ -19,6 +19,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_reducers,
     builtins_scalar,
     builtins_statements,
+    builtins_threads,
     builtins_tile,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of

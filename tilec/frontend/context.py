@@ -76,7 +76,7 @@ class BlockBuilder(Builder):
 class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
-    `indices`: the sums that integers are, and how far they reach.
+    `indices`: the sums that integers are, and how far they reach. `warp_size`: lanes of a warp.
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
     emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
@@ -94,6 +94,7 @@ class Context:
         self.frames = [frame]
         self.builders = [BlockBuilder()]
         self.index_dtype: DType = INT64 if wide else INT32
+        self.warp_size = 32
         self.loc = frame.source.header_loc()
         self.indices = Indices()
         self.depth = 0

@@ -41,7 +41,7 @@ class Specialisation:
     have one for each tensor of `T.empty`; `scalars` a dtype for each scalar parameter; `constants`
     a value for each constexpr parameter without a default. `threads` and `grid` are those of the
     launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
-    indices need 64 bits.
+    indices need 64 bits. `warp_size`: lanes of a warp.
     """
 
     tensors: Mapping[str, TensorFact]
@@ -50,6 +50,7 @@ class Specialisation:
     threads: int | None = None
     grid: tuple[int, ...] | str | None = None
     wide: bool = False
+    warp_size: int = 32
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -76,6 +77,7 @@ class _KernelTracer(Statements):
 
     def __init__(self, signature: Signature, known: Specialisation) -> None:
         super().__init__(Frame(signature.source), known.wide)
+        self.warp_size = known.warp_size
         self.signature = signature
         self.known = known
         self.tensors: dict[str, Param] = {}

@@ -70,6 +70,8 @@ OP_SPAN = {
     "cp_async_commit": ("TILE", "LOWERED"),
     "cp_async_wait": ("TILE", "LOWERED"),
     "wgmma_wait": ("TILE", "LOWERED"),
+    "shuffle": ("TILE", "LOWERED"),
+    "shuffle_xor": ("TILE", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
@@ -394,7 +396,7 @@ def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    if o.opname == "warp_sync":
+    if o.opname in ("warp_sync", "shuffle", "shuffle_xor"):
         return Level.WARP
     if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname == "barrier":
         return Level.BLOCK
@@ -410,6 +412,8 @@ _SPELLED = {
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
     "warp_sync": "T.sync_warp()",
+    "shuffle": "a shuffle",
+    "shuffle_xor": "a shuffle",
     "set_registers": "T.set_max_nreg",
 }
 

@@ -63,6 +63,7 @@ def trace_variant(
         threads=key.threads,
         grid="launch" if key.grid_given else None,
         wide=key.wide,
+        warp_size=32 if target.kind == "cpu" else target.warp_size,
     )
     func = trace(signature, known)
     if target.has("tma") and (ragged := _ragged(func, key)):

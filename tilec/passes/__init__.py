@@ -37,6 +37,7 @@ from tilec.passes.lower_parallel import lower_parallel
 from tilec.passes.lower_prints import lower_prints
 from tilec.passes.lower_reductions import lower_reductions
 from tilec.passes.lower_scans import lower_scans
+from tilec.passes.lower_shuffles import lower_shuffles
 from tilec.passes.lower_stores import lower_stores
 from tilec.passes.lower_threads import lower_threads
 from tilec.passes.lower_tiles import lower_tiles
@@ -79,6 +80,7 @@ THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)
 
 HOST: tuple[tuple[Pass, str], ...] = (
     (lower_tiles, "TILE"),
+    (lower_shuffles, "TILE"),
     (lower_threads, "TILE"),  # code is cut at its barriers and around loops over tiles
 )
 

@@ -1,0 +1,176 @@
+"""Builtins of threads: indices, meetings, shuffles."""
+
+from __future__ import annotations
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins_scalar import block_index
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.index import Reach
+from tilec.frontend.values import Number, Scalar, describe
+from tilec.ir.ops import Barrier, Shuffle, ShuffleXor, ThreadIndex, WarpSync
+
+_COMBINE = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or"}
+
+
+def _of_threads(t: Expressions, c: Call) -> None:
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
+            "its iterations are not bound to threads; write it in front of the loop or behind it",
+        )
+
+
+def _index(t: Expressions, c: Call) -> Scalar:
+    _of_threads(t, c)
+    return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
+
+
+# --- indices --------------------------------------------------------------------------------------
+
+
+@builtin(T.get_thread_bindings)
+def get_thread_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
+    return _index(t, c), 0, 0
+
+
+@builtin(T.get_block_bindings)
+def get_block_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
+    return tuple(block_index(t, axis) for axis in range(3))
+
+
+def _warp_size(t: Expressions, c: Call) -> int:
+    return t.warp_size if c["warp_size"] is None else int_argument(t, c, "warp_size", 1)
+
+
+@builtin(T.get_lane_idx)
+def get_lane_idx(t: Expressions, c: Call) -> Number:
+    return t.binary("mod", _index(t, c), _warp_size(t, c))
+
+
+def _warp(t: Expressions, c: Call) -> Number:
+    return t.binary("floordiv", _index(t, c), _warp_size(t, c))
+
+
+builtin(T.get_warp_idx)(_warp)
+builtin(T.get_warp_idx_sync)(_warp)
+
+
+@builtin(T.get_warp_group_idx)
+def get_warp_group_idx(t: Expressions, c: Call) -> Number:
+    size = _warp_size(t, c) * int_argument(t, c, "warps_per_group", 1)
+    return t.binary("floordiv", _index(t, c), size)
+
+
+# --- meetings -------------------------------------------------------------------------------------
+
+
+@builtin(T.sync_threads)
+def sync_threads(t: Expressions, c: Call) -> None:
+    _of_threads(t, c)
+    t.emit(Barrier)
+
+
+@builtin(T.sync_warp)
+def sync_warp(t: Expressions, c: Call) -> None:
+    _of_threads(t, c)
+    t.emit(WarpSync)
+
+
+# --- shuffles -------------------------------------------------------------------------------------
+
+
+def _value(t: Expressions, c: Call) -> Scalar:
+    _of_threads(t, c)
+    return t.run_time(number_argument(t, c, "value"))
+
+
+def _lanes(t: Expressions, c: Call) -> tuple[int, Number, Number]:
+    """The width of a group of lanes, this thread's lane, and its place in its group."""
+    width = t.warp_size if c["width"] is None else int_argument(t, c, "width", 1)
+    if width > t.warp_size or width & (width - 1):
+        raise t.error(
+            f"width of T.{c.builtin} is {width}; lanes form groups of a power of two up to the "
+            f"{t.warp_size} of a warp",
+            f"write width={t.warp_size}, or leave it out",
+            c.place("width"),
+        )
+    lane = t.binary("mod", _index(t, c), t.warp_size)
+    return width, lane, t.binary("mod", lane, width)
+
+
+def _delta(t: Expressions, c: Call, name: str = "delta") -> Number:
+    delta = number_argument(t, c, name)
+    if isinstance(delta, float) or (isinstance(delta, Scalar) and not delta.dtype.is_int):
+        raise t.error(
+            f"{name} of T.{c.builtin} is {describe(delta)}", "lanes are ints", c.place(name)
+        )
+    return delta if isinstance(delta, int) else t.to_index(delta)
+
+
+def _from(t: Expressions, value: Scalar, lane: Number) -> Scalar:
+    return t.emit_scalar(Shuffle, value.value, t.convert(lane, T.int32).value)
+
+
+@builtin(T.shfl_sync)
+def shfl_sync(t: Expressions, c: Call) -> Scalar:
+    value = _value(t, c)
+    width, lane, place = _lanes(t, c)
+    there = t.binary("mod", _delta(t, c, "srcLane"), width)
+    return _from(t, value, t.binary("add", t.binary("sub", lane, place), there))
+
+
+@builtin(T.shfl_xor)
+def shfl_xor(t: Expressions, c: Call) -> Scalar:
+    value, delta = _value(t, c), _delta(t, c)
+    width, lane, place = _lanes(t, c)
+    known = static_int(delta)
+    if known is not None and 0 < known < width:
+        return t.emit_scalar(ShuffleXor, value.value, known)
+    there = t.binary("xor", place, t.binary("mod", delta, width))
+    return _from(t, value, t.binary("add", t.binary("sub", lane, place), there))
+
+
+@builtin(T.shfl_up)
+def shfl_up(t: Expressions, c: Call) -> Scalar:
+    return _moved(t, c, "sub")
+
+
+@builtin(T.shfl_down)
+def shfl_down(t: Expressions, c: Call) -> Scalar:
+    return _moved(t, c, "add")
+
+
+def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
+    """From a lane at a distance; lanes for whom there is none in their group keep what they
+    have."""
+    value, delta = _value(t, c), _delta(t, c)
+    width, lane, place = _lanes(t, c)
+    at = t.binary(kind, place, delta)
+    inside = t.compare("lt", at, width) if kind == "add" else t.compare("ge", at, 0)
+    there = t.binary(kind, lane, delta)
+    if isinstance(inside, Scalar):
+        return _from(t, value, t.select(inside, there, lane))
+    return _from(t, value, there if inside else lane)
+
+
+def _reduction(kind: str) -> None:
+    @builtin(getattr(T, f"warp_reduce_{kind}"))
+    def warp_reduce(t: Expressions, c: Call) -> Number:
+        value = _value(t, c)
+        if kind.startswith("bit") and value.dtype.is_float:
+            message = f"T.{c.builtin} combines the bits of ints, not {describe(value)}"
+            raise t.error(message, "use T.warp_reduce_max, or an int", c.place("value"))
+        found: Number = value
+        mask = t.warp_size // 2
+        while mask:
+            assert isinstance(found, Scalar)
+            other = t.emit_scalar(ShuffleXor, found.value, mask)
+            found = t.binary(_COMBINE[kind], found, other)
+            mask //= 2
+        return found
+
+
+for _kind in _COMBINE:
+    _reduction(_kind)

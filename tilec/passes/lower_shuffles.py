@@ -1,0 +1,62 @@
+"""lower_shuffles: on a target without lanes, what they tell one another goes through memory.
+
+Before: TILE, `shuffle` and `shuffle_xor` ops as their author wrote them. After: none. Each thread
+puts its value in a place of its own of an array, its warp meets, and it reads the place of the lane
+it wants; the warp meets again before the array is used anew."""
+
+from __future__ import annotations
+
+from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Const,
+    Load,
+    Shuffle,
+    ShuffleXor,
+    Store,
+    ThreadIndex,
+    WarpSync,
+)
+from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.types import INT32, BufferType
+from tilec.target import Target
+
+LANES = 32
+
+
+def lower_shuffles(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if not any(isinstance(o, Shuffle | ShuffleXor) for o in walk(func.body)):
+        return func
+    threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, Shuffle | ShuffleXor):
+            return None
+        b = Builder(o.loc)
+        value = subst.get(o.value, o.value)
+        array = b.value(Alloc, BufferType((threads,), value.dtype, "shared"), name="lanes")
+        me = b.value(ThreadIndex)
+        b.emit(Store, array, (me,), value)
+        b.emit(WarpSync)
+        found = b.value(Load, array, (_other(b, o, me, subst),))
+        b.emit(WarpSync)
+        subst[o.result] = found
+        return b.ops
+
+    return func.with_body(rewrite(func.body, visit, subst))
+
+
+def _other(b: Builder, o: Shuffle | ShuffleXor, me: Value, subst: Substitution) -> Value:
+    """The thread whose value is wanted."""
+    if isinstance(o, ShuffleXor):
+        return b.value(Binary, "xor", me, b.value(Const, o.mask, INT32))
+    lane = subst.get(o.lane, o.lane)
+    if lane.dtype != INT32:
+        lane = b.value(Cast, lane, INT32)
+    lanes = b.value(Const, LANES, INT32)
+    first = b.value(Binary, "sub", me, b.value(Binary, "mod", me, lanes))
+    return b.value(Binary, "add", first, b.value(Binary, "mod", lane, lanes))
