@@ -219,6 +219,25 @@ def test_errors(name: str, tmp_path: Any) -> None:
     assert caught.value.loc is not None and caught.value.loc.line == 6
 
 
+@tilec.kernel
+def partial(A: T.Tensor((N,), "float32"), threads: T.constexpr = 100, reduce: T.constexpr = True):
+    with T.Kernel(1, threads=threads):
+        tx = T.get_thread_binding(0)
+        if reduce:
+            A[tx] = T.warp_reduce_sum(A[tx])
+        else:
+            A[tx] = T.shfl_down(A[tx], 4)
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("threads", [1, 33, 100])
+def test_lanes_that_no_thread_has(threads: int, reduce: bool) -> None:
+    """They have no place in memory on the CPU, and must not be read."""
+    with pytest.raises(CompileError, match=f"among {threads} threads") as caught:
+        partial(np.ones(threads, np.float32), threads=threads, reduce=reduce)
+    assert f"threads={(threads + 31) // 32 * 32}" in str(caught.value)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
 def test_shuffles_on_a_gpu(torch: Any, dtype: str) -> None:
