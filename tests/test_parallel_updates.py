@@ -99,7 +99,7 @@ def test_what_was_read_is_no_index_of_an_update(case: str) -> None:
         trace_lines(*parallel(*ERRORS[case]))
     error = caught.value
     assert "iterations of T.Parallel update" in error.message and "read from" in error.message
-    assert "T.serial" in error.hint and "T.atomic_add is not in the language yet" in error.hint
+    assert "T.serial" in error.hint and "T.atomic_add(H[i], x)" in error.hint
     assert error.loc is not None and "=" in error.loc.source_line()
 
 

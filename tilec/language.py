@@ -44,6 +44,19 @@ from tilec.builtins.annotations import (
     symbolic as symbolic,
     only_inside,
 )
+from tilec.builtins.atomics import (
+    atomic_add as atomic_add,
+    atomic_max as atomic_max,
+    atomic_min as atomic_min,
+    atomic_and as atomic_and,
+    atomic_or as atomic_or,
+    atomic_xor as atomic_xor,
+    atomic_exchange as atomic_exchange,
+    atomic_addx2 as atomic_addx2,
+    atomic_addx4 as atomic_addx4,
+    atomic_load as atomic_load,
+    atomic_store as atomic_store,
+)
 from tilec.builtins.barriers import (
     WarpSpecialize as WarpSpecialize,
     alloc_barrier as alloc_barrier,

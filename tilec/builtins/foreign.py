@@ -10,7 +10,6 @@ from __future__ import annotations
 _LOOP = "write an element-wise loop: for i, j in T.Parallel(m, n): y[i, j] = …"
 _INDEX = "index the tensor: x = A[i, j] reads an element, T.copy(A[i, j], tile) a tile"
 _REDUCE = "use T.reduce_sum(x, s, dim=1), of a tile"
-_NO_ATOMICS = "let one block own the element: add up in a loop in that block"
 
 ADVICE: dict[str, str] = {
     # Triton
@@ -37,8 +36,8 @@ ADVICE: dict[str, str] = {
     "blockIdx": "name the block: with T.Kernel(gx, gy) as (bx, by), or bx = T.program_id(0)",
     "blockDim": "the number of threads is what T.Kernel(threads=…) says",
     "gridDim": "the grid is what stands in T.Kernel; compute it again",
-    "__syncthreads": "leave it out: tile builtins need no barriers",
-    "syncthreads": "leave it out: tile builtins need no barriers",
+    "__syncthreads": "tile builtins need no barriers; between threads, T.sync_threads()",
+    "syncthreads": "tile builtins need no barriers; between threads, T.sync_threads()",
     "__shared__": 'use T.alloc_shared((m, n), "float16")',
     "expf": "use T.exp",
     "sqrtf": "use T.sqrt",
@@ -87,22 +86,12 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    **dict.fromkeys(
-        ("warp_reduce_sum", "warp_reduce_max", "warp_reduce_min"),
-        "put the values into a tile and take T.reduce_sum, T.reduce_max or T.reduce_min of it",
-    ),
-    **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_or"), _NO_ATOMICS),
-    **dict.fromkeys(("sync_threads", "sync_warp"), "leave it out: tile builtins need no barriers"),
     **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
     "Fragment": "leave the layout of fragments to tilec",
     "reinterpret": "convert values with T.float32(x)",
     "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
-    "get_lane_idx": "write T.get_thread_binding(0) % 32",
-    "get_warp_idx": "write T.get_thread_binding(0) // 32",
-    "get_thread_bindings": "write T.get_thread_binding(0)",
-    "get_block_bindings": "name the blocks: with T.Kernel(gx, gy) as (bx, by)",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
 }  # fmt: skip
 
@@ -110,9 +99,8 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of
-    alloc_cluster_barrier alloc_global alloc_tmem asm atomic_add atomic_addx2 atomic_addx4
-    atomic_load atomic_max atomic_min atomic_or atomic_store ballot c2d_im2col call_extern
-    cluster_sync comm_reducer device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
+    alloc_cluster_barrier alloc_global alloc_tmem asm ballot c2d_im2col call_extern cluster_sync
+    comm_reducer device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
     make_tensor_from_addr ptr reinterpret reshape rng_init rng_rand rng_rand_float sync_grid
     tcgen05_gemm transpose tvm_thread_allreduce view
     """.split()

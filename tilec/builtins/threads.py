@@ -57,28 +57,28 @@ def sync_warp(mask: _Int | None = None) -> None:
     only_inside("sync_warp")
 
 
-def shfl_sync(value: Any, srcLane: Any, width: _Int | None = None, mask: _Int = ALL_LANES) -> Any:  # noqa: N803
+def shfl_sync(value: Any, srcLane: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:  # noqa: N803
     """`value` as lane `srcLane` of the warp has it. All lanes take part.
 
-    `width`: a power of two; lanes are numbered within groups of so many (default: the warp).
+    `width`: a power of two up to the lanes of a warp; lanes are numbered within groups of so many.
     Raises CompileError in `T.Parallel`, whose iterations are not bound to threads, and where the
     threads of a warp may have gone different ways.
     """
     only_inside("shfl_sync")
 
 
-def shfl_xor(value: Any, delta: Any, width: _Int | None = None, mask: _Int = ALL_LANES) -> Any:
+def shfl_xor(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane has it whose number differs in the bits of `delta`; see `shfl_sync`."""
     only_inside("shfl_xor")
 
 
-def shfl_up(value: Any, delta: Any, width: _Int | None = None, mask: _Int = ALL_LANES) -> Any:
+def shfl_up(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane `delta` below has it; the first `delta` lanes of each group keep their
     own. See `shfl_sync`."""
     only_inside("shfl_up")
 
 
-def shfl_down(value: Any, delta: Any, width: _Int | None = None, mask: _Int = ALL_LANES) -> Any:
+def shfl_down(value: Any, delta: Any, width: _Int = 32, mask: _Int = ALL_LANES) -> Any:
     """`value` as the lane `delta` above has it; the last `delta` lanes of each group keep their
     own. See `shfl_sync`."""
     only_inside("shfl_down")
@@ -90,12 +90,12 @@ def warp_reduce_sum(value: Any) -> Any:
 
 
 def warp_reduce_max(value: Any) -> Any:
-    """The largest `value` of the warp."""
+    """The largest `value` of the warp; a nan is left out, as by `T.max`."""
     only_inside("warp_reduce_max")
 
 
 def warp_reduce_min(value: Any) -> Any:
-    """The smallest `value` of the warp."""
+    """The smallest `value` of the warp; a nan is left out, as by `T.min`."""
     only_inside("warp_reduce_min")
 
 

@@ -62,6 +62,7 @@ class AmdgpuEmitter(PrintingEmitter):
     """Code objects through LLVM's AMDGPU target."""
 
     linkage = "amdgpu_kernel"
+    device_scope = "agent"
     debug_kind = "LineTablesOnly"
     stack_space = 5
     triple = "amdgcn-amd-amdhsa"

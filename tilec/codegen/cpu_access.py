@@ -13,12 +13,13 @@ stores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.codegen.lanes import (
     constant,
     convert,
+    elem_of,
     from_memory,
     iota,
     lanes_of,
@@ -272,6 +273,42 @@ class Access:
             name, where = "masked.scatter", self._addresses(memory, place, lanes)
         mask = mask if mask is not None else constant(shaped("i1", lanes), 1)
         self._masked("void", name, mangled(made.type), where, align, [mask], memory.tail, made)
+
+    def atomic(
+        self,
+        memory: Memory,
+        place: Place,
+        value: Index,
+        change: Callable[[Val, Val], Val],
+        lanes: int,
+        mask: Val | None,
+    ) -> Val:
+        """`change(pointer, value)` for one lane after the other, which gives what was there (0
+        where nothing is done)."""
+        fn = self.fn
+        ok = self._mask(place, mask, lanes)
+        values = self._each(self.vector(value, lanes), lanes)
+        wanted = [None] * lanes if ok is None else self._each(ok, lanes)
+        found = []
+        for at, v, inside in zip(self._pointers(memory, place, lanes), values, wanted):
+            if inside is not None:
+                at = fn.select(inside, at, self.nowhere)
+            got = change(at, v)
+            if inside is not None:
+                got = fn.select(inside, got, constant(got.type, 0))
+            found.append(got)
+        return fn.pack(found) if lanes > 1 else found[0]
+
+    def _each(self, v: Val, lanes: int) -> list[Val]:
+        return self.fn.unpack(v, lanes, elem_of(v.type)) if lanes_of(v.type) > 1 else [v] * lanes
+
+    def _pointers(self, memory: Memory, place: Place, lanes: int) -> list[Val]:
+        if lanes > 1:
+            return self._each(self._addresses(memory, place, lanes), lanes)
+        base = self._address(memory, place)
+        if place.offsets is None:
+            return [base]
+        return [self.fn.gep(memory_type(memory.dtype), base, place.offsets)]
 
     def _masked(
         self,

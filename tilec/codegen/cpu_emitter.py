@@ -8,7 +8,7 @@ widest shape of their operands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tilec.codegen.cpu_access import Access, Index, Memory, Place, Ramp
@@ -22,7 +22,7 @@ from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, int_val
-from tilec.ir.types import BufferType, Extent
+from tilec.ir.types import BufferType, DType, Extent
 
 LINE = 64  # bytes of a cache line, to which buffers and their rows are aligned
 STACK_LIMIT = 4096  # a larger buffer lies in the scratch area instead
@@ -107,7 +107,7 @@ class Emitter(BaseEmitter):
     def indices(self, values: Sequence[Value]) -> list[Index]:
         return [self.access.wide(self.env[v], v.dtype.kind == "int") for v in values]
 
-    def _place(self, o: ops.Load | ops.Store, v: Value) -> tuple[Memory, Place]:
+    def _place(self, o: ops.ElementAccess, v: Value) -> tuple[Memory, Place]:
         """The buffer `v` that `o` accesses, and where."""
         memory = self.memories[v]
         strides = v.buffer.strides or (1,)
@@ -148,6 +148,40 @@ class Emitter(BaseEmitter):
     def emit_store(self, o: ops.Store) -> None:
         memory, place = self._place(o, o.dest)
         self.access.store(memory, place, self.env[o.value], self.lanes, self.mask)
+
+    def emit_atomic(self, o: ops.Atomic) -> None:
+        memory, place = self._place(o, o.dest)
+        dtype, value = memory.dtype, self.env[o.value]
+        narrow = dtype.is_float and dtype.bits < 32 and o.kind != "exchange"
+
+        def change(at: Val, v: Val) -> Val:
+            if narrow:
+                return self._swapped(at, dtype, lambda x: self.scalars.binary(o.kind, x, v, dtype))
+            text = f"{ops.atomicrmw(o.kind, dtype)} {at}, {v} monotonic, align {dtype.bytes}"
+            return self.f.inst("atomicrmw", v.type, (at, v), f"atomicrmw {text}")
+
+        self.env[o.result] = self.access.atomic(memory, place, value, change, self.lanes, self.mask)
+
+    def _swapped(self, at: Val, dtype: DType, changed: Callable[[Val], Val]) -> Val:
+        """What lies in memory as the bits of a narrow float is compared and swapped until nobody
+        came between."""
+        f, kind = self.f, memory_type(dtype)
+        first, start = f.load(kind, at, dtype.bytes, words="volatile "), f.block.label
+        again, done = f.label("swap"), f.label("swapped")
+        f.br(again)
+        f.start(again)
+        old = f.phi(kind)
+        new = changed(old.result)
+        text = f"cmpxchg {at}, {old.result}, {new} monotonic monotonic, align {dtype.bytes}"
+        pair = f.inst("cmpxchg", f"{{ {kind}, i1 }}", (at, old.result, new), text)
+        held, ok = f.extract_value(pair, 0, kind), f.extract_value(pair, 1, "i1")
+        old.incoming = [(first, start), (held, f.block.label)]
+        f.cbr(ok, done, again, done)
+        f.start(done)
+        return old.result
+
+    def emit_device_fence(self, o: ops.DeviceFence) -> None:
+        self.f.act("fence", (), "fence acq_rel")
 
     def emit_annotate_safe_value(self, o: ops.AnnotateSafeValue) -> None:
         memory = self.memories[o.dest]

@@ -50,10 +50,15 @@ class Registers:
         return max(1, self.dtype.bits // 8)
 
 
+def zero_of(kind: str) -> Val:
+    return int_val(0, kind) if kind.startswith("i") else Val(kind, "zeroinitializer")
+
+
 class Buffers(BaseEmitter):
     """The half of the emitter that knows memory. `env` has the scalars (and vectors) printed so
     far."""
 
+    device_scope: str  # of LLVM's atomics: what all threads of the device see
     func: Func
     target: Target
     plan: RegisterPlan
@@ -336,6 +341,27 @@ class Buffers(BaseEmitter):
             "store",
         )
 
+    def emit_mem_atomic(self, o: ops.MemAtomic) -> None:
+        """LLVM makes a loop of compare-and-swap of what the machine has not."""
+        f, dtype = self.f, o.dest.dtype
+        value = to_memory(f, self.get(o.value), dtype)
+        at = self.pointer(o.dest, self.get(o.offset))
+        guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
+        kind = ops.atomicrmw(o.kind, dtype)
+        how = f'syncscope("{self.device_scope}") monotonic, align {dtype.bits // 8}'
+        text = f"atomicrmw {kind} {at}, {value} {how}"
+        start = f.block.label
+        if guard.literal == 1:
+            got = f.inst("atomicrmw", value.type, (at, value), text)
+        else:
+            with self.branch(guard, "atomic"):
+                made = f.inst("atomicrmw", value.type, (at, value), text)
+                end = f.block.label
+            phi = f.phi(value.type)
+            phi.incoming = [(zero_of(value.type), start), (made, end)]
+            got = phi.result
+        self.env[o.result] = from_memory(f, got, dtype)
+
     @staticmethod
     def _align(known: int, dtype: DType) -> int:
         """Elements are aligned to themselves in every buffer."""
@@ -344,7 +370,7 @@ class Buffers(BaseEmitter):
     def _other(self, o: ops.MemLoad, kind: str) -> Val:
         """What a load gives where its guard is false."""
         if o.other is None:
-            return int_val(0, kind) if kind.startswith("i") else Val(kind, "zeroinitializer")
+            return zero_of(kind)
         other = to_memory(self.f, self.get(o.other), o.source.dtype)
         return other if o.lanes == 1 else self.f.pack([other] * o.lanes)
 

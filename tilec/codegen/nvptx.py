@@ -85,6 +85,7 @@ class NvptxEmitter(PrintingEmitter):
     """PTX through LLVM's NVPTX target."""
 
     linkage = "ptx_kernel"
+    device_scope = "device"
     debug_kind = "DebugDirectivesOnly"
     triple = "nvptx64-nvidia-cuda"
     thread_index = "llvm.nvvm.read.ptx.sreg.tid.x"

@@ -88,7 +88,7 @@ def _value(t: Expressions, c: Call) -> Scalar:
 
 def _lanes(t: Expressions, c: Call) -> tuple[int, Number, Number]:
     """The width of a group of lanes, this thread's lane, and its place in its group."""
-    width = t.warp_size if c["width"] is None else int_argument(t, c, "width", 1)
+    width = int_argument(t, c, "width", 1)
     if width > t.warp_size or width & (width - 1):
         raise t.error(
             f"width of T.{c.builtin} is {width}; lanes form groups of a power of two up to the "

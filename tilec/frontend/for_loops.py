@@ -265,7 +265,7 @@ class ForLoops(Loops):
         if found is None:
             return
         hint = (
-            "loop with T.serial; T.atomic_add is not in the language yet\n"
+            "write T.atomic_add(H[i], x), or loop with T.serial\n"
             "if no two indices are equal, write the results to another buffer"
         )
         if found.sure:

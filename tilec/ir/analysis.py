@@ -387,6 +387,8 @@ _LEVELS = {
     "warp": Level.WARP,
     "reg_read": Level.THREAD,
     "mem_load": Level.THREAD,
+    "atomic": Level.THREAD,
+    "mem_atomic": Level.THREAD,
 }
 
 

@@ -13,7 +13,20 @@ from typing import Any
 from tilec.ir.core import Block, Builder, Op, Region, Value, squeeze
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Binary, Cast, Const, Copy, Fill, For, Load, Parallel, Store, Yield
+from tilec.ir.ops import (
+    Atomic,
+    AtomicTile,
+    Binary,
+    Cast,
+    Const,
+    Copy,
+    Fill,
+    For,
+    Load,
+    Parallel,
+    Store,
+    Yield,
+)
 from tilec.ir.types import INT32, DType, ScalarType
 
 
@@ -62,6 +75,12 @@ def _copy(it: Iteration, o: Copy) -> None:
     source, dest = it.indices(o.source), it.indices(o.dest)
     value = it.cast(it.b.value(Load, o.source.buffer, source), o.dest.dtype)
     it.b.emit(Store, o.dest.buffer, dest, value)
+
+
+@elementwise(AtomicTile)
+def _atomic(it: Iteration, o: AtomicTile) -> None:
+    value = it.cast(it.load(o.source), o.dest.dtype)
+    it.b.emit(Atomic, o.dest.buffer, it.indices(o.dest), value, o.kind)
 
 
 @elementwise(Fill)

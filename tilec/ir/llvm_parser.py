@@ -251,9 +251,9 @@ class _Parser:
         self._add("fence", None, (), text.text)
 
     def read_atomicrmw(self, result: str, text: LlvmText) -> None:
-        text.expect("uinc_wrap")
-        place, last = text.value(), text.after(",").value()
-        self._add("atomicrmw", Val("i32", result), (place, last), "atomicrmw uinc_wrap")
+        kind = text.word()
+        place, value = text.value(), text.after(",").value()
+        self._add("atomicrmw", Val(value.type, result), (place, value), f"atomicrmw {kind}")
 
     def read_call(self, result: str, text: LlvmText) -> None:
         text.flags()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilec.ir.core import Block, Value, walk
-from tilec.ir.ops import Alloc, For, If, While, decides, handed_on
+from tilec.ir.ops import Alloc, Atomic, For, If, Parallel, While, decides, handed_on
 
 
 def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[Value]:
@@ -23,15 +23,18 @@ def varying(block: Block, sources: Iterable[Value], allocs: bool = True) -> set[
     return found
 
 
-def _spread(block: Block, found: set[Value]) -> None:
+def _spread(block: Block, found: set[Value], alone: bool = True) -> None:
+    """`alone`: each lane does for itself what stands here, and does not share iterations."""
     for o in block.ops:
         for region in o.regions:
-            _spread(region, found)
+            _spread(region, found, alone and not isinstance(o, Parallel))
         uneven = not found.isdisjoint(decides(o))
         for sources, holders in handed_on(o):
             if uneven or not found.isdisjoint(sources):
                 found.update(holders)
         if isinstance(o, For) and uneven:
             found.add(o.body.args[0])
+        if alone and isinstance(o, Atomic):  # each finds what the one before has left
+            found.update(o.results)
         if not isinstance(o, (For, While, If)) and not found.isdisjoint(o.operands):
             found.update(o.results)

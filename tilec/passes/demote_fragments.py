@@ -3,7 +3,8 @@
 Before: fragments are indexed in any way. After: those that are indexed in a way registers cannot be
 (outside of a parallel loop, or not by the loop's own indices) are in shared memory, where any
 thread reaches any element; products are chosen for what their operands are then. An accumulator
-stays in registers; `convert_operands` gives such ops a copy."""
+stays in registers; `convert_operands` gives such ops a copy. What a reduction reads or leaves goes
+through registers of its own (`stage_reductions`)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from dataclasses import replace
 from tilec.ir.core import Func, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
 from tilec.ir.ops import Gemm, Parallel, Reduce
+from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import with_types
 from tilec.target import Target
@@ -29,6 +31,6 @@ def demote_fragments(func: Func, target: Target) -> Func:
             if part and r.buffer.buffer.space == "fragment":
                 bad.add(r.buffer)
     bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
-    return func.with_body(
-        with_types(func.body, {v: replace(v.buffer, space="shared") for v in bad})
-    )
+    shared = {v: replace(v.buffer, space="shared") for v in bad}
+    func = func.with_body(with_types(func.body, shared))
+    return stage_reductions(func, target) if bad else func

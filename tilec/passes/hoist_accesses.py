@@ -28,7 +28,18 @@ from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Region, Substitution, Value, clone, rewrite, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Layout, leading_run, single_registers
-from tilec.ir.ops import Alloc, Binary, Cast, Const, Copy, ElementAccess, Load, Parallel, Store
+from tilec.ir.ops import (
+    Alloc,
+    Atomic,
+    Binary,
+    Cast,
+    Const,
+    Copy,
+    ElementAccess,
+    Load,
+    Parallel,
+    Store,
+)
 from tilec.ir.types import INT32, BufferType, DType
 from tilec.passes.utils.accesses import fragment_accesses
 from tilec.passes.utils.building import whole
@@ -82,7 +93,7 @@ class _Lift(LoopRegions):
 
     def lifted_region(self, o: ElementAccess) -> _Lifted | None:
         """What a copy can bring or take in the place of `o`."""
-        if o.buffer.buffer.space != "global":
+        if o.buffer.buffer.space != "global" or isinstance(o, Atomic):
             return None
         found = self.region(o.buffer, o.indices)
         if found is None or not found[2]:
@@ -131,7 +142,7 @@ class _Lift(LoopRegions):
     def stored(self) -> int:
         """Registers of what is stored beside the loop's own fragments: one store takes their place,
         others do not; single bytes are not packed before they are in order."""
-        stores = [o for o in self.lifted if not isinstance(o, Load)]
+        stores = [o for o in self.lifted if not isinstance(o, Load | Atomic)]
         count = self.layout.size("reg")
         return sum(
             _words(self.layout, self.result_dtype(o)) if number else 0
@@ -205,6 +216,7 @@ class _Slice:
             v, indices = self.part(o.buffer, self.lift.own[o].dims), o.indices
         else:
             indices = self.lift.lifted[o].order
+            assert not isinstance(o, Atomic)  # none is lifted
             v = self.tile(o) if isinstance(o, Load) else self.result(o)
         at = tuple(index.get(i, full.get(i, i)) for i in indices)
         if isinstance(o, Load):

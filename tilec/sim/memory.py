@@ -127,22 +127,40 @@ class BlockMemory:
         regions = [(self._block_of(r), np.flatnonzero(ranks == r)) for r in np.unique(ranks)]
         return self._read(regions, self._threads(active), at & INSIDE_BLOCK, size, size)
 
-    def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
-        """See `Machine.count_up`: of one thread after the other. Atomics never conflict with one
+    def atomic(self, active: Threads, at: Ints, value: Any, kind: str, space: str) -> Any:
+        """LLVM's atomicrmw `kind`, of one thread after the other."""
+        regions = self._own if space == "shared" else self.globals.regions(active, at)
+        return self._atomics(active, regions, at, value, COMBINED[kind])
+
+    def _atomics(
+        self,
+        active: Threads,
+        regions: Regions,
+        at: Ints,
+        value: Any,
+        combined: Callable[[Any, Any], Any],
+    ) -> Any:
+        """What each thread has found, one after the other. Atomics never conflict with one
         another."""
-        before = np.zeros(len(at), np.int32)
+        before, size = np.zeros_like(value), value.dtype.itemsize
         across = self.order.clocks.across
-        regions = self.globals.regions(active, at)
-        for region, mine, pick in self._inside(regions, active, at, 4, 4):
+        for region, mine, pick in self._inside(regions, active, at, size, size):
             for i in range(len(mine)):
                 place, n = mine[i : i + 1], i if pick is None else int(pick[i])
-                count = int(region.storage.gather(place, 4).view(np.uint32)[0, 0])
-                after = np.array([[0 if count >= int(last[n]) else count + 1]], np.uint32)
-                region.storage.scatter(place, after.view(np.uint8))
-                before[n] = np.uint32(count).astype(np.int32)
+                before[n] = region.storage.gather(place, size).view(value.dtype)[0, 0]
+                with np.errstate(all="ignore"):
+                    after = combined(before[n : n + 1], value[n : n + 1])
+                made = np.ascontiguousarray(after.astype(value.dtype)).view(np.uint8)
+                region.storage.scatter(place, made.reshape(1, size))
                 if across is not None:
                     across.atomic(self.order, int(active.lanes[n]), int(at[n]))
         return before
+
+    def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
+        """See `Machine.count_up`."""
+        most = np.asarray(last).astype(np.int32).view(np.uint32)
+        found = self._atomics(active, self.globals.regions(active, at), at, most, _counted_up)
+        return found.view(np.int32)
 
     def _threads(self, active: Threads, warps: bool = False) -> Actors:
         return Actors(active, self.order, self.order.team(active.lanes), warps=warps)
@@ -304,3 +322,24 @@ def lost(storage: Storage, at: Ints, data: Bytes, update: bool) -> NDArray[np.bo
 
 def _part(x: NDArray[Any], pick: Ints | None) -> NDArray[Any]:
     return x if pick is None else x[pick]
+
+
+def _counted_up(old: Any, last: Any) -> Any:
+    return np.where(old >= last, np.uint32(0), old + np.uint32(1))
+
+
+def _unsigned(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def combined(old: Any, new: Any) -> Any:
+        kind = np.dtype(f"u{old.dtype.itemsize}")
+        return combine(old.view(kind), new.view(kind)).view(old.dtype)
+
+    return combined
+
+
+COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor, "xchg": lambda old, new: new,
+    "umax": _unsigned(np.maximum), "umin": _unsigned(np.minimum), "fmax": np.fmax,
+    "fmin": np.fmin,
+}  # fmt: skip
+"""What LLVM's atomicrmw makes of what is there and what it is given."""

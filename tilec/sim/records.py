@@ -339,8 +339,14 @@ class _Reader:
             return [ordered, "m.device_fence()"] if '"agent"' in i.text else [ordered]
         if i.opcode == "atomicrmw":
             assert i.result is not None
-            what, record = self._object(COUNT_UP.asm.semantics), self._object(i)
             args = ", ".join(self._use(v) for v in i.operands)
+            kind = i.text.split()[1]
+            if kind != "uinc_wrap":
+                space = "shared" if "(3)" in i.operands[0].type else "global"
+                record = self._object(i)
+                call = f"m.atomic({record}, {kind!r}, {i.result.type!r}, {space!r}, {args})"
+                return [f"{self._define(i.result.ref)} = {call}"]
+            what, record = self._object(COUNT_UP.asm.semantics), self._object(i)
             return [f"({self._define(i.result.ref)},) = m.call({what}, {record}, ({args}))"]
         assert i.result is not None
         if i.opcode == "getelementptr" and i.result.ref in self.arrays:

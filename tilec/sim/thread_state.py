@@ -134,6 +134,15 @@ class ThreadState(Threads):
             at, value = self._report_undefined(access.inst, (at, value))
         self.block.memory.store(self, at, value, access)
 
+    def atomic(self, inst: Inst, kind: str, type: str, space: str, at: Any, value: Any) -> Any:
+        """LLVM's atomicrmw."""
+        self.inst = self.block.executing = inst
+        if isinstance(at, Lost) or is_undefined(value):
+            at, value = self._report_undefined(inst, (at, value))
+        at = np.ascontiguousarray(self.full(at), np.int64)
+        given = np.asarray(self.full(value), numbers.kind_of(type))
+        return self.block.memory.atomic(self, at, given, kind, space)
+
     def order_memory(self, order: str) -> None:
         """LLVM's `fence`: "release" or "acquire"."""
         self.block.barriers.fence(self, order)

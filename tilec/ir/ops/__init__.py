@@ -2,6 +2,7 @@
 `tilec.ir.verify`)."""
 
 from tilec.ir.core import squeeze
+from tilec.ir.ops.atomic import ATOMICS, Atomic, AtomicTile, MemAtomic, atomicrmw
 from tilec.ir.ops.by_hand import BarrierArrive, MbarrierExpectTx, SetRegisters, TmaCopy, is_by_hand
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, decides, handed_on, yielded
 from tilec.ir.ops.scalar import (
@@ -87,6 +88,11 @@ from tilec.ir.ops.tile import (
 )
 
 __all__ = [
+    "ATOMICS",
+    "Atomic",
+    "AtomicTile",
+    "MemAtomic",
+    "atomicrmw",
     "Alloc",
     "AnnotateLayout",
     "AnnotateSafeValue",

@@ -13,6 +13,7 @@ from tilec.ir import semantics
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op, squeeze
 from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
+from tilec.ir.ops.atomic import Atomic
 from tilec.ir.semantics import Array
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, ScalarType, Type
 
@@ -86,7 +87,7 @@ class Store(Op):
         return (write(self.dest, self.indices, (1,) * len(self.indices)),)
 
 
-ElementAccess = Load | Store  # one element of `buffer`, at `indices`
+ElementAccess = Load | Store | Atomic  # one element of `buffer`, at `indices`
 
 
 @op("copy")

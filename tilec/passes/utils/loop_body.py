@@ -18,6 +18,7 @@ from tilec.ir.core import (
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import leading_run
 from tilec.ir.ops import (
+    Atomic,
     Binary,
     CheckIndex,
     Compare,
@@ -28,6 +29,7 @@ from tilec.ir.ops import (
     If,
     Load,
     Lookup,
+    MemAtomic,
     MemLoad,
     MemStore,
     Pack,
@@ -171,7 +173,7 @@ class LoopBody:
     # --- memory ---
 
     def _memory(self, o: ElementAccess, envs: list[Substitution]) -> None:
-        arg, limit = None, min(self.width, len(envs))
+        arg, limit = None, 1 if isinstance(o, Atomic) else min(self.width, len(envs))
         if self.loop is not None and self.dim >= 0 and limit > 1:
             arg = self.loop.body.args[self.dim]
         known = self.known.memory(o, arg, limit)
@@ -191,6 +193,8 @@ class LoopBody:
             self._split(o, group, known, whole)
         elif isinstance(o, Load):
             self._load(o, group, known)
+        elif isinstance(o, Atomic):
+            self._atomic(o, group[0], known)
         else:
             self._store(o, group, known)
 
@@ -288,14 +292,24 @@ class LoopBody:
             for env, r in zip(group, made.results):
                 env[o.result] = r
 
-    def _store(self, o: Store, group: list[Substitution], known: Memory) -> None:
-        b = self.b
-        conds = self._guard(o, group[-1], known)
+    def _atomic(self, o: Atomic, env: Substitution, known: Memory) -> None:
+        guard = conjunction(self.b, self._conditions(o, env, known))
+        value = env.get(o.value, o.value)
+        at = self._offset(o, env)
+        env[o.result] = self.b.value(MemAtomic, o.dest, at, value, o.kind, guard)
+
+    def _conditions(self, o: ElementAccess, env: Substitution, known: Memory) -> list[Value]:
+        """What must hold where memory is changed."""
+        conds = self._guard(o, env, known)
         if self.replica is not None:
             conds.append(self.replica)
-        if self.inside in group[0]:
-            conds.append(group[0][self.inside])
-        guard = conjunction(b, conds)
+        if self.inside in env:
+            conds.append(env[self.inside])
+        return conds
+
+    def _store(self, o: Store, group: list[Substitution], known: Memory) -> None:
+        b = self.b
+        guard = conjunction(b, self._conditions(o, group[-1], known))
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))

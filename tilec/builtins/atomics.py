@@ -1,0 +1,98 @@
+"""Updates of memory that several threads or blocks make to one element."""
+
+from __future__ import annotations
+
+from builtins import bool as _Bool
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def atomic_add(
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: _Bool = False,
+    use_tma: _Bool = False,
+) -> Any:
+    """Add `value` to an element of a tensor or a shared tile, `dst`, or a tile to a tile of it.
+
+    `T.atomic_add(C[i, j], x)` is done by each thread, or iteration of `T.Parallel`, that comes
+    here; no other atomic comes between its read and its write. With `return_prev` it gives what was
+    there. `T.atomic_add(C[i, j], tile)` adds each element of a fragment or shared tile to the tile
+    of C that starts there. Out of a tensor's bounds nothing is done, and 0 is given.
+
+    All ints of 8 bits and more, float16, bfloat16, float32, float64; a loop of compare-and-swap
+    where the target has no instruction. The order of additions is not fixed: sums of floats may
+    differ in their last bits from run to run.
+
+    `memory_order`: "relaxed" (the default) orders nothing else; "release" lets whoever acquires
+    what it has left see all that this thread did before, "acquire" is the other side, "acq_rel" and
+    "seq_cst" both. `use_tma` is a wish.
+
+    Raises CompileError for a fragment or local buffer as `dst`, other dtypes, tiles of other
+    shapes, and an unknown `memory_order`.
+    """
+    only_inside("atomic_add")
+
+
+def atomic_max(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+) -> Any:
+    """Leave the larger of `dst` and `value`; a nan is left out. See `atomic_add`."""
+    only_inside("atomic_max")
+
+
+def atomic_min(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+) -> Any:
+    """Leave the smaller of `dst` and `value`; a nan is left out. See `atomic_add`."""
+    only_inside("atomic_min")
+
+
+def atomic_and(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+) -> Any:
+    """Leave the bits that both have. See `atomic_add`."""
+    only_inside("atomic_and")
+
+
+def atomic_or(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+) -> Any:
+    """Leave the bits that either has. See `atomic_add`."""
+    only_inside("atomic_or")
+
+
+def atomic_xor(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = False
+) -> Any:
+    """Leave the bits that one of both has. See `atomic_add`."""
+    only_inside("atomic_xor")
+
+
+def atomic_exchange(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: _Bool = True
+) -> Any:
+    """Leave `value`; gives what was there. See `atomic_add`."""
+    only_inside("atomic_exchange")
+
+
+def atomic_addx2(dst: Any, value: Any, return_prev: _Bool = False) -> None:
+    """Add two neighbours of the last dimension, that begin at the elements `dst` and `value`."""
+    only_inside("atomic_addx2")
+
+
+def atomic_addx4(dst: Any, value: Any, return_prev: _Bool = False) -> None:
+    """Add four neighbours of the last dimension, that begin at the elements `dst` and `value`."""
+    only_inside("atomic_addx4")
+
+
+def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
+    """An element that other threads change by atomics."""
+    only_inside("atomic_load")
+
+
+def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> None:
+    """Set an element that other threads look at by atomics."""
+    only_inside("atomic_store")

@@ -1,0 +1,165 @@
+"""Builtins that change elements of memory by atomics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.builtins import (
+    Call,
+    bool_argument,
+    builtin,
+    choice_argument,
+    number_argument,
+)
+from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
+from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
+
+ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
+_BITS = ("and", "or", "xor")
+
+
+def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
+    if "use_tma" in c.values:
+        bool_argument(t, c, "use_tma")
+    returned = bool_argument(t, c, "return_prev")
+    dst, value = c["dst"], c["value"]
+    if isinstance(value, Buffer) and not value.variable or _is_box(value) or _is_box(dst):
+        _tile(t, c, kind, returned)
+        return None
+    element = _element(t, c, "dst", kind)
+    number = number_argument(t, c, "value")
+    found = _ordered(t, c, element, number, kind)
+    return found if returned else None
+
+
+def _is_box(given: object) -> bool:
+    return isinstance(given, Region) and not given.is_element
+
+
+def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
+    """The element of a global or shared buffer that is changed."""
+    given = c[name]
+    with t.at(c.place(name)):
+        if isinstance(given, Buffer) and given.type.size == 1 and given.type.space != "local":
+            given = Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
+        if not isinstance(given, Region) or not given.is_element:
+            raise t.error(
+                f"{name} of T.{c.builtin} is {describe(given)}, not an element of a buffer",
+                "name the element: A[i, j]",
+            )
+        _check_buffer(t, c, given.buffer, name, kind)
+        t.check_element(given)
+    return given
+
+
+def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str) -> None:
+    dtype = buffer.type.dtype
+    if buffer.type.space not in ("global", "shared"):
+        raise t.error(
+            f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees",
+            f"assign to it, or allocate {buffer.name} with T.alloc_shared",
+        )
+    if dtype.bits < 8 or (dtype.is_float and dtype.bits < 16):
+        raise t.error(
+            f"there are no atomics on {dtype.name}: {name} of T.{c.builtin} is in "
+            f"{describe(buffer)}",
+            "use an int of 8 bits or more, or a float of 16 or more",
+        )
+    if kind in _BITS and dtype.is_float:
+        raise t.error(
+            f"T.{c.builtin} combines the bits of ints, {buffer.name} is {describe(buffer)}",
+            "use an int tensor",
+        )
+
+
+def _ordered(t: Expressions, c: Call, element: Region, value: Number, kind: str) -> Scalar:
+    """The op, between the fences that its order asks for."""
+    order = c["memory_order"] if "memory_order" in c.values else None
+    order = "relaxed" if order is None else choice_argument(t, c, "memory_order", ORDERS)
+    if order in ("release", "acq_rel", "seq_cst"):
+        t.emit(DeviceFence)
+    found = _emit(t, element, value, kind)
+    if order in ("acquire", "acq_rel", "seq_cst"):
+        t.emit(DeviceFence)
+    return found
+
+
+def _emit(t: Expressions, element: Region, value: Number, kind: str) -> Scalar:
+    converted = t.convert(value, element.buffer.type.dtype)
+    indices = tuple(t.index_value(i) for i in element.offsets)
+    return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind)
+
+
+def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
+    tile_level(t, c)
+    if returned:
+        raise t.error(
+            f"T.{c.builtin} of a tile gives no previous values",
+            "update the elements in a loop over T.Parallel, or leave return_prev out",
+            c.place("return_prev"),
+        )
+    source, dest = t.tiles(c["value"], c["dst"], (c.place("value"), c.place("dst")))
+    with t.at(c.place("dst")):
+        _check_buffer(t, c, dest.buffer, "dst", kind)
+    order = c["memory_order"] if "memory_order" in c.values else None
+    if order not in (None, "relaxed"):
+        choice_argument(t, c, "memory_order", ORDERS)
+        t.emit(DeviceFence)
+    t.emit(AtomicTile, t.box(source), t.box(dest), kind)
+    if order not in (None, "relaxed", "release"):
+        t.emit(DeviceFence)
+
+
+def _of_kind(kind: str) -> None:
+    builtin(getattr(T, f"atomic_{kind}"))(lambda t, c: _update(t, c, kind))
+
+
+for _kind in ATOMICS:
+    _of_kind(_kind)
+
+
+def _neighbours(count: int) -> Any:
+    def update(t: Expressions, c: Call) -> None:
+        dst, value = _element(t, c, "dst", "add"), c["value"]
+        if not isinstance(value, Region) or not value.is_element:
+            raise t.error(
+                f"value of T.{c.builtin} is {describe(value)}, not the element where {count} "
+                "neighbours begin",
+                "name it: x[i, j]",
+                c.place("value"),
+            )
+        if bool_argument(t, c, "return_prev"):
+            hint = "write T.atomic_add for each of them"
+            raise t.error(f"T.{c.builtin} gives no previous values", hint, c.place("return_prev"))
+        for n in range(count):
+            number = t.number(_moved(t, value, n), "the value")
+            _emit(t, _moved(t, dst, n), number, "add")
+
+    return update
+
+
+def _moved(t: Expressions, element: Region, n: int) -> Region:
+    *outer, last = element.offsets
+    there = t.binary("add", last, n)
+    assert isinstance(there, int | Scalar)
+    return Region(element.buffer, (*outer, there), element.extents, element.loc)
+
+
+builtin(T.atomic_addx2)(_neighbours(2))
+builtin(T.atomic_addx4)(_neighbours(4))
+
+
+@builtin(T.atomic_load)
+def atomic_load(t: Expressions, c: Call) -> Scalar:
+    """An addition of nothing: -0.0 changes no float."""
+    element = _element(t, c, "src", "add")
+    return _ordered(t, c, element, -0.0 if element.buffer.type.dtype.is_float else 0, "add")
+
+
+@builtin(T.atomic_store)
+def atomic_store(t: Expressions, c: Call) -> None:
+    element = _element(t, c, "dst", "exchange")
+    _ordered(t, c, element, number_argument(t, c, "src"), "exchange")

@@ -1,0 +1,82 @@
+"""Ops on elements of memory that no other thread comes between.
+
+They order nothing but themselves; what else is to be seen behind them, fences say
+(`device_fence`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilec.ir.core import Effect, Effects, Op, Region, Value, op
+from tilec.ir.effects import update
+from tilec.ir.errors import InternalError
+from tilec.ir.types import DType, ScalarType, Type
+
+ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange")
+_OF_INTS = {"max": "max", "min": "min", "exchange": "xchg"}
+_OF_UINTS = {"max": "umax", "min": "umin", "exchange": "xchg"}
+_OF_FLOATS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
+
+
+def atomicrmw(kind: str, dtype: DType) -> str:
+    """What LLVM calls `kind` (one of `ATOMICS`) of elements of `dtype`."""
+    if dtype.is_float:
+        return _OF_FLOATS[kind]
+    return (_OF_INTS if dtype.kind == "int" else _OF_UINTS).get(kind, kind)
+
+
+@op("atomic")
+class Atomic(Op):
+    """Combine element `indices` of a global or shared buffer with `value`, of its dtype, by `kind`
+    (one of `ATOMICS`). Gives what it was. Out of a global tensor's bounds: nothing, and 0."""
+
+    dest: Value
+    indices: tuple[Value, ...]
+    value: Value
+    kind: str
+
+    @property
+    def buffer(self) -> Value:
+        return self.dest
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.dest.dtype),)
+
+    def verify(self) -> None:
+        if len(self.indices) != self.dest.buffer.rank or self.kind not in ATOMICS:
+            raise InternalError(f"atomic {self.kind} at {self.indices}", self.loc)
+        if self.value.type != ScalarType(self.dest.dtype):
+            raise InternalError(f"atomic of {self.value.type} into {self.dest.type}", self.loc)
+
+    def effects(self) -> Effects:
+        box = Region(self.dest, self.indices, (1,) * len(self.indices))
+        return (Effect("update", box),)
+
+
+@op("atomic_tile")
+class AtomicTile(Op):
+    """Combine each element of a region with that of `source`, by atomics."""
+
+    source: Region
+    dest: Region
+    kind: str
+
+    def effects(self) -> Effects:
+        return Effect("read", self.source), Effect("update", self.dest)
+
+
+@op("mem_atomic")
+class MemAtomic(Op):
+    """`atomic` at `offset` (elements); where `guard` is false nothing is done, and it gives 0."""
+
+    dest: Value
+    offset: Value
+    value: Value
+    kind: str
+    guard: Value | None = None
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.dest.dtype),)
+
+    def effects(self) -> Effects:
+        return (update(self.dest),)
