@@ -116,6 +116,36 @@ def test_eager_program(shape: tuple[int, int]) -> None:
     assert np.array_equal(eager_sum(a, b, block_m=4, block_n=4), a + b)
 
 
+def test_eager_program_compiled_by_its_sizes() -> None:
+    kernel = eager_sum.compile(M=40, N=24, block_m=8)
+    a = numbers(40, 24)
+    assert np.array_equal(kernel(a, a), 2 * a)
+    assert kernel.compile().target == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [T.float16, T.int32, T.half, T.long])
+def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((9,), dtype), B: T.Tensor((9,), T.float32)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(9):
+                B[i] = T.cast(A[i], T.float32) + T.float32(T.cast(2.0, dtype))
+
+    assert getattr(np, dtype) is not None
+    a = np.arange(9).astype(dtype)
+    assert np.array_equal(tilelang.compile(main, out_idx=1)(a), np.arange(9) + 2.0)
+
+
+def test_scalar_parameters() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((9,), "float32"), x: T.float32, B: T.Tensor((9,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(9):
+                B[i] = A[i] * x
+
+    assert np.array_equal(tilelang.compile(main, out_idx=2)(numbers(9), 3.0), numbers(9) * 3)
+
+
 def test_autotune_takes_the_first_configuration() -> None:
     seen = []
 

@@ -131,6 +131,8 @@ class Expressions(Containers):
         """A value from outside the kernel, as a compile-time value."""
         if isinstance(value, T.Size):
             return self.size_value(value)
+        if isinstance(value, str) and type(value) is not str:  # text that names a dtype, say
+            return foreign_dtype(value) or str(value)
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
         if isinstance(value, tuple | list):

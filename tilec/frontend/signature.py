@@ -201,7 +201,7 @@ class _Reader:
             written = annotations.get(arg.arg, REQUIRED)
             place = self.source.loc(arg)
             for _ in range(2):  # an annotation in quotes, kept as text, is text twice over
-                if isinstance(written, str) and arg.annotation is not None:
+                if type(written) is str and arg.annotation is not None:
                     written = self._text_annotation(written, arg.annotation)
             self.drafts[arg.arg] = _Draft(arg.arg, place, plain[arg.arg].default, written)
 

@@ -7,7 +7,7 @@ and so does `python -m tilec.tilelang program.py`. Nothing else of tilec loads t
 """
 
 from tilec.language import ceildiv as cdiv
-from tilec.tilelang import language, layout, math, profiler
+from tilec.tilelang import language, layout, math, profiler, tvm
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
 from tilec.tilelang.programs import JITKernel, PassConfigKey, autotune, compile, jit
@@ -27,6 +27,7 @@ __all__ = [
     "math",
     "next_power_of_2",
     "profiler",
+    "tvm",
 ]
 
 

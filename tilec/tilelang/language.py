@@ -4,8 +4,11 @@ from typing import Any
 
 from tilec import language
 from tilec.decorator import kernel as prim_func
+from tilec.tilelang.dtypes import NAMED
 
 __all__ = ["prim_func"]
+
+globals().update(NAMED)
 
 
 def __getattr__(name: str) -> Any:

@@ -82,30 +82,32 @@ class JITKernel:
     which the call allocates and returns."""
 
     def __init__(
-        self, kernel: Kernel, out_idx: int | Sequence[int] | None = None, target: object = None
+        self,
+        kernel: Kernel,
+        out_idx: int | Sequence[int] | None = None,
+        target: object = None,
+        constants: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         out = _outputs(kernel, out_idx)
+        self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
         self.kernel = make_kernel(kernel.function, out, kernel.threads) if out else kernel
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel(*args, **kwargs)
+        return self.kernel(*args, **self.constants, **kwargs)
 
     def compile(self) -> CompiledKernel:
-        """The variant for contiguous tensors of the annotated shapes. Raises CompileError, also
-        where an extent has no value before a call."""
-        given = []
+        """The variant for contiguous tensors of the annotated shapes; a size that only a call
+        gives counts as 4096. Raises CompileError."""
+        given = {}
         for parameter in self.kernel.parameters:
-            if parameter.kind != "tensor":
-                continue
-            shape = parameter.shape or ()
-            if parameter.shape is None or not all(isinstance(extent, int) for extent in shape):
-                message = f"{parameter.describe()} of {self.kernel.name} has open sizes"
-                hint = "compile the kernel for tensors: kernel.kernel.compile(A, B, …)"
-                raise CompileError(message, caller_loc(), hint)
-            given.append(spec([e for e in shape if isinstance(e, int)], parameter.dtype))
-        return self.kernel.compile(*given, target=self.target)
+            if parameter.kind == "tensor":
+                extents = [self.sizes.get(str(e), e) for e in parameter.shape or ()]
+                whole = [e if isinstance(e, int) else 4096 for e in extents]
+                given[parameter.name] = spec(whole, parameter.dtype)
+        return self.kernel.compile(target=self.target, **given, **self.constants)
 
     def get_kernel_source(self) -> str:
         """The assembly of the variant that `compile` gives (PTX where the target is CUDA): tilec
@@ -163,16 +165,35 @@ def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
     return {target.id for target in notes if isinstance(target, ast.Name)}
 
 
-def _eager(function: Callable[..., Any]) -> Kernel:
-    """The kernel of a function whose tensors are annotated in its body: its other parameters are
-    compile-time values."""
-    tensors = _annotated_in_body(function)
-    for name in inspect.signature(function).parameters:
-        note = function.__annotations__.get(name)
-        plain = note in (None, int, float, bool, str) or note in ("int", "float", "bool", "str")
-        if plain and name not in tensors:
-            function.__annotations__[name] = T.constexpr
-    return make_kernel(function, (), None)
+class _Eager:
+    """A kernel whose tensors are annotated in its body; its other parameters are compile-time
+    values. A call launches it."""
+
+    def __init__(self, function: Callable[..., Any], target: object) -> None:
+        functools.update_wrapper(self, function)
+        tensors = _annotated_in_body(function)
+        plain = (None, int, float, bool, str, "int", "float", "bool", "str")
+        for name in inspect.signature(function).parameters:
+            if function.__annotations__.get(name) in plain and name not in tensors:
+                function.__annotations__[name] = T.constexpr
+        self.kernel, self.target = make_kernel(function, (), None), target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+    def compile(self, *tensors: Any, **named: Any) -> JITKernel:
+        """The kernel with its compile-time values and sizes given by name, to be called with its
+        tensors; or with the tensors themselves, whose sizes it then has."""
+        order = [p.name for p in self.kernel.parameters]
+        named = dict(zip(order, tensors, strict=False)) | named
+        kinds = {p.name: p.kind for p in self.kernel.parameters}
+        constants = {n: v for n, v in named.items() if kinds.get(n) in ("constexpr", "scalar")}
+        sizes = {n: v for n, v in named.items() if n not in kinds}
+        for p in self.kernel.parameters:
+            if p.name in named and p.kind == "tensor" and p.shape is not None:
+                pairs = zip(p.shape, named[p.name].shape, strict=False)
+                sizes |= {n: int(v) for n, v in pairs if isinstance(n, str)}
+        return JITKernel(self.kernel, None, self.target, constants, sizes)
 
 
 def jit(
@@ -196,7 +217,7 @@ def jit(
             message = f"out_idx of {function.__name__}, whose body is the kernel"
             raise CompileError(message, caller_loc(), "return T.empty(shape, dtype) instead")
         remember_surroundings(function, frame)
-        return _eager(function)
+        return _Eager(function, target)
 
     return decorate if func is None else decorate(func)
 

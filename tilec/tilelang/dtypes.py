@@ -1,0 +1,42 @@
+"""TileLang's dtypes: text that is a dtype of tilec's wherever tilec asks for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.ir.types import ALIASES, DTYPES, DType
+
+
+class TextDtype(str):
+    """A dtype as TileLang's programs hold it: "float16" == T.float16, getattr(torch, T.float16)."""
+
+    __slots__ = ("dtype",)
+    dtype: DType
+
+    def __new__(cls, name: str) -> TextDtype:
+        made = super().__new__(cls, name)
+        made.dtype = DTYPES[ALIASES.get(name, name)]
+        return made
+
+    @property
+    def bits(self) -> int:
+        return self.dtype.bits
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes
+
+    def as_torch(self) -> Any:
+        """torch's dtype of this name."""
+        import torch
+
+        return getattr(torch, self)
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        self.dtype(*args, **kwargs)  # raises: numbers are cast inside of kernels
+
+
+_SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32"}
+_SHORT |= {"long": "int64", "short": "int16", "char": "int8"}
+NAMED = {name: TextDtype(name) for name in (*DTYPES, *ALIASES)}
+NAMED |= {short: TextDtype(name) for short, name in _SHORT.items()}
