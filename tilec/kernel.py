@@ -146,6 +146,13 @@ class Kernel(Launchable):
         """What a call passes: the function's parameters less those that the call allocates."""
         return self._current().parameters
 
+    def parameters_for(self, constants: Mapping[str, Any]) -> tuple[Parameter, ...]:
+        """`parameters` where annotations depend on compile-time values: on these, else on the
+        defaults. Raises CompileError where one has no value."""
+        revision = self._current()
+        values = {p.name: constants.get(p.name, p.default) for p in revision.parameters}
+        return revision.resolve(values)[1]
+
     def __reduce__(self) -> str:
         """Pickled by name, as functions are. Raises LaunchError where no name leads to it."""
         name, module = self.function.__qualname__, self.function.__module__

@@ -6,15 +6,27 @@ lacks raises tilec's own message. `install` lets files that say `import tilelang
 and so does `python -m tilec.tilelang program.py`. Nothing else of tilec loads this package.
 """
 
+import logging
+from typing import Any
+
 from tilec.language import ceildiv as cdiv
-from tilec.tilelang import language, layout, math, profiler, tvm
+from tilec.tilelang import language, layout, math, profiler
+from tilec.tilelang.absent import PACKAGES, Absent
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
-from tilec.tilelang.programs import JITKernel, PassConfigKey, autotune, compile, jit
+from tilec.tilelang.programs import (
+    JITKernel,
+    PassConfigKey,
+    TensorSupplyType,
+    autotune,
+    compile,
+    jit,
+)
 
 __all__ = [
     "JITKernel",
     "PassConfigKey",
+    "TensorSupplyType",
     "autotune",
     "cdiv",
     "compile",
@@ -27,7 +39,7 @@ __all__ = [
     "math",
     "next_power_of_2",
     "profiler",
-    "tvm",
+    "set_log_level",
 ]
 
 
@@ -37,3 +49,14 @@ def enable_cache() -> None:
 
 def disable_cache() -> None:
     """Nothing: TILEC_DISABLE_CACHE says whether compiled kernels are kept."""
+
+
+def set_log_level(level: str | int) -> None:
+    """The level of the notes about options that mean nothing to tilec ("INFO" shows them)."""
+    logging.getLogger("tilec.tilelang").setLevel(level)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PACKAGES:
+        raise AttributeError(f"tilec.tilelang has no {name!r}", name=name)
+    return Absent(f"tilelang.{name}")

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilec.builtins.annotations import dtype_of
 from tilec.ir.types import ALIASES, DTYPES, DType
 
 
 class TextDtype(str):
-    """A dtype as TileLang's programs hold it: "float16" == T.float16, getattr(torch, T.float16)."""
+    """A dtype as TileLang's programs hold it: "float16" == T.float16, getattr(torch, T.float16).
 
-    __slots__ = ("dtype",)
-    dtype: DType
+    One that tilec lacks is its name, which every use of it refuses as an unknown dtype.
+    """
 
-    def __new__(cls, name: str) -> TextDtype:
-        made = super().__new__(cls, name)
-        made.dtype = DTYPES[ALIASES.get(name, name)]
-        return made
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> DType | None:
+        """tilec's dtype, None where it has none of this name."""
+        return DTYPES.get(ALIASES.get(self, self))
+
+    def _known(self) -> DType:
+        return dtype_of(str(self))
 
     @property
     def bits(self) -> int:
-        return self.dtype.bits
+        return self._known().bits
 
     @property
     def bytes(self) -> int:
-        return self.dtype.bytes
+        return self._known().bytes
 
     def as_torch(self) -> Any:
         """torch's dtype of this name."""
@@ -33,7 +39,7 @@ class TextDtype(str):
         return getattr(torch, self)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        self.dtype(*args, **kwargs)  # raises: numbers are cast inside of kernels
+        self._known()(*args, **kwargs)  # raises: numbers are cast inside of kernels
 
 
 _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32"}

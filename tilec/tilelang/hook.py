@@ -10,6 +10,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from tilec.tilelang.absent import PACKAGES, Absent
+
 OURS = __package__ or "tilec.tilelang"
 RENAMED = {"tilelang.autotuner": OURS}
 
@@ -18,25 +20,38 @@ def _name(theirs: str) -> str:
     return RENAMED.get(theirs, OURS + theirs.removeprefix("tilelang"))
 
 
+def _is_absent(theirs: str) -> bool:
+    top, *inner = theirs.split(".")
+    return top == "tvm" or (bool(inner) and inner[0] in PACKAGES)
+
+
 class _Alias(Loader):
     """Gives the module of this package that a name of TileLang's stands for: one object under both
     names, so that classes and state are one, too."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if _is_absent(spec.name):
+            return Absent(spec.name)
         module = importlib.import_module(_name(spec.name))
         self.own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.own  # the import system has written the alias's over it
+        if not isinstance(module, Absent):
+            module.__spec__ = self.own  # the import system has written the alias's over it
 
 
 class _Finder(MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self.package = package
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "tilelang" and not name.startswith("tilelang."):
+        if name != self.package and not name.startswith(f"{self.package}."):
             return None
+        if _is_absent(name):
+            return ModuleSpec(name, _Alias(), is_package=True)
         try:
             known = importlib.util.find_spec(_name(name))
         except ModuleNotFoundError:
@@ -49,7 +64,8 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(name, _Alias(), is_package=package)
 
 
-_FINDER = _Finder()
+_FINDER = _Finder("tilelang")
+_TVM = _Finder("tvm")  # asked last: a TVM that is installed is the one that is meant
 
 
 def install() -> None:
@@ -60,3 +76,4 @@ def install() -> None:
         raise ImportError("tilelang is imported already; install tilec's spelling of it before")
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+        sys.meta_path.append(_TVM)

@@ -9,6 +9,7 @@ names T.Kernel.
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import inspect
 import logging
@@ -39,6 +40,12 @@ class _PassConfigNames(type):
         if not name.isupper():
             raise AttributeError(name)
         return name
+
+
+class TensorSupplyType(enum.Enum):
+    """Kinds of inputs that a profiler makes in TileLang; here all are alike."""
+
+    Auto = Integer = Uniform = Normal = Randn = Zero = One = "random"
 
 
 class PassConfigKey(metaclass=_PassConfigNames):
@@ -102,16 +109,19 @@ class JITKernel:
         """The variant for contiguous tensors of the annotated shapes; a size that only a call
         gives counts as 4096. Raises CompileError."""
         given = {}
-        for parameter in self.kernel.parameters:
+        for parameter in self.kernel.parameters_for(self.constants):
             if parameter.kind == "tensor":
                 extents = [self.sizes.get(str(e), e) for e in parameter.shape or ()]
                 whole = [e if isinstance(e, int) else 4096 for e in extents]
-                given[parameter.name] = spec(whole, parameter.dtype)
+                steps = [s for s in parameter.strides or () if isinstance(s, int)]
+                strides = steps if steps and len(steps) == len(whole) else None
+                given[parameter.name] = spec(whole, parameter.dtype, strides)
         return self.kernel.compile(target=self.target, **given, **self.constants)
 
-    def get_kernel_source(self) -> str:
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
         """The assembly of the variant that `compile` gives (PTX where the target is CUDA): tilec
-        writes no CUDA C++."""
+        writes no CUDA C++, and no code for the host that `kernel_only` could add."""
+        del kernel_only
         return self.compile().asm
 
     def get_profiler(self, tensor_supply_type: object = None) -> Profiler:
@@ -158,6 +168,10 @@ class _Lazy:
 
     __call__ = compile
 
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """`JITKernel.get_kernel_source` of what `compile` gives."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
 
 def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -194,6 +208,10 @@ class _Eager:
                 pairs = zip(p.shape, named[p.name].shape, strict=False)
                 sizes |= {n: int(v) for n, v in pairs if isinstance(n, str)}
         return JITKernel(self.kernel, None, self.target, constants, sizes)
+
+    def get_kernel_source(self, *tensors: Any, **named: Any) -> str:
+        """`JITKernel.get_kernel_source` of what `compile` gives."""
+        return self.compile(*tensors, **named).get_kernel_source()
 
 
 def jit(

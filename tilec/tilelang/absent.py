@@ -1,0 +1,45 @@
+"""The insides of TileLang's compiler, and TVM, which tilec has not. Many files import them and few
+of their kernels need them, so that imports succeed and every use raises."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NoReturn
+
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
+from tilec.language import GemmWarpPolicy
+
+PACKAGES = frozenset(
+    """
+    backend carver contrib cuda engine env ir metal rocm tileop tools transform tvm utils webgpu
+    """.split()
+)
+
+
+class AbsentName:
+    """A name of an absent module. Raises CompileError when it is called or asked for anything."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def _refuse(self) -> NoReturn:
+        message = f"{self.__name__} is a part of TileLang's compiler, which tilec has not"
+        raise CompileError(message, caller_loc(), "leave it out, or write what it makes by hand")
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python itself asks for these
+            raise AttributeError(name)
+        self._refuse()
+
+
+class Absent(ModuleType):
+    """A module of which every public name is an AbsentName, but for what tilec has elsewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return GemmWarpPolicy if name == "GemmWarpPolicy" else AbsentName(f"{self.__name__}.{name}")
