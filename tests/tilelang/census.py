@@ -16,6 +16,8 @@ import argparse
 import ast
 import collections
 import contextlib
+import importlib.abc
+import importlib.machinery
 import json
 import multiprocessing
 import os
@@ -28,11 +30,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TARGET = "cuda:sm_90a"
 FOLDERS = ("examples", "testing/python/language", "testing/python/issue", "testing/python/kernel")
 MOST_VARIANTS = 1
 SECONDS = 45
+COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm".split())
 OTHER_HARDWARE = {
     "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem",
     "amd": r"mfma|wmma|gfx\d|rocm|cdna|preshuffle|/amd/",
@@ -192,6 +196,30 @@ def fake_gpu(torch: Any) -> None:
     FakeTensor.__float__, FakeTensor.__int__ = lambda _: 1.0, lambda _: 1
 
 
+class _Compared(types.ModuleType):
+    """A package that programs only compare with."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return mock.MagicMock(name=name)
+
+
+class _ComparedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] in COMPARED:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Compared(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
 def on_cpu() -> Any:
     """A mode in which what torch is asked to put on a GPU is put on the CPU: fake tensors of a GPU
     cannot be indexed without one."""
@@ -256,6 +284,7 @@ def run_file(path: Path, out: Path) -> None:
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     tilec.tilelang.install()
+    sys.meta_path.append(_ComparedFinder())  # asked last: where they are installed, they are used
     watch(recorder)
     os.chdir(path.parent)
     sys.path.insert(0, str(path.parent))

@@ -6,12 +6,14 @@ lacks raises tilec's own message. `install` lets files that say `import tilelang
 and so does `python -m tilec.tilelang program.py`. Nothing else of tilec loads this package.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from tilec.language import ceildiv as cdiv
 from tilec.tilelang import language, layout, math, profiler
-from tilec.tilelang.absent import PACKAGES, Absent
+from tilec.tilelang.absent import PACKAGES, Absent, AbsentName
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
 from tilec.tilelang.programs import (
@@ -39,6 +41,7 @@ __all__ = [
     "math",
     "next_power_of_2",
     "profiler",
+    "set_autotune_inputs",
     "set_log_level",
 ]
 
@@ -51,12 +54,18 @@ def disable_cache() -> None:
     """Nothing: TILEC_DISABLE_CACHE says whether compiled kernels are kept."""
 
 
+@contextlib.contextmanager
+def set_autotune_inputs(*inputs: Any) -> Iterator[None]:
+    """Nothing: autotune measures nothing, and needs no inputs."""
+    yield
+
+
 def set_log_level(level: str | int) -> None:
     """The level of the notes about options that mean nothing to tilec ("INFO" shows them)."""
     logging.getLogger("tilec.tilelang").setLevel(level)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in PACKAGES:
+    if name not in PACKAGES and name not in ("AutoTuner", "DataType"):
         raise AttributeError(f"tilec.tilelang has no {name!r}", name=name)
-    return Absent(f"tilelang.{name}")
+    return (Absent if name in PACKAGES else AbsentName)(f"tilelang.{name}")

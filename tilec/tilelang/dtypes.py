@@ -46,3 +46,15 @@ _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "in
 _SHORT |= {"long": "int64", "short": "int16", "char": "int8"}
 NAMED = {name: TextDtype(name) for name in (*DTYPES, *ALIASES)}
 NAMED |= {short: TextDtype(name) for short, name in _SHORT.items()}
+
+
+def dtype(named: object) -> TextDtype:
+    """The dtype that a text or a dtype of torch, NumPy or tilec means. Raises CompileError."""
+    return named if isinstance(named, TextDtype) else TextDtype(dtype_of(named).name)
+
+
+def determine_fp8_type(kind: str = "e4m3") -> TextDtype:
+    """The float8 of this `kind`, "e4m3" or "e5m2", as NVIDIA's GPUs have it. Raises ValueError."""
+    if kind not in ("e4m3", "e5m2"):
+        raise ValueError(f"no float8 of the kind {kind!r}: there are e4m3 and e5m2")
+    return TextDtype("float8_e4m3fn" if kind == "e4m3" else "float8_e5m2")

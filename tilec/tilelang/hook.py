@@ -13,7 +13,12 @@ from types import ModuleType
 from tilec.tilelang.absent import PACKAGES, Absent
 
 OURS = __package__ or "tilec.tilelang"
-RENAMED = {"tilelang.autotuner": OURS}
+RENAMED = {
+    "tilelang.autotuner": OURS,
+    "tilelang.carver.arch": f"{OURS}.arch",
+    "tilelang.language.dtypes": f"{OURS}.dtypes",
+    "tilelang.language.fp8": f"{OURS}.dtypes",
+}
 
 
 def _name(theirs: str) -> str:
@@ -22,7 +27,7 @@ def _name(theirs: str) -> str:
 
 def _is_absent(theirs: str) -> bool:
     top, *inner = theirs.split(".")
-    return top == "tvm" or (bool(inner) and inner[0] in PACKAGES)
+    return top == "tvm" or (bool(inner) and inner[0] in PACKAGES and theirs not in RENAMED)
 
 
 class _Alias(Loader):
@@ -60,8 +65,8 @@ class _Finder(MetaPathFinder):
             raise ModuleNotFoundError(
                 f"{name} is not part of tilec's spelling of TileLang", name=name
             )
-        package = known.submodule_search_locations is not None
-        return ModuleSpec(name, _Alias(), is_package=package)
+        # TileLang has packages where this has modules.
+        return ModuleSpec(name, _Alias(), is_package=True)
 
 
 _FINDER = _Finder("tilelang")

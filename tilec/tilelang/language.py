@@ -5,9 +5,9 @@ from typing import Any
 
 from tilec import language
 from tilec.decorator import kernel as prim_func
-from tilec.tilelang.dtypes import NAMED, TextDtype
+from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 
-__all__ = ["prim_func"]
+__all__ = ["dtype", "prim_func"]
 
 globals().update(NAMED)
 

@@ -26,6 +26,7 @@ from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.jit.specialise import spec
 from tilec.kernel import Kernel
+from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler
 
 _NOTES = logging.getLogger("tilec.tilelang")
@@ -186,7 +187,7 @@ class _Eager:
     def __init__(self, function: Callable[..., Any], target: object) -> None:
         functools.update_wrapper(self, function)
         tensors = _annotated_in_body(function)
-        plain = (None, int, float, bool, str, "int", "float", "bool", "str")
+        plain = (None, int, float, bool, str, dtype, "int", "float", "bool", "str")
         for name in inspect.signature(function).parameters:
             if function.__annotations__.get(name) in plain and name not in tensors:
                 function.__annotations__[name] = T.constexpr
