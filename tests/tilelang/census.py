@@ -1,7 +1,7 @@
 """Which of TileLang's own kernels compile.
 
     TILELANG_SOURCE=checkout python tests/tilelang/census.py [--jobs 1] [--out census.json]
-        [--table docs/tilelang.md] [file …]
+        [--table docs/tilelang.md] [--programs programs.json] [file …]
 
 A kernel is a function that holds `T.Kernel`. Every file of `examples` and of four folders of
 `testing/python` runs in a process of its own: its tests, else its `main`. There is no GPU and no
@@ -361,6 +361,18 @@ def census(source: Path, files: list[Path], jobs: int, scratch: Path) -> list[di
     return entries
 
 
+def compiling(entries: list[dict[str, str]]) -> dict[str, list[str]]:
+    """The names of the kernels that compile, by file; a name of several only if all of them do."""
+    listed: dict[str, list[str]] = {}
+    for path in sorted({e["path"] for e in entries}):
+        inside = [e for e in entries if e["path"] == path]
+        others = {e["kernel"] for e in inside if e["status"] != "compiles"}
+        names = sorted({e["kernel"] for e in inside} - others)
+        if names:
+            listed[path] = names
+    return listed
+
+
 def feature(said: str) -> str:
     """The group of a message: its names and numbers left out, the language's words kept."""
     word = re.search(r"T\.\w+ is not supported|no attribute '\w+'|has no builtin '\w+'", said)
@@ -375,6 +387,15 @@ def table(entries: list[dict[str, str]]) -> str:
     ours = [e for e in entries if e["status"] != "other hardware"]
     lines = [
         "# TileLang's own programs",
+        "",
+        "`import tilec.tilelang as tilelang` and `import tilec.tilelang.language as T` are",
+        "TileLang's spelling of tilec: `@tilelang.jit`, `tilelang.compile`, `@T.prim_func`,",
+        "`@tilelang.autotune` (the first configuration; nothing is measured), profilers, dtypes.",
+        "Files run as they are by `python -m tilec.tilelang program.py`, or once",
+        "`tilec.tilelang.install()` was called. Spelling is translated, nothing is emulated: the",
+        "insides of TileLang's compiler, and TVM, raise where a program uses them.",
+        "",
+        "## How many compile",
         "",
         "Made by `tests/tilelang/census.py`, which says how it counts. Each kernel of TileLang's",
         f"examples and tests is compiled for `{TARGET}` by way of `tilec.tilelang`; none is run.",
@@ -406,6 +427,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--programs", type=Path, help="where to list the kernels that compile")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
     given = parser.parse_args()
     source = Path(os.environ["TILELANG_SOURCE"]).resolve()
@@ -418,6 +440,8 @@ def main() -> None:
     entries = census(source, files, given.jobs, given.scratch)
     if given.out:
         given.out.write_text(json.dumps(entries, indent=1) + "\n")
+    if given.programs:
+        given.programs.write_text(json.dumps(compiling(entries), indent=1) + "\n")
     if given.table:
         given.table.write_text(table(entries))
     print(table(entries))

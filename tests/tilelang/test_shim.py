@@ -166,6 +166,7 @@ def test_autotune_takes_the_first_configuration() -> None:
 
     a = numbers(50)
     assert np.array_equal(program(50)(a), 2 * a)
+    assert program(50).config == {"block": 16}
     assert np.array_equal(program(50, block=64)(a), 2 * a)
     assert seen == [16, 64]
 

@@ -87,7 +87,7 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
 
 class JITKernel:
     """A kernel as TileLang's programs hold it: called with its tensors, less those of `out_idx`,
-    which the call allocates and returns."""
+    which the call allocates and returns. `config` is what `autotune` chose."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class JITKernel:
         sizes: Mapping[str, int] | None = None,
     ) -> None:
         out = _outputs(kernel, out_idx)
+        self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
         self.kernel = make_kernel(kernel.function, out, kernel.threads) if out else kernel
@@ -196,6 +197,10 @@ class _Eager:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.kernel(*args, **kwargs)
 
+    def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel itself, whatever the arguments: it is read when it is compiled."""
+        return self.kernel
+
     def compile(self, *tensors: Any, **named: Any) -> JITKernel:
         """The kernel with its compile-time values and sizes given by name, to be called with its
         tensors; or with the tensors themselves, whose sizes it then has."""
@@ -254,7 +259,10 @@ def autotune(func: Callable[..., Any] | None = None, *, configs: Any = (), **opt
             given = inspect.signature(program).bind_partial(*args, **kwargs).arguments
             config = offered[0] if offered else {}
             more = {name: value for name, value in config.items() if name not in given}
-            return program(*args, **kwargs, **more)
+            made = program(*args, **kwargs, **more)
+            if isinstance(made, JITKernel):
+                made.config = config
+            return made
 
         return first
 
