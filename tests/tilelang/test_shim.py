@@ -123,6 +123,18 @@ def test_eager_program_compiled_by_its_sizes() -> None:
     assert kernel.compile().target == "cpu"
 
 
+def test_open_sizes_count_as_4096_in_arithmetic_too() -> None:
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor(((n + 127) // 128,), "float32")):
+        with T.Kernel((n + 127) // 128, threads=32) as b:
+            B[b] = A[b * 128]
+
+    kernel = tilelang.compile(main, target="cuda:sm_80")
+    assert ".target sm_80" in kernel.get_kernel_source()
+
+
 @pytest.mark.parametrize("dtype", [T.float16, T.int32, T.half, T.long])
 def test_dtypes_are_text_outside_and_dtypes_inside(dtype: Any) -> None:
     @T.prim_func

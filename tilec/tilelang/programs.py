@@ -15,6 +15,7 @@ import inspect
 import logging
 import sys
 import textwrap
+from builtins import compile as compile_python
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,16 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     return tuple(names)
 
 
+def _extent(written: int | str | None, sizes: Mapping[str, int]) -> int:
+    """The value of an extent, a number or arithmetic of sizes, of which each open one is 4096."""
+    if isinstance(written, int) or written is None:
+        return 4096 if written is None else written
+    tree = ast.parse(written, mode="eval")
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    code = compile_python(tree, "<extent>", "eval")
+    return int(eval(code, {"__builtins__": {}}, {n: sizes.get(n, 4096) for n in names}))
+
+
 class JITKernel:
     """A kernel as TileLang's programs hold it: called with its tensors, less those of `out_idx`,
     which the call allocates and returns. `config` is what `autotune` chose."""
@@ -113,8 +124,7 @@ class JITKernel:
         given = {}
         for parameter in self.kernel.parameters_for(self.constants):
             if parameter.kind == "tensor":
-                extents = [self.sizes.get(str(e), e) for e in parameter.shape or ()]
-                whole = [e if isinstance(e, int) else 4096 for e in extents]
+                whole = [_extent(e, self.sizes) for e in parameter.shape or ()]
                 steps = [s for s in parameter.strides or () if isinstance(s, int)]
                 strides = steps if steps and len(steps) == len(whole) else None
                 given[parameter.name] = spec(whole, parameter.dtype, strides)
