@@ -438,7 +438,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "dst[i, j] = src[i, j]",
     ),
     "nested Parallel": (
-        "for i in T.Parallel(8):\n    for j in T.Parallel(4):  #!\n        S[i, j] = 0",
+        "for i in T.Parallel(8):\n    x = i\n    for j in T.Parallel(4):  #!\n        S[x, j] = 0",
         "T.Parallel inside T.Parallel (line 20)",
         "T.Parallel(m, n)",
     ),

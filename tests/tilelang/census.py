@@ -3,11 +3,13 @@
     TILELANG_SOURCE=checkout python tests/tilelang/census.py [--jobs 1] [--out census.json]
         [--table docs/tilelang.md] [--programs programs.json] [file …]
 
-A kernel is a function that holds `T.Kernel`. Every file of `examples` and of four folders of
-`testing/python` runs in a process of its own: its tests, else its `main`. There is no GPU and no
-memory: tensors are torch's fake ones, each launch only compiles for TARGET with the sizes of the
-program, and comparisons of results are left out. What a kernel's first variants say is its result;
-a kernel that was never asked for is told by what stopped its file.
+A kernel is a function that holds `T.Kernel`. Every file of `examples` and of three folders of
+`testing/python` runs in a process of its own: its tests, else its `main`; where some of its
+kernels were not reached so, the other of the two, and both again with real tensors. There is no
+GPU and no memory: tensors are torch's fake ones at first, each launch only compiles for TARGET with
+the sizes of the program; comparisons of results, and the files' own assertions, are left out. What
+a kernel's first variants say is its result; a kernel that was never asked for is told by what
+stopped its file. Programs import `einops`, `scipy` and `tqdm`: they are needed here, too.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import collections
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import multiprocessing
 import os
 import re
-import runpy
+import resource
 import signal
 import sys
 import types
@@ -30,13 +33,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 TARGET = "cuda:sm_90a"
 FOLDERS = ("examples", "testing/python/language", "testing/python/issue", "testing/python/kernel")
 MOST_VARIANTS = 1
 SECONDS = 45
-COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm".split())
+MOST_BYTES = 24 << 30
+COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm iket tvm_ffi".split())
 OTHER_HARDWARE = {
     "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem",
     "amd": r"mfma|wmma|gfx\d|rocm|cdna|preshuffle|/amd/",
@@ -188,7 +191,8 @@ def fake_gpu(torch: Any) -> None:
     cuda.synchronize = cuda.manual_seed = cuda.manual_seed_all = cuda.empty_cache = nothing
     facts = types.SimpleNamespace(multi_processor_count=132, major=9, minor=0, name="NVIDIA H200")
     cuda.get_device_properties = lambda *_: facts
-    torch.Tensor.cuda = lambda t, *_, **__: t
+    cuda.Event = cuda.Stream = cuda.current_stream = cuda.stream = Anything
+    torch.Tensor.cuda = torch.nn.Module.cuda = lambda t, *_, **__: t
     torch.testing.assert_close = nothing
     torch.allclose = torch.equal = lambda *_, **__: True
     FakeTensor.__bool__ = lambda _: True
@@ -196,15 +200,58 @@ def fake_gpu(torch: Any) -> None:
     FakeTensor.__float__, FakeTensor.__int__ = lambda _: 1.0, lambda _: 1
 
 
-class _Compared(types.ModuleType):
-    """A package that programs only compare with."""
+class Anything:
+    """What a package that is not there gives: it can be called, compared and computed with."""
 
-    __path__: list[str] = []
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return mock.MagicMock(name=name)
+        return Anything()
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        """Itself; as a decorator what is called as the function is."""
+        function = args[0] if len(args) == 1 else None
+        if isinstance(function, type):
+            return function
+        return _Decorated(function) if isinstance(function, types.FunctionType) else self
+
+    __getitem__ = __enter__ = __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __call__
+    __radd__ = __rsub__ = __rmul__ = __mod__ = __neg__ = __pow__ = __exit__ = __call__
+    __lt__ = __gt__ = __le__ = __ge__ = lambda self, _: True
+    __index__ = __int__ = __len__ = lambda self: 1
+    __float__ = lambda self: 1.0  # noqa: E731
+
+
+class _Decorated(Anything):
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class _Compared(types.ModuleType):
+    """A package that programs only compare with."""
+
+    __path__: list[str] = []
+    __version__ = "0"
+    __file__ = os.devnull
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name[:1].isupper():
+            return type(name, (Anything,), {})  # for isinstance and base classes
+        return Anything()
 
 
 class _ComparedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -263,13 +310,44 @@ class Failures:
             self.said.append((lines or ["not collected"])[-1].removeprefix("E").strip())
 
 
-def run_file(path: Path, out: Path) -> None:
-    """Run one file in this process and write what became of its kernels."""
+class _WithoutAssertions(importlib.machinery.SourceFileLoader):
+    """Loads programs, which look for CUDA in what was compiled, without their assertions."""
+
+    def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:
+        return compile(data, path, "exec", dont_inherit=True, optimize=1)
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _ProgramFinder(importlib.abc.MetaPathFinder):
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        inside = found and found.origin and Path(found.origin).resolve()
+        if not inside or self.source not in inside.parents or inside.suffix != ".py":
+            return None
+        places = found.submodule_search_locations
+        return importlib.util.spec_from_file_location(
+            name,
+            found.origin,
+            loader=_WithoutAssertions(name, found.origin),
+            submodule_search_locations=places,
+        )
+
+
+def run_file(path: Path, out: Path, source: Path, how: tuple[str, str]) -> None:
+    """Run one file in this process, its tests or its main, with fake or real tensors, and write
+    what became of its kernels."""
     import pytest
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     import tilec.tilelang
 
+    tensors, part = how
     recorder, failures = Recorder(), Failures()
 
     def write() -> None:
@@ -283,44 +361,69 @@ def run_file(path: Path, out: Path) -> None:
 
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     tilec.tilelang.install()
+    sys.meta_path.insert(1, _ProgramFinder(source))
     sys.meta_path.append(_ComparedFinder())  # asked last: where they are installed, they are used
     watch(recorder)
     os.chdir(path.parent)
-    sys.path.insert(0, str(path.parent))
+    sys.path[:0] = [str(path.parent), str(source)]
     sys.argv = [str(path)]
-    tests = re.search(r"^def test_|^class Test", path.read_text(), re.MULTILINE)
-    with FakeTensorMode(allow_non_fake_inputs=True), on_cpu():
+    with contextlib.ExitStack() as modes:
+        if tensors == "fake":
+            modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        modes.enter_context(on_cpu())
         try:
-            if tests:
+            if part == "tests":
                 options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull]
+                options += ["--assert=plain", "--import-mode=importlib"]
                 pytest.main([str(path), *options], plugins=[failures])
             else:
-                runpy.run_path(str(path), run_name="__main__")
+                code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True, optimize=1)
+                main = types.ModuleType("__main__")
+                main.__file__ = str(path)
+                sys.modules["__main__"] = main
+                exec(code, main.__dict__)
         except BaseException as e:
             failures.said.append(f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}")
     write()
     os._exit(0)
 
 
-def one(path: Path, scratch: Path) -> dict[str, Any]:
-    """The result of a file, by a forked process that has everything imported already."""
-    out = scratch / f"{abs(hash(path))}.json"
-    process = multiprocessing.get_context("fork").Process(target=quietly, args=(path, out))
-    process.start()
-    process.join(SECONDS + 20)
-    if process.is_alive():
-        process.kill()
-    if out.exists():
-        return json.loads(out.read_text())
-    return {"kernels": [], "stopped": [f"the process ended with {process.exitcode}"]}
+def one(path: Path, scratch: Path, source: Path) -> dict[str, Any]:
+    """The result of a file: of forked processes, which have everything imported already, until each
+    of its kernels was asked for."""
+    parts = ["tests"] * bool(re.search(r"^def test_|^class Test", path.read_text(), re.MULTILINE))
+    parts += ["main"]
+    wanted = {line for line, _ in kernels_of(path)}
+    said: dict[tuple[str, int], list[str]] = {}
+    stopped: list[str] = []
+    for how in ((tensors, part) for tensors in ("fake", "real") for part in parts):
+        out = scratch / f"{abs(hash(path))}.json"
+        out.unlink(missing_ok=True)
+        run = multiprocessing.get_context("fork").Process(
+            target=quietly, args=(path, out, source, how)
+        )
+        run.start()
+        run.join(SECONDS + 20)
+        if run.is_alive():
+            run.kill()
+        found = {"kernels": [], "stopped": [f"the process ended with {run.exitcode}"]}
+        if out.exists():
+            found = json.loads(out.read_text())
+        stopped += found["stopped"]
+        for file, line, messages in found["kernels"]:
+            said.setdefault((file, line), messages)
+        if not wanted - {line for f, line in said if Path(f).resolve() == path}:
+            break
+    return {"kernels": [[f, n, m] for (f, n), m in said.items()], "stopped": stopped}
 
 
-def quietly(path: Path, out: Path) -> None:
+def quietly(path: Path, *rest: Any) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-        run_file(path, out)
+        run_file(path, *rest)
 
 
 def census(source: Path, files: list[Path], jobs: int, scratch: Path) -> list[dict[str, str]]:
@@ -332,7 +435,9 @@ def census(source: Path, files: list[Path], jobs: int, scratch: Path) -> list[di
     said: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
     stopped = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for file, found in zip(files, pool.map(lambda f: one(f, scratch), files), strict=True):
+        for file, found in zip(
+            files, pool.map(lambda f: one(f, scratch, source), files), strict=True
+        ):
             stopped[str(file)] = found["stopped"]
             for path, line, messages in found["kernels"]:
                 said[str(Path(path).resolve()), line] += messages

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins_scalar import block_index
@@ -210,7 +211,37 @@ class ForLoops(Loops):
 
     # --- T.Parallel -------------------------------------------------------------------------------
 
+    def _nested(self, node: ast.For, header: LoopHeader) -> tuple[ast.For, LoopHeader]:
+        """A loop whose whole body is one more T.Parallel, as one loop over the indices of both."""
+        (inner, *rest) = node.body
+        if rest or not isinstance(inner, ast.For) or not isinstance(inner.iter, ast.Call):
+            return node, header
+        own = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+        used = {n.id for n in ast.walk(inner.iter) if isinstance(n, ast.Name)}
+        callee = inner.iter.func
+        plain = isinstance(callee, ast.Name | ast.Attribute) and not own & used
+        if not plain or self.expression(callee) is not T.Parallel:
+            return node, header
+        self.refuse_else(inner)
+        added = self.expression(inner.iter)
+        assert isinstance(added, LoopHeader)
+        inner, added = self._nested(inner, added)
+        ours, theirs = header.arguments, added.arguments
+        places = dict(header.places)
+        for d in range(len(theirs["extents"])):
+            places[f"extents[{len(ours['extents']) + d}]"] = added.place(f"extents[{d}]")
+        extents = (*ours["extents"], *theirs["extents"])
+        width = theirs["coalesced_width"] or ours["coalesced_width"]
+        arguments = {**ours, **theirs, "extents": extents, "coalesced_width": width}
+        targets = [
+            *self._targets(node, "T.Parallel", len(ours["extents"])),
+            *self._targets(inner, "T.Parallel", len(theirs["extents"])),
+        ]
+        both = ast.For(ast.Tuple(targets, ast.Store()), node.iter, inner.body, [])
+        return ast.copy_location(both, node), LoopHeader("Parallel", arguments, header.loc, places)
+
     def _parallel(self, node: ast.For, header: LoopHeader) -> None:
+        node, header = self._nested(node, header)
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
         width = static_int(header.arguments["coalesced_width"] or 0)

@@ -12,20 +12,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilec.language import ceildiv as cdiv
-from tilec.tilelang import language, layout, math, profiler
-from tilec.tilelang.absent import PACKAGES, Absent, AbsentName
+from tilec.tilelang import dtypes, language, layout, math, profiler, tirx
+from tilec.tilelang.absent import HERE, PACKAGES, Absent, AbsentName
+from tilec.tilelang.autotuner import AutoTuner, autotune
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
 from tilec.tilelang.programs import (
     JITKernel,
     PassConfigKey,
     TensorSupplyType,
-    autotune,
     compile,
     jit,
+    lower,
 )
 
 __all__ = [
+    "AutoTuner",
     "JITKernel",
     "PassConfigKey",
     "TensorSupplyType",
@@ -38,12 +40,23 @@ __all__ = [
     "jit",
     "language",
     "layout",
+    "lower",
     "math",
     "next_power_of_2",
     "profiler",
     "set_autotune_inputs",
     "set_log_level",
 ]
+
+HERE |= {
+    "AutoTuner": AutoTuner,
+    "DataType": dtypes.dtype,
+    "PassConfigKey": PassConfigKey,
+    "TensorSupplyType": TensorSupplyType,
+    "lower": lower,
+    "tir": tirx,
+    "tirx": tirx,
+}
 
 
 def enable_cache() -> None:
@@ -66,6 +79,6 @@ def set_log_level(level: str | int) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in PACKAGES and name not in ("AutoTuner", "DataType"):
+    if name not in PACKAGES:
         raise AttributeError(f"tilec.tilelang has no {name!r}", name=name)
     return (Absent if name in PACKAGES else AbsentName)(f"tilelang.{name}")

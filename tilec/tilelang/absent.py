@@ -42,12 +42,17 @@ class Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _HERE.get(name) or AbsentName(f"{self.__name__}.{name}")
+        return HERE.get(name) or AbsentName(f"{self.__name__}.{name}")
 
 
-def _unchanged(program: Any) -> Any:
+def unchanged(program: Any, *_: object, **__: object) -> Any:
+    """What a pass of TileLang's does to a program here: nothing."""
     return program
 
 
-# What tilec has elsewhere, or does anyway.
-_HERE: dict[str, Any] = {"GemmWarpPolicy": GemmWarpPolicy, "simplify_prim_func": _unchanged}
+# What tilec has elsewhere, or does anyway, by the name that modules without a counterpart give it.
+HERE: dict[str, Any] = {
+    "GemmWarpPolicy": GemmWarpPolicy,
+    "simplify_prim_func": unchanged,
+    "apply_simplify": unchanged,
+}

@@ -53,8 +53,24 @@ def dtype(named: object) -> TextDtype:
     return named if isinstance(named, TextDtype) else TextDtype(dtype_of(named).name)
 
 
+def determine_torch_fp8_type(kind: str = "e4m3") -> Any:
+    """torch's dtype of `determine_fp8_type`."""
+    return determine_fp8_type(kind).as_torch()
+
+
 def determine_fp8_type(kind: str = "e4m3") -> TextDtype:
     """The float8 of this `kind`, "e4m3" or "e5m2", as NVIDIA's GPUs have it. Raises ValueError."""
     if kind not in ("e4m3", "e5m2"):
         raise ValueError(f"no float8 of the kind {kind!r}: there are e4m3 and e5m2")
     return TextDtype("float8_e4m3fn" if kind == "e4m3" else "float8_e5m2")
+
+
+_all_dtypes = [name for name in NAMED if name not in _SHORT]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "_TORCH_DTYPE_TO_STR":
+        raise AttributeError(f"tilec.tilelang.dtypes has no {name!r}", name=name)
+    import torch
+
+    return {getattr(torch, n): n for n in _all_dtypes if hasattr(torch, n)}

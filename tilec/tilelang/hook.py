@@ -14,10 +14,14 @@ from tilec.tilelang.absent import PACKAGES, Absent
 
 OURS = __package__ or "tilec.tilelang"
 RENAMED = {
-    "tilelang.autotuner": OURS,
     "tilelang.carver.arch": f"{OURS}.arch",
     "tilelang.language.dtypes": f"{OURS}.dtypes",
     "tilelang.language.fp8": f"{OURS}.dtypes",
+    "tilelang.language.tir": f"{OURS}.tirx",
+    "tilelang.language.tir.ir": f"{OURS}.tirx",
+    "tilelang.language.tir.op": f"{OURS}.tirx",
+    "tvm.tirx": f"{OURS}.tirx",
+    "tvm.tirx.op": f"{OURS}.tirx",
 }
 
 
@@ -27,7 +31,7 @@ def _name(theirs: str) -> str:
 
 def _is_absent(theirs: str) -> bool:
     top, *inner = theirs.split(".")
-    return top == "tvm" or (bool(inner) and inner[0] in PACKAGES and theirs not in RENAMED)
+    return theirs not in RENAMED and (top == "tvm" or (bool(inner) and inner[0] in PACKAGES))
 
 
 class _Alias(Loader):

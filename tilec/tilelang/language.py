@@ -7,9 +7,23 @@ from tilec import language
 from tilec.decorator import kernel as prim_func
 from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 
-__all__ = ["dtype", "prim_func"]
+__all__ = ["align_up", "annotate_compile_flags", "annotate_pass_configs", "dtype", "prim_func"]
 
 globals().update(NAMED)
+parallel = language.Parallel
+
+
+def align_up(value: Any, step: Any) -> Any:
+    """The least multiple of `step` that is no less than `value`."""
+    return language.ceildiv(value, step) * step
+
+
+def annotate_pass_configs(configs: Any) -> None:
+    """Nothing: options of TileLang's passes have no meaning for tilec."""
+
+
+def annotate_compile_flags(flags: Any) -> None:
+    """Nothing: there is no compiler of CUDA C++ to give them to."""
 
 
 def __getattr__(name: str) -> Any:

@@ -35,10 +35,21 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: A
 
 
 class Profiler:
-    """Random inputs of a kernel's annotated shapes, and what it does with them."""
+    """Random inputs of a kernel's annotated shapes, and what it does with them. `extent` gives the
+    value of an extent that is not a number."""
 
-    def __init__(self, kernel: Callable[..., Any], parameters: Sequence[Parameter]) -> None:
-        self.kernel, self.parameters = kernel, parameters
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        parameters: Sequence[Parameter],
+        extent: Callable[[int | str | None], int | str | None] = lambda written: written,
+    ) -> None:
+        self.kernel, self.parameters, self.extent = kernel, parameters, extent
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The kernel."""
+        return self.kernel
 
     def inputs(self) -> list[Any]:
         """A torch tensor for each parameter, on the GPU if there is one. Raises LaunchError where
@@ -48,7 +59,7 @@ class Profiler:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         made = []
         for p in self.parameters:
-            shape = [e for e in p.shape or () if isinstance(e, int)]
+            shape = [e for e in map(self.extent, p.shape or ()) if isinstance(e, int)]
             if p.kind != "tensor" or p.shape is None or len(shape) != len(p.shape):
                 message = f"{p.describe()} has no sizes to make an input of"
                 raise LaunchError(message, hint="give the inputs: input_tensors=[…]")

@@ -1,4 +1,4 @@
-"""`tilelang.jit`, `compile` and `autotune`: TileLang's ways to a kernel, made of `tilec.Kernel`.
+"""`tilelang.jit`, `compile` and `lower`: TileLang's ways to a kernel, made of `tilec.Kernel`.
 
 A lazy program is a function that returns a `T.prim_func`; each set of its arguments has a kernel of
 its own. An eager one is itself the kernel: its tensors are annotated in the body, its other
@@ -9,6 +9,7 @@ names T.Kernel.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import enum
 import functools
 import inspect
@@ -30,9 +31,9 @@ from tilec.kernel import Kernel
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler
 
-_NOTES = logging.getLogger("tilec.tilelang")
+NOTES = logging.getLogger("tilec.tilelang")
 # Options that choose how TileLang compiles. tilec has one way, so they change nothing.
-_WITHOUT_MEANING = frozenset(
+WITHOUT_MEANING = frozenset(
     "compile_flags debug_root_path execution_backend pass_configs target_host verbose".split()
 )
 
@@ -55,14 +56,14 @@ class PassConfigKey(metaclass=_PassConfigNames):
     in tilec."""
 
 
-def _check_options(what: str, options: Mapping[str, Any]) -> None:
+def check_options(what: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if name not in _WITHOUT_MEANING:
-            known = ", ".join(("out_idx", "target", *sorted(_WITHOUT_MEANING)))
+        if name not in WITHOUT_MEANING:
+            known = ", ".join(("out_idx", "target", *sorted(WITHOUT_MEANING)))
             message = f"tilelang.{what} has no keyword {name!r}"
             raise CompileError(message, caller_loc(), f"it has: {known}")
         if value:
-            _NOTES.info("%s of tilelang.%s means nothing to tilec", name, what)
+            NOTES.info("%s of tilelang.%s means nothing to tilec", name, what)
 
 
 def _target(given: object) -> str | None:
@@ -86,14 +87,17 @@ def _outputs(kernel: Kernel, out_idx: int | Sequence[int] | None) -> tuple[str, 
     return tuple(names)
 
 
-def _extent(written: int | str | None, sizes: Mapping[str, int]) -> int:
-    """The value of an extent, a number or arithmetic of sizes, of which each open one is 4096."""
+def _extent(
+    written: int | str | None, sizes: Mapping[str, int], unknown: int | None = 4096
+) -> int | None:
+    """The value of an extent, a number or arithmetic of sizes; an open one is `unknown`."""
     if isinstance(written, int) or written is None:
-        return 4096 if written is None else written
+        return unknown if written is None else written
     tree = ast.parse(written, mode="eval")
-    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    code = compile_python(tree, "<extent>", "eval")
-    return int(eval(code, {"__builtins__": {}}, {n: sizes.get(n, 4096) for n in names}))
+    known = {n.id: sizes.get(n.id, unknown) for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    if None in known.values():
+        return None
+    return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": {}}, known))
 
 
 class JITKernel:
@@ -124,7 +128,7 @@ class JITKernel:
         given = {}
         for parameter in self.kernel.parameters_for(self.constants):
             if parameter.kind == "tensor":
-                whole = [_extent(e, self.sizes) for e in parameter.shape or ()]
+                whole = [_extent(e, self.sizes) or 0 for e in parameter.shape or ()]
                 steps = [s for s in parameter.strides or () if isinstance(s, int)]
                 strides = steps if steps and len(steps) == len(whole) else None
                 given[parameter.name] = spec(whole, parameter.dtype, strides)
@@ -136,11 +140,16 @@ class JITKernel:
         del kernel_only
         return self.compile().asm
 
+    def get_host_source(self) -> str:
+        """Nothing: launches go through the driver's interface, without generated code."""
+        return ""
+
     def get_profiler(self, tensor_supply_type: object = None) -> Profiler:
         """Inputs of the annotated shapes, and the time of a call. All kinds of supply are normally
         distributed floats and small ints."""
         del tensor_supply_type
-        return Profiler(self, self.kernel.parameters)
+        given = [p for p in self.kernel.parameters_for(self.constants) if p.kind == "tensor"]
+        return Profiler(self, given, lambda e: _extent(e, self.sizes, None))
 
 
 def compile(
@@ -148,7 +157,7 @@ def compile(
 ) -> JITKernel:
     """A `T.prim_func` as a callable kernel; machine code is made at the first call. Raises
     CompileError for what is no `T.prim_func`."""
-    _check_options("compile", options)
+    check_options("compile", options)
     if not isinstance(func, Kernel):
         message = f"tilelang.compile takes a T.prim_func, not {shown(func)}"
         raise CompileError(message, caller_loc(), "give it what the program returns")
@@ -179,6 +188,10 @@ class _Lazy:
         return self._made[key]
 
     __call__ = compile
+
+    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
+        """`compile` of each of `configs`: arguments as a tuple, or by name."""
+        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`JITKernel.get_kernel_source` of what `compile` gives."""
@@ -225,6 +238,10 @@ class _Eager:
                 sizes |= {n: int(v) for n, v in pairs if isinstance(n, str)}
         return JITKernel(self.kernel, None, self.target, constants, sizes)
 
+    def par_compile(self, configs: Sequence[Any], **_: Any) -> list[JITKernel]:
+        """`compile` of each of `configs`: arguments as a tuple, or by name."""
+        return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
+
     def get_kernel_source(self, *tensors: Any, **named: Any) -> str:
         """`JITKernel.get_kernel_source` of what `compile` gives."""
         return self.compile(*tensors, **named).get_kernel_source()
@@ -239,7 +256,7 @@ def jit(
 ) -> Any:
     """A program of TileLang's: lazy (see `_Lazy`) or eager, which is a `tilec.Kernel`. `out_idx`
     belongs to lazy ones; eager ones return T.empty. Raises CompileError for other options."""
-    _check_options("jit", options)
+    check_options("jit", options)
     frame = sys._getframe(1)
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -256,24 +273,15 @@ def jit(
     return decorate if func is None else decorate(func)
 
 
-def autotune(func: Callable[..., Any] | None = None, *, configs: Any = (), **options: Any) -> Any:
-    """The program with the first of `configs` (a list, or a function of the program's arguments)
-    for the arguments that a call leaves out. Nothing is measured: T.auto is tilec's own way."""
-    if options:
-        _NOTES.info("%s of tilelang.autotune: nothing is measured", ", ".join(options))
+@dataclasses.dataclass(frozen=True)
+class CompiledArtifact:
+    """What `lower` gives: the assembly of the device's code."""
 
-    def decorate(program: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(program)
-        def first(*args: Any, **kwargs: Any) -> Any:
-            offered = configs(*args, **kwargs) if callable(configs) else configs
-            given = inspect.signature(program).bind_partial(*args, **kwargs).arguments
-            config = offered[0] if offered else {}
-            more = {name: value for name, value in config.items() if name not in given}
-            made = program(*args, **kwargs, **more)
-            if isinstance(made, JITKernel):
-                made.config = config
-            return made
+    kernel_source: str
+    device_mod: object = None
+    host_mod: object = None
 
-        return first
 
-    return decorate if func is None else decorate(func)
+def lower(func: Kernel, target: object = None, **_: Any) -> CompiledArtifact:
+    """The code of a `T.prim_func` for a target. Raises CompileError for what is no prim_func."""
+    return CompiledArtifact(compile(func, target=target).get_kernel_source())

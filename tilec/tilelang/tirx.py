@@ -1,0 +1,24 @@
+"""`tvm.tirx`: the expressions that TileLang's programs write with it, by tilec's builtins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec import language as T
+from tilec.tilelang.absent import AbsentName
+
+__all__ = ["Cast", "Max", "Min", "PrimExpr", "Select", "Var", "const"]
+
+PrimExpr = Var = Any
+Cast, Select, Max, Min = T.Cast, T.if_then_else, T.max, T.min
+
+
+def const(value: Any, dtype: Any = "int32") -> Any:
+    """A number of a dtype, in a kernel."""
+    return T.Cast(dtype, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(T, name) if name in dir(T) else AbsentName(f"tvm.tirx.{name}")
