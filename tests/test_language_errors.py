@@ -699,9 +699,9 @@ X = "    X: T.Tensor((64,), 'float32')\n"
 GRIDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no grid": ("def kernel(X):  #!\n" + X + "    X[0] = 1.0\n", {}, "kernel has no grid"),
     "no grid, a loop": (
-        "def kernel(X):  #!\n" + X + "    for i in T.Parallel(4):\n        X[i] = 1.0\n",
+        "def kernel(X):  #!\n" + X + "    for i in T.serial(4):\n        X[i] = 1.0\n",
         {},
-        "kernel has no grid; loops without one are not supported yet",
+        "kernel has no grid, and is not one loop over whole tensors",
     ),
     "grid twice": (
         "def kernel(X):\n" + X + "    with T.Kernel(4):  #!\n        X[0] = 1.0\n",

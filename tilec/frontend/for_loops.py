@@ -226,7 +226,8 @@ class ForLoops(Loops):
         added = self.expression(inner.iter)
         assert isinstance(added, LoopHeader)
         inner, added = self._nested(inner, added)
-        ours, theirs = header.arguments, added.arguments
+        ours: Mapping[str, Any] = header.arguments
+        theirs: Mapping[str, Any] = added.arguments
         places = dict(header.places)
         for d in range(len(theirs["extents"])):
             places[f"extents[{len(ours['extents']) + d}]"] = added.place(f"extents[{d}]")

@@ -24,10 +24,11 @@ from tilec.ir.types import BOOL, FLOAT32, INT32, DType, find_dtype
 from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
-    from tilec.frontend import evaluation, values
+    from tilec.frontend import evaluation, values, whole_loops
 else:
     evaluation = Lazy("tilec.frontend.evaluation")
     values = Lazy("tilec.frontend.values")
+    whole_loops = Lazy("tilec.frontend.whole_loops")
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
@@ -63,7 +64,8 @@ class Signature:
     fixed (`T.const`: to be a compile-time int of each variant). `allocated`: tensors made by
     `T.empty` in the body. `returns`: names of the tensors the call returns, in order. `pending`:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
-    body has no `T.Kernel` with extents, so that a call must give the grid.
+    body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
+    mathematics only (`whole_loops`), the names of the parameters that its tiles take.
     """
 
     source: Source
@@ -75,6 +77,7 @@ class Signature:
     pending: bool = False
     out: tuple[str, ...] = ()
     grid_from_launch: bool = False
+    tiles: Mapping[str, str] | None = None
 
     @property
     def name(self) -> str:
@@ -138,6 +141,11 @@ def _read(
             )
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
     returns = reader.returned() or out
+    has_grid = reader.has_grid()
+    tiles = None if has_grid else reader.tiles()
+    marked += tuple(
+        Parameter(name, "constexpr", source.header_loc(), T.auto) for name in (tiles or {}).values()
+    )
     return Signature(
         source,
         marked,
@@ -147,7 +155,8 @@ def _read(
         threads,
         reader.pending,
         out,
-        not reader.has_grid(),
+        not has_grid and tiles is None,
+        tiles,
     )
 
 
@@ -300,6 +309,25 @@ class _Reader:
                         seen.append(called)
                         pending.append(_Reader(read_source(called), {}))
         return False
+
+    def tiles(self) -> dict[str, str] | None:
+        """Names for the tile sizes of a kernel of mathematics only, none for what is no product;
+        None for a kernel that is something else."""
+        body = self.source.node.body
+        if not any(isinstance(s, ast.For) for s in body):
+            return None
+        found = whole_loops.whole_loop(body, self._known)
+        if found is None:
+            return None
+        is_product = whole_loops.product_of(found[1], self._known) is not None
+        return whole_loops.tile_names(self.source.used_names()) if is_product else {}
+
+    def _known(self, node: ast.expr) -> object:
+        """What a name or an attribute stands for, None where that is not known yet."""
+        try:
+            return self._named(node) if isinstance(node, ast.Name | ast.Attribute) else None
+        except CompileError:
+            return None
 
     def _called(self, node: ast.Call) -> Callable[..., Any] | None:
         """The macro or the plain function that a statement of the body calls."""

@@ -89,6 +89,12 @@ class Source:
             return True, getattr(builtins, name)
         return False, None
 
+    def used_names(self) -> set[str]:
+        """All names that stand in the function, its parameters' too."""
+        nodes = list(ast.walk(self.node))
+        names = {n.id for n in nodes if isinstance(n, ast.Name)}
+        return names | {n.arg for n in nodes if isinstance(n, ast.arg)}
+
     def visible_names(self) -> set[str]:
         return {*self.cells, *self.enclosing, *self.globals}
 

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
 from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
-from tilec.frontend.statements import Statements
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
+from tilec.frontend.whole_loop_forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
@@ -72,7 +73,7 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     return _KernelTracer(bind_constants(signature, specialisation.constants), specialisation).run()
 
 
-class _KernelTracer(Statements):
+class _KernelTracer(WholeLoops):
     """The kernel's own level: parameters, the grid, outputs."""
 
     def __init__(self, signature: Signature, known: Specialisation) -> None:
@@ -136,8 +137,9 @@ class _KernelTracer(Statements):
     def _no_grid(self) -> CompileError:
         if any(isinstance(s, ast.For) for s in self.signature.source.node.body):
             return self.error(
-                f"{self.signature.name} has no grid; loops without one are not supported yet",
-                "put the body under with T.Kernel(T.ceildiv(N, BN), threads=128) as bx:",
+                f"{self.signature.name} has no grid, and is not one loop over whole tensors",
+                "put the body under with T.Kernel(T.ceildiv(N, BN), threads=128) as bx:, or leave "
+                "one loop: for i, j in T.Parallel(M, N): …",
             )
         return self.error(
             f"{self.signature.name} has no grid",
@@ -339,7 +341,13 @@ class _KernelTracer(Statements):
             raise self.error(
                 "code after T.Kernel would belong to no block", "move it into the with", at=node
             )
-        super().statement(node)
+        whole = self.signature.tiles is not None and self.grid is None and self.known.grid is None
+        if whole and isinstance(node, ast.For) and len(self.frames) == len(self.builders) == 1:
+            blocks, language = self.blocks_of(node, self.signature.tiles or {})
+            self.names.setdefault(language, T)
+            self.kernel_block(blocks)
+        else:
+            super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
         if len(self.builders) > 2 or any(f.loops for f in self.frames):

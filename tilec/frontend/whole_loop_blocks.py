@@ -1,0 +1,173 @@
+"""The program with a grid that a loop over whole tensors becomes, written as syntax."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from tilec.frontend.whole_loops import Nest, Product, fresh_name, names_in
+
+COLUMNS = 256  # of a tile, at most
+_ELEMENTS = 2048  # of a tile
+_THREADS = 128
+
+Given = str | ast.expr | list[ast.stmt]
+
+
+class Blocks:
+    """Writes the program with a grid that the loop at `node` becomes. `used` are the names that it
+    must not take; it asks for tilec's builtins as attributes of `language`."""
+
+    def __init__(self, node: ast.stmt, nest: Nest, used: set[str]) -> None:
+        self.node, self.nest, self.used = node, nest, used
+        self.language = fresh_name("T", used)
+        self.given: dict[str, Given] = {}
+        for d, (index, extent) in enumerate(zip(nest.indices, nest.extents)):
+            self.given |= {f"I{d}": index, f"E{d}": extent}
+
+    def product(self, p: Product, sizes: Mapping[str, str], edges: bool) -> ast.With:
+        """A tiled T.gemm, with tiles of `sizes`; `edges`: its results are compared with the
+        loop's extents."""
+        m, n = p.outer.index(p.m), p.outer.index(p.n)
+        batch = [d for d in range(len(p.outer)) if d not in (m, n)]
+        turned = p.left.indices[-1] != p.inner, p.right.indices[-1] == p.inner
+        lead = "".join(f"I{d}, " for d in batch)
+        batches = f", {_product(batch)}" * bool(batch)
+        a = "BK, BM" if turned[0] else "BM, BK"
+        b = "BN, BK" if turned[1] else "BK, BN"
+        text = f"""
+with T.Kernel(T.ceildiv(E{n}, BN), T.ceildiv(E{m}, BM){batches}) as (bx, by{", bz" * bool(batch)}):
+    {self._apart("bz", batch)}
+    a_tile = T.alloc_shared(({a}), LEFT.dtype)
+    b_tile = T.alloc_shared(({b}), RIGHT.dtype)
+    sums = T.alloc_fragment((BM, BN), DTYPE)
+    T.clear(sums)
+    for step in T.Pipelined(T.ceildiv(K, BK)):
+        T.copy(LEFT[{lead}{"step * BK, by * BM" if turned[0] else "by * BM, step * BK"}], a_tile)
+        T.copy(RIGHT[{lead}{"bx * BN, step * BK" if turned[1] else "step * BK, bx * BN"}], b_tile)
+        T.gemm(a_tile, b_tile, sums, transpose_A={turned[0]}, transpose_B={turned[1]})
+    for row, column in T.Parallel(BM, BN):
+        I{m} = by * BM + row
+        I{n} = bx * BN + column
+        {f"if I{m} < E{m} and I{n} < E{n}: BODY" if edges else "BODY"}
+"""
+        self.given |= {"K": p.extent, "LEFT": p.left.tensor, "RIGHT": p.right.tensor}
+        self.given |= {"DTYPE": p.dtype, "BODY": list(p.epilogue), **sizes}
+        return self._written(text, p.total)
+
+    def elements(self, columns: int, edges: bool) -> ast.With:
+        """T.Parallel over tiles of `columns` elements along the last index, and rows of the one
+        before; `edges`: indices are compared with the extents."""
+        last = len(self.nest.indices) - 1
+        columns = columns if last else _ELEMENTS
+        tile, tiles = [columns], [f"T.ceildiv(E{last}, {columns})"]
+        if last:
+            tile.insert(0, _ELEMENTS // columns)
+            tiles.insert(0, f"T.ceildiv(E{last - 1}, {tile[0]})")
+        outer = list(range(last - 1))
+        inside = ", ".join(("y", "x")[-len(tile) :])
+        text = f"""
+with T.Kernel({" * ".join(tiles)} * {_product(outer)}, threads={2 * _THREADS}) as block:
+    across = {tiles[-1]}
+    down = {tiles[0] if last else "1"}
+    {self._apart("(block // across // down)", outer)}
+    for {inside} in T.Parallel({", ".join(map(str, tile))}):
+        I{last} = block % across * {columns} + x
+        {f"I{last - 1} = block // across % down * {tile[0]} + y" if last else "pass"}
+        {
+            f"if I{last} < E{last}{f' and I{last - 1} < E{last - 1}' * bool(last)}: BODY"
+            if edges
+            else "BODY"
+        }
+"""
+        self.given["BODY"] = list(self.nest.body)
+        return self._written(text)
+
+    def threads(self) -> ast.With:
+        """One thread for each iteration."""
+        indices = list(range(len(self.nest.indices)))
+        text = f"""
+with T.Kernel(T.ceildiv({_product(indices)}, {_THREADS}), threads={_THREADS}) as block:
+    iteration = block * {_THREADS} + T.get_thread_binding(0)
+    if iteration < {_product(indices)}:
+        {self._apart("iteration", indices)}
+        BODY
+"""
+        self.given["BODY"] = list(self.nest.body)
+        return self._written(text)
+
+    def _apart(self, number: str, indices: list[int]) -> str:
+        """Statements that take the indices out of a row-major number."""
+        made = []
+        for d in reversed(indices):
+            made.append(f"I{d} = {number}" + f" % E{d}" * (d != indices[0]))
+            number = f"({number} // E{d})"
+        return "; ".join(made) or "pass"
+
+    def _written(self, text: str, total: ast.AST | None = None) -> ast.With:
+        """The syntax of `text`, at the loop's place but for what is the author's; `total`, what
+        the author calls a tile's element."""
+        (made,) = ast.parse(text).body
+        ours = {n.id for n in names_in(made)} - {*self.given, "T"}
+        suffix = ""
+        while self.used & {n + suffix for n in ours}:
+            suffix += "_"
+        names = {n: n + suffix for n in ours} | {"T": self.language}
+        element = f"{names.get('sums')}[{names.get('row')}, {names.get('column')}]"
+        for n in ast.walk(made):
+            if hasattr(n, "lineno"):
+                ast.copy_location(n, self.node)
+        made = _Fill(self.given, names, total, element).visit(made)
+        assert isinstance(made, ast.With)
+        return made
+
+
+def _product(extents: list[int]) -> str:
+    return " * ".join(f"E{d}" for d in extents) or "1"
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts the author's syntax in the place of names, and gives other names those of `names`. In
+    the author's own statements `total` becomes `element`."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Given],
+        names: Mapping[str, str],
+        total: ast.AST | None,
+        element: str,
+    ) -> None:
+        self.given, self.names = given, names
+        self.total, self.element = total and ast.unparse(total), element
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        found = self.given.get(node.id)
+        if isinstance(found, ast.AST):
+            return found
+        name = found if isinstance(found, str) else self.names.get(node.id, node.id)
+        return ast.copy_location(ast.Name(name, node.ctx), node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.AST]:
+        found = self.given.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if not isinstance(found, list):
+            return self.generic_visit(node)
+        return [self._own(s) for s in found] or [ast.copy_location(ast.Pass(), node)]
+
+    def _own(self, node: ast.AST) -> ast.AST:
+        """A copy of the author's syntax."""
+        if isinstance(node, ast.Name | ast.Subscript) and ast.unparse(node) == self.total:
+            made = ast.parse(self.element, mode="eval").body
+            assert isinstance(made, ast.Subscript)
+            made.ctx = node.ctx
+            for n in ast.walk(made):
+                ast.copy_location(n, node)
+            return made
+        fields = {
+            name: [self._own(x) if isinstance(x, ast.AST) else x for x in value]
+            if isinstance(value, list)
+            else self._own(value)
+            if isinstance(value, ast.AST)
+            else value
+            for name, value in ast.iter_fields(node)
+        }
+        return ast.copy_location(type(node)(**fields), node)

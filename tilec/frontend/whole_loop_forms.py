@@ -1,0 +1,101 @@
+"""Which program a loop over whole tensors becomes (`whole_loops`)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.branches import same_value
+from tilec.frontend.statements import Statements
+from tilec.frontend.values import Buffer
+from tilec.frontend.whole_loop_blocks import COLUMNS, Blocks
+from tilec.frontend.whole_loops import Product, is_elementwise, nest_of, product_of
+from tilec.ir.types import FLOAT32, INT32, DType, find_dtype
+
+
+class WholeLoops(Statements):
+    """Chooses the form of a loop over whole tensors, by what its tensors are."""
+
+    def blocks_of(self, node: ast.For, tiles: Mapping[str, str]) -> tuple[ast.With, str]:
+        """A loop over whole tensors as a kernel with a grid, and the name under which that asks
+        for tilec's builtins. `tiles`: the parameters for a product's tile sizes."""
+
+        def named(callee: ast.expr) -> object:
+            plain = isinstance(callee, ast.Name | ast.Attribute)
+            values = [n for n in ast.walk(callee) if isinstance(n, ast.Name) and n.id in self.names]
+            return self.expression(callee) if plain and not values else None
+
+        nest = nest_of(node, named)
+        assert nest is not None, "the signature has seen it"
+        extents = [self.expression(e) for e in nest.extents]
+        blocks = Blocks(node, nest, self.frame.source.used_names())
+        product = product_of(nest, named) if tiles else None
+        if product is not None and self._can_tile(product):
+            edges = not self._stays_inside(product.epilogue, nest.indices, extents)
+            made = blocks.product(product, tiles, edges)
+        elif is_elementwise(nest, named):
+            last = static_int(extents[-1])
+            columns = COLUMNS if last is None else min(COLUMNS, 1 << max(0, last - 1).bit_length())
+            made = blocks.elements(
+                columns, not self._stays_inside(nest.body, nest.indices, extents)
+            )
+        else:
+            made = blocks.threads()
+        return made, blocks.language
+
+    def _can_tile(self, p: Product) -> bool:
+        """Whether T.gemm gives what the loop does: its operands' dtypes, cast to that of the sum,
+        and a sum along whole tensors."""
+        sides = [self.names.get(o.tensor.id) for o in (p.left, p.right)]
+        left, right = sides
+        if not isinstance(left, Buffer) or not isinstance(right, Buffer):
+            return False
+        total = self._dtype_of(p.dtype)
+        given = left.type.dtype
+        for operand in (p.left, p.right):
+            cast = given if operand.dtype is None else self._dtype_of(operand.dtype)
+            if cast is not total:
+                return False
+        wider = FLOAT32 if given.is_float and given.bits <= 16 else given
+        wider = INT32 if given.is_int and given.bits == 8 else wider
+        extent = self.expression(p.extent)
+        along = [
+            b.shape[o.indices.index(p.inner)] for b, o in zip((left, right), (p.left, p.right))
+        ]
+        return (
+            right.type.dtype is given
+            and total is wider
+            and (given.is_float or given.bits == 8)
+            and all(same_value(extent, e) for e in along)
+        )
+
+    def _dtype_of(self, node: ast.expr) -> DType | None:
+        value = self.expression(node)
+        return find_dtype(value) if isinstance(value, str | DType) else None
+
+    def _stays_inside(
+        self, statements: Sequence[ast.stmt], indices: Sequence[str], extents: Sequence[object]
+    ) -> bool:
+        """Whether iterations beyond the extents would do nothing: they are assignments of elements
+        at indices that are out of bounds then."""
+        for s in statements:
+            if not isinstance(s, ast.Assign | ast.AugAssign):
+                return False
+            for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
+                if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+                    return False
+                buffer, at = self.names.get(target.value.id), target.slice
+                written = at.elts if isinstance(at, ast.Tuple) else [at]
+                if not isinstance(buffer, Buffer) or len(written) != len(buffer.shape):
+                    return False
+                inside = {
+                    w.id
+                    for w, e in zip(written, buffer.shape)
+                    if isinstance(w, ast.Name)
+                    and w.id in indices
+                    and same_value(e, extents[indices.index(w.id)])
+                }
+                if inside != set(indices):
+                    return False
+        return True

@@ -1,0 +1,260 @@
+"""Kernels of mathematics only: T.Parallel loops over whole tensors, without a grid.
+
+Such a loop becomes a program with a grid, in syntax, and is traced as that. A sum of products,
+`for k in range(K): acc += A[i, k] * B[k, j]`, becomes a tiled T.gemm whose tile sizes are left to
+T.auto (compile-time parameters BM, BN and BK of the kernel); a body of assignments a T.Parallel
+over tiles, of up to 256 columns; any other body is done by one thread for each iteration.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilec import language as T
+from tilec.ir.types import DType
+
+Named = Callable[[ast.expr], object]
+
+_PREAMBLE = (T.const, T.empty, T.ceildiv, T.max, T.min, T.assume)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor `tensor[…, k]`: its indices, and what it is cast to first."""
+
+    tensor: ast.Name
+    indices: tuple[str, ...]
+    dtype: ast.expr | None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A loop over `outer` that sums `left * right` along `inner`, and what it does with the sum:
+    `epilogue`, where `total` stands for it. `m` is an index of `left` alone, `n` of `right`."""
+
+    outer: tuple[str, ...]
+    m: str
+    n: str
+    inner: str
+    extent: ast.expr
+    left: Operand
+    right: Operand
+    total: ast.AST
+    dtype: ast.expr
+    epilogue: tuple[ast.stmt, ...]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Perfectly nested T.Parallel loops: indices, extents, the innermost body."""
+
+    indices: tuple[str, ...]
+    extents: tuple[ast.expr, ...]
+    body: tuple[ast.stmt, ...]
+
+
+# --- what a loop is -------------------------------------------------------------------------------
+
+
+def nest_of(node: ast.stmt, named: Named) -> Nest | None:
+    """The T.Parallel loops that begin with `node`; None for anything else."""
+    if not isinstance(node, ast.For) or node.orelse or not isinstance(node.iter, ast.Call):
+        return None
+    if named(node.iter.func) is not T.Parallel or node.iter.keywords:
+        return None
+    targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+    names = tuple(t.id for t in targets if isinstance(t, ast.Name))
+    if len(names) != len(targets) or len(names) != len(node.iter.args):
+        return None
+    inner = nest_of(node.body[0], named) if len(node.body) == 1 else None
+    found = Nest(names, tuple(node.iter.args), tuple(node.body))
+    if inner is None or {n.id for e in inner.extents for n in names_in(e)} & {*names}:
+        return found
+    return Nest(names + inner.indices, found.extents + inner.extents, inner.body)
+
+
+def product_of(nest: Nest, named: Named) -> Product | None:
+    """The sum of products that a loop's body is; None for any other."""
+    statements = list(nest.body)
+    start = _zero(statements, named)
+    if start is None or not statements:
+        return None
+    total, dtype = start
+    loop = statements.pop(0)
+    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or loop.orelse:
+        return None
+    extent = _counted(loop.iter, named)
+    added = _added(loop.body[0], total) if len(loop.body) == 1 else None
+    if extent is None or not isinstance(added, ast.BinOp) or not isinstance(added.op, ast.Mult):
+        return None
+    inner = loop.target.id
+    factors = _operand(added.left, named), _operand(added.right, named)
+    if factors[0] is None or factors[1] is None:
+        return None
+    for left, right in (factors, factors[::-1]):
+        assert left is not None and right is not None
+        shared = [i for i in nest.indices if i in left.indices and i in right.indices]
+        free = [i for i in nest.indices if i not in shared]
+        if len(free) != 2:
+            return None
+        m, n = free
+        if _is_matrix(left, (*shared, m), inner) and _is_matrix(right, (*shared, n), inner):
+            break
+    else:
+        return None
+    refused = ast.For | ast.While | ast.With | ast.Return
+    if any(isinstance(x, refused) for s in statements for x in ast.walk(s)):
+        return None
+    if inner in {x.id for s in statements for x in names_in(s)}:
+        return None
+    assert left is not None and right is not None
+    return Product(nest.indices, m, n, inner, extent, left, right, total, dtype, tuple(statements))
+
+
+def _zero(statements: list[ast.stmt], named: Named) -> tuple[ast.AST, ast.expr] | None:
+    """How the sum is written, and its dtype; takes the statements that make it 0."""
+    first = statements.pop(0)
+    if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name):
+        return (first.target, first.annotation) if _is_zero(first.value) else None
+    if not isinstance(first, ast.Assign) or not isinstance(first.value, ast.Call):
+        return None
+    (name,), made = first.targets, first.value
+    kind = named(made.func)
+    if not isinstance(name, ast.Name) or not made.args or not statements:
+        return None
+    given = {k.arg: k.value for k in made.keywords}
+    if kind is T.alloc_var:
+        init = made.args[1] if len(made.args) > 1 else given.get("init")
+        second = statements[0]
+        if init is None and isinstance(second, ast.Assign) and _same(second.targets[0], name):
+            init = second.value
+            statements.pop(0)
+        return (name, made.args[0]) if _is_zero(init) else None
+    dtype = made.args[1] if len(made.args) > 1 else given.get("dtype")
+    if kind not in (T.alloc_local, T.alloc_fragment) or dtype is None:
+        return None
+    if ast.unparse(made.args[0]) not in ("(1,)", "[1]", "1"):
+        return None
+    total = ast.parse(f"{name.id}[0]", mode="eval").body
+    match statements.pop(0):
+        case ast.Expr(ast.Call(func, [buffer, *value])) if _same(buffer, name):
+            cleared = named(func) is T.clear or (named(func) is T.fill and _is_zero(*value))
+            return (total, dtype) if cleared else None
+        case ast.Assign([target], value) if _same(target, total) and _is_zero(value):
+            return total, dtype
+    return None
+
+
+def _counted(iterated: ast.expr, named: Named) -> ast.expr | None:
+    """The extent of a loop that counts from 0 by 1."""
+    if not isinstance(iterated, ast.Call) or iterated.keywords:
+        return None
+    if named(iterated.func) not in (range, T.serial, T.unroll):
+        return None
+    match iterated.args:
+        case [extent]:
+            return extent
+        case [ast.Constant(0), extent]:
+            return extent
+    return None
+
+
+def _added(statement: ast.stmt, total: ast.AST) -> ast.expr | None:
+    """What a statement adds to the sum."""
+    match statement:
+        case ast.AugAssign(target, ast.Add(), value) if _same(target, total):
+            return value
+        case ast.Assign([target], ast.BinOp(old, ast.Add(), value)):
+            return value if _same(target, total) and _same(old, total) else None
+    return None
+
+
+def _operand(node: ast.expr, named: Named) -> Operand | None:
+    match node:
+        case ast.Call(ast.Attribute(value, "astype"), [dtype]):
+            found = _operand(value, named)
+        case ast.Call(func, [dtype, value]) if named(func) is T.Cast:
+            found = _operand(value, named)
+        case ast.Call(func, [value, dtype]) if named(func) is T.cast:
+            found = _operand(value, named)
+        case ast.Call(dtype, [value]) if isinstance(named(dtype), DType):
+            found = _operand(value, named)
+        case ast.Subscript(ast.Name() as tensor, ast.Tuple(indices)):
+            names = tuple(i.id for i in indices if isinstance(i, ast.Name))
+            return Operand(tensor, names, None) if len(names) == len(indices) else None
+        case _:
+            return None
+    if found is None or found.dtype is not None:
+        return None
+    return Operand(found.tensor, found.indices, dtype)
+
+
+def _is_matrix(operand: Operand, wanted: tuple[str, ...], inner: str) -> bool:
+    """Whether the indices are `wanted` and `inner`, the last two in either order."""
+    found = operand.indices
+    return found[:-2] == wanted[:-1] and sorted(found[-2:]) == sorted((wanted[-1], inner))
+
+
+def is_elementwise(nest: Nest, named: Named) -> bool:
+    """Whether a body is assignments alone, which T.Parallel takes over tiles."""
+    allocations = (T.alloc_local, T.alloc_var, T.alloc_fragment, T.alloc_shared)
+    for n in (n for s in nest.body for n in ast.walk(s)):
+        if isinstance(n, ast.For | ast.While | ast.AnnAssign):
+            return False
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name | ast.Attribute):
+            if named(n.func) in allocations:
+                return False
+    return True
+
+
+def names_in(node: ast.AST) -> Iterator[ast.Name]:
+    return (n for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def _is_zero(node: ast.expr | None = None) -> bool:
+    return isinstance(node, ast.Constant) and node.value in (0, 0.0) and node.value is not False
+
+
+def _same(a: ast.AST, b: ast.AST) -> bool:
+    return ast.unparse(a) == ast.unparse(b)
+
+
+def whole_loop(body: list[ast.stmt], named: Named) -> tuple[ast.stmt, Nest] | None:
+    """The loop of a kernel that is mathematics only: its last statement but for a return, with no
+    other loop and no tile word before it, and no word of a grid inside."""
+    rest = body[:-1] if isinstance(body[-1], ast.Return) else body
+    found = nest_of(rest[-1], named) if rest else None
+    if found is None:
+        return None
+    plain = ast.Assign | ast.AnnAssign | ast.Expr | ast.Assert | ast.Pass | ast.Import
+    calls = [n for s in rest[:-1] for n in ast.walk(s) if isinstance(n, ast.Call)]
+    inside = [n for n in ast.walk(rest[-1]) if isinstance(n, ast.Call)]
+    if not all(isinstance(s, plain) for s in rest[:-1]):
+        return None
+    if any(_word(c, named) not in _PREAMBLE for c in calls):
+        return None
+    if any(_word(c, named) in (T.program_id, T.get_thread_binding) for c in inside):
+        return None
+    return rest[-1], found
+
+
+def _word(call: ast.Call, named: Named) -> object:
+    """The builtin that is called; T.const for what is none."""
+    plain = isinstance(call.func, ast.Name | ast.Attribute)
+    found = named(call.func) if plain else None
+    ours = str(getattr(found, "__module__", "")).startswith("tilec.")
+    return found if ours and callable(found) else T.const
+
+
+def tile_names(used: set[str]) -> dict[str, str]:
+    """Names for the sizes of a product's tiles, the parameters BM, BN and BK, that are not used."""
+    return {size: fresh_name(size, used) for size in ("BM", "BN", "BK")}
+
+
+def fresh_name(base: str, used: set[str]) -> str:
+    """`base`, or with a number behind it what is not used."""
+    numbered = (f"{base}{k}" for k in itertools.count())
+    return next(n for n in itertools.chain((base,), numbered) if n not in used)
