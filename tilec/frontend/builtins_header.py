@@ -72,13 +72,8 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             f"a grid has up to 3 extents, {len(extents)} were given",
             "multiply two of them, and take their index apart with // and %",
         )
-    if isinstance(c["threads"], tuple | list):
-        total = math.prod(static_int(v) or 1 for v in c["threads"])
-        message = (
-            f"threads of T.Kernel is {describe(c['threads'])}; threads are counted, not laid out"
-        )
-        raise t.error(message, f"write threads={total}", c.place("threads"))
-    threads = None if c["threads"] is None else int_argument(t, c, "threads", 1)
+    block = _block_shape(t, c)
+    threads = None if block is None else math.prod(block)
     if threads is not None and threads > _MAX_THREADS:
         raise t.error(
             f"threads of T.Kernel is {threads}, the most is {_MAX_THREADS}",
@@ -87,7 +82,22 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
         )
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
     said = None if threads is None else t.frame.loc(c.place("threads"))
-    return KernelHeader(tuple(extents), threads, t.loc, cluster, said)
+    return KernelHeader(tuple(extents), threads, t.loc, cluster, said, block or ())
+
+
+def _block_shape(t: Expressions, c: Call) -> tuple[int, ...] | None:
+    """Threads along each dimension of a block, as `threads` gives them: an int, or up to three."""
+    given = c["threads"]
+    if not isinstance(given, tuple | list):
+        return None if given is None else (int_argument(t, c, "threads", 1),)
+    shape = [static_int(v) for v in given]
+    if not 1 <= len(shape) <= 3 or any(v is None or v < 1 for v in shape):
+        raise t.error(
+            f"threads of T.Kernel is {describe(given)}, not one to three positive ints",
+            "write threads=128, or threads=(32, 4)",
+            c.place("threads"),
+        )
+    return tuple(v for v in shape if v is not None)
 
 
 def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int, int, int]:

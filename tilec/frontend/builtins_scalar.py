@@ -59,17 +59,26 @@ def num_programs(t: Expressions, c: Call) -> Scalar:
 
 @builtin(T.get_thread_binding)
 def get_thread_binding(t: Expressions, c: Call) -> Number:
-    return _thread(t, c) if _axis(t, c, "dim") == 0 else 0
+    return thread_along(t, c, _axis(t, c, "dim"))
 
 
 @builtin(T.thread_binding)
 def thread_binding(t: Expressions, c: Call) -> Number:
     if c["thread"] not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
         raise t.error(f"{describe(c['thread'])} is not a thread axis", 'write "threadIdx.x"')
-    if c["thread"] != "threadIdx.x":
-        return 0
     start = 0 if c["stop"] is None else number_argument(t, c, "start")
-    return t.binary("add", start, _thread(t, c))
+    return t.binary("add", start, thread_along(t, c, "xyz".index(c["thread"][-1])))
+
+
+def thread_along(t: Expressions, c: Call, dim: int) -> Number:
+    """This thread's index along a dimension of its block; those of dimension 0 are neighbours."""
+    shape = t.block_shape or (0,)
+    if dim >= len(shape):
+        return 0
+    index: Number = _thread(t, c)
+    for extent in shape[:dim]:
+        index = t.binary("floordiv", index, extent)
+    return index if dim == len(shape) - 1 else t.binary("mod", index, shape[dim])
 
 
 def _thread(t: Expressions, c: Call) -> Scalar:

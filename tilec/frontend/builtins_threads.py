@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
-from tilec.frontend.builtins_scalar import block_index
+from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
@@ -32,7 +32,8 @@ def _index(t: Expressions, c: Call) -> Scalar:
 
 @builtin(T.get_thread_bindings)
 def get_thread_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
-    return _index(t, c), 0, 0
+    _of_threads(t, c)
+    return tuple(thread_along(t, c, dim) for dim in range(3))
 
 
 @builtin(T.get_block_bindings)

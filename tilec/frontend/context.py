@@ -77,6 +77,7 @@ class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
     `indices`: the sums that integers are, and how far they reach. `warp_size`: lanes of a warp.
+    `block_shape`: threads along each dimension of a block, where there are several.
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
     emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
@@ -95,6 +96,7 @@ class Context:
         self.builders = [BlockBuilder()]
         self.index_dtype: DType = INT64 if wide else INT32
         self.warp_size = 32
+        self.block_shape: tuple[int, ...] = ()
         self.loc = frame.source.header_loc()
         self.indices = Indices()
         self.depth = 0

@@ -124,13 +124,14 @@ class LoopHeader:
 
 @dataclass(frozen=True, slots=True)
 class KernelHeader:
-    """A call of `T.Kernel`, and where it says how many threads."""
+    """A call of `T.Kernel`, and where it says how many threads; `block`: along each dimension."""
 
     grid: tuple[int | Scalar, ...]
     threads: int | None
     loc: Loc
     cluster: tuple[int, int, int] | None = None
     threads_loc: Loc | None = None
+    block: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

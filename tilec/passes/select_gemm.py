@@ -50,14 +50,11 @@ FLOAT8 = (FLOAT8_E4M3, FLOAT8_E5M2)
 def check_threads(threads: int, target: Target, loc: Loc | None) -> None:
     """Raise CompileError, at the place that asks for them, unless a block of `target` can have
     that many threads."""
-    if threads % target.warp_size or threads > target.max_threads:
-        unit = target.warp_size
-        fits = max(unit, min(target.max_threads, threads) // unit * unit)
+    if threads > target.max_threads:
         raise CompileError(
-            f"threads={threads} is not a multiple of {unit} up to {target.max_threads}, which "
-            f"{target} needs",
+            f"threads={threads} is more than a block of {target} can have, {target.max_threads}",
             loc,
-            f"write threads={fits}",
+            f"write threads={target.max_threads}",
         )
 
 

@@ -27,7 +27,8 @@ def annotate_compile_flags(flags: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if re.fullmatch(r"(float|int|uint)[48]\w*", name) and not hasattr(language, name):
+    vector = re.fullmatch(r"(bfloat|float|int|uint)([48]\w*|\d+x\d+)", name)
+    if vector and not hasattr(language, name):
         return TextDtype(name)  # refused where it is used: files name it in defaults and lists
     # Errors about a name that is missing are those of tilec.language.
     return getattr(language, name)

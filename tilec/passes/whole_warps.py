@@ -1,0 +1,82 @@
+"""whole_warps: a block of any number of threads becomes one of whole warps.
+
+Before: a kernel may ask for 1, 48 or 1000 threads. After: for a multiple of the target's warps.
+Tile ops are done by all of them; what each thread does by itself, to memory or for others, only by
+those that were asked for:
+
+    threads=48                      threads=64
+    S[t] = f(t)              ->     if t < 48 { S[t] = f(t) }
+    copy A, B                       copy A, B
+
+Reading costs nothing and stays, but for shared memory at a thread's own index, which would lie
+behind its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.analysis import Level, Uniformity, uniformity_of
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.ops import (
+    Compare,
+    Const,
+    If,
+    Load,
+    MbarrierArrive,
+    MbarrierExpect,
+    MbarrierExpectTx,
+    Print,
+    ThreadIndex,
+    Yield,
+)
+from tilec.ir.types import INT32, ScalarType
+from tilec.ir.verify import meets
+from tilec.target import Target
+
+_MEMORY = ("shared", "global")
+
+
+def whole_warps(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    asked = int(func.attrs.get("threads") or 0)
+    threads = -(-asked // target.warp_size) * target.warp_size
+    if threads == asked or target.max_threads == 1 or threads > target.max_threads:
+        return func
+    facts = uniformity_of(func)
+
+    def visit(o: Op) -> Sequence[Op] | None:
+        return _guarded(o, asked) if _is_own(o, facts) else None
+
+    return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
+
+
+def _is_own(o: Op, facts: Uniformity) -> bool:
+    """Whether each thread does `o` by itself, so that one too many would be noticed."""
+    if o.pure or o.region_fields or meets(Block((), (o,))):
+        return False
+    if isinstance(o, MbarrierArrive | MbarrierExpect | MbarrierExpectTx):
+        return True
+    memory = [e for e in o.effects() if e.region and e.region.buffer.buffer.space in _MEMORY]
+    if any(e.kind == "update" for e in memory):
+        return True
+    levels = [facts.level(v) for v in o.operands if isinstance(v.type, ScalarType)]
+    if isinstance(o, Print):
+        levels.append(facts.around(o))
+    if max(levels, default=Level.BLOCK) == Level.BLOCK:
+        return False  # all do the same
+    reads_shared = isinstance(o, Load) and o.buffer.buffer.space == "shared"
+    return reads_shared or isinstance(o, Print) or any(e.writes for e in memory)
+
+
+def _guarded(o: Op, asked: int) -> list[Op]:
+    b = Builder(o.loc)
+    inside = b.value(Compare, "lt", b.value(ThreadIndex), b.value(Const, asked, INT32))
+    results = tuple(Value(r.type, r.name) for r in o.results)
+    done = replace(o, results=results)
+    zeros = Builder(o.loc)
+    none = tuple(zeros.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in results)
+    then = Block((), (done, Yield(results, loc=o.loc)))
+    orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
+    types = tuple(r.type for r in o.results)
+    return [*b.ops, If(inside, then, orelse, types, results=o.results, loc=o.loc)]
