@@ -187,6 +187,23 @@ from tilec.builtins.threads import (
     warp_reduce_bitand as warp_reduce_bitand,
     warp_reduce_bitor as warp_reduce_bitor,
 )
+from tilec.builtins.votes import (
+    activemask as activemask,
+    all_sync as all_sync,
+    any_sync as any_sync,
+    ballot as ballot,
+    ballot_sync as ballot_sync,
+    get_block_extent as get_block_extent,
+    get_block_extents as get_block_extents,
+    get_thread_extent as get_thread_extent,
+    get_thread_extents as get_thread_extents,
+    match_all_sync as match_all_sync,
+    match_any_sync as match_any_sync,
+    shuffle_elect as shuffle_elect,
+    syncthreads_and as syncthreads_and,
+    syncthreads_count as syncthreads_count,
+    syncthreads_or as syncthreads_or,
+)
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, LayoutError, did_you_mean
@@ -233,7 +250,9 @@ def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None) -> Any:
     """`with T.Kernel(gx, gy, threads=128) as (bx, by):` the body of one block, and the grid.
 
     Up to three extents, computed from sizes and scalar parameters; none if the launch gives the
-    grid (`kernel[grid](…)`). `threads`: how many threads compute (default: tilec's choice).
+    grid (`kernel[grid](…)`). `threads`: how many threads compute, up to 1024, or how many along
+    each of up to three dimensions (default: tilec's choice). Where they are no whole warps the
+    rest of the last warp helps with tiles and does nothing else.
 
     `cluster_dims`: how many neighbours along each dimension of the grid form a cluster, an int or
     up to three of them, at most 8 blocks in all; the grid must be a multiple of it. What several
@@ -259,7 +278,7 @@ def get_block_binding(dim: _Int = 0) -> Any:
 
 
 def get_thread_binding(dim: _Int = 0) -> Any:
-    """Index of this thread in its block; threads are numbered along dimension 0, others are 0."""
+    """Index of this thread along a dimension of its block; those of dimension 0 are neighbours."""
     only_inside("get_thread_binding")
 
 

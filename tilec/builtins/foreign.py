@@ -99,7 +99,7 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     ClusterKernel Fragment FragmentBuffer LocalBuffer SharedBuffer address_of
-    alloc_cluster_barrier alloc_global alloc_tmem asm ballot c2d_im2col call_extern cluster_sync
+    alloc_cluster_barrier alloc_global alloc_tmem asm c2d_im2col call_extern cluster_sync
     comm_reducer device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
     make_tensor_from_addr ptr reinterpret reshape rng_init rng_rand rng_rand_float sync_grid
     tcgen05_gemm transpose tvm_thread_allreduce view

@@ -11,8 +11,7 @@ ALL_LANES = 0xFFFFFFFF
 
 
 def get_thread_bindings() -> Any:
-    """This thread's index along the three dimensions of its block: `tx, ty, tz`. Threads are
-    numbered along the first, the others are 0."""
+    """This thread's index along the three dimensions of its block: `tx, ty, tz`."""
     only_inside("get_thread_bindings")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
@@ -10,11 +12,13 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.ops import Barrier, Shuffle, ShuffleXor, ThreadIndex, WarpSync
+from tilec.ir.types import DType
 
 _COMBINE = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or"}
 
 
-def _of_threads(t: Expressions, c: Call) -> None:
+def of_threads(t: Expressions, c: Call) -> None:
+    """Raise CompileError in T.Parallel."""
     if t.parallel is not None:
         raise t.error(
             f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
@@ -22,8 +26,9 @@ def _of_threads(t: Expressions, c: Call) -> None:
         )
 
 
-def _index(t: Expressions, c: Call) -> Scalar:
-    _of_threads(t, c)
+def index_of_thread(t: Expressions, c: Call) -> Scalar:
+    """The linear index of this thread in its block."""
+    of_threads(t, c)
     return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
 
 
@@ -32,7 +37,7 @@ def _index(t: Expressions, c: Call) -> Scalar:
 
 @builtin(T.get_thread_bindings)
 def get_thread_bindings(t: Expressions, c: Call) -> tuple[Number, ...]:
-    _of_threads(t, c)
+    of_threads(t, c)
     return tuple(thread_along(t, c, dim) for dim in range(3))
 
 
@@ -45,13 +50,18 @@ def _warp_size(t: Expressions, c: Call) -> int:
     return t.warp_size if c["warp_size"] is None else int_argument(t, c, "warp_size", 1)
 
 
+def lane_of(t: Expressions, c: Call) -> Number:
+    """The lane of this thread in a warp of the target."""
+    return t.binary("mod", index_of_thread(t, c), t.warp_size)
+
+
 @builtin(T.get_lane_idx)
 def get_lane_idx(t: Expressions, c: Call) -> Number:
-    return t.binary("mod", _index(t, c), _warp_size(t, c))
+    return t.binary("mod", index_of_thread(t, c), _warp_size(t, c))
 
 
 def _warp(t: Expressions, c: Call) -> Number:
-    return t.binary("floordiv", _index(t, c), _warp_size(t, c))
+    return t.binary("floordiv", index_of_thread(t, c), _warp_size(t, c))
 
 
 builtin(T.get_warp_idx)(_warp)
@@ -61,7 +71,7 @@ builtin(T.get_warp_idx_sync)(_warp)
 @builtin(T.get_warp_group_idx)
 def get_warp_group_idx(t: Expressions, c: Call) -> Number:
     size = _warp_size(t, c) * int_argument(t, c, "warps_per_group", 1)
-    return t.binary("floordiv", _index(t, c), size)
+    return t.binary("floordiv", index_of_thread(t, c), size)
 
 
 # --- meetings -------------------------------------------------------------------------------------
@@ -69,13 +79,13 @@ def get_warp_group_idx(t: Expressions, c: Call) -> Number:
 
 @builtin(T.sync_threads)
 def sync_threads(t: Expressions, c: Call) -> None:
-    _of_threads(t, c)
+    of_threads(t, c)
     t.emit(Barrier)
 
 
 @builtin(T.sync_warp)
 def sync_warp(t: Expressions, c: Call) -> None:
-    _of_threads(t, c)
+    of_threads(t, c)
     t.emit(WarpSync)
 
 
@@ -83,7 +93,7 @@ def sync_warp(t: Expressions, c: Call) -> None:
 
 
 def _value(t: Expressions, c: Call) -> Scalar:
-    _of_threads(t, c)
+    of_threads(t, c)
     return t.run_time(number_argument(t, c, "value"))
 
 
@@ -97,7 +107,7 @@ def _lanes(t: Expressions, c: Call) -> tuple[int, Number, Number]:
             f"write width={t.warp_size}, or leave it out",
             c.place("width"),
         )
-    lane = t.binary("mod", _index(t, c), t.warp_size)
+    lane = lane_of(t, c)
     return width, lane, t.binary("mod", lane, width)
 
 
@@ -110,7 +120,8 @@ def _delta(t: Expressions, c: Call, name: str = "delta") -> Number:
     return delta if isinstance(delta, int) else t.to_index(delta)
 
 
-def _from(t: Expressions, value: Scalar, lane: Number) -> Scalar:
+def shuffled(t: Expressions, value: Scalar, lane: Number) -> Scalar:
+    """`value` as a lane of the warp has it."""
     return t.emit_scalar(Shuffle, value.value, t.convert(lane, T.int32).value)
 
 
@@ -119,7 +130,7 @@ def shfl_sync(t: Expressions, c: Call) -> Scalar:
     value = _value(t, c)
     width, lane, place = _lanes(t, c)
     there = t.binary("mod", _delta(t, c, "srcLane"), width)
-    return _from(t, value, t.binary("add", t.binary("sub", lane, place), there))
+    return shuffled(t, value, t.binary("add", t.binary("sub", lane, place), there))
 
 
 @builtin(T.shfl_xor)
@@ -130,7 +141,7 @@ def shfl_xor(t: Expressions, c: Call) -> Scalar:
     if known is not None and 0 < known < width:
         return t.emit_scalar(ShuffleXor, value.value, known)
     there = t.binary("xor", place, t.binary("mod", delta, width))
-    return _from(t, value, t.binary("add", t.binary("sub", lane, place), there))
+    return shuffled(t, value, t.binary("add", t.binary("sub", lane, place), there))
 
 
 @builtin(T.shfl_up)
@@ -152,8 +163,34 @@ def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
     inside = t.compare("lt", at, width) if kind == "add" else t.compare("ge", at, 0)
     there = t.binary(kind, lane, delta)
     if isinstance(inside, Scalar):
-        return _from(t, value, t.select(inside, there, lane))
-    return _from(t, value, there if inside else lane)
+        return shuffled(t, value, t.select(inside, there, lane))
+    return shuffled(t, value, there if inside else lane)
+
+
+def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Number:
+    """`value` of all lanes of the warp that the kernel asked for, combined."""
+    threads = math.prod(t.block_shape)
+    if threads % t.warp_size:
+        asked = t.compare("lt", index_of_thread(t, c), threads)
+        if isinstance(asked, Scalar):
+            value = t.select(asked, value, t.constant(_nothing(kind, value.dtype), value.dtype))
+    found: Number = value
+    mask = t.warp_size // 2
+    while mask:
+        assert isinstance(found, Scalar)
+        other = t.emit_scalar(ShuffleXor, found.value, mask)
+        found = t.binary(_COMBINE[kind], found, other)
+        mask //= 2
+    return found
+
+
+def _nothing(kind: str, dtype: DType) -> int | float:
+    """What changes nothing where values are combined."""
+    signed = dtype.kind == "int"
+    least = -math.inf if dtype.is_float else -(1 << dtype.bits - 1) if signed else 0
+    largest = math.inf if dtype.is_float else (1 << dtype.bits - signed) - 1
+    every_bit = -1 if signed else largest
+    return {"sum": 0, "max": least, "min": largest, "bitand": every_bit, "bitor": 0}[kind]
 
 
 def _reduction(kind: str) -> None:
@@ -163,14 +200,7 @@ def _reduction(kind: str) -> None:
         if kind.startswith("bit") and value.dtype.is_float:
             message = f"T.{c.builtin} combines the bits of ints, not {describe(value)}"
             raise t.error(message, "use T.warp_reduce_max, or an int", c.place("value"))
-        found: Number = value
-        mask = t.warp_size // 2
-        while mask:
-            assert isinstance(found, Scalar)
-            other = t.emit_scalar(ShuffleXor, found.value, mask)
-            found = t.binary(_COMBINE[kind], found, other)
-            mask //= 2
-        return found
+        return combined(t, c, kind, value)
 
 
 for _kind in _COMBINE:

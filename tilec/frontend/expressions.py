@@ -278,6 +278,12 @@ class Expressions(Containers):
             hint.replace("A.", f"{buffer.name}.") or f"it has: {', '.join(known)}",
         )
 
+    def trace_function(
+        self, function: Any, args: list[object], kwargs: dict[str, object], macro: bool = False
+    ) -> object:
+        """A call of a Python function whose body is in the language of kernels."""
+        raise NotImplementedError
+
     def bind(self, target: ast.expr, value: object) -> None:
         """Give `value` to the name or tuple of names `target`."""
         match target:

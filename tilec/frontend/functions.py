@@ -47,7 +47,7 @@ class Functions(Expressions):
         parameters = tuple(inspect.signature(source.function).parameters.values())
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             args, kwargs = self.arguments(node)
-            return self._trace_function(macro.function, args, kwargs, macro=True)
+            return self.trace_function(macro.function, args, kwargs, macro=True)
         bound = bind_call(self, macro.__name__, macro.__name__, parameters, node)
         values = {
             name: value if name in bound.nodes else self.captured(name, value)
@@ -183,7 +183,7 @@ class Functions(Expressions):
             elif isinstance(function, Closure):
                 return self._enter(function, args, kwargs)
             elif isinstance(function, T.Macro):
-                return self._trace_function(function.function, args, kwargs, macro=True)
+                return self.trace_function(function.function, args, kwargs, macro=True)
             elif is_object(function) and isinstance(function, Callable):  # type: ignore[arg-type]
                 function = type(function).__call__.__get__(function)
             elif isinstance(getattr(function, "__wrapped__", None), types.FunctionType) and not (
@@ -204,7 +204,7 @@ class Functions(Expressions):
         if isinstance(function, type) and keeps_what_it_is_given(function):
             return self._run_python(shown, function, args, kwargs)
         if traceable and not is_library(function):
-            return self._trace_function(function, args, kwargs)
+            return self.trace_function(function, args, kwargs)
         given = ", ".join(describe(v) for v in run_time)
         raise self.error(f"{shown}({given}) is only known at run time", self._of_module(function))
 
@@ -238,7 +238,7 @@ class Functions(Expressions):
             result = function(*args, **kwargs)
         except CompileError as e:
             if isinstance(function, types.FunctionType) and not is_library(function):
-                return self._trace_function(function, args, kwargs)  # it casts: T.float32(x)
+                return self.trace_function(function, args, kwargs)  # it casts: T.float32(x)
             raise type(e)(e.message, self.loc, e.hint) from None
         except Exception as e:
             where = traceback.extract_tb(e.__traceback__)[-1]
@@ -269,7 +269,7 @@ class Functions(Expressions):
                 "[… for i in range(4)], or a loop over a tuple",
             )
 
-    def _trace_function(
+    def trace_function(
         self, function: Any, args: list[object], kwargs: dict[str, object], macro: bool = False
     ) -> object:
         """A call of a plain function on run-time values, or of one that uses builtins."""

@@ -330,7 +330,7 @@ class _KernelTracer(WholeLoops):
         self.grid = self._standalone(builder.ops, header)
         if header.threads is not None:
             self.threads = header.threads
-            self.block_shape = header.block
+        self.block_shape = header.block or (() if self.threads is None else (self.threads,))
         self.cluster = header.cluster
         with self.at(item.optional_vars or item.context_expr):
             self._bind_blocks(item.optional_vars, header)

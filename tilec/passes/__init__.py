@@ -56,7 +56,6 @@ from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
 from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
-from tilec.passes.whole_warps import whole_warps
 from tilec.passes.widen_copies import widen_copies
 from tilec.target import Target
 
@@ -64,7 +63,6 @@ Pass = Callable[[Func, Target], Func]
 OnStage = Callable[[str, Func], None]
 
 NORMALISE: tuple[tuple[Pass, str], ...] = (
-    (whole_warps, "TILE"),  # every later pass counts in warps
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
     (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables

@@ -47,6 +47,7 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.verify import meets
+from tilec.passes.utils.whole_warps import whole_warps
 from tilec.target import Target
 
 _BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
@@ -54,6 +55,7 @@ _BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
 
 def group_threads(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
+    func = whole_warps(func, target)
     asks = any(isinstance(o, ThreadIndex) for o in walk(func.body))
     if not asks and not is_by_hand(func.body):
         return func

@@ -7,7 +7,6 @@ it wants; the warp meets again before the array is used anew."""
 from __future__ import annotations
 
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
-from tilec.ir.errors import CompileError
 from tilec.ir.ops import (
     Alloc,
     Binary,
@@ -37,13 +36,6 @@ def lower_shuffles(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Shuffle | ShuffleXor):
             return None
-        if threads % LANES:  # the last warp's places would lie past the array
-            raise CompileError(
-                f"a shuffle among {threads} threads: the last warp lacks "
-                f"{-threads % LANES} of its {LANES} lanes",
-                loc=o.loc,
-                hint=f"write threads={threads + -threads % LANES}",
-            )
         b = Builder(o.loc)
         value = subst.get(o.value, o.value)
         array = b.value(Alloc, BufferType((threads,), value.dtype, "shared"), name="lanes")

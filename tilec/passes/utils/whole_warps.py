@@ -1,4 +1,4 @@
-"""whole_warps: a block of any number of threads becomes one of whole warps.
+"""A block of any number of threads as one of whole warps.
 
 Before: a kernel may ask for 1, 48 or 1000 threads. After: for a multiple of the target's warps.
 Tile ops are done by all of them; what each thread does by itself, to memory or for others, only by
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilec.ir.analysis import Level, Uniformity, uniformity_of
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
     Compare,
     Const,
@@ -27,21 +27,27 @@ from tilec.ir.ops import (
     MbarrierExpect,
     MbarrierExpectTx,
     Print,
+    Shuffle,
+    ShuffleXor,
     ThreadIndex,
     Yield,
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.verify import meets
+from tilec.passes.lower_shuffles import LANES
 from tilec.target import Target
 
 _MEMORY = ("shared", "global")
 
 
 def whole_warps(func: Func, target: Target) -> Func:
-    """See the module's opening."""
-    asked = int(func.attrs.get("threads") or 0)
-    threads = -(-asked // target.warp_size) * target.warp_size
-    if threads == asked or target.max_threads == 1 or threads > target.max_threads:
+    """`func` with a number of threads that is a multiple of a warp; see the module's opening."""
+    asked, size = int(func.attrs.get("threads") or 0), target.warp_size
+    if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
+        shuffles = any(isinstance(o, Shuffle | ShuffleXor) for o in walk(func.body))
+        size = LANES if shuffles else 1
+    threads = -(-asked // size) * size
+    if threads == asked:
         return func
     facts = uniformity_of(func)
 
