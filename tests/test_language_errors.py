@@ -197,7 +197,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     ),
     "odd registers": ("T.set_max_nreg(100, 1)  #!", "registers move in eights", "write 96"),
     "registers up or down": ("T.set_max_nreg(96, 2)  #!", "is_inc of T.set_max_nreg", ""),
-    "planned keyword": ("T.gemm(A_s, B_s, acc, k_pack=2)  #!", "T.gemm(k_pack=…) is not", ""),
+    "planned keyword": ("T.gemm(A_s, B_s, acc, wg_wait=0)  #!", "T.gemm(wg_wait=…) is not", ""),
     "missing argument": ("T.copy(A_s)  #!", "T.copy needs the argument 'dst'", ""),
     "too many arguments": ("T.clear(acc, 0)  #!", "T.clear takes at most 1", ""),
     "given twice": ("T.clear(acc, buffer=acc)  #!", "buffer is given twice", ""),

@@ -24,7 +24,7 @@ import enum
 from builtins import bool as _Bool
 from builtins import float as _Float
 from builtins import int as _Int
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -95,6 +95,11 @@ from tilec.builtins.choices import (
     auto as auto,
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
+from tilec.builtins.layouts import (
+    Fragment as Fragment,
+    Layout as Layout,
+    annotate_layout as annotate_layout,
+)
 from tilec.builtins.maths import (
     exp as exp,
     exp2 as exp2,
@@ -205,9 +210,7 @@ from tilec.builtins.votes import (
     syncthreads_or as syncthreads_or,
 )
 from tilec.ir.caller import caller_loc as _caller_loc
-from tilec.ir.caller import for_users as _for_users
-from tilec.ir.errors import CompileError, LayoutError, did_you_mean
-from tilec.ir.layout import Layout as _Layout
+from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
@@ -325,12 +328,17 @@ def copy(
     coalesced_width: _Int | None = None,
     disable_tma: _Bool = False,
     eviction_policy: str | None = None,
+    prefer_instruction: str | None = None,
+    loop_layout: Any = None,
 ) -> None:
     """Copy region `src` onto region `dst`, converting to its dtype (to nearest even).
 
     One side may be a start only (`A[i, j]`), and then has the other's extents. `coalesced_width`
     limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last",
-    "evict_normal".
+    "evict_normal". `prefer_instruction`: "tma" (tilec's own choice where TMA can do the copy),
+    "cp_async" or "sync" (no TMA), "ldmatrix", "stmatrix", "ldst" (tilec's choice).
+    `loop_layout`: a `T.Fragment`, the layout of the side that is a fragment; copies between
+    memories are made as they are fastest.
     """
     only_inside("copy")
 
@@ -366,6 +374,7 @@ def gemm(
     clear_accum: _Bool = False,
     allow_tf32: _Bool = False,
     fast_accum: _Bool = True,
+    k_pack: _Int = 1,
 ) -> None:
     """C += A @ B on tiles, with `clear_accum` C = A @ B.
 
@@ -382,6 +391,9 @@ def gemm(
     about 14 bits). False: partial sums over at most 128 of K are added to C, which must be float32
     then, by ordinary float32 additions (as `use_fast_accum=False` of `torch._scaled_mm`). It
     changes nothing where the instruction's sum is a float32 anyway.
+
+    `k_pack` (1 or 2): how many steps of K a thread's operands were to lie side by side for on AMD
+    GPUs; tilec packs them as its layouts do.
     """
     only_inside("gemm")
 
@@ -431,12 +443,15 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 # --- loops ----------------------------------------------------------------------------------------
 
 
-def Parallel(*extents: Any, coalesced_width: _Int | None = None) -> Any:
+def Parallel(*extents: Any, coalesced_width: _Int | None = None, loop_layout: Any = None) -> Any:
     """`for i, j in T.Parallel(m, n):` iterations in any order, spread over the block's threads.
 
     Extents are compile-time ints. An iteration must not read what another one writes, nor update
     (`+=`) what another one updates: see docs/language.md. Raises CompileError where that is certain
     or the index of an update is read from memory; warns (CompileWarning) where it may be.
+
+    `loop_layout`: a `T.Fragment` of the extents, which says which thread runs which iteration;
+    targets without threads, and loops that each thread runs for itself, leave it out.
     """
     only_inside("Parallel")
 
@@ -498,12 +513,6 @@ def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size
 # --- scheduling and annotations -------------------------------------------------------------------
 
 
-def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Fix the layout of on-chip buffers: `{A_s: make_swizzled_layout(A_s)}` or `T.Layout(…)`. It is
-    kept."""
-    only_inside("annotate_layout")
-
-
 def annotate_safe_value(values: dict[Any, Any]) -> None:
     """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default
     0)."""
@@ -518,20 +527,6 @@ def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> N
 def print(obj: Any, msg: str = "") -> None:
     """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs."""
     only_inside("print")
-
-
-@_for_users
-def Layout(shape: Any, fn: Callable[..., Any]) -> _Layout:
-    """The layout that puts element `(i, j, …)` of a shared buffer at offset `fn(i, j, …)`.
-
-    Raises LayoutError if no layout fits `fn`, for a shape of anything but positive ints, and where
-    `fn` fails.
-    """
-    try:
-        return _Layout.from_function(shape, fn)
-    except LayoutError as e:
-        e.hint = e.hint or "write T.Layout((64, 64), lambda i, j: i * 64 + j)"
-        raise
 
 
 # --- builtins that are planned --------------------------------------------------------------------

@@ -23,10 +23,9 @@ from tilec.ir.types import DTYPES, DType, find_dtype
 
 # Keywords that the builtins of other systems have and ours will get.
 LATER_KEYWORDS: dict[str, frozenset[str]] = {
-    "copy": frozenset({"prefer_instruction", "loop_layout"}),
-    "gemm": frozenset({"k_pack", "wg_wait", "mbar"}),
+    "gemm": frozenset({"wg_wait", "mbar"}),
     "Kernel": frozenset({"prelude", "is_cpu"}),
-    "Parallel": frozenset({"loop_layout", "prefer_async"}),
+    "Parallel": frozenset({"prefer_async"}),
     "Pipelined": frozenset({"sync", "group"}),
     "unroll": frozenset({"explicit", "unroll_factor"}),
     "print": frozenset({"warp_group_id", "warp_id"}),

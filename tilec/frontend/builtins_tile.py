@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
@@ -18,15 +17,11 @@ from tilec.frontend.builtins import (
     shape_argument,
 )
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.lambdas import index_function
+from tilec.frontend.layouts import copy_layout
 from tilec.frontend.memory import Tile
 from tilec.frontend.values import Buffer, Number, Scalar, describe
-from tilec.ir.errors import CompileError, LayoutError
-from tilec.ir.layout import Layout, LayoutRequest
-from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
-    AnnotateLayout,
     AnnotateSafeValue,
     Copy,
     Fill,
@@ -34,6 +29,9 @@ from tilec.ir.ops import (
     UseSwizzle,
 )
 from tilec.ir.types import BufferType, DType
+
+# What a copy may be asked to be done by.
+_BY = ("tma", "cp_async", "sync", "ldmatrix", "stmatrix", "ldst")
 
 # Accumulators that a product of each input dtype may have.
 _ACCUMULATORS: dict[str, tuple[str, ...]] = {
@@ -127,13 +125,24 @@ def copy(t: Expressions, c: Call) -> None:
     if c["eviction_policy"] is not None:
         known = ("evict_first", "evict_last", "evict_normal")
         policy = choice_argument(t, c, "eviction_policy", known)
+    by = "" if c["prefer_instruction"] is None else choice_argument(t, c, "prefer_instruction", _BY)
+    plain = bool_argument(t, c, "disable_tma")
+    if plain and by == "tma":
+        raise t.error(
+            'prefer_instruction of T.copy is "tma" beside disable_tma=True',
+            "leave one of them out",
+            c.place("prefer_instruction"),
+        )
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    if c["loop_layout"] is not None:
+        place = t.frame.loc(c.place("loop_layout"))
+        copy_layout(t, (source.buffer, dest.buffer), c["loop_layout"], place)
     t.emit(
         Copy,
         t.box(source),
         t.box(dest),
         coalesced_width=width,
-        disable_tma=bool_argument(t, c, "disable_tma"),
+        disable_tma=plain or by in ("cp_async", "sync"),
         eviction_policy=policy,
     )
 
@@ -204,6 +213,8 @@ def gemm(t: Expressions, c: Call) -> None:
             "allocate C as float32; T.copy converts it on the way out",
             c.place("fast_accum"),
         )
+    if "k_pack" in c.values:
+        int_argument(t, c, "k_pack", 1)
     policy = c["policy"]
     if not isinstance(policy, T.GemmWarpPolicy):
         raise t.error(
@@ -297,28 +308,7 @@ def _check_dtypes(
 # --- annotations ----------------------------------------------------------------------------------
 
 
-@builtin(T.annotate_layout)
-def annotate_layout(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
-    for buffer, layout in _buffer_dict(t, c, "layouts"):
-        key, value = _entry(t, c, "layouts", buffer)
-        if buffer.is_global:
-            raise t.error(
-                f"{describe(buffer)} is a tensor argument; its strides are the caller's",
-                "annotate the shared buffer that it is copied to",
-                key,
-            )
-        if not isinstance(layout, Layout | LayoutRequest):
-            raise t.error(
-                f"the layout of {buffer.name} is {describe(layout)}",
-                f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
-                value,
-            )
-        _check_layout(t, buffer, layout, t.frame.loc(value))
-        t.emit(AnnotateLayout, buffer.value, layout)
-
-
-def _entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
+def dict_entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST, ast.AST]:
     """Where the key `buffer` of a dict stands, and its value (the dict, where it is not written
     out)."""
     place = c.place(name)
@@ -329,51 +319,27 @@ def _entry(t: Expressions, c: Call, name: str, buffer: Buffer) -> tuple[ast.AST,
     return place, place
 
 
-def _check_layout(t: Expressions, buffer: Buffer, layout: Layout | LayoutRequest, loc: Loc) -> None:
-    """Raise LayoutError for a layout of other extents, one of offsets for registers, and one
-    beside another."""
-    if buffer.type.space == "fragment":
-        raise LayoutError(
-            f"a layout of offsets in memory for {describe(buffer)}, which is in registers",
-            loc,
-            f"leave {buffer.name} out: tilec lays fragments out; annotate shared buffers",
-        )
-    if isinstance(layout, Layout) and layout.shape != buffer.type.static_shape:
-        raise LayoutError(
-            f"the layout has shape {layout.shape}, the buffer is {describe(buffer)}",
-            loc,
-            f"write T.Layout({buffer.name}.shape, …), with one coordinate for each dimension",
-        )
-    known, line = t.given_layouts.setdefault(buffer.value, (layout, loc.line))
-    if known != layout:
-        raise LayoutError(
-            f"{describe(buffer)} has another layout already, from line {line}",
-            loc,
-            "leave one of them out",
-        )
-
-
 @builtin(T.annotate_safe_value)
 def annotate_safe_value(t: Expressions, c: Call) -> None:
-    for buffer, value in _buffer_dict(t, c, "values"):
+    for buffer, value in buffer_dict(t, c, "values"):
         if not buffer.is_global:
             raise t.error(
                 f"{describe(buffer)} has no safe value; only tensor arguments have one",
                 "annotate the tensor it is copied from",
-                _entry(t, c, "values", buffer)[0],
+                dict_entry(t, c, "values", buffer)[0],
             )
         number = t.number(value, "a safe value")
         if not isinstance(number, bool | int | float):
             raise t.error(
                 f"the safe value of {buffer.name} is {describe(value)}; it must be a literal",
                 "write a number that is known at compile time",
-                _entry(t, c, "values", buffer)[1],
+                dict_entry(t, c, "values", buffer)[1],
             )
         t.padded.add(buffer.value)
         t.emit(AnnotateSafeValue, buffer.value, t.constant(number, buffer.type.dtype).value)
 
 
-def _buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
+def buffer_dict(t: Expressions, c: Call, name: str) -> list[tuple[Buffer, object]]:
     got = c[name]
     if not isinstance(got, dict):
         raise t.error(
@@ -398,20 +364,3 @@ def use_swizzle(t: Expressions, c: Call) -> None:
     order = choice_argument(t, c, "order", ("row", "column"))
     if bool_argument(t, c, "enable"):
         t.emit(UseSwizzle, panel, order)
-
-
-@builtin(T.Layout, raw=True)
-def layout(t: Expressions, c: Call) -> Layout:
-    shape_node, fn_node = c.nodes["shape"], c.nodes["fn"]
-    shape = t.expression(shape_node)
-    shaped = Call(c.builtin, c.node, {"shape": shape}, c.nodes)
-    extents = shape_argument(t, shaped, "shape")
-    try:
-        return Layout.from_function(extents, index_function(t, fn_node, len(extents)))
-    except CompileError as e:
-        if e.loc is not None:
-            raise
-        strides = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
-        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip("ijklmn", strides))
-        hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
-        raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None

@@ -82,7 +82,8 @@ class Context:
     emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
-    so that a grid may well have no blocks. `tests` says of bools what comparison they are the
+    so that a grid may well have no blocks. `threads`
+    of a block, where they are known. `tests` says of bools what comparison they are the
     result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
     T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `given_layouts`: the layout that the user gave a buffer, and
@@ -105,6 +106,7 @@ class Context:
         self.reducers: dict[Value, Any] = {}
         self.sizes: Mapping[str, int | Scalar] = {}
         self.has_empty_tensor = False
+        self.threads: int | None = None
         self.tests: dict[Value, Condition] = {}
         self.guards: list[Condition | None] = []
         self.quotients: dict[Value, Quotient] = {}

@@ -26,7 +26,7 @@ from tilec.frontend.values import (
     is_literal,
 )
 from tilec.ir.errors import CompileError, did_you_mean
-from tilec.ir.layout import Layout, LayoutRequest
+from tilec.ir.layout import Fragment, Layout, LayoutRequest
 from tilec.ir.types import DType, find_dtype
 
 # Syntax that kernels do not have: what it is called, and what to write instead.
@@ -52,7 +52,9 @@ INSTEAD = {
     "input": "take it as a parameter",
     "open": "a kernel cannot read files",
 }
-_COMPILE_TIME = (type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, T.Macro)
+_COMPILE_TIME = (
+    type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, Fragment, T.Macro
+)  # fmt: skip
 _WORDS_LIKE = (T.Elementwise, T.NotYet, type, types.FunctionType, types.BuiltinFunctionType)
 
 

@@ -12,6 +12,7 @@ from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
+from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.races import find_race
 from tilec.frontend.updates import find_update
@@ -24,6 +25,7 @@ from tilec.frontend.values import (
 )
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
@@ -234,6 +236,7 @@ class ForLoops(Loops):
         extents = (*ours["extents"], *theirs["extents"])
         width = theirs["coalesced_width"] or ours["coalesced_width"]
         arguments = {**ours, **theirs, "extents": extents, "coalesced_width": width}
+        arguments["loop_layout"] = None  # of one of the loops
         targets = [
             *self._targets(node, "T.Parallel", len(ours["extents"])),
             *self._targets(inner, "T.Parallel", len(theirs["extents"])),
@@ -252,6 +255,7 @@ class ForLoops(Loops):
                 "write the elements of one access: 1, 2, 4, 8, or leave it out",
                 header.place("coalesced_width"),
             )
+        wanted = self._loop_layout(header, tuple(extents))
         place = self.loc
         args = [Value(ScalarType(INT32), t.id if isinstance(t, ast.Name) else "") for t in targets]
         flags = self._flags("Parallel")
@@ -268,7 +272,9 @@ class ForLoops(Loops):
             builder.emit(Yield, loc=place)
         self.parallel = None
         self.builder.ops += scope.before.ops
-        made = self.emit(Parallel, extents, builder.block(args), coalesced_width=width)
+        made = self.emit(
+            Parallel, extents, builder.block(args), coalesced_width=width, wanted=wanted
+        )
         assert isinstance(made, Parallel)
         race = find_race(made)
         if race is not None:
@@ -279,6 +285,19 @@ class ForLoops(Loops):
         self._check_updates(made)
         self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
+
+    def _loop_layout(self, header: LoopHeader, extents: tuple[int, ...]) -> Layout | None:
+        """Which thread the author wants to run which iteration."""
+        given, place = header.arguments.get("loop_layout"), header.place("loop_layout")
+        if given is None:
+            return None
+        if not isinstance(given, Fragment):
+            raise self.error(
+                f"loop_layout of T.Parallel is {describe(given)}",
+                "write T.Fragment((m, n), forward_fn=lambda i, j: (thread, index))",
+                place,
+            )
+        return fragment_layout(self, "the loop", extents, given, place)
 
     def _targets(self, node: ast.For, what: str, count: int) -> list[ast.expr]:
         """The variables of a loop over `what`, which has `count` extents."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from tilec import language as T
@@ -35,9 +36,11 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
         return value
     args = node.args
     names = [a.arg for a in args.args]
-    if args.vararg or args.kwarg or args.kwonlyargs or args.defaults or len(names) != rank:
+    fits = len(names) <= rank if args.vararg else len(names) == rank
+    if args.kwarg or args.kwonlyargs or args.defaults or not fits:
         hint = f"write lambda {', '.join('ijklmn'[:rank])}: …"
         raise t.error(f"this lambda must take {rank} coordinates", hint, at=node)
+    names += [args.vararg.arg] if args.vararg else []
     namespace: dict[str, Any] = {"__builtins__": {}}
     # A copy: the syntax tree is kept for the next trace of the same source.
     body = _Lifter(t, names, namespace).visit(copy.deepcopy(node.body))
@@ -45,6 +48,10 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
     tree = ast.fix_missing_locations(ast.Expression(ast.copy_location(lifted, node)))
     function: Callable[..., Any] = eval(compile(tree, t.frame.source.file, "eval"), namespace)
     return function
+
+
+def _is_ours(function: FunctionType) -> bool:
+    return function.__module__.split(".", 1)[0] == "tilec"
 
 
 class _Lifter(ast.NodeTransformer):
@@ -74,6 +81,7 @@ class _Lifter(ast.NodeTransformer):
                 node,
             )
         usable = is_literal(value) or isinstance(value, tuple | list | T.Elementwise)
+        usable = usable or (isinstance(value, FunctionType) and not _is_ours(value))
         if not usable and value not in (min, max, abs):
             message = f"{describe(value)} cannot stand in a layout's lambda"
             raise self.t.error(message, "use numbers, tuples, min, max and abs", node)

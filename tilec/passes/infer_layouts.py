@@ -22,7 +22,8 @@ from tilec.ir.analysis import facts_of, uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
-from tilec.ir.layout import Layout, LayoutRequest, leading_run, padded, row_major
+from tilec.ir.layout import Layout, LayoutRequest, in_warps, leading_run, padded, row_major
+from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     AnnotateLayout,
@@ -98,7 +99,16 @@ class _Inference:
                         o.loc,
                         "give the layout the buffer's shape",
                     )
-                self.set(o.dest, o.layout, "annotated")
+                held = o.dest.buffer.space == "fragment"
+                if o.layout.is_held if held else o.layout.is_memory:
+                    layout = o.layout
+                    if held:
+                        warps = self.held_by.get(o.dest, self.whole)
+                        layout = self._of_threads(layout, warps, o.loc, str(o.dest.name))
+                    self.set(o.dest, layout, "annotated")
+        for p in self.parallels:
+            if p.wanted is not None and p.wanted.shape == p.extents and p not in self.by_each:
+                self.loops[p] = self._of_threads(p.wanted, self.warps(p), p.loc, "the loop")
         # What wgmma reads, every other instruction can read too, but not the other way round.
         gemms = [o for o in self.ops if isinstance(o, Gemm)]
         gemms.sort(key=lambda o: (not o.is_asynchronous, "simt" in o.instr))
@@ -133,6 +143,14 @@ class _Inference:
                 t = o.dest.buffer
                 layout = operand_shared_layout(t.static_shape, t.dtype.bits, "mma")
                 self.set(o.dest, layout, f"annotated: {o.layout.name}")
+
+    def _of_threads(self, layout: Layout, warps: int, loc: Loc, what: str) -> Layout:
+        """A layout of the user's, by threads, as one of lanes and warps."""
+        try:
+            return in_warps(layout, self.target.warp_size, warps)
+        except LayoutError as e:
+            hint = "give each warp as much to hold, or leave the layout out"
+            raise LayoutError(f"{what}: {e.message}", loc, hint) from None
 
     def common(self) -> None:
         """Carry layouts through element-wise loops and register copies until nothing changes."""
@@ -274,7 +292,7 @@ def _set_loops(func: Func, loops: dict[Parallel, Layout]) -> Block:
 
     def visit(o: Op) -> None | Op:
         if isinstance(o, Parallel) and o.body.args in by_args:
-            return replace(o, layout=by_args[o.body.args])
+            return replace(o, layout=by_args[o.body.args], wanted=None)
         return None
 
     return rewrite(func.body, visit)

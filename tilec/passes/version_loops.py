@@ -152,6 +152,7 @@ class _Guarded:
             self.o.extents,
             Block(args, tuple(ops)),
             coalesced_width=self.o.coalesced_width,
+            wanted=self.o.wanted,
             loc=self.o.loc,
         )
         return Block((), (loop, Yield(loc=self.o.loc)))

@@ -60,6 +60,7 @@ alike.
     descriptors  TMA boxes, wgmma descriptors
     reshaping    sub-tiles and other shapes
     fit          from a Python function to digits
+    fragment     threads and registers as an author counts them
 
 Linear layouts over GF(2) for GPU tiles are Triton's (LinearLayout.h); mixed radix above a
 power-of-two atom is what tiles of 96 or 176 ask for.
@@ -69,6 +70,7 @@ from tilec.ir.layout.chunks import CHUNK_ROWS, Chunks, chunks
 from tilec.ir.layout.core import Layout, row_major_strides
 from tilec.ir.layout.descriptors import WgmmaOperand, tma_box, wgmma_operand
 from tilec.ir.layout.exchange import Exchange, exchange, single_registers, widened
+from tilec.ir.layout.fragment import Fragment, FragmentMisfitError, in_warps
 from tilec.ir.layout.named import (
     FRAGMENTS,
     MMA4_A,
@@ -115,6 +117,8 @@ from tilec.ir.layout.terms import Term
 __all__ = [
     "CHUNK_ROWS",
     "FRAGMENTS",
+    "Fragment",
+    "FragmentMisfitError",
     "MMA16_A",
     "MMA16_B",
     "MMA32_A",
@@ -143,6 +147,7 @@ __all__ = [
     "exchange",
     "ldmatrix_ok",
     "has_runs",
+    "in_warps",
     "leading_run",
     "matrix_access",
     "matrix_rows",

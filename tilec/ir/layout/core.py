@@ -71,6 +71,11 @@ class Layout:
         """Whether elements live at offsets (else in registers of lanes of warps)."""
         return all(d.owner == "offset" for d in self.digits)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether elements live in registers of lanes of warps."""
+        return all(d.owner != "offset" for d in self.digits)
+
     def of(self, owner: str) -> tuple[tuple[Digit, int], ...]:
         """The owner's digits, minor first, each with its weight in the owner's index."""
         return self._weighted[owner]

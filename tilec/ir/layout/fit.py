@@ -9,6 +9,7 @@ say the whole function is for the caller to check.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,22 +40,62 @@ def extents(shape: object) -> tuple[int, ...]:
 
 
 def evaluate(shape: tuple[int, ...], fn: Callable[..., Any]) -> _Array:
-    """`fn` at every coordinate, as an array of `shape`. Raises LayoutError where it fails, and for
-    results that are no offsets."""
+    """`fn` at every coordinate, as an array of `shape`; a tuple of coordinates counts row by row in
+    the smallest box that holds them all. Raises LayoutError where it fails, and for results that
+    are no offsets."""
+    return _row_major(_components(shape, fn))
+
+
+def evaluate_pair(shape: tuple[int, ...], fn: Callable[..., Any]) -> tuple[_Array, _Array]:
+    """The two numbers, or tuples of coordinates, that `fn` gives at every coordinate. Raises
+    LayoutError for anything else."""
+    first: list[_Array] = []
+    second: list[_Array] = []
+    for which, out in ((0, first), (1, second)):
+        out.extend(_components(shape, functools.partial(_part_of_pair, fn, which)))
+    return _row_major(first), _row_major(second)
+
+
+def _part_of_pair(fn: Callable[..., Any], which: int, *at: Any) -> Any:
+    found = fn(*at)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise LayoutError(
+            f"the function of a fragment gives a thread and a register, not {shown(found)}",
+            hint="write forward_fn=lambda i, j: (thread, register)",
+        )
+    return found[which]
+
+
+def _row_major(parts: list[_Array]) -> _Array:
+    total = parts[0]
+    for p in parts[1:]:
+        if p.min() < 0 or total.min() < 0:
+            least = min(int(p.min()), int(total.min()))
+            raise LayoutError(f"a coordinate that the layout function gives is {least}, below 0")
+        total = total * (int(p.max()) + 1) + p
+    return total
+
+
+def _components(shape: tuple[int, ...], fn: Callable[..., Any]) -> list[_Array]:
+    """`fn` at every coordinate: an array for each number that it gives there."""
     if not callable(fn):
         raise LayoutError(f"the function of a layout is {shown(fn)}")
-    grid = np.indices(shape, dtype=np.int64)
     try:
-        out = np.asarray(fn(*grid))
-        vectorised = out.shape == shape and out.dtype.kind in "iu"
+        got = fn(*np.indices(shape, dtype=np.int64))
+        several = got if isinstance(got, tuple | list) else [got]
+        out = [np.asarray(x) for x in several]
+        whole = all(x.shape in ((), shape) and x.dtype.kind in "iu" for x in out)
+        if several and whole and (several is got or out[0].shape == shape):
+            return [np.broadcast_to(x, shape).astype(np.int64) for x in out]
     except Exception:  # it may take ints, one at a time
-        vectorised = False
-    if not vectorised:
-        out = np.array([_offset(fn, at) for at in np.ndindex(*shape)], np.int64).reshape(shape)
-    return out.astype(np.int64)
+        pass
+    every = [_numbers(fn, at) for at in np.ndindex(*shape)]
+    if len({len(x) for x in every}) != 1:
+        raise LayoutError("the layout function gives tuples of different lengths")
+    return [np.array(x, np.int64).reshape(shape) for x in zip(*every)]
 
 
-def _offset(fn: Callable[..., Any], at: tuple[int, ...]) -> int:
+def _numbers(fn: Callable[..., Any], at: tuple[int, ...]) -> tuple[int, ...]:
     try:
         value = fn(*at)
     except CompileError:
@@ -62,11 +103,13 @@ def _offset(fn: Callable[..., Any], at: tuple[int, ...]) -> int:
     except Exception as e:  # of whatever kind, it is the author's
         message = f"the layout function fails at {at}: {type(e).__name__}: {e}"
         raise LayoutError(message) from None
-    if not isinstance(value, int | np.integer) or not -(2**62) < value < 2**62:
-        raise LayoutError(
-            f"a layout function gives an int (an offset in elements), not {shown(value)}"
-        )
-    return int(value)
+    several = tuple(value) if isinstance(value, tuple | list) and value else (value,)
+    for x in several:
+        if not isinstance(x, int | np.integer) or not -(2**62) < x < 2**62:
+            raise LayoutError(
+                f"a layout function gives an int (an offset in elements), not {shown(value)}"
+            )
+    return tuple(map(int, several))
 
 
 def sequence(

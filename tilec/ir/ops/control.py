@@ -93,8 +93,9 @@ class Parallel(Op):
     """The body once for each index tuple in `extents`, in any order or at once. `body.args`: one
     i32 index per extent. Iterations must not read what another iteration writes. `layout`
     (registers, lanes and warps over the extents) says which thread runs which iteration; decided
-    by `infer_layouts`. `engine` "cp_async": the body is one load and one store, done past the
-    registers. `inside`: all that it touches in memory is known to lie inside of its tensors."""
+    by `infer_layouts`, which takes what the author `wanted` (threads as lanes). `engine`
+    "cp_async": the body is one load and one store, done past the registers. `inside`: all that it
+    touches in memory is known to lie inside of its tensors."""
 
     extents: tuple[int, ...]
     body: Block
@@ -102,6 +103,7 @@ class Parallel(Op):
     layout: Layout | None = None
     engine: str = ""
     inside: bool = False
+    wanted: Layout | None = None
 
     def verify(self) -> None:
         if len(self.body.args) != len(self.extents):

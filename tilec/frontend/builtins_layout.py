@@ -1,0 +1,90 @@
+"""Builtins about layouts: where the author wants the elements of tiles."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from tilec import language as T
+from tilec.frontend.builtins import Call, builtin, int_argument, shape_argument
+from tilec.frontend.builtins_tile import buffer_dict, dict_entry, tile_level
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.lambdas import index_function
+from tilec.frontend.layouts import check_layout, fragment_layout
+from tilec.frontend.values import describe
+from tilec.ir.errors import CompileError
+from tilec.ir.layout import Fragment, Layout, LayoutRequest
+from tilec.ir.ops import AnnotateLayout
+
+
+@builtin(T.annotate_layout)
+def annotate_layout(t: Expressions, c: Call) -> None:
+    tile_level(t, c)
+    for buffer, layout in buffer_dict(t, c, "layouts"):
+        key, value = dict_entry(t, c, "layouts", buffer)
+        if buffer.is_global:
+            raise t.error(
+                f"{describe(buffer)} is a tensor argument; its strides are the caller's",
+                "annotate the shared buffer that it is copied to",
+                key,
+            )
+        if isinstance(layout, Fragment) and buffer.type.space == "fragment":
+            shape, place = buffer.type.static_shape, t.frame.loc(value)
+            layout = fragment_layout(t, buffer.name, shape, layout, place)
+            if layout is None:
+                continue
+        if not isinstance(layout, Layout | LayoutRequest):
+            raise t.error(
+                f"the layout of {buffer.name} is {describe(layout)}",
+                f"write make_swizzled_layout({buffer.name}) or T.Layout({buffer.name}.shape, …)",
+                value,
+            )
+        check_layout(t, buffer, layout, t.frame.loc(value))
+        t.emit(AnnotateLayout, buffer.value, layout)
+
+
+# --- layouts as values ----------------------------------------------------------------------------
+
+
+@builtin(T.Layout, raw=True)
+def layout(t: Expressions, c: Call) -> Layout:
+    fn_node = c.nodes["fn"]
+    extents = _extents(t, c)
+    try:
+        return Layout.from_function(extents, index_function(t, fn_node, len(extents)))
+    except CompileError as e:
+        if e.loc is not None:
+            raise
+        strides = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
+        rows = " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip("ijklmn", strides))
+        hint = f"each element needs an offset of its own, from 0: {rows} is row-major"
+        raise type(e)(e.message, t.frame.loc(fn_node), e.hint or hint) from None
+
+
+@builtin(T.Fragment, raw=True)
+def fragment(t: Expressions, c: Call) -> Fragment:
+    extents, copies = _extents(t, c), 1
+    if "replicate" in c.nodes:
+        value = {"replicate": t.expression(c.nodes["replicate"])}
+        copies = int_argument(t, Call(c.builtin, c.node, value, c.nodes), "replicate", 1)
+    functions = {}
+    for name in ("forward_fn", "forward_thread_fn", "forward_index_fn"):
+        node = c.nodes.get(name)
+        if node is None or (isinstance(node, ast.Constant) and node.value is None):
+            continue
+        rank = len(extents) + (copies > 1 and name != "forward_index_fn")
+        functions[name] = index_function(t, node, rank)
+    try:
+        return Fragment.from_functions(extents, replicate=copies, **functions)
+    except CompileError as e:
+        if e.loc is not None:
+            raise
+        hint = "each element needs a thread and a register of its own: lambda i, j: (thread, index)"
+        place = next((c.nodes[name] for name in functions), c.node)
+        raise type(e)(e.message, t.frame.loc(place), e.hint or hint) from None
+
+
+def _extents(t: Expressions, c: Call) -> tuple[int, ...]:
+    """The argument `shape` of a builtin that evaluates its arguments itself."""
+    shape = t.expression(c.nodes["shape"])
+    return shape_argument(t, Call(c.builtin, c.node, {"shape": shape}, c.nodes), "shape")
