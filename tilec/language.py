@@ -29,6 +29,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
+from tilec.builtins.allreduce import (
+    attr as attr,
+    comm_reducer as comm_reducer,
+    tvm_thread_allreduce as tvm_thread_allreduce,
+)
 from tilec.builtins.annotations import (
     Buffer as Buffer,
     Macro as Macro,
@@ -428,6 +433,14 @@ def cast(value: Any, dtype: object) -> Any:
     """`value` as `dtype`: to nearest even; float to int truncates and saturates, to float8
     saturates."""
     only_inside("cast")
+
+
+def reinterpret(value: Any, dtype: object) -> Any:
+    """The bits of `value` as a number of `dtype`, which has as many; in either order.
+
+    Raises CompileError where the widths differ.
+    """
+    only_inside("reinterpret")
 
 
 def Cast(dtype: object, value: Any) -> Any:

@@ -88,7 +88,6 @@ ADVICE: dict[str, str] = {
 MEANWHILE: dict[str, str] = {
     **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
-    "reinterpret": "convert values with T.float32(x)",
     "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
@@ -99,9 +98,9 @@ PLANNED = frozenset(
     """
     ClusterKernel FragmentBuffer LocalBuffer SharedBuffer address_of
     alloc_cluster_barrier alloc_global alloc_tmem asm c2d_im2col call_extern cluster_sync
-    comm_reducer device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
-    make_tensor_from_addr ptr reinterpret reshape rng_init rng_rand rng_rand_float sync_grid
-    tcgen05_gemm transpose tvm_thread_allreduce view
+    device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
+    make_tensor_from_addr ptr reshape rng_init rng_rand rng_rand_float sync_grid
+    tcgen05_gemm transpose view
     """.split()
 )
 

@@ -10,6 +10,7 @@ from tilec.frontend.builtins import (
     Call,
     builtin,
     dtype_argument,
+    dtype_at,
     int_argument,
     number_argument,
 )
@@ -17,8 +18,8 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_number
 from tilec.ir.errors import CompileError
-from tilec.ir.ops import BlockIndex, Fma, GridSize, Print, ThreadIndex
-from tilec.ir.types import DType
+from tilec.ir.ops import Bitcast, BlockIndex, Fma, GridSize, Print, ThreadIndex
+from tilec.ir.types import DType, find_dtype
 
 # --- blocks and threads ---------------------------------------------------------------------------
 
@@ -67,7 +68,11 @@ def thread_binding(t: Expressions, c: Call) -> Number:
     if c["thread"] not in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
         raise t.error(f"{describe(c['thread'])} is not a thread axis", 'write "threadIdx.x"')
     start = 0 if c["stop"] is None else number_argument(t, c, "start")
-    return t.binary("add", start, thread_along(t, c, "xyz".index(c["thread"][-1])))
+    dim = "xyz".index(c["thread"][-1])
+    index = t.binary("add", start, thread_along(t, c, dim))
+    if isinstance(index, Scalar):
+        t.thread_dims[index.value] = dim
+    return index
 
 
 def thread_along(t: Expressions, c: Call, dim: int) -> Number:
@@ -78,7 +83,11 @@ def thread_along(t: Expressions, c: Call, dim: int) -> Number:
     index: Number = _thread(t, c)
     for extent in shape[:dim]:
         index = t.binary("floordiv", index, extent)
-    return index if dim == len(shape) - 1 else t.binary("mod", index, shape[dim])
+    if dim < len(shape) - 1:
+        index = t.binary("mod", index, shape[dim])
+    if isinstance(index, Scalar):
+        t.thread_dims[index.value] = dim
+    return index
 
 
 def _thread(t: Expressions, c: Call) -> Scalar:
@@ -152,6 +161,23 @@ def cast(t: Expressions, c: Call) -> Scalar:
 @builtin(T.Cast)
 def cast_swapped(t: Expressions, c: Call) -> Scalar:
     return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
+
+
+@builtin(T.reinterpret)
+def reinterpret(t: Expressions, c: Call) -> Scalar:
+    given = [c["value"], c["dtype"]]
+    if isinstance(given[0], str | DType) and find_dtype(given[0]) is not None:
+        given.reverse()
+    value = t.run_time(t.number(given[0], "the value"))
+    if given[1] == "handle":  # a pointer that says nothing, beside T.attr
+        return value
+    dtype = dtype_at(t, given[1], c.place("dtype"))
+    if value.dtype.bits != dtype.bits:
+        raise t.error(
+            f"the bits of {describe(value)} as {dtype.name}: {value.dtype.bits} and {dtype.bits}",
+            "cast it to a dtype of as many bits first",
+        )
+    return t.emit_scalar(Bitcast, value.value, dtype)
 
 
 # --- builtins that compute at compile time --------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from tilec import language as T
 from tilec.builtins import foreign
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
+    builtins_allreduce,
     builtins_atomic,
     builtins_barriers,
     builtins_header,

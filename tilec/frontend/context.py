@@ -12,7 +12,7 @@ from tilec import language as T
 from tilec.frontend.guards import Condition, Quotient
 from tilec.frontend.index import Indices, Reach
 from tilec.frontend.source import Source
-from tilec.frontend.values import Buffer, Scalar
+from tilec.frontend.values import Buffer, Reducer, Scalar
 from tilec.ir.affine import LINEAR
 from tilec.ir.core import Builder, Op, Value
 from tilec.ir.errors import CompileError
@@ -77,7 +77,8 @@ class Context:
     """What every part of the tracer needs; the parts are its subclasses, one per file.
 
     `indices`: the sums that integers are, and how far they reach. `warp_size`: lanes of a warp.
-    `block_shape`: threads along each dimension of a block, where there are several.
+    `block_shape`: threads along each dimension of a block; `thread_dims`: of which dimension an
+    index is. `reducer` is that of the `T.attr` around the code.
     `depth` counts the run-time conditions around the code being read. `hazards` counts the ops
     emitted so far that had better not run unasked: integer divisions, on-chip reads that may be out
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
@@ -98,6 +99,8 @@ class Context:
         self.index_dtype: DType = INT64 if wide else INT32
         self.warp_size = 32
         self.block_shape: tuple[int, ...] = ()
+        self.thread_dims: dict[Value, int] = {}
+        self.reducer: Reducer | None = None
         self.loc = frame.source.header_loc()
         self.indices = Indices()
         self.depth = 0

@@ -16,6 +16,7 @@ from tilec.frontend.guards import decided
 from tilec.frontend.operators import BINARY, CONTAINERS
 from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
+    AttrHeader,
     Buffer,
     EmptyTensor,
     GroupHeader,
@@ -360,7 +361,15 @@ class Statements(ForLoops):
     def _with(self, node: ast.With) -> None:
         item = node.items[0]
         call = item.context_expr
-        if not isinstance(call, ast.Call) or self.expression(call.func) is not T.ws:
+        word = self.expression(call.func) if isinstance(call, ast.Call) else None
+        if word is T.attr:
+            header = self.expression(call)
+            assert isinstance(header, AttrHeader)
+            kept, self.reducer = self.reducer, header.reducer or self.reducer
+            self.block(node.body)
+            self.reducer = kept
+            return
+        if word is not T.ws:
             self.kernel_block(node)
             return
         if len(node.items) != 1 or item.optional_vars is not None:

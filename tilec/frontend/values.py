@@ -144,6 +144,21 @@ class GroupHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Reducer:
+    """A call of `T.comm_reducer`."""
+
+    combine: Closure
+    identity: Number
+
+
+@dataclass(frozen=True, slots=True)
+class AttrHeader:
+    """A call of `T.attr`, and the reducer that it names."""
+
+    reducer: Reducer | None
+
+
+@dataclass(frozen=True, slots=True)
 class EmptyTensor:
     """A call of `T.empty` that has not been given a name yet."""
 

@@ -1,0 +1,30 @@
+"""Reductions over the threads of a block, as TVM spells them."""
+
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def comm_reducer(combine: Any, identity: Any) -> Any:
+    """How `tvm_thread_allreduce` combines two values, `lambda x, y: x + y`, which must be
+    associative and commutative; `identity`: a list of the one number that changes nothing."""
+    only_inside("comm_reducer")
+
+
+def attr(node: Any, key: str, value: Any = None) -> Any:
+    """`with T.attr(T.comm_reducer(…), "reduce_scope", …):` the reducer of what stands inside; other
+    keys have no effect."""
+    only_inside("attr")
+
+
+def tvm_thread_allreduce(
+    size: Any, value: Any, cond: Any, result: Any, thread: Any, dtype: Any = "handle"
+) -> None:
+    """`value` of all threads that differ in their index `thread` alone (`T.get_thread_binding(0)`,
+    or what `T.thread_binding` gave), combined, to the element `result` of each. Threads for which `cond` does not hold add nothing. All threads of the block come here.
+
+    Within a warp by shuffles, where the threads are a power of two that are neighbours; else
+    through shared memory. Raises CompileError outside of a `T.attr` with a reducer, in
+    `T.Parallel`, and for an index that is none of a thread's.
+    """
+    only_inside("tvm_thread_allreduce")

@@ -1,0 +1,99 @@
+"""`T.tvm_thread_allreduce`, and the reducer that stands around it."""
+
+from __future__ import annotations
+
+import math
+
+from tilec import language as T
+from tilec.frontend.builtins import Call, builtin, number_argument
+from tilec.frontend.builtins_threads import index_of_thread, of_threads
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, describe
+from tilec.ir.types import BOOL
+
+
+@builtin(T.comm_reducer)
+def comm_reducer(t: Expressions, c: Call) -> Reducer:
+    identity = c["identity"]
+    values = identity if isinstance(identity, tuple | list) else (identity,)
+    if len(values) != 1 or not isinstance(c["combine"], Closure):
+        raise t.error(
+            "T.comm_reducer takes a function of two values and a list of one number",
+            "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])",
+        )
+    return Reducer(c["combine"], t.number(values[0], "the identity"))
+
+
+@builtin(T.attr)
+def attr(t: Expressions, c: Call) -> AttrHeader:
+    return AttrHeader(c["node"] if isinstance(c["node"], Reducer) else None)
+
+
+@builtin(T.tvm_thread_allreduce)
+def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
+    of_threads(t, c)
+    reducer, result = t.reducer, c["result"]
+    if reducer is None:
+        raise t.error(
+            "T.tvm_thread_allreduce has no reducer",
+            'put it under with T.attr(T.comm_reducer(…), "reduce_scope", …):',
+        )
+    if not isinstance(result, Region) or not result.is_element:
+        raise t.error(
+            f"result of T.tvm_thread_allreduce is {describe(result)}, not an element",
+            "name one: reduced[0]",
+            c.place("result"),
+        )
+    dim = _dimension(t, c, c["thread"])
+    value = t.run_time(number_argument(t, c, "value"))
+    cond = c["cond"]
+    if isinstance(cond, Scalar):
+        holds = cond if cond.dtype is BOOL else t.compare("ne", cond, 0)
+        assert isinstance(holds, Scalar)
+        value = t.select(holds, value, t.convert(reducer.identity, value.dtype))
+    shape = t.block_shape
+    stride, extent = math.prod(shape[:dim]), shape[dim] if dim < len(shape) else 1
+    by_lanes = stride == 1 and extent & (extent - 1) == 0 and extent <= min(32, t.warp_size)
+    whole = math.prod(shape) % t.warp_size == 0
+    if by_lanes and whole:
+        found = t.trace_function(_in_lanes, [value, reducer.combine, extent], {})
+    else:
+        index = index_of_thread(t, c)
+        place = t.binary("mod", t.binary("floordiv", index, stride), extent)
+        first = t.binary("sub", index, t.binary("mul", place, stride))
+        given = [value, reducer.combine, value.dtype, index, first, stride, extent]
+        found = t.trace_function(_in_memory, [*given, math.prod(shape)], {})
+    t.store(result, t.number(found, "what is combined"))
+
+
+def _dimension(t: Expressions, c: Call, index: object) -> int:
+    found = t.thread_dims.get(index.value) if isinstance(index, Scalar) else None
+    if isinstance(index, int) and index == 0:
+        found = len(t.block_shape)  # a dimension of one thread
+    if found is None or not t.block_shape:
+        raise t.error(
+            f"{describe(index)} is no index of this thread in a block of a known shape",
+            "give what T.get_thread_binding(0) or T.thread_binding returned",
+        )
+    return found
+
+
+def _in_lanes(value, combine, extent):  # type: ignore[no-untyped-def]
+    """In the language of kernels: neighbours exchange by shuffles."""
+    distances = [1 << k for k in range(extent.bit_length() - 1)]
+    for distance in distances:
+        value = combine(value, T.shfl_xor(value, distance))
+    return value
+
+
+def _in_memory(value, combine, dtype, index, first, stride, extent, threads):  # type: ignore[no-untyped-def]
+    """In the language of kernels: each thread reads what all of its group have left."""
+    left = T.alloc_shared((threads,), dtype)
+    T.sync_threads()
+    left[index] = value
+    T.sync_threads()
+    total = T.alloc_var(dtype)
+    total = left[first]
+    for k in T.serial(1, extent):
+        total = combine(total, left[first + k * stride])
+    return T.cast(total, dtype)
