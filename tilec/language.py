@@ -197,6 +197,10 @@ from tilec.builtins.threads import (
     warp_reduce_bitand as warp_reduce_bitand,
     warp_reduce_bitor as warp_reduce_bitor,
 )
+from tilec.builtins.views import (
+    reshape as reshape,
+    view as view,
+)
 from tilec.builtins.votes import (
     activemask as activemask,
     all_sync as all_sync,

@@ -21,7 +21,8 @@ def tvm_thread_allreduce(
     size: Any, value: Any, cond: Any, result: Any, thread: Any, dtype: Any = "handle"
 ) -> None:
     """`value` of all threads that differ in their index `thread` alone (`T.get_thread_binding(0)`,
-    or what `T.thread_binding` gave), combined, to the element `result` of each. Threads for which `cond` does not hold add nothing. All threads of the block come here.
+    or what `T.thread_binding` gave), combined, to the element `result` of each. Threads for which
+    `cond` does not hold add nothing. All threads of the block come here.
 
     Within a warp by shuffles, where the threads are a power of two that are neighbours; else
     through shared memory. Raises CompileError outside of a `T.attr` with a reducer, in

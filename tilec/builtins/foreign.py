@@ -70,8 +70,8 @@ ADVICE: dict[str, str] = {
     "T": "no transposed view is needed: T.gemm(…, transpose_A=True) or transpose_B=True",
     "transpose": "no transposed view is needed: T.gemm(…, transpose_A=True) or transpose_B=True",
     "permute": "index in the other order: y[j, i] = x[i, j] in T.Parallel",
-    "view": "index with // and % in an element-wise loop",
-    "reshape": "index with // and % in an element-wise loop",
+    "view": "use T.view(buffer, shape, dtype)",
+    "reshape": "use T.reshape(buffer, shape)",
     "size": "use A.shape[0]",
     "dim": "use len(A.shape)",
     "ndim": "use len(A.shape)",
@@ -86,7 +86,6 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    **dict.fromkeys(("reshape", "view"), "index with // and % in an element-wise loop"),
     "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
     "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
@@ -99,8 +98,8 @@ PLANNED = frozenset(
     ClusterKernel FragmentBuffer LocalBuffer SharedBuffer address_of
     alloc_cluster_barrier alloc_global alloc_tmem asm c2d_im2col call_extern cluster_sync
     device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
-    make_tensor_from_addr ptr reshape rng_init rng_rand rng_rand_float sync_grid
-    tcgen05_gemm transpose view
+    make_tensor_from_addr ptr rng_init rng_rand rng_rand_float sync_grid
+    tcgen05_gemm transpose
     """.split()
 )
 

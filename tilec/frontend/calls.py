@@ -24,6 +24,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_statements,
     builtins_threads,
     builtins_tile,
+    builtins_views,
     builtins_votes,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of

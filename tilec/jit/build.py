@@ -32,6 +32,7 @@ from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
+from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
@@ -65,7 +66,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
     )
-    func = trace(signature, known)
+    func = resolve_views(trace(signature, known))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):

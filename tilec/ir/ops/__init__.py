@@ -85,6 +85,7 @@ from tilec.ir.ops.tile import (
     Scan,
     Store,
     UseSwizzle,
+    View,
 )
 
 __all__ = [
@@ -167,6 +168,7 @@ __all__ = [
     "OrderedWait",
     "Unary",
     "UseSwizzle",
+    "View",
     "RingStage",
     "Warp",
     "WarpSync",

@@ -43,6 +43,25 @@ class Alloc(Op):
         return (Effect("allocate", Region(self.result)),)
 
 
+@op("view", pure=True)
+class View(Op):
+    """The memory of `source`, in row-major order, as a buffer of another shape or dtype and of as
+    many bits. Stands in what the front end gives alone (`resolve_views`)."""
+
+    source: Value
+    type: BufferType
+
+    def infer(self) -> Sequence[Type]:
+        return (self.type,)
+
+    def verify(self) -> None:
+        shapes = (self.source.buffer.shape, self.type.shape)
+        if all(isinstance(e, int) for shape in shapes for e in shape):
+            bits = [b.size * b.dtype.bits for b in (self.source.buffer, self.type)]
+            if bits[0] != bits[1]:
+                raise InternalError(f"a view of {bits[1]} bits of {bits[0]}", self.loc)
+
+
 @op("load")
 class Load(Op):
     """One element. Out of a global tensor's bounds: the tensor's safe value (0 unless

@@ -1,0 +1,228 @@
+"""T.reshape and T.view: the memory of a buffer as another one."""
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+M = T.dynamic("M")
+
+
+def random(*shape, dtype="float32"):
+    rng = np.random.default_rng(11)
+    if dtype.startswith("float"):
+        return rng.integers(-3, 4, shape).astype(dtype)
+    return rng.integers(0, 250, shape).astype(dtype)
+
+
+@tilec.kernel
+def shared(A: T.Tensor((960,), "float32"), B: T.Tensor((30, 32), "float32")):
+    with T.Kernel(1, threads=128):
+        s = T.alloc_shared((960,), "float32")
+        T.copy(A, s)
+        T.copy(T.reshape(s, (30, 32)), B)
+
+
+@tilec.kernel
+def fragment(A: T.Tensor((960,), "float32"), B: T.Tensor((30, 32), "float32")):
+    with T.Kernel(1, threads=128):
+        f = T.alloc_fragment((960,), "float32")
+        T.copy(A, f)
+        v = T.reshape(f, (30, 32))
+        for i, j in T.Parallel(30, 32):
+            v[i, j] = v[i, j] * 2 + j
+        T.copy(v, B)
+
+
+@tilec.kernel
+def rows(A: T.Tensor((960,), "float32"), B: T.Tensor((30,), "float32")):
+    with T.Kernel(1, threads=128):
+        f = T.alloc_fragment((960,), "float32")
+        r = T.alloc_fragment((30,), "float32")
+        T.copy(A, f)
+        T.reduce_sum(T.reshape(f, (30, 32)), r, dim=1)
+        T.copy(r, B)
+
+
+@tilec.kernel
+def tensors(A: T.Tensor((24, 40), "float32"), B: T.Tensor((960,), "float32")):
+    """Tiles of 16 rows end behind the 30 of the view, and columns of 24 behind its 32."""
+    with T.Kernel(2, 2, threads=128) as (bx, by):
+        s = T.alloc_shared((16, 24), "float32")
+        T.copy(T.reshape(A, (30, 32))[bx * 16, by * 24], s)
+        T.copy(s, T.reshape(B, (30, 32))[bx * 16, by * 24])
+
+
+@tilec.kernel
+def sized(A: T.Tensor((M, 4, 8), "float32"), B: T.Tensor((M, 32), "float32")):
+    with T.Kernel(T.ceildiv(M, 16), threads=64) as bx:
+        s = T.alloc_shared((16, 32), "float32")
+        T.copy(T.reshape(A, (M, 32))[bx * 16, 0], s)
+        T.copy(s, B[bx * 16, 0])
+
+
+@tilec.kernel
+def product(
+    A: T.Tensor((64, 192), "float16"),
+    B: T.Tensor((192, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+):
+    """One operand lies in a buffer with a leading 1, the other is flat."""
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((1, 64, 64), "float16")
+        b = T.alloc_shared((4096,), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(3, num_stages=2):
+            T.copy(A[0, k * 64], T.reshape(a, (64, 64)))
+            T.copy(B[k * 64, 0], T.reshape(b, (64, 64)))
+            T.gemm(T.reshape(a, (64, 64)), T.reshape(b, (64, 64)), acc)
+        T.copy(acc, C)
+
+
+@tilec.kernel
+def bytes_of_words(A: T.Tensor((256,), "uint8"), B: T.Tensor((64,), "uint32"), C: T.Tensor((128,), "float16")):  # fmt: skip # noqa: E501
+    with T.Kernel(1, threads=64):
+        s = T.alloc_shared((64,), "uint32")
+        n = T.view(s, (256,), "uint8")
+        for i in T.Parallel(256):
+            n[i] = A[i]
+        for i in T.Parallel(64):
+            s[i] = s[i] + T.uint32(1)
+        T.copy(s, B)
+        T.copy(T.view(s, (128,), T.float16), C)
+
+
+@tilec.kernel
+def own_bytes(A: T.Tensor((256,), "uint32"), B: T.Tensor((4, 256), "uint8")):
+    with T.Kernel(1, threads=256):
+        tx = T.get_thread_binding(0)
+        own = T.alloc_local((1,), "uint32")
+        own[0] = A[tx]
+        v = T.view(T.view(own, (2,), "uint16"), (4,), "uint8")
+        for k in T.serial(4):
+            B[k, tx] = v[k]
+
+
+@tilec.kernel
+def tensor_words(A: T.Tensor((64, 4), "uint8"), B: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        f = T.alloc_fragment((64,), "int32")
+        T.copy(T.view(A, (64,), "int32"), f)
+        for i in T.Parallel(64):
+            f[i] += 1
+        T.copy(f, B)
+
+
+@tilec.kernel
+def counts(A: T.Tensor((64,), "int32"), B: T.Tensor((12,), "int32")):
+    with T.Kernel(1, threads=64):
+        v = T.reshape(B, (3, 4))
+        for i in T.Parallel(64):
+            T.atomic_add(v[A[i] % 3, A[i] // 3 % 4], 1)
+
+
+def words(u):
+    return u.view("uint32") + 1
+
+
+x, y, u, z = random(960), random(24, 40), random(256, dtype="uint8"), random(256, dtype="uint32")
+a, b = random(64, 192, dtype="float16"), random(192, 64, dtype="float16")
+m, n = random(21, 4, 8), random(64, dtype="int32")
+PROGRAMS = {
+    "shared": (shared, (x,), x.reshape(30, 32)),
+    "fragment": (fragment, (x,), 2 * x.reshape(30, 32) + np.arange(32)),
+    "reduction": (rows, (x,), x.reshape(30, 32).sum(1)),
+    "tensors": (tensors, (y,), y.ravel()),
+    "a size": (sized, (m,), m.reshape(21, 32)),
+    "product": (product, (a, b), a.astype("f4") @ b.astype("f4")),
+    "bytes": (bytes_of_words, (u, np.zeros(64, "uint32")), words(u).view("float16")),
+    "local": (own_bytes, (z,), z.view("uint8").reshape(256, 4).T),
+    "wide": (tensor_words, (u.reshape(64, 4),), u.view("int32") + 1),
+    "atomics": (counts, (n,), np.bincount(n % 3 * 4 + n // 3 % 4, minlength=12)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_views(program, target):
+    kernel, given, wanted = PROGRAMS[program]
+    kinds = {"fragment": "float32", "atomics": "int32", "wide": "int32"}
+    out = np.zeros(wanted.shape, kinds.get(program, wanted.dtype))
+    if target == "cpu":
+        kernel(*given, out)
+    else:
+        compiled = kernel.compile(*given, out, target=target)
+        assert "= view" not in compiled.stages["tile"]
+        report = tilec.simulate(kernel, *given, out, target=target)
+        assert report.ok, report
+    np.testing.assert_array_equal(out.view("uint8"), wanted.astype(out.dtype).view("uint8"))
+
+
+def test_a_box_of_a_view_stays_a_copy():
+    made = product.compile(a, b, np.zeros((64, 64), "f4"), target="cuda:sm_90a")
+    text = made.stages["tile"]
+    assert text.count("copy %") == 2  # of A and of C; the flat operand is moved by elements
+    made = sized.compile(m, random(21, 32), target="cuda:sm_90a")
+    assert made.stages["tile"].count("parallel") == 1  # elements of inner dimensions that merge
+
+
+def test_a_write_through_a_view_is_seen_by_the_launch():
+    @tilec.kernel
+    def fill(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1, threads=64):
+            v = T.reshape(A, (64,))
+            for i in T.Parallel(64):
+                v[i] = i
+
+    a = np.zeros((8, 8), "float32")
+    a.flags.writeable = False
+    with pytest.raises(tilec.LaunchError, match="read-only"):
+        fill(a)
+
+
+WRONG = {
+    "elements": ("T.reshape(A, (9, 8))", "has 2304 bits, A 2048"),
+    "bits": ("T.view(A, dtype='float16')", "has 1024 bits, A 2048"),
+    "extent": ("T.reshape(A, (8, -8))", "an extent of T.reshape is"),
+    "nibbles": ("T.view(A, (8, 64), 'int4')", "narrower than a byte"),
+    "no buffer": ("T.reshape(3, (8,))", "not a buffer"),
+    "dtype": ("T.view(A, (8, 8), 'nothing')", "is not a dtype"),
+    "a part of an element": ("T.view(A, (256,), 'uint8')[0] = T.uint8(1)", "elements of float32"),
+    "an atomic": ("T.atomic_add(T.view(A, (64,), 'int32')[0], 1)", "an atomic on a view"),
+}
+
+
+@pytest.mark.parametrize("line, says", WRONG.values(), ids=WRONG)
+def test_wrong_views(line, says, tmp_path):
+    text = f"""
+import tilec, tilec.language as T
+@tilec.kernel
+def wrong(A: T.Tensor((8, 8), "float32")):
+    with T.Kernel(1, threads=64):
+        {line}
+"""
+    file = tmp_path / "wrong.py"
+    file.write_text(text)
+    names: dict = {}
+    exec(compile(text, str(file), "exec"), names)
+    with pytest.raises(tilec.CompileError, match=says) as caught:
+        names["wrong"].compile(np.zeros((8, 8), "float32"), target="cpu")
+    assert caught.value.loc.line == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_views_on_a_gpu(program):
+    torch = pytest.importorskip("torch")
+    kernel, given, wanted = PROGRAMS[program]
+    kinds = {"fragment": "float32", "atomics": "int32", "wide": "int32"}
+    out = np.zeros(wanted.shape, kinds.get(program, wanted.dtype))
+    there = [torch.from_numpy(g.copy()).cuda() for g in (*given, out)]
+    for _ in range(20):
+        there[-1].zero_()
+        kernel(*there)
+        found = there[-1].cpu().numpy()
+        np.testing.assert_array_equal(found.view("uint8"), wanted.astype(out.dtype).view("uint8"))

@@ -1,0 +1,93 @@
+"""Builtins that show a buffer's memory as another buffer."""
+
+from __future__ import annotations
+
+import math
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import Call, builtin, dtype_argument
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Buffer, Scalar, describe
+from tilec.ir.ops import View
+from tilec.ir.types import BufferType, DType, Extent
+
+
+@builtin(T.reshape)
+def reshape(t: Expressions, c: Call) -> Buffer:
+    source = _source(t, c)
+    return _view(t, c, source, source.type.dtype)
+
+
+@builtin(T.view)
+def view(t: Expressions, c: Call) -> Buffer:
+    source = _source(t, c)
+    dtype = source.type.dtype if c["dtype"] is None else dtype_argument(t, c, "dtype")
+    return _view(t, c, source, dtype)
+
+
+def _source(t: Expressions, c: Call) -> Buffer:
+    source = c["src"]
+    if not isinstance(source, Buffer) or source.type.space == "barrier":
+        raise t.error(
+            f"src of T.{c.builtin} is {describe(source)}, not a buffer",
+            "name a tensor, or what T.alloc_shared, T.alloc_fragment or T.alloc_local made",
+            c.place("src"),
+        )
+    return source
+
+
+def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
+            "write it in front of the loop",
+        )
+    given = c["shape"]
+    if given is None:
+        shape: tuple[object, ...] = source.shape
+    else:
+        shape = tuple(given) if isinstance(given, tuple | list) else (given,)
+    extents = [_extent(t, c, e) for e in shape]
+    if dtype is not source.type.dtype and min(dtype.bits, source.type.dtype.bits) < 8:
+        raise t.error(
+            f"a view of {describe(source)} as {dtype.name}: elements are narrower than a byte",
+            "view it as bytes where it is allocated, and take the bits apart",
+        )
+    ours = _bits([e for e, _ in extents], dtype)
+    theirs = _bits(source.type.shape, source.type.dtype)
+    if ours != theirs and None not in (ours, theirs):
+        said = f"{ours} bits, {source.name} {theirs}"
+        raise t.error(
+            f"T.{c.builtin} of {describe(source)} as {_shown(extents)} {dtype.name} has {said}",
+            "give a shape of as many elements",
+            c.place("shape") if given is not None else None,
+        )
+    made = BufferType(tuple(e for e, _ in extents), dtype, source.type.space)
+    value = t.emit(View, source.value, made).result
+    value.name = source.value.name
+    return Buffer(value, tuple(v for _, v in extents), t.loc)
+
+
+def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:
+    """An extent as types have it, and as a value."""
+    known = static_int(given)
+    if known is not None and known > 0:
+        return known, known
+    for name, value in t.sizes.items():
+        if value is given and isinstance(value, Scalar):
+            return name, value
+    raise t.error(
+        f"an extent of T.{c.builtin} is {describe(given)}",
+        "write a positive int, or a size that a tensor's annotation names",
+        c.place("shape"),
+    )
+
+
+def _bits(shape: tuple[Extent, ...] | list[Extent], dtype: DType) -> int | None:
+    known = [e for e in shape if isinstance(e, int)]
+    return math.prod(known) * dtype.bits if len(known) == len(shape) else None
+
+
+def _shown(extents: list[tuple[Extent, int | Scalar]]) -> str:
+    return "(" + ", ".join(str(e) for e, _ in extents) + ")"

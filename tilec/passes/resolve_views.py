@@ -1,0 +1,357 @@
+"""resolve_views: what goes through a view goes to the buffer that it shows.
+
+Before: `view` ops, as T.reshape and T.view make them. After: none. An element's place in the view
+is one in the buffer; wider elements are put together from several, narrower ones cut out. A box
+of a view that is a box of the buffer stays with the tile op that it belongs to. Other copies become
+loops over elements, and what else works on tiles (products, reductions) gets a copy of the view.
+
+    v = view A, (8, 4)             copy of A (32) of elements:
+    copy v[0, 0] (8, 4), S    ->   parallel (8, 4) body(i, j) { S[i, j] = A[4 * i + j] }
+
+An on-chip buffer of which a view has narrower elements is kept as that view, so that stores of
+neighbours touch nothing but their own. It runs before anything else asks who reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.core import Block, Builder, Func, Op, Region, Substitution, Value, rewrite, walk
+from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
+from tilec.ir.errors import CompileError
+from tilec.ir.ops import (
+    Alloc,
+    Atomic,
+    Binary,
+    Bitcast,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    If,
+    Load,
+    Select,
+    Store,
+    View,
+    Yield,
+)
+from tilec.ir.types import DTYPES, INT32, BufferType, DType
+from tilec.passes.utils.addressing import Tensors
+
+
+def resolve_views(func: Func) -> Func:
+    """See the module's opening. Raises CompileError for atomics, and for stores of a part of an
+    element of a tensor, through a view of another dtype."""
+    if not any(isinstance(o, View) for o in walk(func.body)):
+        return func
+    func = func.with_body(_narrowest_first(func.body))
+    return func.with_body(_Views(func).block(func.body))
+
+
+def _narrowest_first(body: Block) -> Block:
+    """`body` where a buffer of which there is a narrower view is allocated as that."""
+    source = {o.result: o.source for o in walk(body) if isinstance(o, View)}
+    allocs = {o.result for o in walk(body) if isinstance(o, Alloc)}
+    narrowest: dict[Value, BufferType] = {}
+    for v in source:
+        root = v
+        while root in source:
+            root = source[root]
+        known = narrowest.get(root, root.buffer)
+        if root in allocs and v.dtype.bits < known.dtype.bits:
+            narrowest[root] = v.buffer
+
+    def visit(o: Op) -> Sequence[Op] | None:
+        if not isinstance(o, Alloc) or o.result not in narrowest:
+            return None
+        kept = Value(narrowest[o.result], o.result.name)
+        made = replace(o, type=narrowest[o.result], results=(kept,))
+        return [made, View(kept, o.type, results=o.results, loc=o.loc)]
+
+    return rewrite(body, visit)
+
+
+class _Views:
+    def __init__(self, func: Func) -> None:
+        self.tensors = Tensors(func)
+        self.source: dict[Value, Value] = {}
+
+    def block(self, block: Block) -> Block:
+        for o in walk(block):
+            if isinstance(o, View):
+                self.source[o.result] = self.source.get(o.source, o.source)
+        subst: Substitution = {}
+        return rewrite(block, lambda o: self.visit(o, subst), subst)
+
+    def visit(self, o: Op, subst: Substitution) -> Sequence[Op] | Op | None:
+        match o:
+            case View():
+                return []
+            case Load() if o.source in self.source:
+                b = Builder(o.loc)
+                subst[o.result] = self.load(b, o.source, o.indices)
+                return b.ops
+            case Store() if o.dest in self.source:
+                b = Builder(o.loc)
+                self.store(b, o.dest, o.indices, o.value)
+                return b.ops
+            case Atomic() if o.dest in self.source:
+                return self.atomic(o)
+        through = [r for r in _regions(o) if r.buffer in self.source]
+        if not through and not any(v in self.source for v in o.operands):
+            return None
+        boxes: dict[Region, Region] = {}
+        b = Builder(o.loc)
+        for r in through:
+            box = self.box(b, r)
+            if box is not None:
+                boxes[r] = box
+        if through and len(boxes) == len(through):
+            return [*b.ops, _with_regions(o, boxes)]
+        if type(o) in ELEMENTWISE:
+            loop = loop_of(o)
+            loops = in_turn(loop) if is_private(o) else [loop]
+            return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
+        return [*b.ops, *self.copied(_with_regions(o, boxes), subst)]
+
+    # --- elements ---
+
+    def place(self, b: Builder, v: Value, indices: Sequence[Value]) -> tuple[Value, Value | None]:
+        """The row-major number of a view's element; whether the indices lie inside, where that is
+        not known: a view of a tensor ends within a row where its last index does."""
+        shape = v.buffer.shape
+        total: Value | None = None
+        inside: Value | None = None
+        for index, extent in zip(indices, shape):
+            if total is not None:
+                number = self.tensors.number(b, extent, index.dtype)
+                total = b.value(Binary, "mul", total, number)
+                if v.buffer.space == "global":
+                    below = b.value(Compare, "lt", index, number)
+                    inside = below if inside is None else b.value(Binary, "and", inside, below)
+            total = index if total is None else b.value(Binary, "add", total, index)
+        return (total or b.value(Const, 0, INT32)), inside
+
+    def indices(self, b: Builder, root: Value, place: Value) -> tuple[Value, ...]:
+        """The buffer's indices for a row-major number."""
+        found: list[Value] = []
+        for d, extent in reversed(list(enumerate(root.buffer.shape))):
+            number = self.tensors.number(b, extent, place.dtype)
+            if d:
+                found.insert(0, b.value(Binary, "mod", place, number))
+                place = b.value(Binary, "floordiv", place, number)
+            else:
+                found.insert(0, place)
+        return tuple(found)
+
+    def load(self, b: Builder, v: Value, indices: Sequence[Value]) -> Value:
+        root, dtype = self.source[v], v.dtype
+        place, inside = self.place(b, v, indices)
+        own, times = _bits(root.dtype), dtype.bits // root.dtype.bits
+        if dtype.bits == root.dtype.bits:
+            value = b.value(Load, root, self.indices(b, root, place))
+        elif times > 1:
+            word, value = _bits(dtype), b.value(Const, 0, _bits(dtype))
+            first = b.value(Binary, "mul", place, b.value(Const, times, place.dtype))
+            for k in range(times):
+                at = b.value(Binary, "add", first, b.value(Const, k, place.dtype))
+                part = b.value(Load, root, self.indices(b, root, at))
+                part = b.value(Cast, _as(b, part, own), word)
+                shift = b.value(Const, k * own.bits, word)
+                value = b.value(Binary, "or", value, b.value(Binary, "shl", part, shift))
+        else:
+            count = b.value(Const, root.dtype.bits // dtype.bits, place.dtype)
+            at = b.value(Binary, "floordiv", place, count)
+            whole = _as(b, b.value(Load, root, self.indices(b, root, at)), own)
+            part = b.value(Cast, b.value(Binary, "mod", place, count), own)
+            shift = b.value(Binary, "mul", part, b.value(Const, dtype.bits, own))
+            value = b.value(Cast, b.value(Binary, "shr", whole, shift), _bits(dtype))
+        value = _as(b, value, dtype)
+        if inside is None:
+            return value
+        zero = b.value(Const, 0.0 if dtype.is_float else 0, dtype)
+        return b.value(Select, inside, value, zero)
+
+    def store(self, b: Builder, v: Value, indices: Sequence[Value], value: Value) -> None:
+        root = self.source[v]
+        place, inside = self.place(b, v, indices)
+        inner = Builder(b.loc)
+        times = v.dtype.bits // root.dtype.bits
+        if times == 0:
+            raise CompileError(
+                f"a store of {v.dtype.name} through a view of {root.name}, whose elements of "
+                f"{root.dtype.name} are wider",
+                b.loc,
+                f"store whole elements of {root.name}, or view it where it is allocated",
+            )
+        if times == 1:
+            at = self.indices(inner, root, place)
+            inner.emit(Store, root, at, _as(inner, value, root.dtype))
+        else:
+            own, word = _bits(root.dtype), _as(inner, value, _bits(v.dtype))
+            first = inner.value(Binary, "mul", place, inner.value(Const, times, place.dtype))
+            for k in range(times):
+                at_k = inner.value(Binary, "add", first, inner.value(Const, k, place.dtype))
+                shift = inner.value(Const, k * own.bits, word.dtype)
+                part = inner.value(Cast, inner.value(Binary, "shr", word, shift), own)
+                at = self.indices(inner, root, at_k)
+                inner.emit(Store, root, at, _as(inner, part, root.dtype))
+        if inside is None:
+            b.ops += inner.ops
+            return
+        inner.emit(Yield)
+        b.emit(If, inside, inner.block(), Block((), (Yield(loc=b.loc),)))
+
+    def atomic(self, o: Atomic) -> Sequence[Op]:
+        root = self.source[o.dest]
+        if root.dtype is not o.dest.dtype:
+            raise CompileError(
+                f"an atomic on a view of {root.name} as {o.dest.dtype.name}",
+                o.loc,
+                f"use the dtype of {root.name}, {root.dtype.name}",
+            )
+        b = Builder(o.loc)
+        place, inside = self.place(b, o.dest, o.indices)
+        done = replace(o, dest=root, indices=self.indices(b, root, place))
+        if inside is None:
+            return [*b.ops, done]
+        fresh = tuple(Value(r.type, r.name) for r in o.results)
+        done = replace(done, results=fresh)
+        zeros = Builder(o.loc)
+        none = tuple(zeros.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in fresh)
+        then = Block((), (done, Yield(fresh, loc=o.loc)))
+        orelse = Block((), (*zeros.ops, Yield(none, loc=o.loc)))
+        types = tuple(r.type for r in fresh)
+        return [*b.ops, If(inside, then, orelse, types, results=o.results, loc=o.loc)]
+
+    # --- tiles ---
+
+    def box(self, b: Builder, r: Region) -> Region | None:
+        """The box of the buffer that a box of its view is, with the same extents but for ones."""
+        root = self.source[r.buffer]
+        if root.dtype is not r.dtype:
+            return None
+        offsets: list[Value] = []
+        extents: list[int] = []
+        for of_view, of_root in _groups(r.buffer.buffer.shape, root.buffer.shape):
+            inner = [root.buffer.shape[d] for d in of_root if root.buffer.shape[d] != 1]
+            large = [d for d in of_view if r.extents[d] != 1]
+            split = sum(r.buffer.buffer.shape[d] != 1 for d in of_view) > len(inner)
+            if split and root.buffer.space == "global":
+                return None  # a box may end behind a row of the view, and then is none
+            if len(inner) > 1 and [r.buffer.buffer.shape[d] for d in of_view] != inner:
+                return None
+            if len(inner) > 1:  # equal, dimension for dimension
+                pairs = iter(of_view)
+                for d in of_root:
+                    one = root.buffer.shape[d] == 1
+                    at = None if one else next(pairs)
+                    offsets.append(b.value(Const, 0, INT32) if at is None else r.offsets[at])
+                    extents.append(1 if at is None else r.extents[at])
+                continue
+            if len(large) > 1 or (large and large[0] != of_view[-1]):
+                rest = of_view[of_view.index(large[0]) + 1 :] if large else []
+                if (
+                    len(large) > 1
+                    or math.prod(_static(r.buffer.buffer.shape[d]) for d in rest) != 1
+                ):
+                    return None
+            place: Value = b.value(Const, 0, INT32)
+            for d in of_view:
+                extent = self.tensors.number(b, r.buffer.buffer.shape[d], r.offsets[d].dtype)
+                wide = place if place.dtype == extent.dtype else b.value(Cast, place, extent.dtype)
+                place = b.value(Binary, "add", b.value(Binary, "mul", wide, extent), r.offsets[d])
+            for d in of_root:
+                here = root.buffer.shape[d] != 1 or (not inner and d == of_root[-1])
+                offsets.append(place if here else b.value(Const, 0, INT32))
+                extents.append(r.extents[large[0]] if here and large else 1)
+        return Region(root, tuple(offsets), tuple(extents))
+
+    def copied(self, o: Op, subst: Substitution) -> Sequence[Op]:
+        """`o` with copies of its views; what it writes goes back behind it."""
+        before, behind = Builder(o.loc), Builder(o.loc)
+        written = {e.region.buffer for e in o.effects() if e.region and e.writes}
+        copies: Substitution = {}
+        for v in {x for x in o.operands if x in self.source}:
+            space = "shared" if v.buffer.space == "global" else v.buffer.space
+            shape = v.buffer.static_shape
+            made = before.value(Alloc, BufferType(shape, v.dtype, space), name=v.name)
+            zeros = tuple(before.value(Const, 0, INT32) for _ in shape)
+            whole, theirs = Region(made, zeros, shape), Region(v, zeros, shape)
+            before.emit(Copy, theirs, whole)
+            if v in written:
+                behind.emit(Copy, whole, theirs)
+            copies[v] = made
+        done = replace(
+            o,
+            **{n: _in_copies(getattr(o, n), copies) for n in o.operand_fields},  # type: ignore[arg-type]
+        )
+        block = Block((), (*before.ops, done, *behind.ops))
+        return rewrite(block, lambda x: self.visit(x, subst), subst).ops
+
+
+def _in_copies(got: object, copies: Substitution) -> object:
+    if isinstance(got, Region):
+        return replace(got, buffer=copies.get(got.buffer, got.buffer))
+    if isinstance(got, tuple):
+        return tuple(_in_copies(x, copies) for x in got)
+    return copies.get(got, got) if isinstance(got, Value) else got
+
+
+def _regions(o: Op) -> list[Region]:
+    found = (getattr(o, n) for n in o.operand_fields)
+    return [r for r in found if isinstance(r, Region)]
+
+
+def _with_regions(o: Op, boxes: dict[Region, Region]) -> Op:
+    fields = {n: getattr(o, n) for n in o.operand_fields}
+    changed = {n: boxes[r] for n, r in fields.items() if isinstance(r, Region) and r in boxes}
+    return replace(o, **changed)  # type: ignore[arg-type]
+
+
+def _groups(
+    view: Sequence[int | str], root: Sequence[int | str]
+) -> list[tuple[list[int], list[int]]]:
+    """The dimensions of both, cut wherever as many elements lie behind: those of each group number
+    the same elements. Extents that are not known cut nothing."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i, j = len(view) - 1, len(root) - 1
+    of_view: list[int] = []
+    of_root: list[int] = []
+    m = n = 1
+    while i >= 0 or j >= 0:
+        take_view = j < 0 or (i >= 0 and m <= n)
+        extent = view[i] if take_view else root[j]
+        if not isinstance(extent, int):
+            break
+        if take_view:
+            of_view.insert(0, i)
+            m, i = m * extent, i - 1
+        else:
+            of_root.insert(0, j)
+            n, j = n * extent, j - 1
+        if m == n and of_view and of_root:
+            groups.insert(0, (of_view, of_root))
+            of_view, of_root, m, n = [], [], 1, 1
+    left = (list(range(i + 1)) + of_view, list(range(j + 1)) + of_root)
+    if not any(left):
+        return groups
+    if left[0] and left[1]:
+        return [left, *groups]
+    if not groups:
+        return [left]
+    first = groups[0]
+    return [(left[0] + first[0], left[1] + first[1]), *groups[1:]]
+
+
+def _static(extent: int | str) -> int:
+    return extent if isinstance(extent, int) else 0
+
+
+def _bits(dtype: DType) -> DType:
+    return DTYPES[f"uint{dtype.bits}"]
+
+
+def _as(b: Builder, value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else b.value(Bitcast, value, dtype)
