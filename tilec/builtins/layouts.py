@@ -18,7 +18,8 @@ from tilec.ir.layout import Layout as _Layout
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Fix the layout of buffers: `{A_s: make_swizzled_layout(A_s)}`, `{A_s: T.Layout(…)}` for
     shared ones, `{x: T.Fragment(…)}` for fragments. It is kept; what works on a fragment in another
-    way (a matrix instruction, a reduction) takes and leaves copies.
+    way (a matrix instruction, a reduction) takes and leaves copies. The layout of a tensor,
+    `{A: T.Layout(A.shape, …)}`, says where its elements are in memory; see docs/language.md.
 
     Raises LayoutError for other extents than the buffer's and for a second layout; warns
     (CompileWarning) where no layout of tilec's says what a fragment's function does.

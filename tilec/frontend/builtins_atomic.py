@@ -14,6 +14,7 @@ from tilec.frontend.builtins import (
 )
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
@@ -89,7 +90,7 @@ def _ordered(t: Expressions, c: Call, element: Region, value: Number, kind: str)
 
 def _emit(t: Expressions, element: Region, value: Number, kind: str) -> Scalar:
     converted = t.convert(value, element.buffer.type.dtype)
-    indices = tuple(t.index_value(i) for i in element.offsets)
+    indices = t.indices_at(element)
     return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind)
 
 
@@ -108,7 +109,15 @@ def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
     if order not in (None, "relaxed"):
         choice_argument(t, c, "memory_order", ORDERS)
         t.emit(DeviceFence)
-    t.emit(AtomicTile, t.box(source), t.box(dest), kind)
+    if is_placed(t, source, dest):
+
+        def update(at: list[Scalar]) -> None:
+            number = t.load(along(t, source, at, t.loc))
+            _emit(t, along(t, dest, at, t.loc), number, kind)
+
+        for_each_element(t, source.shape or (1,), update, t.loc)
+    else:
+        t.emit(AtomicTile, t.box(source), t.box(dest), kind)
     if order not in (None, "relaxed", "release"):
         t.emit(DeviceFence)
 

@@ -19,6 +19,7 @@ from tilec.frontend.builtins import (
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.memory import Tile
+from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Buffer, Number, Scalar, describe
 from tilec.ir.ops import (
     Alloc,
@@ -134,6 +135,13 @@ def copy(t: Expressions, c: Call) -> None:
             c.place("prefer_instruction"),
         )
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
+    if is_placed(t, source, dest):
+
+        def move(at: list[Scalar]) -> None:
+            t.store(along(t, dest, at, t.loc), t.load(along(t, source, at, t.loc)))
+
+        for_each_element(t, source.shape or (1,), move, t.loc)
+        return
     if c["loop_layout"] is not None:
         place = t.frame.loc(c.place("loop_layout"))
         copy_layout(t, (source.buffer, dest.buffer), c["loop_layout"], place)
@@ -169,7 +177,12 @@ def _destination(t: Expressions, c: Call) -> Tile:
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:
     number = t.convert(t.number(value, "the value"), tile.buffer.type.dtype)
-    t.emit(Fill, t.box(tile), number.value)
+    if is_placed(t, tile):
+        for_each_element(
+            t, tile.shape or (1,), lambda at: t.store(along(t, tile, at, t.loc), number), t.loc
+        )
+    else:
+        t.emit(Fill, t.box(tile), number.value)
 
 
 # --- products -------------------------------------------------------------------------------------

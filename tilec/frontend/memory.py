@@ -200,7 +200,7 @@ class Memory(Arithmetic):
         with self.at(element.loc):
             sure = self._check_indices(element, "reads")
             self.hazards += not sure
-            indices = tuple(self.index_value(i) for i in element.offsets)
+            indices = self.indices_at(element)
             return self.scalar(self.emit(Load, buffer.value, indices).result)
 
     def store(self, element: Region, value: Number) -> None:
@@ -212,8 +212,15 @@ class Memory(Arithmetic):
         converted = self.convert(value, buffer.type.dtype)
         with self.at(element.loc):
             self._check_indices(element, "writes")
-            indices = tuple(self.index_value(i) for i in element.offsets)
+            indices = self.indices_at(element)
         self.emit(Store, buffer.value, indices, converted.value)
+
+    def indices_at(self, element: Region) -> tuple[Value, ...]:
+        """The indices of an element as an op takes them: where it is in a tensor's memory."""
+        offsets, placed = element.offsets, self.placements.get(element.buffer.value)
+        if placed is not None:
+            offsets = placed.place(self, element.buffer.shape, offsets)
+        return tuple(map(self.index_value, offsets))
 
     def check_element(self, element: Region) -> None:
         """Raise CompileError where an index of an on-chip buffer is known to be out of bounds."""
@@ -436,7 +443,13 @@ class Memory(Arithmetic):
         return f"a {extents} tile of {describe(t.buffer)}"
 
     def box(self, t: Tile) -> core.Region:
-        """A tile as an op takes it."""
+        """A tile as an op takes it. Raises CompileError for a tensor with a layout."""
+        if t.buffer.value in self.placements:
+            raise self.error(
+                f"{describe(t.buffer)} has a layout, and this works on tiles of memory as it is",
+                "copy the tile to a shared one with T.copy, or write a loop over its elements: "
+                "for i, j in T.Parallel(m, n): …",
+            )
         return core.Region(t.buffer.value, tuple(map(self.index_value, t.offsets)), t.extents)
 
 
