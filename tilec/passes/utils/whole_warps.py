@@ -26,6 +26,7 @@ from tilec.ir.ops import (
     MbarrierArrive,
     MbarrierExpect,
     MbarrierExpectTx,
+    Parallel,
     Print,
     Shuffle,
     ShuffleXor,
@@ -50,9 +51,11 @@ def whole_warps(func: Func, target: Target) -> Func:
     if threads == asked:
         return func
     facts = uniformity_of(func)
+    loops = (o for o in walk(func.body) if isinstance(o, Parallel))
+    shared_out = {x for loop in loops for x in walk(loop.body)}  # among all threads
 
     def visit(o: Op) -> Sequence[Op] | None:
-        return _guarded(o, asked) if _is_own(o, facts) else None
+        return _guarded(o, asked) if o not in shared_out and _is_own(o, facts) else None
 
     return func.with_body(rewrite(func.body, visit)).with_attrs(threads=threads)
 
