@@ -150,6 +150,7 @@ from tilec.builtins.maths import (
     max_value as max_value,
     min_value as min_value,
 )
+from tilec.builtins.moves import dp4a as dp4a, transpose as transpose
 from tilec.builtins.reductions import (
     all_of as all_of,
     alloc_reducer as alloc_reducer,

@@ -86,7 +86,6 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    "transpose": "use transpose_A or transpose_B of T.gemm, or y[j, i] = x[i, j] in T.Parallel",
     "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
@@ -97,9 +96,9 @@ PLANNED = frozenset(
     """
     ClusterKernel FragmentBuffer LocalBuffer SharedBuffer address_of
     alloc_cluster_barrier alloc_global alloc_tmem asm c2d_im2col call_extern cluster_sync
-    device_assert dp4a gemm_blockscaled gemm_sp im2col make_tensor
+    device_assert gemm_blockscaled gemm_sp im2col make_tensor
     make_tensor_from_addr ptr rng_init rng_rand rng_rand_float sync_grid
-    tcgen05_gemm transpose
+    tcgen05_gemm
     """.split()
 )
 

@@ -144,17 +144,10 @@ def _neighbours(count: int) -> Any:
             hint = "write T.atomic_add for each of them"
             raise t.error(f"T.{c.builtin} gives no previous values", hint, c.place("return_prev"))
         for n in range(count):
-            number = t.number(_moved(t, value, n), "the value")
-            _emit(t, _moved(t, dst, n), number, "add")
+            number = t.number(t.neighbour(value, n), "the value")
+            _emit(t, t.neighbour(dst, n), number, "add")
 
     return update
-
-
-def _moved(t: Expressions, element: Region, n: int) -> Region:
-    *outer, last = element.offsets
-    there = t.binary("add", last, n)
-    assert isinstance(there, int | Scalar)
-    return Region(element.buffer, (*outer, there), element.extents, element.loc)
 
 
 builtin(T.atomic_addx2)(_neighbours(2))

@@ -18,6 +18,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_barriers,
     builtins_header,
     builtins_layout,
+    builtins_moves,
     builtins_reduce,
     builtins_reducers,
     builtins_scalar,

@@ -194,6 +194,13 @@ class Memory(Arithmetic):
 
     # --- elements ---------------------------------------------------------------------------------
 
+    def neighbour(self, element: Region, n: int) -> Region:
+        """The element `n` behind another along the last dimension."""
+        *outer, last = element.offsets
+        there = self.binary("add", last, n)
+        assert isinstance(there, int | Scalar)
+        return Region(element.buffer, (*outer, there), element.extents, element.loc)
+
     def load(self, element: Region) -> Scalar:
         """Read one element."""
         buffer = element.buffer
@@ -384,13 +391,13 @@ class Memory(Arithmetic):
             dst = self.region(dest, "the destination")
         if src.is_element and dst.is_element:
             to = self.element_tile(dst, "the destination")
-            return self._started(src, to, "the source"), to
+            return self.started(src, to, "the source"), to
         if src.is_element:
             to = self.tile(dst, "the destination")
-            return self._started(src, to, "the source"), to
+            return self.started(src, to, "the source"), to
         if dst.is_element:
             tile = self.tile(src, "the source")
-            return tile, self._started(dst, tile, "the destination")
+            return tile, self.started(dst, tile, "the destination")
         a, b = self.tile(src, "the source"), self.tile(dst, "the destination")
         if a.shape != b.shape:
             raise self.error(
@@ -412,7 +419,8 @@ class Memory(Arithmetic):
         starts = ", ".join("ijklmn"[: other.buffer.type.rank])
         return f"name where the tile starts only: {other.buffer.name}[{starts}]"
 
-    def _started(self, start: Region, other: Tile, what: str) -> Tile:
+    def started(self, start: Region, other: Tile, what: str) -> Tile:
+        """The tile that starts there, with the other side's extents."""
         rank = start.buffer.type.rank
         extents = other.extents
         while len(extents) > rank and extents[0] == 1:
