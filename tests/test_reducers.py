@@ -190,14 +190,6 @@ def test_mistakes() -> None:
     def kind() -> None:
         T.alloc_reducer((8,), "float32", op="mean")
 
-    def old_form() -> None:
-        T.alloc_reducer((8,), "float32", replication="all")
-
-    def nowhere() -> None:
-        acc = T.alloc_reducer((8,), "float32")
-        T.reducer_init(acc)
-        T.finalize_reducer(acc)
-
     for body, match in (
         (outside, "T.reducer_update stands outside of T.Parallel"),
         (early, "acc is updated before T.reducer_init"),
@@ -205,8 +197,65 @@ def test_mistakes() -> None:
         (other, "reducer of T.reducer_init is x .*, not a reducer"),
         (bits, "a reducer by bitor combines the bits of ints, its dtype is float32"),
         (kind, "op of T.alloc_reducer is"),
-        (old_form, "replication of T.alloc_reducer is"),
-        (nowhere, "T.finalize_reducer needs a destination"),
     ):
         with pytest.raises(CompileError, match=match):
             compiled(body)
+
+
+@tilec.kernel
+def outer_product(
+    A: T.Tensor((4, 64), "float32"), B: T.Tensor((4, 64), "float32"), C: T.Tensor((4, 4), "float32")
+):
+    """Each T.Parallel contributes to one element, at indices of the loops around it."""
+    with T.Kernel(1, threads=64):
+        a = T.alloc_fragment((4, 64), "float32")
+        b = T.alloc_fragment((4, 64), "float32")
+        T.copy(A, a)
+        T.copy(B, b)
+        acc = T.alloc_reducer((4, 4), "float32", op="sum")
+        T.reducer_init(acc)
+        for i in T.serial(4):
+            for j in T.serial(4):
+                for k in T.Parallel(64):
+                    T.reducer_update(acc[i, j], a[i, k] * b[j, k])
+        done = T.alloc_fragment((4, 4), "float32")
+        T.finalize_reducer(acc, done)
+        T.copy(done, C)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_elements_that_all_iterations_share(target: str) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-3, 4, (4, 64)).astype(np.float32) for _ in range(2))
+    c = np.zeros((4, 4), np.float32)
+    launch(outer_product, target, a, b, c)
+    np.testing.assert_array_equal(c, a @ b.T)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_operators_contribute(target: str, op: str) -> None:
+    """As programs without reducer_init and reducer_update have it."""
+
+    @tilec.kernel
+    def combine(A: T.Tensor((16, 64), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=64):
+            acc = T.alloc_reducer(16, "float32", op=op, replication="all")
+            T.fill(acc, 1.0)
+            a = T.alloc_shared((16, 64), "float32")
+            T.copy(A, a)
+            for i, j in T.Parallel(16, 64):
+                if op == "sum":
+                    acc[i] += a[i, j]
+                elif op == "max":
+                    acc[i] = T.max(acc[i], a[i, j])
+                else:
+                    acc[i] = T.min(a[i, j], acc[i])
+            T.finalize_reducer(acc, batch=2)
+            T.copy(acc, B)
+
+    a = (np.arange(16 * 64).reshape(16, 64) % 37 - 10).astype(np.float32)
+    b = np.zeros(16, np.float32)
+    launch(combine, target, a, b)
+    whole = np.concatenate([a, np.ones((16, 1))], 1)
+    np.testing.assert_array_equal(b, getattr(np, op)(whole, axis=1))

@@ -36,8 +36,11 @@ from tilec.builtins.allreduce import (
 )
 from tilec.builtins.annotations import (
     Buffer as Buffer,
+    FragmentBuffer as FragmentBuffer,
+    LocalBuffer as LocalBuffer,
     Macro as Macro,
     Ref as Ref,
+    SharedBuffer as SharedBuffer,
     Size as Size,
     StridedTensor as StridedTensor,
     Tensor as Tensor,

@@ -18,6 +18,7 @@ import argparse
 import ast
 import collections
 import contextlib
+import dis
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -191,7 +192,10 @@ def fake_gpu(torch: Any) -> None:
     cuda.synchronize = cuda.manual_seed = cuda.manual_seed_all = cuda.empty_cache = nothing
     facts = types.SimpleNamespace(multi_processor_count=132, major=9, minor=0, name="NVIDIA H200")
     cuda.get_device_properties = lambda *_: facts
-    cuda.Event = cuda.Stream = cuda.current_stream = cuda.stream = Anything
+    cuda.Event = cuda.Stream = cuda.current_stream = cuda.stream = cuda.device = Anything
+    cuda.init = cuda.set_device = nothing
+    generator = torch.Generator
+    torch.Generator = lambda *_, **__: generator()
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda t, *_, **__: t
     torch.testing.assert_close = nothing
     torch.allclose = torch.equal = lambda *_, **__: True
@@ -212,7 +216,14 @@ class Anything:
         return Anything()
 
     def __iter__(self) -> Any:
-        return iter(())
+        """As many as the caller unpacks."""
+        caller = sys._getframe(1)
+        asking = next(i for i in dis.get_instructions(caller.f_code) if i.offset == caller.f_lasti)
+        unpacked = asking.arg if asking.opname == "UNPACK_SEQUENCE" else 0
+        return iter([Anything() for _ in range(unpacked or 0)])
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
 
     def __bool__(self) -> bool:
         return True
@@ -224,7 +235,7 @@ class Anything:
             return function
         return _Decorated(function) if isinstance(function, types.FunctionType) else self
 
-    __getitem__ = __enter__ = __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __call__
+    __enter__ = __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __call__
     __radd__ = __rsub__ = __rmul__ = __mod__ = __neg__ = __pow__ = __exit__ = __call__
     __lt__ = __gt__ = __le__ = __ge__ = lambda self, _: True
     __index__ = __int__ = __len__ = lambda self: 1

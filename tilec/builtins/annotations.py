@@ -230,6 +230,7 @@ class StridedTensor(Tensor):
 
 
 Buffer = Tensor
+SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of a macro's parameters: for readers
 
 
 class constexpr:

@@ -143,8 +143,9 @@ def alloc_reducer(shape: Any, dtype: object, op: str = "sum", replication: Any =
         T.finalize_reducer(acc, dst)
 
     `op`: "sum", "max", "min", and of ints "bitand", "bitor", "bitxor". Floats below float32 are
-    combined in float32. Raises CompileError for bits of floats and for `replication`, which chose
-    between two forms of storage.
+    combined in float32. `replication`, which chose between two forms of storage, changes nothing.
+    In T.Parallel `acc[i] += x`, `acc[i] = T.max(acc[i], x)` and `T.min` contribute, too, and a
+    reducer may begin with T.clear or T.fill. Raises CompileError for bits of floats.
     """
     only_inside("alloc_reducer")
 
@@ -159,13 +160,13 @@ def reducer_update(target: Any, value: Any) -> None:
     """In T.Parallel: combine `value` of this iteration, once, with the reducer's element `target`.
 
     `target` is `acc[i]`: each index is one of the loop's own, which runs over all of that
-    dimension, or 0 where the extent is 1. It may stand under a condition or in a serial loop of the
-    iteration. The order of combination is fixed: repeated runs agree in every bit.
+    dimension, or the same for all iterations. It may stand under a condition or in a serial loop of
+    the iteration. The order of combination is fixed: repeated runs agree in every bit.
     """
     only_inside("reducer_update")
 
 
 def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
-    """Write a reducer's results to `dst`, a tile or region of its shape, converted to its dtype.
-    `batch` changes nothing."""
+    """Write a reducer's results to `dst`, a tile or region of its shape, converted to its dtype;
+    without one they are read from the reducer itself. `batch` changes nothing."""
     only_inside("finalize_reducer")

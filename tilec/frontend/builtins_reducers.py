@@ -24,10 +24,24 @@ from tilec.frontend.builtins import (
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, Region, describe
+from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir import core
 from tilec.ir.core import Builder, Value, squeeze
-from tilec.ir.ops import Alloc, Binary, Const, Copy, Fill, Load, Parallel, Reduce, Store, Yield
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    Fill,
+    Load,
+    Parallel,
+    Reduce,
+    Select,
+    Store,
+    Yield,
+)
 from tilec.ir.types import FLOAT32, INT32, BufferType, DType, ScalarType
 
 KINDS = {
@@ -51,14 +65,6 @@ class Reducer:
 @builtin(T.alloc_reducer)
 def alloc_reducer(t: Expressions, c: Call) -> Buffer:
     tile_level(t, c)
-    if c["replication"] is not None:
-        raise t.error(
-            f"replication of T.alloc_reducer is {describe(c['replication'])}: where partial "
-            "results are kept is tilec's choice",
-            "leave it out, and write T.reducer_init(acc), T.reducer_update(acc[i], x) in "
-            "T.Parallel and T.finalize_reducer(acc, dst)",
-            c.place("replication"),
-        )
     kind = choice_argument(t, c, "op", tuple(KINDS))
     dtype = dtype_argument(t, c, "dtype")
     if kind.startswith("bit") and dtype.is_float:
@@ -98,6 +104,15 @@ def reducer_init(t: Expressions, c: Call) -> None:
     reducer.open = True
 
 
+def takes(t: Expressions, element: object, kind: str) -> bool:
+    """Whether `element[…] += x` in a T.Parallel, or what else combines it by `kind`, contributes to
+    a reducer."""
+    if not isinstance(element, Region) or t.parallel is None or not element.is_element:
+        return False
+    reducer = t.reducers.get(element.buffer.value)
+    return reducer is not None and KINDS[reducer.kind] == kind
+
+
 def _neutral(kind: str, dtype: DType) -> int | float:
     """What changes no result."""
     if dtype.is_float:
@@ -121,8 +136,14 @@ def reducer_update(t: Expressions, c: Call) -> None:
         hint = "write T.reducer_update(acc[i], x)"
         message = f"the target of T.reducer_update is {describe(target)}, not an element"
         raise t.error(message, hint, c.place("target"))
-    buffer, reducer = _reducer(t, c, "target", target.buffer)
-    scope = t.parallel
+    _reducer(t, c, "target", target.buffer)
+    with t.at(c.place("target")):
+        contribute(t, target, number_argument(t, c, "value"))
+
+
+def contribute(t: Expressions, target: Region, number: Number) -> None:
+    """Combine an element of a reducer with what this iteration of a T.Parallel gives."""
+    buffer, reducer, scope = target.buffer, t.reducers[target.buffer.value], t.parallel
     if scope is None:
         raise t.error(
             "T.reducer_update stands outside of T.Parallel: whether one thread or all of them "
@@ -132,9 +153,9 @@ def reducer_update(t: Expressions, c: Call) -> None:
     if not reducer.open:
         hint = f"write T.reducer_init({buffer.name}) before the loop"
         raise t.error(f"{buffer.name} is updated before T.reducer_init", hint)
-    dims = _named_dimensions(t, c, target, scope)
+    dims = _dimensions(t, target, scope)
     dtype = buffer.type.dtype
-    value = t.convert(number_argument(t, c, "value"), dtype).value
+    value = t.convert(number, dtype).value
     before = scope.before
     made = BufferType(scope.extents, dtype, "fragment")
     shares = before.value(Alloc, made, name=f"{buffer.name}_shares", loc=t.loc)
@@ -149,26 +170,35 @@ def reducer_update(t: Expressions, c: Call) -> None:
     scope.behind += behind.ops
 
 
-def _named_dimensions(
-    t: Expressions, c: Call, target: Region, scope: ParallelScope
-) -> tuple[int | None, ...]:
-    """For each index of the target the dimension of the loop that it is; None where it is 0."""
+Place = int | Scalar  # of all iterations of a loop
+
+
+def _dimensions(
+    t: Expressions, target: Region, scope: ParallelScope
+) -> tuple[tuple[int | None, Place], ...]:
+    """For each index of the target the dimension of the loop that it is; None where it is the same
+    for all iterations, and then where."""
     own = [affine_of(i) for i in scope.indices]
-    dims: list[int | None] = []
+    inner = {r for o in t.builder.ops for r in o.results}
+    terms = {x for form in own for x in form.terms}
+    dims: list[tuple[int | None, Place]] = []
     for d, offset in enumerate(target.offsets):
         size, form = target.buffer.type.static_shape[d], affine_of(offset)
         found = [n for n, x in enumerate(own) if not (form - x).terms and form.const == x.const]
-        if not form.terms and form.const == 0 and size == 1:
-            dims.append(None)
-        elif len(found) == 1 and found[0] not in dims and scope.extents[found[0]] == size:
-            dims.append(found[0])
+        same = not terms & set(form.terms)
+        if isinstance(offset, Scalar) and offset.value in inner:
+            same = same and not form.terms
+            offset = form.const
+        if same and (not isinstance(offset, int) or 0 <= offset < size):
+            dims.append((None, offset))
+        elif len(found) == 1 and (found[0], 0) not in dims and scope.extents[found[0]] == size:
+            dims.append((found[0], 0))
         else:
             raise t.error(
                 f"index {d} of {describe(target.buffer)} in T.reducer_update is neither an index "
                 f"of T.Parallel (line {scope.line}) that runs over all of its {size} elements, nor "
-                "the 0 of an extent of 1",
+                "the same for all iterations",
                 f"let T.Parallel run over the {size} elements of dimension {d}",
-                c.place("target"),
             )
     return tuple(dims)
 
@@ -179,7 +209,7 @@ def _combine(
     kind: str,
     shares: Value,
     extents: tuple[int, ...],
-    dims: Sequence[int | None],
+    dims: Sequence[tuple[int | None, Place]],
 ) -> None:
     """Combine a loop's contributions, dimension by dimension, with what the reducer holds."""
 
@@ -187,11 +217,11 @@ def _combine(
         shape = v.buffer.static_shape
         return core.Region(v, tuple(b.value(Const, 0, INT32) for _ in shape), shape)
 
-    named = [d for d in dims if d is not None]
+    named = [d for d, _ in dims if d is not None]
     left = [*range(len(extents))]
-    in_order = squeeze([extents[d] for d in sorted(named)]) == squeeze(
-        reducer.buffer.static_shape
-    ) and named == sorted(named)
+    shape = reducer.buffer.static_shape
+    all_of_it = squeeze([extents[d] for d in sorted(named)]) == squeeze(shape)
+    in_order = all_of_it and named == sorted(named)
     others = [d for d in left if d not in named]
     for d in reversed(others):
         place = left.index(d)
@@ -199,18 +229,26 @@ def _combine(
             b.emit(Reduce, whole(shares), whole(reducer), place, kind, clear=False)
             return
         left.remove(d)
-        shape = tuple(extents[d] for d in left) or (1,)
-        rest = b.value(Alloc, BufferType(shape, shares.dtype, "fragment"))
+        kept = tuple(extents[d] for d in left) or (1,)
+        rest = b.value(Alloc, BufferType(kept, shares.dtype, "fragment"))
         b.emit(Reduce, whole(shares), whole(rest), place, kind)
         shares = rest
-    args = [Value(ScalarType(INT32), f"i{d}") for d in left]
+    args = [Value(ScalarType(INT32), f"i{d}") for d in range(len(shape))]
     inner = Builder(b.loc)
-    place_of = [inner.value(Const, 0, INT32) if d is None else args[left.index(d)] for d in dims]
-    old = inner.value(Load, reducer, tuple(place_of))
-    share = inner.value(Load, shares, tuple(args))
-    inner.emit(Store, reducer, tuple(place_of), inner.value(Binary, KINDS[kind], old, share))
+    zero = inner.value(Const, 0, INT32)
+    of_share = {d: arg for arg, (d, _) in zip(args, dims) if d is not None}
+    share = inner.value(Load, shares, tuple(of_share[d] for d in left) or (zero,))
+    for arg, size, (d, offset) in zip(args, shape, dims):
+        if d is None and size > 1:  # only there
+            at = inner.value(Const, offset, INT32) if isinstance(offset, int) else offset.value
+            at = at if at.dtype == INT32 else inner.value(Cast, at, INT32)
+            here = inner.value(Compare, "eq", arg, at)
+            nothing = inner.value(Const, _neutral(kind, shares.dtype), shares.dtype)
+            share = inner.value(Select, here, share, nothing)
+    old = inner.value(Load, reducer, tuple(args))
+    inner.emit(Store, reducer, tuple(args), inner.value(Binary, KINDS[kind], old, share))
     inner.emit(Yield)
-    b.emit(Parallel, tuple(extents[d] for d in left), inner.block(args))
+    b.emit(Parallel, shape, inner.block(args))
 
 
 @builtin(T.finalize_reducer)
@@ -219,11 +257,6 @@ def finalize_reducer(t: Expressions, c: Call) -> None:
     buffer, _ = _reducer(t, c, "reducer", c["reducer"])
     int_argument(t, c, "batch", 1)
     if c["dst"] is None:
-        shape = ", ".join(map(str, buffer.type.shape))
-        raise t.error(
-            "T.finalize_reducer needs a destination",
-            f"allocate dst = T.alloc_fragment(({shape},), dtype) and write "
-            f"T.finalize_reducer({buffer.name}, dst)",
-        )
+        return  # it holds the result itself, in the dtype that it adds up in
     source, dest = t.tiles(buffer, c["dst"], (c.place("reducer"), c.place("dst")))
     t.emit(Copy, t.box(source), t.box(dest))

@@ -183,6 +183,8 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
         )
     else:
         t.emit(Fill, t.box(tile), number.value)
+    if tile.buffer.value in t.reducers:
+        t.reducers[tile.buffer.value].open = True
 
 
 # --- products -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.builtins_barriers import group_condition
+from tilec.frontend.builtins_reducers import contribute, takes
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
@@ -138,6 +139,8 @@ class Statements(ForLoops):
     # --- assignments ------------------------------------------------------------------------------
 
     def _assign(self, node: ast.Assign) -> None:
+        if self.reducers and self._contributes(node):
+            return
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List):
             value = self._unpackable(node.value)
         else:
@@ -146,6 +149,24 @@ class Statements(ForLoops):
             raise self._no_result(node.value)
         for target in node.targets:
             self._assign_to(target, value, node.value)
+
+    def _contributes(self, node: ast.Assign) -> bool:
+        """Whether it is `acc[i] = T.max(acc[i], x)` in T.Parallel, of a reducer; it is done then."""
+        target, call = node.targets[0], node.value
+        if self.parallel is None or not isinstance(call, ast.Call) or len(call.args) != 2:
+            return False
+        word = self.expression(call.func)
+        kind = "max" if word is T.max else "min" if word is T.min else ""
+        values = [a for a in call.args if ast.unparse(a) != ast.unparse(target)]
+        if not kind or len(values) != 1 or not isinstance(target, ast.Subscript):
+            return False
+        element = self.expression(target)
+        if not takes(self, element, kind):
+            return False
+        assert isinstance(element, Region)
+        with self.at(target):
+            contribute(self, element, self.number_of(values[0], "this value"))
+        return True
 
     def _no_result(self, call: ast.Call) -> CompileError:
         """What to say of a name for what a call gives, where it gives nothing."""
@@ -346,6 +367,10 @@ class Statements(ForLoops):
                 at=node.target,
             )
         now = self.number_of(node.value, "this operand")
+        if takes(self, element, kind):
+            with self.at(node.target):
+                contribute(self, element, now)
+            return
         self.store(element, self.binary(kind, self.load(element), now))
 
     # --- control ----------------------------------------------------------------------------------

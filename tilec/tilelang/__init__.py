@@ -6,15 +6,14 @@ lacks raises tilec's own message. `install` lets files that say `import tilelang
 and so does `python -m tilec.tilelang program.py`. Nothing else of tilec loads this package.
 """
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from tilec.language import ceildiv as cdiv
-from tilec.tilelang import dtypes, language, layout, math, profiler, tirx
+from tilec.tilelang import language, layout, math, profiler, tirx
 from tilec.tilelang.absent import HERE, PACKAGES, Absent, AbsentName
-from tilec.tilelang.autotuner import AutoTuner, autotune
+from tilec.tilelang.autotuner import AutoTuner, autotune, set_autotune_inputs
+from tilec.tilelang.dtypes import dtype as DataType  # noqa: N812 (their name)
 from tilec.tilelang.hook import install
 from tilec.tilelang.math import next_power_of_2
 from tilec.tilelang.programs import (
@@ -28,6 +27,7 @@ from tilec.tilelang.programs import (
 
 __all__ = [
     "AutoTuner",
+    "DataType",
     "JITKernel",
     "PassConfigKey",
     "TensorSupplyType",
@@ -50,7 +50,7 @@ __all__ = [
 
 HERE |= {
     "AutoTuner": AutoTuner,
-    "DataType": dtypes.dtype,
+    "DataType": DataType,
     "PassConfigKey": PassConfigKey,
     "TensorSupplyType": TensorSupplyType,
     "lower": lower,
@@ -65,12 +65,6 @@ def enable_cache() -> None:
 
 def disable_cache() -> None:
     """Nothing: TILEC_DISABLE_CACHE says whether compiled kernels are kept."""
-
-
-@contextlib.contextmanager
-def set_autotune_inputs(*inputs: Any) -> Iterator[None]:
-    """Nothing: autotune measures nothing, and needs no inputs."""
-    yield
 
 
 def set_log_level(level: str | int) -> None:
