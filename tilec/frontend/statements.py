@@ -151,7 +151,7 @@ class Statements(ForLoops):
             self._assign_to(target, value, node.value)
 
     def _contributes(self, node: ast.Assign) -> bool:
-        """Whether it is `acc[i] = T.max(acc[i], x)` in T.Parallel, of a reducer; it is done then."""
+        """Whether it is `acc[i] = T.max(acc[i], x)` of a reducer in T.Parallel; it is done then."""
         target, call = node.targets[0], node.value
         if self.parallel is None or not isinstance(call, ast.Call) or len(call.args) != 2:
             return False
