@@ -154,6 +154,25 @@ from tilec.builtins.maths import (
     min_value as min_value,
 )
 from tilec.builtins.moves import dp4a as dp4a, transpose as transpose
+from tilec.builtins.pointers import (
+    access_ptr as access_ptr,
+    address_of as address_of,
+    ldg128 as ldg128,
+    ldg256 as ldg256,
+    ldg32 as ldg32,
+    ldg64 as ldg64,
+    lds128 as lds128,
+    lds32 as lds32,
+    lds64 as lds64,
+    ptx_cp_async as ptx_cp_async,
+    stg128 as stg128,
+    stg256 as stg256,
+    stg32 as stg32,
+    stg64 as stg64,
+    sts128 as sts128,
+    sts32 as sts32,
+    sts64 as sts64,
+)
 from tilec.builtins.reductions import (
     all_of as all_of,
     alloc_reducer as alloc_reducer,

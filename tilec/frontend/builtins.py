@@ -98,7 +98,10 @@ def bind_call(
     values: dict[str, Any] = {}
     nodes: dict[str, ast.expr] = {}
     if rest is not None:
-        values[rest] = tuple(t.elements(node.args))
+        lead = [p.name for p in parameters]
+        lead = lead[: lead.index(rest)]
+        nodes.update(zip(lead, node.args))
+        values[rest] = tuple(t.elements(node.args[len(lead) :]))
     else:
         if len(node.args) > len(names):
             listed = ", ".join(names) or "none"

@@ -15,7 +15,7 @@ from tilec.frontend.builtins import (
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
+from tilec.frontend.values import Address, Buffer, Number, Region, Scalar, describe
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
@@ -42,7 +42,7 @@ def _is_box(given: object) -> bool:
 
 def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
     """The element of a global or shared buffer that is changed."""
-    given = c[name]
+    given = c[name].element if isinstance(c[name], Address) else c[name]
     with t.at(c.place(name)):
         if isinstance(given, Buffer) and given.type.size == 1 and given.type.space != "local":
             given = Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)

@@ -19,6 +19,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_header,
     builtins_layout,
     builtins_moves,
+    builtins_pointers,
     builtins_reduce,
     builtins_reducers,
     builtins_scalar,
@@ -140,7 +141,10 @@ class Calls(Functions):
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)
         return builtins_scalar.cast_to(self, value, dtype)
 
-    def _method(self, method: Method, node: ast.Call) -> Scalar:
+    def _method(self, method: Method, node: ast.Call) -> object:
+        if method.name == "access_ptr":
+            values = {k.arg or "": self.expression(k.value) for k in node.keywords}
+            return builtins_pointers.address(self, method.owner, values.get("offset", 0), node)
         if len(node.args) != 1 or node.keywords:
             raise self.error("astype takes one dtype", 'write x.astype("float16")')
         dtype = dtype_at(self, self.expression(node.args[0]), node.args[0])

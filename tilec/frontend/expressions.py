@@ -272,6 +272,8 @@ class Expressions(Containers):
                 return buffer.strides
             case "astype" if buffer.variable:
                 return Method(buffer, name)
+            case "access_ptr" if not buffer.variable:
+                return Method(buffer, name)
         known = ("shape", "dtype", "strides") if buffer.is_global else ("shape", "dtype")
         hint = foreign.advice(name)
         near = "" if hint else did_you_mean(name, known)

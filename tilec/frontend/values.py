@@ -80,6 +80,13 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Address:
+    """The address of an element, for builtins that take places in memory."""
+
+    element: Region
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Method:
     """A method of a run-time value that has not been called yet, e.g. `x.astype`."""
 
@@ -200,6 +207,8 @@ def describe(value: object) -> str:
             return f"a region of {value.buffer.name} ({describe_type(value.buffer.type)})"
         case Closure():
             return f"the function {value.name}" if value.name != "lambda" else "a lambda"
+        case Address():
+            return f"the address of {describe(value.element)}"
         case Method():
             return f"the method {value.name}"
         case LoopHeader():

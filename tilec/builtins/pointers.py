@@ -1,0 +1,122 @@
+"""Builtins of `tilec.language` about places in memory: addresses of elements, and what threads do
+at them by hand.
+
+A place is an element (`A[i]`), a region (`A[i:i + 4]`) or `T.access_ptr(A[i], "r")`. What is said
+of bytes there concerns the elements from that one on, along its row; row by row, where these are
+more than a row has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def access_ptr(
+    base: Any,
+    access_type: Any = "r",
+    *extents: Any,
+    offset: Any = 0,
+    extent: Any = None,
+    ignore_last_ndim: int = 0,
+) -> Any:
+    """The place of a buffer, an element or a region's first element, `offset` elements on. For
+    builtins that take places; `access_type`, the extents and `ignore_last_ndim` say what those know
+    themselves. `A.access_ptr("r", offset=0)` is the same."""
+    only_inside("access_ptr")
+
+
+def address_of(element: Any) -> Any:
+    """The place of an element, as `access_ptr`."""
+    only_inside("address_of")
+
+
+def ptx_cp_async(dst: Any, src: Any, num_elems: Any, predicate: Any = None) -> None:
+    """Copy `num_elems` elements (a compile-time int) from a place in global memory to one in shared
+    memory, by each thread; zeros where `predicate` is False, and for what is out of bounds.
+
+    The copy is made by ordinary loads and stores, so that it is done when the statement is:
+    `T.ptx_wait_group` and barriers behind it order more than needed. Raises CompileError for places
+    of different dtypes, or anywhere else.
+    """
+    only_inside("ptx_cp_async")
+
+
+def ldg32(src: Any, pred: Any = None) -> Any:
+    """The 32 bits from a place in global memory on, as a uint32; 0 where `pred` is False, and for
+    what is out of bounds.
+
+    Elements may have any dtype of 8 bits or more. Raises CompileError for others, and for places
+    elsewhere.
+    """
+    only_inside("ldg32")
+
+
+def ldg64(src: Any, pred: Any = None) -> Any:
+    """As `ldg32`, two uint32: `lo, hi = T.ldg64(x[i])`."""
+    only_inside("ldg64")
+
+
+def ldg128(src: Any, pred: Any = None) -> Any:
+    """As `ldg32`, four uint32."""
+    only_inside("ldg128")
+
+
+def ldg256(src: Any, pred: Any = None) -> Any:
+    """As `ldg32`, eight uint32."""
+    only_inside("ldg256")
+
+
+def stg32(dst: Any, value: Any, pred: Any = None) -> None:
+    """Write 32 bits, a number of as many, from a place in global memory on; nothing where `pred` is
+    False, and out of bounds.
+
+    Raises CompileError as `ldg32`, and for values of other widths.
+    """
+    only_inside("stg32")
+
+
+def stg64(dst: Any, value: Any, pred: Any = None) -> None:
+    """As `stg32`, what `ldg64` gives or numbers of 64 bits in all."""
+    only_inside("stg64")
+
+
+def stg128(dst: Any, value: Any, pred: Any = None) -> None:
+    """As `stg32`, what `ldg128` gives or numbers of 128 bits in all."""
+    only_inside("stg128")
+
+
+def stg256(dst: Any, value: Any, pred: Any = None) -> None:
+    """As `stg32`, what `ldg256` gives or numbers of 256 bits in all."""
+    only_inside("stg256")
+
+
+def lds32(src: Any) -> Any:
+    """As `ldg32`, from shared memory; all of it must be in bounds."""
+    only_inside("lds32")
+
+
+def lds64(src: Any) -> Any:
+    """As `ldg64`, from shared memory."""
+    only_inside("lds64")
+
+
+def lds128(src: Any) -> Any:
+    """As `ldg128`, from shared memory."""
+    only_inside("lds128")
+
+
+def sts32(dst: Any, value: Any) -> None:
+    """As `stg32`, to shared memory; all of it must be in bounds."""
+    only_inside("sts32")
+
+
+def sts64(dst: Any, value: Any) -> None:
+    """As `stg64`, to shared memory."""
+    only_inside("sts64")
+
+
+def sts128(dst: Any, value: Any) -> None:
+    """As `stg128`, to shared memory."""
+    only_inside("sts128")

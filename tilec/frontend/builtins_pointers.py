@@ -1,0 +1,213 @@
+"""Builtins about places in memory: addresses, and words that a thread loads and stores at them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Address, Buffer, Number, Region, Scalar, describe
+from tilec.ir.ops import Bitcast
+from tilec.ir.types import UINT32, DType, find_dtype
+
+_WORD = 32
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def place_of(t: Expressions, given: object, what: str, node: ast.AST) -> Region:
+    """The element where a place is. Raises CompileError for what is none."""
+    if isinstance(given, Address):
+        return given.element
+    if isinstance(given, Buffer) and given.type.space != "barrier" and not given.variable:
+        return Region(given, (0,) * given.type.rank, (None,) * given.type.rank, t.loc)
+    if isinstance(given, Region) and given.buffer.type.space != "barrier":
+        return Region(given.buffer, given.offsets, (None,) * len(given.offsets), given.loc)
+    raise t.error(
+        f"{what} is {describe(given)}, no place in a buffer", "write A[i] or A[i:i + 4]", node
+    )
+
+
+def moved(t: Expressions, element: Region, by: Number, count: int = 0) -> Region:
+    """The element `by` elements on, row by row; `count`: how far is gone in all, where that is
+    known."""
+    *outer, last = element.offsets
+    row = static_int(element.buffer.shape[-1])
+    index = t.binary("add", last, by)
+    if outer and ((row is not None and count > row) or static_int(by) is None):
+        extents = element.buffer.shape
+        carried: list[Number] = []
+        for d in range(len(extents) - 1, 0, -1):
+            carried.append(t.binary("mod", index, extents[d]))
+            over = t.binary("floordiv", index, extents[d])
+            index = t.binary("add", element.offsets[d - 1], over)
+        offsets = (index, *reversed(carried))
+    else:
+        offsets = (*outer, index)
+    assert all(isinstance(x, int | Scalar) for x in offsets)
+    return Region(element.buffer, offsets, element.extents, element.loc)  # type: ignore[arg-type]
+
+
+def address(
+    t: Expressions, base: object, offset: object, node: ast.AST, what: str = "the base"
+) -> Address:
+    """The address of a place, `offset` elements on."""
+    element = place_of(t, base, what, node)
+    if static_int(offset) == 0:
+        return Address(element)
+    return Address(moved(t, element, t.number(offset, "the offset")))
+
+
+@builtin(T.access_ptr)
+def access_ptr(t: Expressions, c: Call) -> Address:
+    base = c["base"].element if isinstance(c["base"], Address) else c["base"]
+    return address(t, base, c["offset"], c.place("base"), "base of T.access_ptr")
+
+
+@builtin(T.address_of)
+def address_of(t: Expressions, c: Call) -> Address:
+    return address(t, c["element"], 0, c.place("element"), "the argument of T.address_of")
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def _in_space(t: Expressions, c: Call, name: str, space: str) -> Region:
+    found = place_of(t, c[name], f"{name} of T.{c.builtin}", c.place(name))
+    if found.buffer.type.space != space:
+        raise t.error(
+            f"{name} of T.{c.builtin} is in {describe(found.buffer)}, not in {space} memory",
+            f"name a place in a {'tensor' if space == 'global' else 'shared buffer'}",
+            c.place(name),
+        )
+    return found
+
+
+@builtin(T.ptx_cp_async)
+def ptx_cp_async(t: Expressions, c: Call) -> None:
+    dst, src = _in_space(t, c, "dst", "shared"), _in_space(t, c, "src", "global")
+    count = int_argument(t, c, "num_elems", 1)
+    if dst.buffer.type.dtype is not src.buffer.type.dtype:
+        raise t.error(
+            f"T.ptx_cp_async copies bytes: src is in {describe(src.buffer)}, dst in "
+            f"{describe(dst.buffer)}",
+            "use places of one dtype, or T.copy, which converts",
+        )
+    pred = None if c["predicate"] is None else _condition(t, c, "predicate")
+    for n in range(count):
+        value: Number = t.load(moved(t, src, n, count))
+        if pred is not None:
+            value = t.select(pred, value, t.constant(0, src.buffer.type.dtype))
+        t.store(moved(t, dst, n, count), value)
+
+
+def _condition(t: Expressions, c: Call, name: str) -> Scalar:
+    return t.run_time(t.truth(number_argument(t, c, name)))
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _elements(t: Expressions, c: Call, name: str, bits: int) -> tuple[Region, DType, int]:
+    """Where so many bits begin, the dtype of their elements, and how many these are."""
+    space = "global" if c.builtin[2] == "g" else "shared"
+    first = _in_space(t, c, name, space)
+    dtype = first.buffer.type.dtype
+    if dtype.bits < 8 or bits % dtype.bits:
+        raise t.error(
+            f"T.{c.builtin} moves {bits} bits, elements of {describe(first.buffer)} have "
+            f"{dtype.bits}",
+            "use elements of 8, 16, 32 or 64 bits, no longer than what is moved",
+            c.place(name),
+        )
+    return first, dtype, bits // dtype.bits
+
+
+def _unsigned(bits: int) -> DType:
+    found = find_dtype(f"uint{bits}")
+    assert found is not None
+    return found
+
+
+def _as_bits(t: Expressions, x: Scalar) -> Scalar:
+    bits = _unsigned(x.dtype.bits)
+    return x if x.dtype is bits else t.emit_scalar(Bitcast, x.value, bits)
+
+
+def _regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
+    """Unsigned numbers as ones of `bits` each, the lowest bits first."""
+    own, to = parts[0].dtype.bits, _unsigned(bits)
+    if own == bits:
+        return parts
+    if own > bits:
+        shifts = range(0, own, bits)
+        return [t.convert(t.binary("shr", x, n), to) for x in parts for n in shifts]
+    found = []
+    for at in range(0, len(parts), bits // own):
+        word: Number = t.convert(parts[at], to)
+        for n, x in enumerate(parts[at + 1 : at + bits // own], 1):
+            word = t.binary("or", word, t.binary("shl", t.convert(x, to), n * own))
+        assert isinstance(word, Scalar)
+        found.append(word)
+    return found
+
+
+def _load(bits: int) -> Callable[[Expressions, Call], object]:
+    def load(t: Expressions, c: Call) -> object:
+        first, _, count = _elements(t, c, "src", bits)
+        pred = None if c.values.get("pred") is None else _condition(t, c, "pred")
+        parts = [_as_bits(t, t.load(moved(t, first, n, count))) for n in range(count)]
+        if pred is not None:
+            parts = [t.select(pred, x, t.constant(0, x.dtype)) for x in parts]
+        words = tuple(_regrouped(t, parts, _WORD))
+        return words[0] if len(words) == 1 else words
+
+    return load
+
+
+def _store(bits: int) -> Callable[[Expressions, Call], None]:
+    def store(t: Expressions, c: Call) -> None:
+        first, dtype, count = _elements(t, c, "dst", bits)
+        given = c["value"]
+        values = given if isinstance(given, tuple | list) else (given,)
+        parts: list[Scalar] = []
+        for x in values:
+            number = t.number(x, f"value of T.{c.builtin}")
+            parts.append(_as_bits(t, t.run_time(number, None if isinstance(x, float) else UINT32)))
+        if sum(x.dtype.bits for x in parts) != bits or len({x.dtype for x in parts}) > 1:
+            raise t.error(
+                f"T.{c.builtin} writes {bits} bits, its value is "
+                f"{' and '.join(describe(v) for v in values)}",
+                f"give {bits // _WORD} uint32, or what T.ld{c.builtin[2:]} gives",
+                c.place("value"),
+            )
+        words = _regrouped(t, _regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
+        made = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
+
+        def write() -> None:
+            for n, x in enumerate(made):
+                t.store(moved(t, first, n, count), x)
+
+        if c.values.get("pred") is None:
+            write()
+        else:
+            t.branch(_condition(t, c, "pred"), write)
+
+    return store
+
+
+def _register() -> None:
+    for name in dir(T):
+        found = re.fullmatch(r"(ld|st)[gs](\d+)", name)
+        if found is not None:
+            handler: Any = (_load if found[1] == "ld" else _store)(int(found[2]))
+            builtin(getattr(T, name))(handler)
+
+
+_register()
