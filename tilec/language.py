@@ -456,9 +456,17 @@ Select = if_then_else
 where = if_then_else
 
 
-def cast(value: Any, dtype: object) -> Any:
+def cast(
+    value: Any, dtype: object, round: str = "", sat: _Bool | None = None, rbits: Any = None
+) -> Any:
     """`value` as `dtype`: to nearest even; float to int truncates and saturates, to float8
-    saturates."""
+    saturates.
+
+    `round`: "rn" (to nearest even), "rz" (toward zero), "rm" (down), "rp" (up), or "rs": to one of
+    both neighbours at random, the nearer the likelier, by `rbits`, 32 random bits. `sat`, of floats
+    beyond the range: True, they become the largest number (the default of float8); False, infinity,
+    or nan where there is none (the default of others). Modes are for floats, those but "rs" also
+    for float to int. Raises CompileError for other dtypes."""
     only_inside("cast")
 
 

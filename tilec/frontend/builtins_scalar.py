@@ -153,11 +153,6 @@ def cast_to(t: Expressions, value: object, dtype: DType) -> Scalar:
     return t.convert(number, dtype)
 
 
-@builtin(T.cast)
-def cast(t: Expressions, c: Call) -> Scalar:
-    return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
-
-
 @builtin(T.Cast)
 def cast_swapped(t: Expressions, c: Call) -> Scalar:
     return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))

@@ -22,6 +22,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_pointers,
     builtins_reduce,
     builtins_reducers,
+    builtins_rounding,
     builtins_scalar,
     builtins_statements,
     builtins_threads,
