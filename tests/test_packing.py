@@ -173,7 +173,7 @@ def test_a_product_with_much_to_do_packs(kind: str) -> None:
 def test_what_is_packed(a: tuple[int, int], b: tuple[int, int], packed: tuple[str, ...]) -> None:
     kernel = product()
     c = spec(a[0], b[1], dtype="float32")
-    facts = kernel._key((spec(*a), spec(*b), c), "cuda:sm_90a", {})
+    facts = kernel.key_of((spec(*a), spec(*b), c), "cuda:sm_90a", {})
     assert facts.packed == packed
 
 
@@ -182,7 +182,7 @@ def test_the_best_plain_tile_may_be_bad_when_packed() -> None:
     are, takes 2.6 times as long as 192x128 with copies, and packing pays for all that."""
     a, b = tilec.spec((2051, 1501), "float32"), tilec.spec((2051, 1999), "float32", (2001, 1))
     kernel, c = product("float32", "TN"), spec(1501, 1999, dtype="float32")
-    assert kernel._key((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert kernel.key_of((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
 
 
 def test_a_search_that_cannot_pay_is_left_out() -> None:
@@ -208,12 +208,12 @@ def test_a_search_that_cannot_pay_is_left_out() -> None:
 
 def test_what_cannot_be_packed(free: None) -> None:
     def packed(kernel: Any, *args: Any) -> tuple[str, ...]:
-        found: tuple[str, ...] = kernel._key(args, "cuda:sm_90a", {}).packed
+        found: tuple[str, ...] = kernel.key_of(args, "cuda:sm_90a", {}).packed
         return found
 
     a, b, c = spec(257, 127), spec(127, 257), spec(257, 257, dtype="float32")
     assert packed(product(), a, b, c) == ("A", "B")
-    facts = product()._key((a, b, c), "cuda:sm_90a", {})
+    facts = product().key_of((a, b, c), "cuda:sm_90a", {})
     assert [t.dense for t in facts.arguments] == [16] * 3
     assert [t.dense for t in facts.traced] == [0, 0, 16], "there are gaps between packed rows"
     assert packed(consuming, a, b, c) == ("B",), "A is written"
@@ -234,7 +234,7 @@ def test_the_cpu_packs_nothing(free: None) -> None:
     a, b = rows(rng, (66, 67), "float16", 0, 1), rows(rng, (67, 33), "float16", 2, 1)
     c = np.zeros((66, 33), np.float32)
     kernel = product()
-    assert kernel._key((a, b, c), "cpu", {}).packed == ()
+    assert kernel.key_of((a, b, c), "cpu", {}).packed == ()
     kernel(a, b, c)
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float))
 
@@ -278,7 +278,7 @@ def test_values(free: None, kind: str, target: str) -> None:
     b = rows(rng, (n, k) if kind[1] == "T" else (k, n), "float16", 2, 1)
     c = np.full((m, n), np.nan, np.float32)
     kernel = product(kind=kind)
-    assert kernel._key((a, b, c), target, {}).packed == ("A", "B")
+    assert kernel.key_of((a, b, c), target, {}).packed == ("A", "B")
     report = tilec.simulate(kernel, a, b, c, target=target)
     assert not report.findings
     want = (a.T if kind[0] == "T" else a).astype(float) @ (b.T if kind[1] == "T" else b).astype(
@@ -294,7 +294,7 @@ def test_other_elements(free: None, dtype: str, accumulate: str) -> None:
     a, b = rows(rng, (66, 67), dtype, 0, 1), rows(rng, (33, 67), dtype, 2, 0)
     c = np.zeros((66, 33), accumulate)
     kernel = product(dtype, "NT", accumulate)
-    assert kernel._key((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert kernel.key_of((a, b, c), "cuda:sm_90a", {}).packed == ("A", "B")
     assert not tilec.simulate(kernel, a, b, c).findings
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T)
 
@@ -305,7 +305,7 @@ def test_a_batch(free: None) -> None:
     a = np.lib.stride_tricks.as_strided(memory[1:], (2, 65, 67), (2 * 4999, 2 * 69, 2))
     b, r = rows(rng, (33, 67), "float16", 0, 1), rng.integers(0, 9, (2, 65, 33)).astype(np.float16)
     c = np.zeros((2, 65, 33), np.float16)
-    assert batched._key((a, b, r, c), "cuda:sm_90a", {}).packed == ("A", "B")
+    assert batched.key_of((a, b, r, c), "cuda:sm_90a", {}).packed == ("A", "B")
     assert not tilec.simulate(batched, a, b, r, c).findings
     np.testing.assert_array_equal(c, a.astype(float) @ b.astype(float).T + r)
 

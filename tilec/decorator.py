@@ -10,7 +10,7 @@ from tilec.builtins.annotations import check_function
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.jit.fingerprint import remember_surroundings
-from tilec.kernel import Kernel, check_threads
+from tilec.kernel import Kernel, check_threads, make_kernel
 
 if TYPE_CHECKING:
     from tilec.tune import Ranked
@@ -66,16 +66,6 @@ def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> N
         hint = f"write the parameters' names: out={named!r}"
         raise CompileError(f"out of tilec.kernel is {shown(out)}", caller_loc(), hint)
     check_threads(threads, "threads of tilec.kernel", CompileError)
-
-
-def make_kernel(function: Callable[..., Any], out: tuple[str, ...], threads: int | None) -> Kernel:
-    """The kernel of a function whose surroundings are remembered already."""
-    # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
-    # `__call__`, which becomes the generated launch path after the first launch. No other way is
-    # as fast.
-    cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
-    made: Kernel = cls(function, out, threads)
-    return made
 
 
 @for_users

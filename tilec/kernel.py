@@ -38,6 +38,7 @@ from tilec.jit.compiled import (
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
 from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid
+from tilec.jit.parts import Parts
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
@@ -105,10 +106,14 @@ class Kernel(Launchable):
         return super().__new__(cls)
 
     def __init__(
-        self, function: Callable[..., Any], out: tuple[str, ...], threads: int | None
+        self,
+        function: Callable[..., Any],
+        out: tuple[str, ...],
+        threads: int | None,
+        part: int | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.out, self.threads = function, out, threads
+        self.function, self.out, self.threads, self._part = function, out, threads, part
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self._choices = Choices(self._simulated)
@@ -117,6 +122,7 @@ class Kernel(Launchable):
         self._revisions: dict[str, Revision] = {}
         self._revision: Revision | None = None
         self._path: LaunchPath | None = None
+        self._parts: Parts | None = None
         self._on_grid: Callable[..., Any] = self._launch_on_grid
 
     def _current(self) -> Revision:
@@ -125,7 +131,7 @@ class Kernel(Launchable):
         if found is not None and found.reads.unchanged():
             return found
         with self._lock:
-            read = read_revision(self.function, self.out, self.threads)
+            read = read_revision(self.function, self.out, self.threads, self._part)
             found = self._revisions.get(read.source)
             if found is None:
                 if len(self._revisions) >= MOST_REVISIONS:
@@ -171,6 +177,26 @@ class Kernel(Launchable):
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.describe() for p in self.parameters)})>"
 
+    # --- several T.Kernel ---------------------------------------------------------------------
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether the body has several T.Kernel, which are launched one after the other."""
+        return self._part is None and self._current().signature.kernels > 1
+
+    @property
+    def parts(self) -> Parts:
+        """A kernel for each T.Kernel of the body. Raises CompileError where it cannot be read."""
+        with self._lock:
+            signature = self._current().signature
+            if self._parts is None or self._parts.signature is not signature:
+                kernels = [
+                    make_kernel(self.function, self.out if k == 0 else (), self.threads, k)
+                    for k in range(signature.kernels)
+                ]
+                self._parts = Parts(signature, kernels)
+            return self._parts
+
     # --- launching ----------------------------------------------------------------------------
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -192,6 +218,8 @@ class Kernel(Launchable):
         keys: tuple[Any, Any, Any, Any] | None = None,
     ) -> Any:
         revision = self._current()
+        if self.is_sequence:
+            return self.parts.launch(grid, args, kwargs)
         asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
         call, left = asked.call, asked.open
         key = self._choices.key(asked)
@@ -286,16 +314,20 @@ class Kernel(Launchable):
         """The variant for these arguments, without launching it; no GPU is needed.
 
         Each tensor is given as an array, a torch `meta` tensor or a `tilec.spec`; scalars may be
-        left out, and so are the outputs that a call allocates. Raises CompileError and its kinds.
+        left out, and so are the outputs that a call allocates. Of a kernel with several T.Kernel it
+        is the first; `kernel.parts.compile` gives all. Raises CompileError and its kinds.
         """
-        return self.variant(self._key(args, target, kwargs))
+        if self.is_sequence:
+            first: CompiledKernel = self.parts.compile(args, target, kwargs)[0]
+            return first
+        return self.variant(self.key_of(args, target, kwargs))
 
     def compile_with_plan(
         self, plan: Plan, *args: Any, target: str | None = None, **kwargs: Any
     ) -> CompiledKernel:
         """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
         tests. Raises ResourceError where the plan does not fit."""
-        key = dataclasses.replace(self._key(args, target, kwargs), packed=())
+        key = dataclasses.replace(self.key_of(args, target, kwargs), packed=())
         made: CompiledKernel = build.compile_variant(self.signature, key, plan)
         return made
 
@@ -312,7 +344,7 @@ class Kernel(Launchable):
             raise LaunchError(message, hint="write topk=10, or leave it out")
         return self._choices.recommend(self.described(args, target, kwargs), whole)
 
-    def _key(
+    def key_of(
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
     ) -> SpecialisationKey:
         """The facts that these arguments of `compile` give."""
@@ -406,7 +438,7 @@ class Kernel(Launchable):
             self._revisions.clear()
             self._compiling.clear()
             self._choices = Choices(self._simulated)
-            self._revision = self._path = None
+            self._revision = self._path = self._parts = None
             self._on_grid = self._launch_on_grid
             if "__call__" in vars(type(self)):
                 delattr(type(self), "__call__")
@@ -438,3 +470,19 @@ class Kernel(Launchable):
 def _target_of(device: str, index: int) -> str:
     """What arguments on this device are compiled for."""
     return default_target() if device == "meta" else device_target(device, index)
+
+
+def make_kernel(
+    function: Callable[..., Any],
+    out: tuple[str, ...],
+    threads: int | None,
+    part: int | None = None,
+) -> Kernel:
+    """The kernel of a function whose surroundings are remembered already; `part`: of one T.Kernel
+    in it."""
+    # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
+    # `__call__`, which becomes the generated launch path after the first launch. No other way is
+    # as fast.
+    cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
+    made: Kernel = cls(function, out, threads, part)
+    return made

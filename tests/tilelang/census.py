@@ -110,7 +110,10 @@ class Recorder:
             if key in self.asked:
                 return self.made.get(code)
             self.asked.add(key)
-            self.made[code] = kernel.real_compile(*args, target=TARGET, **kwargs)
+            if kernel.is_sequence:
+                self.made[code] = kernel.parts.compile(args, TARGET, kwargs)[0]
+            else:
+                self.made[code] = kernel.real_compile(*args, target=TARGET, **kwargs)
             said.append("")
         except tilec.TilecError as e:
             said.append(getattr(e, "message", None) or str(e).splitlines()[0])

@@ -139,6 +139,9 @@ def empty(t: Expressions, c: Call) -> EmptyTensor:
     return EmptyTensor(tuple(shape), dtype_argument(t, c, "dtype"), t.loc)
 
 
+builtin(T.alloc_global)(empty)
+
+
 # --- the schedule ---------------------------------------------------------------------------------
 
 

@@ -65,7 +65,9 @@ class Signature:
     `T.empty` in the body. `returns`: names of the tensors the call returns, in order. `pending`:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
-    mathematics only (`whole_loops`), the names of the parameters that its tiles take.
+    mathematics only (`whole_loops`), the names of the parameters that its tiles take. `kernels`:
+    how many T.Kernel the body has, each a launch; `part`: the one of them that is meant (`Parts` in
+    `tilec.jit`), the first of which gives what T.empty makes to the others.
     """
 
     source: Source
@@ -78,6 +80,8 @@ class Signature:
     out: tuple[str, ...] = ()
     grid_from_launch: bool = False
     tiles: Mapping[str, str] | None = None
+    kernels: int = 1
+    part: int | None = None
 
     @property
     def name(self) -> str:
@@ -92,7 +96,10 @@ class Signature:
 
 
 def read_signature(
-    pyfunc: Callable[..., Any], out: Sequence[str] = (), threads: int | None = None
+    pyfunc: Callable[..., Any],
+    out: Sequence[str] = (),
+    threads: int | None = None,
+    part: int | None = None,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
@@ -100,7 +107,7 @@ def read_signature(
     says. Raises CompileError for a parameter without a usable annotation, an unknown name in `out`,
     and where the source cannot be read.
     """
-    return _read(read_source(pyfunc), tuple(out), threads, {})
+    return _read(read_source(pyfunc), tuple(out), threads, {}, part)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -109,11 +116,16 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
     if not signature.pending:
         return signature
     defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
-    return _read(signature.source, signature.out, signature.threads, {**defaults, **constants})
+    constants = {**defaults, **constants}
+    return _read(signature.source, signature.out, signature.threads, constants, signature.part)
 
 
 def _read(
-    source: Source, out: tuple[str, ...], threads: int | None, constants: Mapping[str, Any]
+    source: Source,
+    out: tuple[str, ...],
+    threads: int | None,
+    constants: Mapping[str, Any],
+    part: int | None,
 ) -> Signature:
     reader = _Reader(source, constants)
     parameters = reader.parameters()
@@ -141,8 +153,13 @@ def _read(
             )
     marked = tuple(replace(p, is_output=p.name in out) for p in parameters)
     returns = reader.returned() or out
-    has_grid = reader.has_grid()
-    tiles = None if has_grid else reader.tiles()
+    kernels = reader.kernels(source.node.body)
+    tiles = None if kernels else reader.tiles()
+    if part is not None:
+        returns = (*out, *reader.allocated) if part == 0 else ()
+    if part:
+        header = source.header_loc()
+        marked += tuple(Parameter(name, "tensor", header) for name in reader.allocated)
     marked += tuple(
         Parameter(name, "constexpr", source.header_loc(), T.auto) for name in (tiles or {}).values()
     )
@@ -155,8 +172,10 @@ def _read(
         threads,
         reader.pending,
         out,
-        not has_grid and tiles is None,
+        not kernels and tiles is None,
         tiles,
+        max(1, kernels),
+        part,
     )
 
 
@@ -243,7 +262,7 @@ class _Reader:
                 self._read_annotation(self.drafts[s.target.id], s)
             elif isinstance(s, ast.Assign) and n < last:
                 self.evaluation.assign(s)
-            if isinstance(s, ast.Assign) and self._calls(s.value, T.empty):
+            if isinstance(s, ast.Assign) and self._calls(s.value, T.empty, T.alloc_global):
                 self.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
 
     def _annotates(self, s: ast.stmt) -> bool:
@@ -253,12 +272,12 @@ class _Reader:
             and s.target.id in self.drafts
         )
 
-    def _calls(self, node: ast.expr, builtin: Callable[..., Any]) -> bool:
-        """Whether `node` is a call of `builtin`, under whatever name."""
+    def _calls(self, node: ast.expr, *builtins: Callable[..., Any]) -> bool:
+        """Whether `node` is a call of one of `builtins`, under whatever name."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return False
         try:
-            return self._named(node.func) is builtin
+            return self._named(node.func) in builtins
         except CompileError:
             return False  # reported when the kernel is traced
 
@@ -292,23 +311,25 @@ class _Reader:
             return
         draft.annotation = self.evaluation.annotation_at(s.annotation, s.annotation)
 
-    def has_grid(self) -> bool:
-        """Whether the body, or that of a macro or function that it calls, has a `T.Kernel` with
-        extents."""
-        seen: list[Callable[..., Any]] = []
-        pending = [self]
-        while pending:
-            reader = pending.pop()
-            for n in ast.walk(reader.source.node):
-                if isinstance(n, ast.withitem) and isinstance(n.context_expr, ast.Call):
-                    if reader._calls(n.context_expr, T.Kernel) and n.context_expr.args:
-                        return True
-                elif isinstance(n, ast.Expr) and isinstance(n.value, ast.Call):
-                    called = reader._called(n.value)
-                    if called is not None and called not in seen:
-                        seen.append(called)
-                        pending.append(_Reader(read_source(called), {}))
-        return False
+    def kernels(self, body: Sequence[ast.stmt], around: tuple[object, ...] = ()) -> int:
+        """How many `T.Kernel` with extents statements have, and the macros and functions that they
+        call; of two branches the one with more. `around`: the functions that are being read."""
+        count = 0
+        for s in body:
+            if isinstance(s, ast.With):
+                calls = [i.context_expr for i in s.items if isinstance(i.context_expr, ast.Call)]
+                own = any(self._calls(c, T.Kernel) and c.args for c in calls)
+                count += own or self.kernels(s.body, around)
+            elif isinstance(s, ast.If):
+                count += max(self.kernels(s.body, around), self.kernels(s.orelse, around))
+            elif isinstance(s, ast.For | ast.While):
+                count += self.kernels(s.body, around)
+            elif isinstance(s, ast.Expr | ast.Assign) and isinstance(s.value, ast.Call):
+                called = self._called(s.value)
+                if called is not None and called not in around:
+                    reader = _Reader(read_source(called), {})
+                    count += reader.kernels(reader.source.node.body, (*around, called))
+        return count
 
     def tiles(self) -> dict[str, str] | None:
         """Names for the tile sizes of a kernel of mathematics only, none for what is no product;

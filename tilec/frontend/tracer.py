@@ -91,14 +91,16 @@ class _KernelTracer(WholeLoops):
         self.grid: Block | None = None
         self.cluster: tuple[int, int, int] | None = None
         self.finished = False
+        self.kernels = 0  # that have been met
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
 
     def run(self) -> Func:
-        for p in self.signature.parameters:
+        own = self._own_parameters()
+        for p in own:
             if p.kind == "tensor":
                 self._tensor(p)
-        for p in self.signature.parameters:
+        for p in own:
             if p.kind == "tensor":
                 self._solve_sizes(p)
         for p in self.signature.parameters:
@@ -129,12 +131,24 @@ class _KernelTracer(WholeLoops):
             self.signature.loc,
         )
 
+    def _own_parameters(self) -> Sequence[Parameter]:
+        """Those that the function has: of several kernels all but the first are given what T.empty
+        makes, too."""
+        made = self.signature.allocated if self.signature.part else ()
+        return [p for p in self.signature.parameters if p.name not in made]
+
     def _empty_grid(self) -> Block:
         builder = Builder(self.signature.source.decorator_loc("threads"))
         builder.emit(Yield)
         return builder.block()
 
     def _no_grid(self) -> CompileError:
+        if self.signature.part is not None:
+            return self.error(
+                f"{self.signature.name} has no T.Kernel number {self.signature.part + 1} for these "
+                "arguments: how many it has must not depend on them",
+                "write a kernel for each case",
+            )
         if any(isinstance(s, ast.For) for s in self.signature.source.node.body):
             return self.error(
                 f"{self.signature.name} has no grid, and is not one loop over whole tensors",
@@ -270,7 +284,9 @@ class _KernelTracer(WholeLoops):
     # --- outputs ----------------------------------------------------------------------------------
 
     def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
-        if len(self.frames) > 1 or len(self.builders) > 1 or self.grid is not None:
+        part = self.signature.part
+        begun = self.grid is not None and part is None
+        if len(self.frames) > 1 or len(self.builders) > 1 or begun:
             hint = "move it up; a tile inside of T.Kernel is made by T.alloc_shared"
             raise self.error("T.empty stands at the top of the kernel, before T.Kernel", hint)
         if name in self.tensors:
@@ -300,7 +316,8 @@ class _KernelTracer(WholeLoops):
         made = BufferType(tuple(extents), empty.dtype, "global", strides, align)
         value = Value(made, name)
         self.tensors[name] = Param(value, "tensor", name)
-        self.outputs.append((name, tuple(texts), empty.dtype))
+        if not part:  # others of several kernels are given it
+            self.outputs.append((name, tuple(texts), empty.dtype))
         stride_values = tuple(self._stride_of(name, d, s) for d, s in enumerate(strides))
         return Buffer(value, shape, empty.loc, stride_values)
 
@@ -310,6 +327,9 @@ class _KernelTracer(WholeLoops):
     # --- the grid ---------------------------------------------------------------------------------
 
     def kernel_block(self, node: ast.With) -> None:
+        number, self.kernels = self.kernels, self.kernels + 1
+        if self.signature.part not in (None, number):
+            return
         if len(node.items) != 1:
             second = node.items[1].context_expr
             raise self.error("a with has one T.Kernel", "write as (bx, by):", at=second)
@@ -338,7 +358,7 @@ class _KernelTracer(WholeLoops):
         self.finished = True
 
     def statement(self, node: ast.stmt) -> None:
-        if self.finished:
+        if self.finished and self.signature.part is None:
             raise self.error(
                 "code after T.Kernel would belong to no block", "move it into the with", at=node
             )

@@ -43,12 +43,13 @@ class Revision:
         function: Callable[..., Any],
         out: tuple[str, ...],
         threads: int | None,
+        part: int | None,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads
+        self._of = function, out, threads, part
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
     @functools.cached_property
@@ -103,13 +104,13 @@ class Revision:
 
 
 def read_revision(
-    function: Callable[..., Any], out: tuple[str, ...], threads: int | None
+    function: Callable[..., Any], out: tuple[str, ...], threads: int | None, part: int | None = None
 ) -> Revision:
-    """The revision that the kernel made of `function` is at now. Raises CompileError where its
-    source cannot be read."""
+    """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now. Raises
+    CompileError where its source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    return Revision(
-        function, out, threads, hash_parts([text, describe((out, threads))]), describer.reads
-    )
+    of = (out, threads) if part is None else (out, threads, part)
+    source = hash_parts([text, describe(of)])
+    return Revision(function, out, threads, part, source, describer.reads)

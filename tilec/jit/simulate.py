@@ -78,6 +78,9 @@ def simulate(
     the code, instead of what it is given: whether it relies on something that does not hold. A
     parameter of the kernel that is called like one of these is given by position.
 
+    A kernel with several T.Kernel runs one after the other, up to the first with findings, whose
+    report it is, else the last one's.
+
     Raises TargetError, LaunchError and CompileError, as a launch does; Ctrl-C gives the report of
     what has been run.
     """
@@ -103,11 +106,23 @@ def simulate(
             "trace follows a kernel's buffers, and LLVM's optimiser has its own",
             hint="leave trace or optimised out",
         )
-    planned = kernel.plan_launch(machine.name, grid, args, meta)
-    records = records_for(kernel, planned)
-    if optimised:
-        records = records.optimised
-    return _run(planned, records, machine, wishes, resident)
+
+    def one(part: Kernel, args: Sequence[Any], meta: Mapping[str, Any]) -> Report:
+        planned = part.plan_launch(machine.name, grid, args, meta)
+        records = records_for(part, planned)
+        chosen = records.optimised if optimised else records
+        return _run(planned, chosen, machine, wishes, resident)
+
+    if not kernel.is_sequence:
+        return one(kernel, args, meta)
+    first, *others = kernel.parts.kernels
+    report = one(first, args, meta)
+    given, outputs = kernel.parts.given(args, meta), report.outputs
+    for part in others:
+        if report.ok:
+            report = one(part, (), {**given, **outputs})
+    report.outputs = outputs
+    return report
 
 
 @for_users

@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilec import language as T
-from tilec.decorator import make_kernel
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.jit.specialise import spec
-from tilec.kernel import Kernel
+from tilec.kernel import Kernel, make_kernel
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler
 

@@ -1,0 +1,166 @@
+"""Several T.Kernel in one function: launches in their order, with memory that they share."""
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+M, N = T.dynamic("M, N")
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+
+
+@T.macro
+def doubled(A, W):
+    with T.Kernel(T.ceildiv(A.shape[0], 64), threads=64) as bx:
+        for i in T.Parallel(64):
+            W[bx * 64 + i] = A[bx * 64 + i] * 2
+
+
+@tilec.kernel
+def turned(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    """What one block writes another block of the next kernel reads."""
+    W = T.alloc_global((N,), "float32")
+    doubled(A, W)
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
+        for i in T.Parallel(64):
+            B[bx * 64 + i] = W[N - 1 - bx * 64 - i] + 1
+
+
+@tilec.kernel
+def normalised(A: T.Tensor((M, 40), "float32")):
+    W = T.empty((M,), "float32")
+    B = T.empty((M, 4, 10), "float32")
+    with T.Kernel(M, threads=64) as bx:
+        f = T.alloc_fragment((40,), "float32")
+        s = T.alloc_fragment((1,), "float32")
+        T.copy(A[bx, :], f)
+        T.reduce_sum(f, s, dim=0)
+        W[bx] = s[0]
+    with T.Kernel(M, threads=64) as bx:
+        for i, j in T.Parallel(4, 10):
+            B[bx, i, j] = A[bx, i * 10 + j] / W[bx]
+    return B, W
+
+
+@tilec.kernel(out=["C"])
+def three(A: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32"), n: T.int32 = 3):
+    """The second has another number of threads, the third changes what the first wrote."""
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as bx:
+        for i in T.Parallel(32):
+            C[bx * 32 + i] = A[bx * 32 + i] + n
+    P = T.alloc_global((N // 2, 2), "int32")
+    with T.Kernel(T.ceildiv(N // 2, 128), threads=128) as bx:
+        for i, j in T.Parallel(128, 2):
+            P[bx * 128 + i, j] = C[2 * (bx * 128 + i) + 1 - j]
+    with T.Kernel(T.ceildiv(N // 2, 128), threads=64) as bx:
+        for i, j in T.Parallel(128, 2):
+            C[2 * (bx * 128 + i) + j] += P[bx * 128 + i, j] * 100
+
+
+@tilec.kernel
+def either(A: T.Tensor((N,), "float32"), up: T.constexpr = True):
+    if up:
+        with T.Kernel(1, threads=32):
+            A[0] = 1
+    else:
+        with T.Kernel(1, threads=64):
+            A[0] = 2
+
+
+def random(*shape):
+    return np.random.default_rng(12).random(shape).astype("float32")
+
+
+def test_memory_of_a_call():
+    for n in (1, 64, 100, 1000):
+        a, b = random(n), np.zeros(n, "float32")
+        assert turned(a, b) is None
+        np.testing.assert_array_equal(b, a[::-1] * 2 + 1)
+    assert len(turned.parts.kernels) == 2
+
+
+def test_results():
+    a = random(30, 40)
+    shares, sums = normalised(a)
+    np.testing.assert_allclose(sums, a.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(shares.reshape(30, 40), a / a.sum(1, keepdims=True), rtol=1e-5)
+    c = np.arange(20, dtype="int32")
+    swapped = c.reshape(-1, 2)[:, ::-1].ravel()
+    for n in (3, 5):
+        np.testing.assert_array_equal(three(c, n=n), c + n + 100 * (swapped + n))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target(target):
+    a, b = random(100), np.zeros(100, "float32")
+    variants = turned.parts.compile((a, b), target, {})
+    assert [v.stages["tile"].count("grid {") for v in variants] == [1, 1]
+    assert turned.compile(a, b, target=target).stages["tile"] == variants[0].stages["tile"]
+    report = tilec.simulate(turned, a, b, target=target)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, a[::-1] * 2 + 1)
+    c = np.arange(20, dtype="int32")
+    report = tilec.simulate(three, c, target=target)
+    assert report.ok, report
+    swapped = c.reshape(-1, 2)[:, ::-1].ravel()
+    np.testing.assert_array_equal(report.outputs["C"], c + 3 + 100 * (swapped + 3))
+
+
+def test_a_finding_ends_the_simulation():
+    @tilec.kernel
+    def wrong(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(2, threads=32) as bx:
+            A[0] = bx  # two blocks, one place
+        with T.Kernel(1, threads=32):
+            B[0] = 77
+
+    a, b = np.zeros(64, "int32"), np.zeros(64, "int32")
+    report = tilec.simulate(wrong, a, b, target="cuda:sm_90a")
+    assert not report.ok and b[0] == 0
+
+
+def test_branches_are_one_kernel():
+    a = random(8)
+    either(a)
+    assert a[0] == 1 and not either.is_sequence
+    either(a, up=False)
+    assert a[0] == 2
+
+
+def test_how_many_there_are_must_not_depend_on_arguments():
+    @tilec.kernel
+    def sometimes(A: T.Tensor((N,), "float32"), more: T.constexpr = False):
+        with T.Kernel(1, threads=32):
+            A[0] = 1
+        if more:
+            with T.Kernel(1, threads=32):
+                A[1] = 2
+
+    a = random(8)
+    sometimes(a, more=True)
+    assert a[:2].tolist() == [1, 2]
+    with pytest.raises(tilec.CompileError, match="has no T.Kernel number 2"):
+        sometimes(a)
+
+
+def test_wrong_arguments_are_told_of_once():
+    with pytest.raises(tilec.LaunchError, match="turned: missing B"):
+        turned(random(8))
+    with pytest.raises(tilec.LaunchError, match="dimension 0"):
+        turned(random(8), random(9))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    a = torch.randn(100_000, device="cuda")
+    b = torch.empty_like(a)
+    for _ in range(200):
+        b.fill_(7)
+        turned(a, b)
+        assert torch.equal(b, a.flip(0) * 2 + 1)
+    x = torch.rand(3000, 40, device="cuda")
+    shares, sums = normalised(x)
+    torch.testing.assert_close(sums, x.sum(1))
+    torch.testing.assert_close(shares.view(3000, 40), x / x.sum(1, keepdim=True))
