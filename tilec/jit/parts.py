@@ -6,21 +6,17 @@ T.empty and T.alloc_global make, and the outputs of the decorator; the others ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.specialise import spec
 from tilec.runtime.expressions import evaluate
 
-if TYPE_CHECKING:
-    from tilec.frontend.signature import Signature
-    from tilec.kernel import Kernel
-
 
 class Parts:
-    """The kernels that a kernel of this signature is made of, in their order."""
+    """The kernels (`tilec.Kernel`) that a kernel of this signature is made of, in their order."""
 
-    def __init__(self, signature: Signature, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, signature: Any, kernels: Sequence[Any]) -> None:
         self.signature, self.kernels = signature, tuple(kernels)
 
     def launch(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
