@@ -223,3 +223,22 @@ def test_words_on_a_gpu() -> None:
     copied(A, B)
     upper = torch.nn.functional.pad(A[:, 64:], (0, 38))
     torch.testing.assert_close(B, A[:, :64] + upper)
+
+
+@tilec.kernel
+def neighbours(x: T.Tensor((8, 4), "float32"), d: T.Tensor((8, 4), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.Parallel(8):
+            T.atomic_addx4(d[i, 0:4], x[i, 0:4])
+        for i in T.Parallel(8):
+            T.atomic_addx2(T.address_of(d[i, 2]), x[i, 0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_atomics_on_neighbours_at_a_place(target: str) -> None:
+    x = np.random.default_rng(3).random((8, 4), dtype=np.float32)
+    d = np.zeros_like(x)
+    launch(neighbours, target, x, d)
+    expected = x.copy()
+    expected[:, 2:] += x[:, :2]
+    np.testing.assert_array_equal(d, expected)

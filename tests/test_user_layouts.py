@@ -10,6 +10,7 @@ from frontend_help import traced
 
 import tilec
 import tilec.language as T
+from tilec.intrinsics import get_swizzle_layout
 from tilec.ir import errors
 from tilec.ir.errors import CompileWarning, LayoutError
 from tilec.ir.layout import MMA_C, Fragment, FragmentMisfitError, Layout, in_warps
@@ -368,6 +369,64 @@ def test_mistakes_name_the_line(written: str, tmp_path: Any) -> None:
         scope["k"].compile(np.zeros((64, 4), np.float32), target="cuda:sm_80")
     assert error.value.loc is not None and error.value.hint
     assert "#!" in error.value.loc.source_line()
+
+
+def helped(tile):
+    shape, dtype = tile.shape, tile.dtype
+    if shape[-1] % 32:
+        return T.Layout(shape, lambda *at: at)
+
+    def moved(i, j):
+        return list(get_swizzle_layout(i, j, shape[-1], dtype))
+
+    return T.Layout(shape, moved)
+
+
+@tilec.kernel
+def by_a_helper(
+    A: T.Tensor((16, 64), "float16"), B: T.Tensor((64, 16), "float16"), form: T.constexpr
+):
+    with T.Kernel(1, threads=64):
+        tile = T.alloc_shared((16, 64), "float16")
+        plain = T.alloc_shared((16, 24), "float16")
+        if form == "def":
+            T.annotate_layout({tile: helped(tile), plain: helped(plain)})
+        else:
+            T.annotate_layout(
+                {tile: T.Layout(tile.shape, lambda i, j: get_swizzle_layout(i, j, 64, "float16"))}
+            )
+        T.copy(A, tile)
+        T.copy(A[:, 0:24], plain)
+        for j, i in T.Parallel(64, 16):
+            B[j, i] = tile[i, j] + plain[i, j % 24]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("form", ["def", "lambda"])
+def test_layouts_by_functions_written_in_python(target: str, form: str) -> None:
+    A = np.random.default_rng(6).standard_normal((16, 64)).astype(np.float16)
+    B = np.zeros((64, 16), np.float16)
+    launch(by_a_helper, target, A, B, form=form)
+    np.testing.assert_array_equal(B, (A + A[:, np.arange(64) % 24]).T)
+    if target != "cpu":
+        text = laid_out(by_a_helper, target, A, B, form=form)
+        swizzle = T.Layout((16, 64), lambda i, j: i * 64 + ((j // 8) ^ i % 8) * 8 + j % 8)
+        assert f"%tile = alloc shared<16x64xf16, layout={swizzle}>" in text
+
+
+def test_swizzles_of_every_line() -> None:
+    for line, elements in ((32, 16), (64, 32), (128, 64)):
+        rows = [
+            [get_swizzle_layout(i, j, elements, "float16")[1] for j in range(elements)]
+            for i in range(8)
+        ]
+        first = [row.index(0) // 8 for row in rows]
+        assert first == [i % (line // 16) for i in range(8)]
+        assert all(sorted(row) == [*range(elements)] for row in rows)
+    with pytest.raises(LayoutError, match="rows of 48 bytes have no swizzle of 48"):
+        get_swizzle_layout(0, 0, 24, "float16")
+    with pytest.raises(LayoutError, match="is not a dtype"):
+        get_swizzle_layout(0, 0, 24, "flaot16")
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from tilec.frontend.builtins import (
     choice_argument,
     number_argument,
 )
+from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
@@ -132,7 +133,11 @@ for _kind in ATOMICS:
 
 def _neighbours(count: int) -> Any:
     def update(t: Expressions, c: Call) -> None:
-        dst, value = _element(t, c, "dst", "add"), c["value"]
+        place = place_of(t, c["dst"], f"dst of T.{c.builtin}", c.place("dst"))
+        where = Call(c.builtin, c.node, {**c.values, "dst": place}, c.nodes)
+        dst, value = _element(t, where, "dst", "add"), c["value"]
+        if isinstance(value, Buffer | Region | Address) and not getattr(value, "variable", False):
+            value = place_of(t, value, f"value of T.{c.builtin}", c.place("value"))
         if not isinstance(value, Region) or not value.is_element:
             raise t.error(
                 f"value of T.{c.builtin} is {describe(value)}, not the element where {count} "

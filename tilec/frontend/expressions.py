@@ -288,6 +288,10 @@ class Expressions(Containers):
         """A call of a Python function whose body is in the language of kernels."""
         raise NotImplementedError
 
+    def as_python(self, value: object) -> object:
+        """`value`; a function written in the kernel as one that Python can call on known values."""
+        raise NotImplementedError
+
     def bind(self, target: ast.expr, value: object) -> None:
         """Give `value` to the name or tuple of names `target`."""
         match target:

@@ -15,6 +15,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Scalar, describe, is_literal
+from tilec.ir.types import DType
 
 _ALLOWED = (
     ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.BoolOp, ast.Constant, ast.Name, ast.Load,
@@ -29,7 +30,7 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
     Raises CompileError unless it is a lambda of `rank` parameters over compile-time values.
     """
     if not isinstance(node, ast.Lambda):
-        value = t.expression(node)
+        value = t.as_python(t.expression(node))
         if isinstance(value, T.Elementwise) or not callable(value):
             hint = f"write lambda {', '.join('ijklmn'[:rank])}: …"
             raise t.error(f"{describe(value)} is not a lambda", hint, node)
@@ -51,7 +52,8 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
 
 
 def _is_ours(function: FunctionType) -> bool:
-    return function.__module__.split(".", 1)[0] == "tilec"
+    module = function.__module__
+    return module.split(".", 1)[0] == "tilec" and module != "tilec.intrinsics"
 
 
 class _Lifter(ast.NodeTransformer):
@@ -80,7 +82,7 @@ class _Lifter(ast.NodeTransformer):
                 "use ints, T.constexpr parameters and the lambda's coordinates",
                 node,
             )
-        usable = is_literal(value) or isinstance(value, tuple | list | T.Elementwise)
+        usable = is_literal(value) or isinstance(value, str | DType | tuple | list | T.Elementwise)
         usable = usable or (isinstance(value, FunctionType) and not _is_ours(value))
         if not usable and value not in (min, max, abs):
             message = f"{describe(value)} cannot stand in a layout's lambda"
