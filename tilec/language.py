@@ -103,6 +103,20 @@ from tilec.builtins.choices import (
     auto as auto,
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
+from tilec.builtins.lanes import (
+    Broadcast as Broadcast,
+    Ramp as Ramp,
+    VectorDType as VectorDType,
+    abs2 as abs2,
+    add2 as add2,
+    extract_lane as extract_lane,
+    fma2 as fma2,
+    max2 as max2,
+    min2 as min2,
+    mul2 as mul2,
+    sub2 as sub2,
+    find_vector as _find_vector,
+)
 from tilec.builtins.layouts import (
     Fragment as Fragment,
     Layout as Layout,
@@ -605,6 +619,9 @@ def __getattr__(name: str) -> Any:
         return NotYet(name)
     if name.startswith("__"):  # Python itself asks for these, often
         raise AttributeError(name)
+    vector = _find_vector(name)
+    if vector is not None:
+        return vector
     known = [n for n in globals() if not n.startswith("_")]
     instead = _foreign.advice(name)
     near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])

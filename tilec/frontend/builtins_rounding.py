@@ -7,11 +7,15 @@ behind the largest number comes infinity (or nan, where there is none)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec import language as T
+from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_argument
 from tilec.frontend.builtins_scalar import cast_to, elementwise
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Number, Scalar, describe
+from tilec.frontend.lanes import lanewise
+from tilec.frontend.values import Lanes, Number, Scalar, describe
 from tilec.ir.ops import Binary, Bitcast
 from tilec.ir.types import DTYPES, FLOAT32, FLOAT64, DType
 
@@ -21,7 +25,10 @@ _UNIT = 2.0**-24  # of a random number's upper 24 bits, as many as a float32 has
 
 
 @builtin(T.cast)
-def cast(t: Expressions, c: Call) -> Scalar:
+def cast(t: Expressions, c: Call) -> Scalar | Lanes:
+    vector = find_vector(c["dtype"])
+    if vector is not None or isinstance(c["value"], Lanes):
+        return _of_lanes(t, c, vector)
     dtype, mode = dtype_argument(t, c, "dtype"), choice_argument(t, c, "round", MODES)
     saturate = None if c["sat"] is None else bool_argument(t, c, "sat")
     if (mode == "rs") != (c["rbits"] is not None):
@@ -62,6 +69,26 @@ def cast(t: Expressions, c: Call) -> Scalar:
             )
     wide = FLOAT64 if FLOAT64 in (x.dtype, dtype) else FLOAT32
     return _Rounding(t, t.convert(x, wide), dtype).rounded(mode or "rn", saturate, bits)
+
+
+def _of_lanes(t: Expressions, c: Call, to: VectorDType | None) -> Lanes:
+    """A vector, or a number for each lane, as a vector of another dtype."""
+    value = c["value"]
+    count = len(value.items) if isinstance(value, Lanes) else 1 if to is None else to.lanes
+    if to is not None and to.lanes != count:
+        raise t.error(
+            f"T.cast of {describe(value)} to {to.name}, which has {to.lanes}",
+            f'write "{to.dtype.name}x{count}"',
+            c.place("dtype"),
+        )
+    dtype = c["dtype"] if to is None else to.dtype
+
+    def convert(x: Number, _: Number) -> Scalar:
+        found = cast(t, replace(c, values={**c.values, "value": x, "dtype": dtype}))
+        assert isinstance(found, Scalar)
+        return found
+
+    return lanewise(t, convert, value, Lanes((0,) * count))
 
 
 def _whole(t: Expressions, c: Call, mode: str) -> Number:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable
 
 from tilec import language as T
+from tilec.builtins.lanes import find_vector
 from tilec.frontend.builtins import (
     Call,
     builtin,
@@ -14,9 +15,10 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
 )
+from tilec.frontend.builtins_lanes import reinterpreted
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
-from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_number
+from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_number
 from tilec.ir.errors import CompileError
 from tilec.ir.ops import Bitcast, BlockIndex, Fma, GridSize, Print, ThreadIndex
 from tilec.ir.types import DType, find_dtype
@@ -159,10 +161,16 @@ def cast_swapped(t: Expressions, c: Call) -> Scalar:
 
 
 @builtin(T.reinterpret)
-def reinterpret(t: Expressions, c: Call) -> Scalar:
+def reinterpret(t: Expressions, c: Call) -> Scalar | Lanes | None:
     given = [c["value"], c["dtype"]]
     if isinstance(given[0], str | DType) and find_dtype(given[0]) is not None:
         given.reverse()
+    vector = find_vector(given[0])
+    if vector is not None:
+        given = [given[1], vector]
+    to = find_vector(given[1])
+    if to is not None or isinstance(given[0], Lanes | tuple):
+        return reinterpreted(t, given[0], to or dtype_at(t, given[1], c.place("dtype")))
     value = t.run_time(t.number(given[0], "the value"))
     if given[1] == "handle":  # a pointer that says nothing, beside T.attr
         return value

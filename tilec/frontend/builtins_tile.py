@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from tilec import language as T
+from tilec.builtins.lanes import find_vector
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import (
     Call,
@@ -20,7 +21,7 @@ from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.memory import Tile
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Buffer, Number, Scalar, describe
+from tilec.frontend.values import Buffer, Lanes, Number, Scalar, describe
 from tilec.ir.ops import (
     Alloc,
     AnnotateSafeValue,
@@ -99,8 +100,12 @@ builtin(T.alloc_local)(_alloc)
 
 
 @builtin(T.alloc_var)
-def alloc_var(t: Expressions, c: Call) -> Buffer:
+def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
     init = None if c["init"] is None else number_argument(t, c, "init")
+    vector = find_vector(c["dtype"])
+    if vector is not None:
+        made = (new_variable(t, vector.dtype, init) for _ in range(vector.lanes))
+        return Lanes(tuple(made), variable=True)
     return new_variable(t, dtype_argument(t, c, "dtype"), init)
 
 

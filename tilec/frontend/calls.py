@@ -17,6 +17,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_atomic,
     builtins_barriers,
     builtins_header,
+    builtins_lanes,
     builtins_layout,
     builtins_moves,
     builtins_pointers,
@@ -31,14 +32,17 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_votes,
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
+from tilec.frontend.builtins_lanes import vector
 from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
 from tilec.frontend.functions import Functions
+from tilec.frontend.lanes import lanewise
 from tilec.frontend.plain_python import (
     at_run_time,
 )
 from tilec.frontend.values import (
     Buffer,
     Closure,
+    Lanes,
     LoopHeader,
     Method,
     Number,
@@ -68,6 +72,8 @@ class Calls(Functions):
                 return self._method(function, node)
             case DType():
                 return self._cast(function, node)
+            case T.VectorDType():
+                return vector(self, function, self._plain_values(function, node))
             case T.NotYet():
                 raise self.error(
                     f"T.{function.name} is not supported yet",
@@ -125,6 +131,11 @@ class Calls(Functions):
             )
         return [self.expression(a) for a in node.args]
 
+    def _plain_values(self, dtype: T.VectorDType, node: ast.Call) -> list[object]:
+        if node.keywords:
+            raise self.error(f"T.{dtype.name} takes no keywords", "leave the name out")
+        return list(self.elements(node.args))
+
     def _elementwise(self, function: T.Elementwise, node: ast.Call) -> object:
         if function in (T.max, T.min) and len(node.args) > 2 and not node.keywords:
             numbers = [self.number_of(a, "this operand") for a in node.args]
@@ -132,6 +143,9 @@ class Calls(Functions):
         values = self._plain_arguments(f"T.{function.name}", node, function.arity)
         if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
             return function.python(*values)
+        if any(isinstance(v, Lanes) for v in values):
+            compute = builtins_scalar.elementwise
+            return lanewise(self, lambda *row: compute(self, function, [*row]), *values)
         numbers = []
         for place, v in zip(node.args, values):
             with self.at(place):

@@ -11,12 +11,15 @@ from typing import Any, NoReturn
 
 from tilec import language as T
 from tilec.builtins import foreign
+from tilec.builtins.lanes import find_vector
 from tilec.frontend.containers import Containers
+from tilec.frontend.lanes import lanes_at
 from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
 from tilec.frontend.values import (
     Buffer,
+    Lanes,
     Method,
     Number,
     Region,
@@ -53,7 +56,8 @@ INSTEAD = {
     "open": "a kernel cannot read files",
 }
 _COMPILE_TIME = (
-    type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, Fragment, T.Macro
+    type(None), str, DType, enum.Enum, T.Size, Layout, LayoutRequest, Fragment, T.Macro,
+    T.VectorDType,
 )  # fmt: skip
 _WORDS_LIKE = (T.Elementwise, T.NotYet, type, types.FunctionType, types.BuiltinFunctionType)
 
@@ -134,7 +138,7 @@ class Expressions(Containers):
         if isinstance(value, T.Size):
             return self.size_value(value)
         if isinstance(value, str) and type(value) is not str:  # text that names a dtype, say
-            return foreign_dtype(value) or str(value)
+            return foreign_dtype(value) or find_vector(str(value)) or str(value)
         if is_literal(value) or isinstance(value, _COMPILE_TIME) or _is_public(value):
             return value
         if isinstance(value, tuple | list):
@@ -322,7 +326,12 @@ class Expressions(Containers):
         match owner:
             case Buffer():
                 several = self._several_indices(items)
-                return self.subscript(owner, several or [self._subscript_item(n) for n in items])
+                indices = several or [self._subscript_item(n) for n in items]
+                if any(isinstance(x, Lanes) for x in indices):
+                    return lanes_at(self, owner, indices)
+                return self.subscript(owner, [x for x in indices if not isinstance(x, Lanes)])
+            case Lanes():
+                return self.container_item(owner.items, node.slice)
             case Region():
                 hint = f"index once: {owner.buffer.name}[i, j]"
                 raise self.error(f"{describe(owner)} cannot be indexed again", hint)
@@ -340,7 +349,7 @@ class Expressions(Containers):
                     node.value,
                 )
 
-    def _several_indices(self, items: list[ast.expr]) -> list[Number | Slice]:
+    def _several_indices(self, items: list[ast.expr]) -> list[Number | Slice | Lanes]:
         """The indices that a single name stands for, if it is the name of a tuple."""
         if len(items) != 1 or not isinstance(items[0], ast.Name):
             return []
@@ -349,7 +358,7 @@ class Expressions(Containers):
             found = value if isinstance(value, tuple) else ()
             return [self.index_number(self.number(v, "an index")) for v in found]
 
-    def _subscript_item(self, node: ast.expr) -> Number | Slice:
+    def _subscript_item(self, node: ast.expr) -> Number | Slice | Lanes:
         if isinstance(node, ast.Slice):
             if node.step is not None:
                 hint = "loop over the elements in T.Parallel"
@@ -363,9 +372,11 @@ class Expressions(Containers):
                 "write one index or : per dimension",
                 at=node,
             )
-        index = self.number_of(node, "an index")
+        index = self.expression(node)
         with self.at(node):
-            return self.index_number(index)
+            if isinstance(index, Lanes):
+                return index
+            return self.index_number(self.number(index, "an index"))
 
     def annotation(self, cls: type[T.Tensor], args: Sequence[Any], **kwargs: Any) -> T.Tensor:
         """A tensor annotation written in a kernel's body."""

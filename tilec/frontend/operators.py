@@ -9,8 +9,9 @@ from tilec import language as T
 from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
+from tilec.frontend.lanes import lanewise
 from tilec.frontend.memory import Memory
-from tilec.frontend.values import Buffer, Number, Region, Scalar, describe, is_literal
+from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_literal
 from tilec.ir.core import Block, Op
 from tilec.ir.ops import Binary, If, Load, Select, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
@@ -75,6 +76,8 @@ class Operators(Memory):
             return self.of_containers(kind, a, b)
         if isinstance(a, T.Size) or isinstance(b, T.Size):
             return self._size_arithmetic(kind, a, b)
+        if isinstance(a, Lanes) or isinstance(b, Lanes):
+            return lanewise(self, lambda x, y: self.binary(kind, x, y), a, b)
         x, y = self._operand(a, node.left), self._operand(b, node.right)
         return self.binary(kind, x, y)
 
@@ -108,7 +111,13 @@ class Operators(Memory):
         if isinstance(node.op, ast.Not):
             cond = self.condition(node.operand)
             return self.logical_not(cond)
-        x = self.number_of(node.operand, "this operand")
+        value = self.expression(node.operand)
+        if isinstance(value, Lanes) and isinstance(node.op, ast.USub):
+            return lanewise(
+                self, lambda x: self.unary("neg", x) if isinstance(x, Scalar) else -x, value
+            )
+        with self.at(node.operand):
+            x = self.number(value, "this operand")
         match node.op:
             case ast.UAdd():
                 return x

@@ -14,6 +14,7 @@ from tilec.frontend.builtins_reducers import contribute, takes
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
+from tilec.frontend.lanes import elements_of, lanewise, numbers_of
 from tilec.frontend.operators import BINARY, CONTAINERS
 from tilec.frontend.plain_python import at_run_time, is_object
 from tilec.frontend.values import (
@@ -22,6 +23,7 @@ from tilec.frontend.values import (
     EmptyTensor,
     GroupHeader,
     KernelHeader,
+    Lanes,
     LoopHeader,
     Number,
     Region,
@@ -249,6 +251,15 @@ class Statements(ForLoops):
         if isinstance(old, Buffer) and old.variable and not fresh:
             self._store_variable(old, value, place)
             return
+        if isinstance(old, Lanes) and old.variable and not _is_fresh(value):
+            self._store_lanes(old, value, place)
+            return
+        if isinstance(value, Lanes) and _is_fresh(value):
+            for n, x in enumerate(value.items):
+                assert isinstance(x, Buffer)
+                x.value.name = f"{name}_{n}"
+            self.names[name] = value
+            return
         value = self._read(value)
         self.names[name] = value
         if isinstance(value, Buffer | Scalar) and not value.value.name:
@@ -259,7 +270,19 @@ class Statements(ForLoops):
         variable = isinstance(value, Buffer) and value.variable and value.value.name
         if variable or (isinstance(value, Region) and value.is_element):
             return self.number(value, "this value")
-        return value
+        return Lanes(tuple(numbers_of(self, value))) if isinstance(value, Lanes) else value
+
+    def _store_lanes(self, lanes: Lanes, value: object, place: ast.expr) -> None:
+        """Write each lane of a vector, all of which are read before."""
+        with self.at(place):
+            numbers = lanewise(self, lambda x, _: x, value, Lanes((0,) * len(lanes.items)))
+        for x, number in zip(lanes.items, numbers.items):
+            if isinstance(x, Buffer):
+                self._store_variable(x, number, place)
+            elif isinstance(x, Region):
+                self.store(x, self._stored(x.buffer, number, place))
+            else:
+                raise self.error("a lane that is no element cannot be assigned to")
 
     def _store_variable(self, variable: Buffer, value: object, place: ast.expr) -> None:
         if self.parallel is not None and variable not in self.parallel.variables:
@@ -322,6 +345,12 @@ class Statements(ForLoops):
             self._set_item(items, target, value)
             return
         element = self.expression(target)
+        if isinstance(element, Region) and not element.is_element and isinstance(value, Lanes):
+            with self.at(target):
+                element = Lanes(tuple(elements_of(self, element, len(value.items))))
+        if isinstance(element, Lanes):
+            self._store_lanes(element, value, place)
+            return
         if not isinstance(element, Region):
             raise self.error(
                 f"{describe(element)} is known at compile time and cannot be assigned to",
@@ -336,6 +365,9 @@ class Statements(ForLoops):
             )
         self.store(element, self._stored(element.buffer, value, place))
 
+    def _changed_lanes(self, kind: str, lanes: Lanes, by: ast.expr) -> Lanes:
+        return lanewise(self, lambda x, y: self.binary(kind, x, y), lanes, self.expression(by))
+
     def _augmented(self, node: ast.AugAssign) -> None:
         kind = BINARY.get(type(node.op))
         if kind is None:
@@ -346,6 +378,8 @@ class Statements(ForLoops):
             changed: object
             if isinstance(old, CONTAINERS):
                 changed = self.of_containers(kind, old, self.expression(node.value))
+            elif isinstance(old, Lanes):
+                changed = self._changed_lanes(kind, old, node.value)
             else:
                 with self.at(node.target):
                     before = self.number(old, "this operand")
@@ -353,6 +387,9 @@ class Statements(ForLoops):
             self._assign_name(node.target.id, changed, node.value)
             return
         element = self.expression(node.target)
+        if isinstance(element, Lanes):
+            self._store_lanes(element, self._changed_lanes(kind, element, node.value), node.value)
+            return
         items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
         if not isinstance(element, Region) or (items is not None and not element.is_element):
             with self.at(node.target):
@@ -570,3 +607,10 @@ def _early_returns(function: ast.FunctionDef) -> bool:
     """Whether a `return` stands anywhere but at the end."""
     last = function.body[-1]
     return any(isinstance(n, ast.Return) and n is not last for n in ast.walk(function))
+
+
+def _is_fresh(value: object) -> bool:
+    """Whether it is a vector of variables that has no name yet."""
+    if not isinstance(value, Lanes) or not value.variable:
+        return False
+    return not any(isinstance(x, Buffer) and x.value.name for x in value.items)

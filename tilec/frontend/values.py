@@ -87,6 +87,15 @@ class Address:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Lanes:
+    """A short vector: numbers, elements or variables (Regions and Buffers that are read when their
+    number is asked for). `variable`: made by `T.alloc_var`, a variable for each lane."""
+
+    items: tuple[Number | Region | Buffer, ...]
+    variable: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Method:
     """A method of a run-time value that has not been called yet, e.g. `x.astype`."""
 
@@ -205,6 +214,8 @@ def describe(value: object) -> str:
             return f"an element of {value.buffer.name} ({describe_type(value.buffer.type)})"
         case Region():
             return f"a region of {value.buffer.name} ({describe_type(value.buffer.type)})"
+        case Lanes():
+            return f"a vector of {len(value.items)} lanes"
         case Closure():
             return f"the function {value.name}" if value.name != "lambda" else "a lambda"
         case Address():

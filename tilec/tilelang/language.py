@@ -28,7 +28,7 @@ def annotate_compile_flags(flags: Any) -> None:
 
 def __getattr__(name: str) -> Any:
     vector = re.fullmatch(r"(bfloat|float|int|uint)([48]\w*|\d+x\d+)", name)
-    if vector and not hasattr(language, name):
+    if vector and name not in vars(language):
         return TextDtype(name)  # refused where it is used: files name it in defaults and lists
     # Errors about a name that is missing are those of tilec.language.
     return getattr(language, name)

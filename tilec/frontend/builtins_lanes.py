@@ -1,0 +1,162 @@
+"""Builtins about short vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilec import language as T
+from tilec.builtins.lanes import MOST_LANES, VectorDType
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.lanes import lanewise, numbers_of
+from tilec.frontend.values import Lanes, Number, Region, Scalar, describe
+from tilec.ir.ops import Binary, Bitcast, Fma
+from tilec.ir.types import DTYPES, DType
+
+_PAIRS = ("float32", "float16", "bfloat16")
+
+
+@builtin(T.Ramp)
+def ramp(t: Expressions, c: Call) -> Lanes:
+    base, stride = number_argument(t, c, "base"), number_argument(t, c, "stride")
+    steps = (t.binary("mul", stride, n) for n in range(_lanes(t, c)))
+    return Lanes(tuple(t.binary("add", base, step) for step in steps))
+
+
+@builtin(T.Broadcast)
+def broadcast(t: Expressions, c: Call) -> Lanes:
+    return Lanes((number_argument(t, c, "value"),) * _lanes(t, c))
+
+
+def _lanes(t: Expressions, c: Call) -> int:
+    lanes = int_argument(t, c, "lanes", 2)
+    if lanes > MOST_LANES:
+        hint = "loop over the elements: for i in T.vectorized(n)"
+        message = f"lanes of T.{c.builtin} is {lanes}, the most is {MOST_LANES}"
+        raise t.error(message, hint, c.place("lanes"))
+    return lanes
+
+
+@builtin(T.extract_lane)
+def extract_lane(t: Expressions, c: Call) -> Number:
+    vector, lane = c["vector"], int_argument(t, c, "lane", 0)
+    if not isinstance(vector, Lanes):
+        raise t.error(
+            f"vector of T.extract_lane is {describe(vector)}, which has no lanes",
+            "name a vector: T.alloc_var(T.float32x2), T.float32x2(a, b), A[T.Ramp(i, 1, 2)]",
+            c.place("vector"),
+        )
+    if lane >= len(vector.items):
+        raise t.error(
+            f"lane {lane} of {describe(vector)}",
+            f"lanes count from 0 to {len(vector.items) - 1}",
+            c.place("lane"),
+        )
+    return t.number(vector.items[lane], "a lane")
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+def _pairs(compute: Callable[..., Number]) -> Callable[[Expressions, Call], Lanes]:
+    def handler(t: Expressions, c: Call) -> Lanes:
+        first: DType | None = None
+        read = []
+        for name, given in c.values.items():
+            items = numbers_of(t, given) if isinstance(given, Lanes) else []
+            known = {x.dtype for x in items if isinstance(x, Scalar)}
+            dtype = known.pop() if len(known) == 1 else None
+            if len(items) != 2 or dtype is None or dtype.name not in _PAIRS:
+                raise t.error(
+                    f"{name} of T.{c.builtin} is {describe(given)}, not two floats of one dtype",
+                    f"vectors of two are {', '.join(d + 'x2' for d in _PAIRS)}: "
+                    "A[T.Ramp(i, 1, 2)], T.float32x2(a, b)",
+                    c.place(name),
+                )
+            first = first or dtype
+            if dtype is not first:
+                raise t.error(
+                    f"T.{c.builtin} of {first.name}x2 and {dtype.name}x2",
+                    f'cast one of them: T.cast(x, "{first.name}x2")',
+                    c.place(name),
+                )
+            read.append(Lanes(tuple(t.convert(x, dtype) for x in items)))
+        return lanewise(t, lambda *row: compute(t, *row), *read)
+
+    return handler
+
+
+def _fused(t: Expressions, x: Scalar, y: Scalar, z: Scalar) -> Scalar:
+    return t.emit_scalar(Fma, x.value, y.value, z.value)
+
+
+for _word, _kind in (
+    (T.add2, "add"),
+    (T.sub2, "sub"),
+    (T.mul2, "mul"),
+    (T.max2, "max"),
+    (T.min2, "min"),
+):
+    builtin(_word)(_pairs(lambda t, x, y, kind=_kind: t.binary(kind, x, y)))
+builtin(T.fma2)(_pairs(_fused))
+builtin(T.abs2)(_pairs(lambda t, x: t.unary("abs", x)))
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def vector(t: Expressions, made: VectorDType, values: list[object]) -> Lanes:
+    """`T.float32x2(a, b)`, `T.float32x2(x)`: numbers, or one for every lane, converted."""
+    lanes = [x for v in values for x in (v.items if isinstance(v, Lanes) else (v,))]
+    lanes = lanes * made.lanes if len(lanes) == 1 else lanes
+    if len(lanes) != made.lanes:
+        raise t.error(
+            f"T.{made.name} of {len(lanes)} numbers: it has {made.lanes} lanes",
+            f"write T.{made.name}({', '.join('abcdefgh'[: made.lanes])}), or one for all",
+        )
+    return Lanes(tuple(t.convert(t.number(x, "a lane"), made.dtype) for x in lanes))
+
+
+def reinterpreted(t: Expressions, value: object, to: VectorDType | DType) -> Lanes | Scalar | None:
+    """The bits of a vector, or of a number as one; the first lane has the lowest. None where
+    neither side is a vector."""
+    several = isinstance(value, Lanes | tuple)
+    if not several and not isinstance(to, VectorDType):
+        return None
+    given = value.items if isinstance(value, Lanes) else value
+    items = given if isinstance(given, tuple) else (given,)
+    scalars = [t.run_time(t.number(x, "a lane")) for x in items]
+    lanes, dtype = (to.lanes, to.dtype) if isinstance(to, VectorDType) else (1, to)
+    own = scalars[0].dtype
+    if any(x.dtype is not own for x in scalars) or own.bits * len(scalars) != dtype.bits * lanes:
+        held = describe(value) if isinstance(value, Lanes | Scalar | Region) else "these numbers"
+        raise t.error(
+            f"the bits of {held} as {to.name}: {sum(x.dtype.bits for x in scalars)} and "
+            f"{dtype.bits * lanes}",
+            "name a dtype of as many bits in all",
+        )
+    narrow = min(own.bits, dtype.bits)
+    parts = [p for x in scalars for p in _cut(t, x, narrow)]
+    times = dtype.bits // narrow
+    found = [_joined(t, parts[n : n + times], dtype) for n in range(0, len(parts), times)]
+    return Lanes(tuple(found)) if isinstance(to, VectorDType) else found[0]
+
+
+def _cut(t: Expressions, x: Scalar, bits: int) -> list[Scalar]:
+    """The bits of a number in words of so many, the lowest first."""
+    word, part = DTYPES[f"uint{x.dtype.bits}"], DTYPES[f"uint{bits}"]
+    whole = t.emit_scalar(Bitcast, x.value, word) if x.dtype is not word else x
+    shifts = (t.constant(n, word) for n in range(0, word.bits, bits))
+    return [
+        t.convert(t.emit_scalar(Binary, "shr", whole.value, shift.value), part) for shift in shifts
+    ]
+
+
+def _joined(t: Expressions, parts: list[Scalar], dtype: DType) -> Scalar:
+    word = DTYPES[f"uint{dtype.bits}"]
+    whole, *others = (t.convert(p, word) for p in parts)
+    for n, p in enumerate(others, 1):
+        shift = t.constant(n * (word.bits // len(parts)), word)
+        moved = t.emit_scalar(Binary, "shl", p.value, shift.value)
+        whole = t.emit_scalar(Binary, "or", whole.value, moved.value)
+    return whole if dtype is word else t.emit_scalar(Bitcast, whole.value, dtype)

@@ -1,0 +1,73 @@
+"""Short vectors while a kernel is traced: several numbers, computed lane by lane.
+
+There are no vectors in the IR: LLVM puts neighbouring accesses and arithmetic together where the
+target has an instruction for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+from tilec.builtins.lanes import MOST_LANES
+from tilec.frontend.memory import Memory, Slice
+from tilec.frontend.values import Buffer, Lanes, Number, Region, describe
+
+
+def numbers_of(t: Memory, lanes: Lanes) -> list[Number]:
+    """The lanes as numbers: elements and variables are read."""
+    return [t.number(x, "a lane") for x in lanes.items]
+
+
+def lanewise(t: Memory, compute: Callable[..., Number], *values: object) -> Lanes:
+    """`compute` of each lane; a number counts for every lane. Raises CompileError where the lanes
+    are not as many."""
+    vectors = [v for v in values if isinstance(v, Lanes)]
+    count = len(vectors[0].items)
+    if any(len(v.items) != count for v in vectors):
+        shown = " and ".join(describe(v) for v in vectors)
+        raise t.error(
+            f"{shown} have no lanes in common",
+            "give them as many lanes, or broadcast a number: T.Broadcast(x, lanes)",
+        )
+    columns = [
+        numbers_of(t, v) if isinstance(v, Lanes) else [t.number(v, "this operand")] * count
+        for v in values
+    ]
+    return Lanes(tuple(compute(*row) for row in zip(*columns)))
+
+
+def lanes_at(t: Memory, buffer: Buffer, items: Sequence[Number | Slice | Lanes]) -> Lanes:
+    """The elements that an index with vectors among the indices names, one a lane."""
+    vectors = [x for x in items if isinstance(x, Lanes)]
+    count = len(vectors[0].items)
+    if any(isinstance(x, Slice) for x in items) or any(len(v.items) != count for v in vectors):
+        raise t.error(
+            f"the indices into {describe(buffer)} are vectors beside slices or other vectors",
+            "write numbers beside one T.Ramp, or vectors of as many lanes",
+        )
+    found = []
+    for n in range(count):
+        at = [t.index_number(t.number(x.items[n], "an index")) if isinstance(x, Lanes) else x
+              for x in items]  # fmt: skip
+        found.append(t.subscript(buffer, list(at)))
+    return Lanes(tuple(found))
+
+
+def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
+    """The elements of a slice, row by row, as many as a vector has lanes."""
+    extents = [1 if e is None else e for e in tile.extents]
+    size = 1
+    for e in extents:
+        size *= e
+    if size != count:
+        raise t.error(
+            f"{describe(tile)} has {size} elements, the vector {count} lanes",
+            "name as many elements: A[i:i + n]",
+        )
+    if size > MOST_LANES:
+        raise t.error(f"{describe(tile)} is no short vector", "copy a tile with T.copy(src, dst)")
+    found = []
+    for steps in product(*map(range, extents)):
+        offsets = [t.index_number(t.binary("add", o, s)) for o, s in zip(tile.offsets, steps)]
+        found.append(Region(tile.buffer, tuple(offsets), (None,) * len(offsets), tile.loc))
+    return found
