@@ -273,3 +273,46 @@ def test_sums_on_a_gpu(torch: Any) -> None:
         b = torch.full((128,), float("nan"), device="cuda")
         block_sum(a, b, 39)
         assert torch.equal(b, a[: 39 * 128].sum().expand(128))
+
+
+@tilec.kernel
+def numbered(A: T.Tensor((256,), "int32"), B: T.Tensor((256,), "int32")):
+    """Each half turns its own numbers around, then all of them meet at a barrier of their own."""
+    with T.Kernel(1, threads=256):
+        tx = T.get_thread_binding(0)
+        s = T.alloc_shared((256,), "int32")
+        s[tx] = A[tx]
+        if tx < 128:
+            T.sync_threads(1, 128)
+            B[tx] = s[127 - tx]
+            T.sync_threads(3, 256)
+        else:
+            T.sync_threads(2, 128)
+            B[tx] = s[383 - tx]
+            T.sync_threads(barrier_id=3, arrive_count=256)
+        T.sync_threads(0, 256)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
+def test_numbered_barriers(target: str) -> None:
+    a = np.random.default_rng(3).integers(0, 100, 256).astype(np.int32)
+    b = np.zeros(256, np.int32)
+    run(numbered, target, a, b)
+    np.testing.assert_array_equal(b, a.reshape(2, 128)[:, ::-1].ravel())
+    asm = numbered.compile(a, b, target=target).asm
+    assert asm.count("bar.sync") >= 5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_isfinite(target: str, dtype: str) -> None:
+    @tilec.kernel
+    def finite(A: T.Tensor((8,), dtype), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                B[i] = T.isfinite(A[i])
+
+    a = np.array([0, -1, np.inf, -np.inf, np.nan, 6e4, 1e-7, 3], dtype)
+    b = np.full(8, 7, np.int32)
+    run(finite, target, a, b)
+    np.testing.assert_array_equal(b, np.isfinite(a))

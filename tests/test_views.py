@@ -47,6 +47,17 @@ def rows(A: T.Tensor((960,), "float32"), B: T.Tensor((30,), "float32")):
 
 
 @tilec.kernel
+def more_dimensions(A: T.Tensor((4, 240), "float32"), B: T.Tensor((4,), "float32")):
+    """A reduction names a dimension that the buffer does not have."""
+    with T.Kernel(1, threads=128):
+        f = T.alloc_fragment((4, 240), "float32")
+        r = T.alloc_fragment((1, 4, 1), "float32")
+        T.copy(A, f)
+        T.reduce_absmax(T.reshape(f, (1, 4, 240)), r, dim=2)
+        T.copy(T.reshape(r, (4,)), B)
+
+
+@tilec.kernel
 def tensors(A: T.Tensor((24, 40), "float32"), B: T.Tensor((960,), "float32")):
     """Tiles of 16 rows end behind the 30 of the view, and columns of 24 behind its 32."""
     with T.Kernel(2, 2, threads=128) as (bx, by):
@@ -135,6 +146,7 @@ PROGRAMS = {
     "shared": (shared, (x,), x.reshape(30, 32)),
     "fragment": (fragment, (x,), 2 * x.reshape(30, 32) + np.arange(32)),
     "reduction": (rows, (x,), x.reshape(30, 32).sum(1)),
+    "more dimensions": (more_dimensions, (x.reshape(4, 240),), abs(x.reshape(4, 240)).max(1)),
     "tensors": (tensors, (y,), y.ravel()),
     "a size": (sized, (m,), m.reshape(21, 32)),
     "product": (product, (a, b), a.astype("f4") @ b.astype("f4")),

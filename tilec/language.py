@@ -490,6 +490,11 @@ def cast(
     only_inside("cast")
 
 
+def isfinite(x: Any) -> Any:
+    """Whether x, a float, is neither infinite nor nan."""
+    only_inside("isfinite")
+
+
 def reinterpret(value: Any, dtype: object) -> Any:
     """The bits of `value` as a number of `dtype`, which has as many; in either order.
 

@@ -45,6 +45,7 @@ OTHER_HARDWARE = {
     "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem",
     "amd": r"mfma|wmma|gfx\d|rocm|cdna|preshuffle|/amd/",
     "metal, webgpu, ascend": r"metal|webgpu|wgsl|ascend",
+    "another generation": r"needs compute capability|cutedsl",
 }
 
 # mypy: ignore-errors
@@ -471,10 +472,10 @@ def census(source: Path, files: list[Path], jobs: int, scratch: Path) -> list[di
             elif wrong:
                 status = "refused"
             else:
-                status, wrong = (
-                    "not reached",
-                    (stopped[path] or ["nothing of the file asks for it"])[0],
-                )
+                wrong = (stopped[path] or ["nothing of the file asks for it"])[0]
+                skipped = wrong.startswith("skipped: ") and elsewhere("", "", wrong)
+                status = "other hardware" if skipped else "not reached"
+                wrong = skipped or wrong
             entries.append({"path": short, "kernel": name, "line": str(line), "status": status})
             entries[-1]["said"] = wrong
     return entries

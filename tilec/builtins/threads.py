@@ -41,11 +41,13 @@ def get_warp_group_idx(warp_size: _Int | None = None, warps_per_group: _Int = 4)
     only_inside("get_warp_group_idx")
 
 
-def sync_threads() -> None:
+def sync_threads(barrier_id: _Int | None = None, arrive_count: _Int | None = None) -> None:
     """All threads of the block meet here (in a `T.ws`: those of the group), and see what the others
-    have written to memory before.
+    have written to memory before. `barrier_id`, 1 to 15: at that barrier, `arrive_count` threads
+    meet (whole warps of 32, by default the block), wherever they come from.
 
-    Raises CompileError under a condition that is not the same for all of them.
+    Raises CompileError under a condition that is not the same for all of them, for other numbers,
+    and, for a part of the block, on targets without such barriers (AMD's).
     """
     only_inside("sync_threads")
 

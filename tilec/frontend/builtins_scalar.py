@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 
 from tilec import language as T
@@ -158,6 +159,17 @@ def cast_to(t: Expressions, value: object, dtype: DType) -> Scalar:
 @builtin(T.Cast)
 def cast_swapped(t: Expressions, c: Call) -> Scalar:
     return cast_to(t, c["value"], dtype_argument(t, c, "dtype"))
+
+
+@builtin(T.isfinite)
+def isfinite(t: Expressions, c: Call) -> Number:
+    x = number_argument(t, c, "x")
+    if not isinstance(x, Scalar):
+        return math.isfinite(x)
+    if not x.dtype.is_float:
+        hint = "write T.isfinite(T.float32(x))"
+        raise t.error(f"isfinite of {describe(x)}: it is defined for floats", hint)
+    return t.compare("lt", t.unary("abs", x), math.inf)
 
 
 @builtin(T.reinterpret)

@@ -11,6 +11,7 @@ from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
+from tilec.ir.instr import sync
 from tilec.ir.ops import Barrier, Shuffle, ShuffleXor, ThreadIndex, WarpSync
 from tilec.ir.types import DType
 
@@ -80,7 +81,25 @@ def get_warp_group_idx(t: Expressions, c: Call) -> Number:
 @builtin(T.sync_threads)
 def sync_threads(t: Expressions, c: Call) -> None:
     of_threads(t, c)
-    t.emit(Barrier)
+    if c["barrier_id"] is None:
+        t.emit(Barrier)
+        return
+    number = int_argument(t, c, "barrier_id", 0)
+    threads = 0 if c["arrive_count"] is None else int_argument(t, c, "arrive_count", 1)
+    if number >= sync.NAMED_BARRIERS:
+        raise t.error(
+            f"barrier_id of T.sync_threads is {number}",
+            f"a block has barriers 0 to {sync.NAMED_BARRIERS - 1}",
+            c.place("barrier_id"),
+        )
+    if threads % 32 and threads != math.prod(t.block_shape):
+        raise t.error(
+            f"arrive_count of T.sync_threads is {threads}: whole warps of 32 threads come",
+            f"write {max(32, threads // 32 * 32)}",
+            c.place("arrive_count"),
+        )
+    whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
+    t.emit(Barrier, number, 0 if whole else threads)
 
 
 @builtin(T.sync_warp)

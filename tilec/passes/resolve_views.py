@@ -29,6 +29,7 @@ from tilec.ir.ops import (
     Compare,
     Const,
     Copy,
+    Gemm,
     If,
     Load,
     Select,
@@ -105,7 +106,10 @@ class _Views:
         b = Builder(o.loc)
         for r in through:
             box = self.box(b, r)
-            if box is not None:
+            # Ops that name dimensions need all of them; a product the trailing two.
+            own = () if box is None else box.extents[-2:] if isinstance(o, Gemm) else box.extents
+            wanted = r.extents[-2:] if isinstance(o, Gemm) else r.extents
+            if box is not None and (type(o) in ELEMENTWISE or own == wanted):
                 boxes[r] = box
         if through and len(boxes) == len(through):
             return [*b.ops, _with_regions(o, boxes)]

@@ -13,7 +13,8 @@ globals().update(NAMED)
 parallel = language.Parallel
 
 
-def align_up(value: Any, step: Any) -> Any:
+@language.macro
+def align_up(value, step):  # type: ignore[no-untyped-def]
     """The least multiple of `step` that is no less than `value`."""
     return language.ceildiv(value, step) * step
 

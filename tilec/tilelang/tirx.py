@@ -13,7 +13,8 @@ PrimExpr = Var = Any
 Cast, Select, Max, Min = T.Cast, T.if_then_else, T.max, T.min
 
 
-def const(value: Any, dtype: Any = "int32") -> Any:
+@T.macro
+def const(value, dtype="int32"):  # type: ignore[no-untyped-def]
     """A number of a dtype, in a kernel."""
     return T.Cast(dtype, value)
 
