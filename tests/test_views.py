@@ -238,3 +238,59 @@ def test_views_on_a_gpu(program):
         kernel(*there)
         found = there[-1].cpu().numpy()
         np.testing.assert_array_equal(found.view("uint8"), wanted.astype(out.dtype).view("uint8"))
+
+
+@tilec.kernel
+def other_rank(
+    A: T.Tensor((6, 40), "float32"), B: T.Tensor((6, 40), "float32"), C: T.Tensor((6,), "float32")
+):
+    """The dimension of a word is the view's."""
+    with T.Kernel(6, threads=64) as bx:
+        s = T.alloc_shared((40,), "float32")
+        f = T.alloc_fragment((40,), "float32")
+        r = T.alloc_fragment((1,), "float32")
+        T.copy(A[bx, 0], s)
+        T.copy(s, f)
+        T.reduce_sum(T.reshape(f, (1, 40)), r, dim=1)
+        T.cumsum(T.view(s, (1, 40)), dim=1)
+        T.cumsum(T.reshape(s, (1, 40)), T.reshape(f, (1, 40)), dim=1, reverse=True)
+        T.copy(f, B[bx, 0])
+        C[bx] = r[0]
+
+
+@tilec.kernel
+def product_views(
+    A: T.Tensor((32, 64), "float16"),
+    B: T.Tensor((64, 32), "float16"),
+    C: T.Tensor((32, 32), "float32"),
+):
+    """All operands, and the sum, are views."""
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((1, 32, 64), "float16")
+        b = T.alloc_shared((2048,), "float16")
+        c = T.alloc_fragment((1024,), "float32")
+        T.copy(A, a)
+        T.copy(B, T.reshape(b, (64, 32)))
+        T.clear(c)
+        T.gemm(T.reshape(a, (32, 64)), T.reshape(b, (64, 32)), T.reshape(c, (32, 32)))
+        T.copy(T.reshape(c, (32, 32)), C)
+
+
+def launch(kernel, target, *arrays):
+    if target == "cpu":
+        kernel(*arrays)
+        return
+    kernel.compile(*arrays, target=target)
+    report = tilec.simulate(kernel, *arrays, target=target)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_words_on_views_of_another_rank(target):
+    a, b, c = random(6, 40), np.zeros((6, 40), np.float32), np.zeros(6, np.float32)
+    launch(other_rank, target, a, b, c)
+    assert np.array_equal(c, a.sum(1))
+    assert np.array_equal(b, np.cumsum(np.cumsum(a, 1)[:, ::-1], 1)[:, ::-1])
+    a, b, c = random(32, 64), random(64, 32), np.zeros((32, 32), np.float32)
+    launch(product_views, target, a.astype(np.float16), b.astype(np.float16), c)
+    assert np.array_equal(c, a @ b)

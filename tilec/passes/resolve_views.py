@@ -32,6 +32,8 @@ from tilec.ir.ops import (
     Gemm,
     If,
     Load,
+    Reduce,
+    Scan,
     Select,
     Store,
     View,
@@ -112,12 +114,16 @@ class _Views:
             if box is not None and (type(o) in ELEMENTWISE or own == wanted):
                 boxes[r] = box
         if through and len(boxes) == len(through):
-            return [*b.ops, _with_regions(o, boxes)]
+            done = _in_boxes(o, boxes)
+            if done is not None and not any(v in self.source for v in done.operands):
+                return [*b.ops, done]
         if type(o) in ELEMENTWISE:
             loop = loop_of(o)
             loops = in_turn(loop) if is_private(o) else [loop]
             return rewrite(Block((), tuple(loops)), lambda x: self.visit(x, subst), subst).ops
-        return [*b.ops, *self.copied(_with_regions(o, boxes), subst)]
+        alone = isinstance(o, Gemm)  # an operand's box is nothing to the others
+        kept = {r: box for r, box in boxes.items() if alone and _in_boxes(o, {r: box})}
+        return [*b.ops, *self.copied(_with_regions(o, kept), subst)]
 
     # --- elements ---
 
@@ -312,6 +318,25 @@ def _with_regions(o: Op, boxes: dict[Region, Region]) -> Op:
     fields = {n: getattr(o, n) for n in o.operand_fields}
     changed = {n: boxes[r] for n, r in fields.items() if isinstance(r, Region) and r in boxes}
     return replace(o, **changed)  # type: ignore[arg-type]
+
+
+def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
+    """`o` with these regions, which may have other extents of 1; None where it minds."""
+    made = _with_regions(o, boxes)
+    match o, made:
+        case Gemm(), Gemm():
+            same = [x.extents[-2:] == y.extents[-2:] for x, y in ((o.a, made.a), (o.b, made.b))]
+            return made if all(same) else None
+        case Reduce() | Scan(), Reduce() | Scan():
+            if made.source.extents != o.source.extents:
+                if o.source.extents[o.dim] == 1:
+                    return None
+                before = sum(e != 1 for e in o.source.extents[: o.dim])
+                large = [d for d, e in enumerate(made.source.extents) if e != 1]
+                made = replace(made, dim=large[before])
+            if isinstance(made, Scan) and made.source.extents != made.dest.extents:
+                return None
+    return made
 
 
 def _groups(
