@@ -662,7 +662,7 @@ SIGNATURES: dict[str, tuple[str, str]] = {
         "the annotation of q is a list of 2",
     ),
     "variable parameters": ("def kernel(*q):  #!\n    pass", "a kernel cannot take *q"),
-    "pointer": ("def kernel(q: T.ptr):  #!\n    pass", "T.ptr is not supported yet"),
+    "pointer": ("def kernel(q: T.ptr):  #!\n    pass", "nothing says what q points to"),
     "async": ("async def kernel(q: T.int32):  #!\n    pass", "a plain function, not async"),
     "annotated twice": (
         "def kernel(X: T.Tensor((64,), 'float32')):\n    X: T.Tensor((64,), 'float32')  #!\n",

@@ -178,6 +178,8 @@ from tilec.builtins.pointers import (
     lds128 as lds128,
     lds32 as lds32,
     lds64 as lds64,
+    make_tensor as make_tensor,
+    ptr as ptr,
     ptx_cp_async as ptx_cp_async,
     stg128 as stg128,
     stg256 as stg256,

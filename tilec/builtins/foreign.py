@@ -86,7 +86,6 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    "ptr": "write T.Tensor((n,), dtype)",
     "device_assert": "check on the host",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
 }  # fmt: skip
@@ -95,8 +94,8 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     ClusterKernel alloc_cluster_barrier alloc_tmem asm c2d_im2col call_extern cluster_sync
-    device_assert gemm_blockscaled gemm_sp im2col make_tensor
-    make_tensor_from_addr ptr rng_init rng_rand rng_rand_float sync_grid
+    device_assert gemm_blockscaled gemm_sp im2col
+    make_tensor_from_addr rng_init rng_rand rng_rand_float sync_grid
     tcgen05_gemm
     """.split()
 )

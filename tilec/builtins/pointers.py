@@ -13,6 +13,31 @@ from typing import Any
 from tilec.builtins.annotations import only_inside
 
 
+class Pointer:
+    """The annotation of a parameter whose dtype and shape the body says."""
+
+    def __call__(self) -> Pointer:
+        return self
+
+    def __repr__(self) -> str:
+        return "T.ptr"
+
+
+ptr = Pointer()
+
+
+def make_tensor(ptr: Any, shape: Any, dtype: object = "float32", strides: Any = None) -> Any:
+    """`A = T.make_tensor(a, (M, K), "float16")`, above T.Kernel: what a parameter `a: T.ptr` points
+    to.
+
+    The call is given a tensor (no address) of that dtype and rank. Extents that are ints,
+    T.constexpr parameters or sizes are checked; others, such as scalar parameters, are those of the
+    tensor that is given. Raises CompileError for anything but a parameter annotated T.ptr, and for
+    a second shape.
+    """
+    only_inside("make_tensor")
+
+
 def access_ptr(
     base: Any,
     access_type: Any = "r",

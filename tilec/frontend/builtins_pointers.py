@@ -70,6 +70,18 @@ def access_ptr(t: Expressions, c: Call) -> Address:
     return address(t, base, c["offset"], c.place("base"), "base of T.access_ptr")
 
 
+@builtin(T.make_tensor)
+def make_tensor(t: Expressions, c: Call) -> Buffer:
+    given = c["ptr"]
+    if isinstance(given, Buffer) and given.is_global:
+        return given
+    raise t.error(
+        f"T.make_tensor takes a parameter annotated T.ptr, not {describe(given)}",
+        "pass each tensor as a parameter; addresses that are kept in memory are not supported",
+        c.place("ptr"),
+    )
+
+
 @builtin(T.address_of)
 def address_of(t: Expressions, c: Call) -> Address:
     return address(t, c["element"], 0, c.place("element"), "the argument of T.address_of")

@@ -187,6 +187,7 @@ class _Draft:
     loc: Loc
     default: Any
     annotation: object = field(default=REQUIRED)
+    pointer: bool = False
 
 
 class _Reader:
@@ -254,12 +255,14 @@ class _Reader:
 
     def _read_body(self) -> None:
         body = self.source.node.body
-        annotated = [n for n, s in enumerate(body) if self._annotates(s)]
+        annotated = [n for n, s in enumerate(body) if self._annotates(s) or self._points(s)]
         last = annotated[-1] if annotated else -1
         for n, s in enumerate(body):
             if isinstance(s, ast.AnnAssign) and self._annotates(s):
                 assert isinstance(s.target, ast.Name)
                 self._read_annotation(self.drafts[s.target.id], s)
+            elif (call := self._points(s)) is not None:
+                self._read_pointer(call)
             elif isinstance(s, ast.Assign) and n < last:
                 self.evaluation.assign(s)
             if isinstance(s, ast.Assign) and self._calls(s.value, T.empty, T.alloc_global):
@@ -270,6 +273,56 @@ class _Reader:
             isinstance(s, ast.AnnAssign)
             and isinstance(s.target, ast.Name)
             and s.target.id in self.drafts
+        )
+
+    def _points(self, s: ast.stmt) -> ast.Call | None:
+        """The call of T.make_tensor by which a statement says what a parameter points to."""
+        if isinstance(s, ast.Assign) and self._calls(s.value, T.make_tensor):
+            assert isinstance(s.value, ast.Call)
+            first = next(iter(s.value.args), None) or next(
+                (k.value for k in s.value.keywords if k.arg == "ptr"), None
+            )
+            if isinstance(first, ast.Name) and first.id in self.drafts:
+                return s.value
+        return None
+
+    def _read_pointer(self, call: ast.Call) -> None:
+        """The tensor that a parameter annotated T.ptr points to."""
+        given = dict(zip(("ptr", "shape", "dtype", "strides"), call.args))
+        given.update({k.arg: k.value for k in call.keywords if k.arg is not None})
+        pointer, shape = given["ptr"], given.get("shape")
+        assert isinstance(pointer, ast.Name)
+        draft = self.drafts[pointer.id]
+        if isinstance(draft.annotation, T.Tensor | type) and draft.pointer:
+            hint = "view it in another shape: T.view(A, shape)"
+            raise self.error(f"{draft.name} has another shape already", hint, call)
+        if draft.annotation is not T.ptr or shape is None:
+            return  # reported when the kernel is traced
+        draft.pointer = True
+        constexprs = {n for n, d in self.drafts.items() if d.annotation in (T.constexpr, T.dtype)}
+        open_ = {n for n in constexprs if n not in self.constants}
+        if any(isinstance(n, ast.Name) and n.id in open_ for n in ast.walk(call)):
+            draft.annotation, self.pending = T.Tensor, True
+            return
+        with self.evaluation.at(call):
+            named = given.get("dtype")
+            dtype = "float32" if named is None else self.evaluation.expression(named)
+            extents = self._extents_of(draft.name, shape)
+            strides = given.get("strides")
+            steps = None if strides is None else self._extents_of(f"{draft.name}_step", strides)
+            draft.annotation = self.evaluation.annotation(T.Tensor, [extents, dtype, steps])
+
+    def _extents_of(self, name: str, node: ast.expr) -> object:
+        """Extents as they are written; those that the call alone knows are sizes of their own."""
+        if not isinstance(node, ast.Tuple | ast.List):
+            if not self.evaluation.lacks_values(node):
+                return self.evaluation.expression(node)
+            return (T.dynamic(f"{name}__0"),)
+        return tuple(
+            T.dynamic(f"{name}__{d}")
+            if self.evaluation.lacks_values(e)
+            else self.evaluation.expression(e)
+            for d, e in enumerate(node.elts)
         )
 
     def _calls(self, node: ast.expr, *builtins: Callable[..., Any]) -> bool:
@@ -376,6 +429,13 @@ class _Reader:
             shape = tuple(self._dimension(e) for e in a.shape)
             strides = None if a.strides is None else tuple(self._dimension(e) for e in a.strides)
             return Parameter(d.name, "tensor", d.loc, d.default, a.dtype, shape, strides)
+        if a is T.ptr:
+            raise self.error(
+                f"nothing says what {d.name} points to",
+                f"write A = T.make_tensor({d.name}, (M, N), dtype) above T.Kernel, or "
+                f"{d.name}: T.Tensor((M, N), dtype)",
+                d.loc,
+            )
         if isinstance(a, T.NotYet):
             hint = foreign.MEANWHILE.get(a.name, foreign.LATER)
             raise self.error(f"T.{a.name} is not supported yet", hint, d.loc)
