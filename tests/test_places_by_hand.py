@@ -49,7 +49,8 @@ def through_words(
         else:
             if tx < 16:
                 lower, upper = T.lds128(shared[tx * 16]), T.lds128(shared[tx * 16 + 8])
-                T.stg256(y[tx * 16], upper + lower)
+                both = [upper[n] for n in (0, 1, 2, 3)] + [lower[n] for n in (0, 1, 2, 3)]
+                T.stg256(y[tx * 16], both)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -80,9 +81,8 @@ def test_words_are_the_bits_of_elements(target: str, dtype: str) -> None:
                 w[0, n] = words[n]
             T.stg256(z, words)
             early = T.ldg64(x[N - 1], pred=N < 100)
-            w[1, 0], w[1, 1] = early
-            first, _ = T.ldg64(x, pred=N > 100)
-            w[1, 2] = first
+            w[1, 0:2] = early
+            w[1, 2] = T.ldg64(x, pred=N > 100)[0]
 
     count = 256 // np.dtype(dtype).itemsize // 8 + 1
     x = np.random.default_rng(1).integers(-100, 100, count).astype(dtype)
@@ -223,6 +223,26 @@ def test_words_on_a_gpu() -> None:
     copied(A, B)
     upper = torch.nn.functional.pad(A[:, 64:], (0, 38))
     torch.testing.assert_close(B, A[:, :64] + upper)
+
+
+@tilec.kernel
+def halved(
+    x: T.Tensor((64,), "float32"), y: T.Tensor((64,), "float32"), h: T.Tensor((64,), "float16")
+):
+    with T.Kernel(1, threads=16):
+        tx = T.get_thread_binding(0)
+        values = T.reinterpret(T.ldg128(x[tx * 4 : tx * 4 + 4]), T.float32x4)
+        T.stg128(y[tx * 4], values * 0.5)
+        T.stg64(h[tx * 4], T.cast(values, "float16x4"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_words_as_short_vectors(target: str) -> None:
+    x = np.random.default_rng(4).standard_normal(64).astype(np.float32)
+    y, h = np.zeros(64, np.float32), np.zeros(64, np.float16)
+    launch(halved, target, x, y, h)
+    np.testing.assert_array_equal(y, x / 2)
+    np.testing.assert_array_equal(h, x.astype(np.float16))
 
 
 @tilec.kernel

@@ -79,7 +79,7 @@ def ldg32(src: Any, pred: Any = None) -> Any:
 
 
 def ldg64(src: Any, pred: Any = None) -> Any:
-    """As `ldg32`, two uint32: `lo, hi = T.ldg64(x[i])`."""
+    """As `ldg32`, two uint32, a short vector: `T.reinterpret(T.ldg64(x[i]), T.float32x2)`."""
     only_inside("ldg64")
 
 
@@ -103,17 +103,17 @@ def stg32(dst: Any, value: Any, pred: Any = None) -> None:
 
 
 def stg64(dst: Any, value: Any, pred: Any = None) -> None:
-    """As `stg32`, what `ldg64` gives or numbers of 64 bits in all."""
+    """As `stg32`, what `ldg64` gives, or another vector of 64 bits in all."""
     only_inside("stg64")
 
 
 def stg128(dst: Any, value: Any, pred: Any = None) -> None:
-    """As `stg32`, what `ldg128` gives or numbers of 128 bits in all."""
+    """As `stg32`, what `ldg128` gives, or another vector of 128 bits in all."""
     only_inside("stg128")
 
 
 def stg256(dst: Any, value: Any, pred: Any = None) -> None:
-    """As `stg32`, what `ldg256` gives or numbers of 256 bits in all."""
+    """As `stg32`, what `ldg256` gives, or another vector of 256 bits in all."""
     only_inside("stg256")
 
 

@@ -11,7 +11,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Address, Buffer, Number, Region, Scalar, describe
+from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, describe
 from tilec.ir.ops import Bitcast
 from tilec.ir.types import UINT32, DType, find_dtype
 
@@ -178,7 +178,7 @@ def _load(bits: int) -> Callable[[Expressions, Call], object]:
         if pred is not None:
             parts = [t.select(pred, x, t.constant(0, x.dtype)) for x in parts]
         words = tuple(_regrouped(t, parts, _WORD))
-        return words[0] if len(words) == 1 else words
+        return words[0] if len(words) == 1 else Lanes(words)
 
     return load
 
@@ -188,6 +188,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
         first, dtype, count = _elements(t, c, "dst", bits)
         given = c["value"]
         values = given if isinstance(given, tuple | list) else (given,)
+        values = given.items if isinstance(given, Lanes) else values
         parts: list[Scalar] = []
         for x in values:
             number = t.number(x, f"value of T.{c.builtin}")

@@ -11,9 +11,11 @@ from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.instr import sync
 from tilec.ir.ops import Barrier, Shuffle, ShuffleXor, ThreadIndex, WarpSync
 from tilec.ir.types import DType
+from tilec.support.lazy import Lazy
+
+sync = Lazy("tilec.ir.instr.sync")  # with it come the tables of all instructions
 
 _COMBINE = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or"}
 
