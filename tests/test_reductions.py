@@ -104,6 +104,8 @@ CASES = {
     "inner": ((2, 3, 50), 2, "absmax", "float32", "float16", 128, "shared", True, True),
     "shared": ((48, 64), 1, "sum", "bfloat16", "float32", 128, "shared", False, False),
     "bytes": ((64, 64), 1, "sum", "int8", "int32", 128, "fragment", True, False),
+    "bytes into floats": ((7, 200), 1, "sum", "int8", "float32", 128, "shared", False, False),
+    "ints into halves": ((48, 33), 0, "abssum", "int16", "float16", 128, "fragment", True, False),
     "wrap": ((32, 64), 1, "sum", "uint8", "uint8", 128, "fragment", True, False),
     "long": ((16, 64), 1, "bitxor", "int64", "int64", 128, "fragment", False, False),
     "and": ((32, 48), 1, "bitand", "uint8", "uint8", 128, "fragment", True, False),

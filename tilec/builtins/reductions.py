@@ -24,8 +24,8 @@ def reduce(
     the result. A negative `dim` counts from the end. `batch` changes nothing: how many rows are
     combined at once is tilec's choice.
 
-    Sums of floats are computed in float32 (float64: in float64) and rounded once, to the dtype of
-    `out`; of ints in the wider of both dtypes, modulo 2**bits. Maximum and minimum leave nans out,
+    Sums of floats, or into floats, are computed in float32 (float64: in float64) and rounded once,
+    to the dtype of `out`; others in the wider of both dtypes, modulo 2**bits. Maximum and minimum leave nans out,
     as `T.max` does; with `nan_propagate` a nan among the elements is the result. The order of
     additions is fixed: repeated runs agree in every bit.
 

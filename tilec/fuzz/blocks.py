@@ -136,7 +136,7 @@ def block_scalar(w: Writer) -> None:
 # --- threads --------------------------------------------------------------------------------------
 
 
-def _thread(w: Writer) -> str:
+def thread_index(w: Writer) -> str:
     """A name for the thread's index."""
     name = w.name("tx")
     words = (
@@ -166,7 +166,7 @@ def thread_code(w: Writer) -> None:
     output = w.outputs[0]
     dtype = w.one_of(("float32", "int32", "float16", "int64"))
     length = min(w.bn, w.between(1, 6))
-    tx, mine, r = _thread(w), w.name("own"), w.name("r")
+    tx, mine, r = thread_index(w), w.name("own"), w.name("r")
     loop = w.one_of(LOOPS)
     w.emit(f"{mine} = T.alloc_local(({length},), {w.spelled(dtype)})")
     with w.block(f"for {r} in {loop}({length}):"):
@@ -187,7 +187,7 @@ def thread_tile(w: Writer) -> None:
     length = w.between(1, min(w.threads, 64))
     dtype = w.one_of(("float32", "int32", "float16", "uint8"))
     tile = w.tile((length,), dtype, "shared")
-    tx = _thread(w)
+    tx = thread_index(w)
     if length < w.threads and w.chance(0.3):
         w.emit(f"T.clear({tile.name})")
     with w.block(f"if {tx} < {length}:"):
@@ -204,7 +204,7 @@ def thread_exchange(w: Writer) -> None:
     flat = w.chance(0.6)
     tile = w.tile((n,) if flat else (4, n // 4), dtype, "shared")
     output = w.outputs[0]
-    tx, v = _thread(w), w.name("v")
+    tx, v = thread_index(w), w.name("v")
     others = (f"{n - 1} - {tx}", f"({tx} + {w.between(1, n)}) % {n}", f"{tx} ^ {w.between(1, 63)}")
 
     def at(thread: str) -> str:

@@ -18,6 +18,15 @@ from tilec.fuzz.numbers import Array, Number, held, literal
 from tilec.ir.types import DType
 
 _NOBODY, _SEVERAL = -1, -2
+_COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "max": np.fmax,
+    "min": np.fmin,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_BY_ATOMICS = {kind: -3 - number for number, kind in enumerate(_COMBINE)}
 
 
 class Invalid(Exception):
@@ -94,7 +103,7 @@ class Buffer:
 
     def __getitem__(self, index: Any) -> Number:
         at, inside = self._at(index, "read")
-        safe = self._converted(self.safe).value
+        safe = self.converted(self.safe).value
         if 0 in self.shape:
             return Number(np.broadcast_to(safe, inside.shape), self.dtype)
         self._note(Touched.reads, "read where another one writes it", at, inside)
@@ -106,13 +115,35 @@ class Buffer:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         at, inside = self._at(index, "written")
-        number = self._converted(value)
+        number = self.converted(value)
         where = self._note(Touched.writes, "written where another one touches it", at, inside)
         self.value[where] = np.broadcast_to(number.value, inside.shape)[inside]
         self.error[where] = np.broadcast_to(number.error, inside.shape)[inside]
         self.known[where] = True
 
-    def _converted(self, value: Any) -> Number:
+    def update(self, index: Any, value: Any, kind: str) -> None:
+        """Combine elements with `value`, by atomics: several iterations or blocks may, one kind of
+        atomic at a time."""
+        at, inside = self._at(index, "updated")
+        number = self.converted(value)
+        where = self._note(
+            Touched.writes, "updated where another one touches it", at, inside, _BY_ATOMICS[kind]
+        )
+        if not np.all(self.known[where]):
+            raise Invalid(f"{self.name} is updated before it is written")
+        values, error = (
+            np.broadcast_to(a, inside.shape)[inside] for a in (number.value, number.error)
+        )
+        _COMBINE[kind].at(self.value, where, values)
+        rounds = kind == "add" and self.dtype.is_float  # in an order that nobody knows
+        unknown = np.where((error > 0) | rounds, np.inf, 0.0)
+        np.maximum.at(self.error, where, unknown)
+
+    def inside(self, index: Any) -> Array:
+        """Which of the elements exist."""
+        return self._at(index, "updated")[1]
+
+    def converted(self, value: Any) -> Number:
         """A number or a literal in this buffer's dtype."""
         if isinstance(value, Number):
             return value.to(self.dtype, self.place.fnuz)
@@ -149,15 +180,23 @@ class Buffer:
     # --- who touches what ---
 
     def _note(
-        self, touch: Callable[..., bool], what: str, at: tuple[Array, ...], inside: Array
+        self,
+        touch: Callable[..., bool],
+        what: str,
+        at: tuple[Array, ...],
+        inside: Array,
+        together: int | None = None,
     ) -> tuple[Array, ...]:
-        """Note who touches these elements, which must be nobody else's; their coordinates."""
+        """Note who touches these elements, which must be nobody else's; their coordinates.
+        `together`: stands for all who do the same."""
         where = tuple(np.broadcast_to(a, inside.shape)[inside] for a in at)
-        clear = self.tile or touch(self.blocks, where, self.place.block)
+        block = self.place.block if together is None else together
+        clear = self.tile or touch(self.blocks, where, block)
         if self.place.iteration is not None:
             if self._loop != self.place.loop:
                 self._loop, self._iterations = self.place.loop, Touched(self.shape)
-            who = np.broadcast_to(self.place.iteration, inside.shape)[inside]
+            one = self.place.iteration if together is None else np.asarray(together)
+            who = np.broadcast_to(one, inside.shape)[inside]
             clear &= touch(self._iterations, where, who)
         if not clear:
             raise Invalid(f"{self.name} is {what}")

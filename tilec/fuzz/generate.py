@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import tilec.fuzz.blocks
-import tilec.fuzz.products  # noqa: F401  (their statements enter the tables)
+import tilec.fuzz.atomics
+import tilec.fuzz.products
+import tilec.fuzz.reductions  # noqa: F401  (their statements enter the tables)
 from tilec.fuzz.expressions import value
 from tilec.fuzz.program import SIZES, Array, Launch, Program
 from tilec.fuzz.schedules import annotate_schedule, forced, made_in_loops

@@ -17,15 +17,16 @@ import numpy as np
 import tilec.language as T
 from tilec.builtins.annotations import dtype_of
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
+from tilec.fuzz.folds import Folds
 from tilec.fuzz.maths import WORDS
-from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, index, inexact_tf32, unit
+from tilec.fuzz.numbers import Array, Number, Unclear, arithmetic, grain, index, inexact_tf32, unit
 from tilec.fuzz.program import Launch
 from tilec.ir.types import BOOL, FLOAT16, FLOAT32, INT32, TFLOAT32, DType, find_dtype
 
 MOST_ITERATIONS = 5000  # of one loop: beyond, a program counts as running for ever
 
 
-class Words:
+class Words(Folds):
     """Stands for `tilec.language` while a kernel's function is run by Python. `tensors`: those that
     the function was given or has made."""
 
@@ -62,6 +63,9 @@ class Words:
 
     get_block_binding = program_id
 
+    def get_block_bindings(self) -> tuple[Number, ...]:
+        return tuple(index(a) for a in self._at)
+
     def num_programs(self, axis: int = 0) -> Number:
         return index(self._grid[axis])
 
@@ -83,6 +87,9 @@ class Words:
 
     def get_thread_binding(self, dim: int = 0) -> Number:
         return index(np.arange(self._threads) if dim == 0 else 0)
+
+    def get_thread_bindings(self) -> tuple[Number, ...]:
+        return tuple(self.get_thread_binding(dim) for dim in range(3))
 
     def thread_binding(self, start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Number:
         first = 0 if stop is None else start
@@ -298,20 +305,11 @@ def product(a: Number, b: Number, c: Number, tf32: bool) -> Number:
         value = x @ y + c.value
         size = np.abs(x) @ np.abs(y) + np.abs(c.value)
         moved = np.abs(x) @ ey + ex @ np.abs(y) + ex @ ey + c.errors()
-    step = _grain(x) * _grain(y)
-    step = min(step, _grain(c.value)) if step else 0.0
+    step = grain(x) * grain(y)
+    step = min(step, grain(c.value)) if step else 0.0
     exact = (moved == 0) & (size <= step * 2.0**bits)
     root = math.sqrt(x.shape[1] + 16.0)
     rough = size * 2.0**-bits * root * 2 + size * unit(FLOAT16 if c.dtype is FLOAT16 else c.dtype)
     error = np.where(exact, 0.0, moved + rough)
     beyond = ~(size < (60000.0 if c.dtype is FLOAT16 else 1e38))
     return Number(value, c.dtype, np.where(beyond, np.inf, error)).to(c.dtype)
-
-
-def _grain(x: Array) -> float:
-    """A power of two of which all elements are multiples; 0 where there is none of size."""
-    for step in (1.0, 2.0**-4, 2.0**-10):
-        scaled = x / step
-        if np.all(scaled == np.trunc(scaled)):
-            return step
-    return 0.0

@@ -284,3 +284,12 @@ def function_of(
         if x.dtype is not FLOAT64:
             moved = moved + np.abs(y) * 2.0**-18  # of fast functions of float32, and narrower ones
         return settle(y, moved, x.dtype, ulps)
+
+
+def grain(x: Array) -> float:
+    """A power of two of which all elements are multiples; 0 where there is none of size."""
+    for step in (1.0, 2.0**-4, 2.0**-10):
+        scaled = x / step
+        if np.all(scaled == np.trunc(scaled)):
+            return step
+    return 0.0

@@ -20,6 +20,7 @@ from tilec.builtins.annotations import Macro, Size, Tensor
 from tilec.builtins.choices import Auto
 from tilec.frontend.source import Source, read_source
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
+from tilec.fuzz.folds import Element, Folds
 from tilec.fuzz.meaning import Words
 from tilec.fuzz.numbers import Number, arithmetic, index
 from tilec.fuzz.program import PLAIN, Launch
@@ -28,9 +29,14 @@ from tilec.ir.types import find_dtype
 PYTHON_FAULTS = (
     ArithmeticError, AttributeError, LookupError, TypeError, UnboundLocalError, ValueError
 )  # fmt: skip
-TILE_WORDS = ("copy", "fill", "clear", "gemm")
-THREAD_WORDS = ("get_thread_binding", "thread_binding", "alloc_local")
-AXES = ("program_id", "get_block_binding", "num_programs")
+REDUCTIONS = tuple(n for n in vars(Folds) if n.startswith("reduce"))
+TILE_WORDS = ("copy", "fill", "clear", "gemm", *REDUCTIONS, "cumsum", "cummax", "any_of", "all_of")
+ATOMICS = tuple(n for n in vars(Folds) if n.startswith("atomic"))
+THREAD_WORDS = (
+    "get_thread_binding", "get_thread_bindings", "thread_binding", "alloc_local", "get_lane_idx",
+    "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx",
+)  # fmt: skip
+AXES = ("program_id", "get_block_binding", "get_block_bindings", "num_programs")
 
 
 def run(
@@ -48,6 +54,7 @@ def run(
     words = Words(place, launch)
     free = {name: source.lookup(name)[1] for name in source.visible_names()}
     scope: dict[str, Any] = {**free, "T": words, "_region_of": Region.of, "_slices": np.s_}
+    scope["_element_of"] = Element
     given: dict[str, Any] = {}
     annotations = inspect.get_annotations(function, eval_str=True)
     late = _tensors_within(source)
@@ -175,7 +182,9 @@ class _Threads(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
         if _calls(node.value, *THREAD_WORDS):
-            self.names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+            self.names |= {
+                n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)
+            }
             return node
         if not self._names_one(node):
             return node
@@ -268,6 +277,9 @@ class _Changed(ast.NodeTransformer):
         self.generic_visit(node)
         if _is(node, *TILE_WORDS):
             node.args = [_as_region(a) for a in node.args]
+        if _is(node, *ATOMICS):
+            node.args[0] = _as_region(node.args[0], "_element_of")
+            node.args[1:] = [_as_region(a) if _sliced(a) else a for a in node.args[1:]]
         if isinstance(node.func, ast.Attribute) and find_dtype(node.func.attr) and node.args:
             return _call("cast", node.args[0], node.func)
         if _is(node, "Persistent"):
@@ -341,8 +353,12 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(_word(name), list(arguments), [])
 
 
-def _as_region(node: ast.expr) -> ast.expr:
+def _as_region(node: ast.expr, made: str = "_region_of") -> ast.expr:
     if not isinstance(node, ast.Subscript):
         return node
     index = ast.Subscript(ast.Name("_slices", ast.Load()), node.slice, ast.Load())
-    return ast.Call(ast.Name("_region_of", ast.Load()), [node.value, index], [])
+    return ast.Call(ast.Name(made, ast.Load()), [node.value, index], [])
+
+
+def _sliced(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and any(isinstance(n, ast.Slice) for n in ast.walk(node))

@@ -294,10 +294,12 @@ class Reduce(Op):
 
     @property
     def accumulator(self) -> DType:
-        """Sums of floats: float32 at least. Others: the wider of the two dtypes, of four bytes
-        where the source's is packed or less than a half."""
+        """Sums of floats, or into floats: float32 at least. Others: the wider of the two dtypes, of
+        four bytes where the source's is packed or less than a half."""
         s, d = self.source.dtype, self.dest.dtype
         wider = d if d.is_float == s.is_float and d.bits > s.bits else s
+        if d.is_float and self.combine == "add":
+            wider = wider if wider.is_float else d
         if wider.is_float and (self.combine == "add" or wider.bits < 16):
             return FLOAT64 if wider == FLOAT64 else FLOAT32
         return INT32 if 1 < wider.bits < 8 else wider
