@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontend_help import traced
+from frontend_help import ops, traced
 
 import tilec
 import tilec.language as T
@@ -14,7 +14,7 @@ from tilec.intrinsics import get_swizzle_layout
 from tilec.ir import errors
 from tilec.ir.errors import CompileWarning, LayoutError
 from tilec.ir.layout import MMA_C, Fragment, FragmentMisfitError, Layout, in_warps
-from tilec.ir.ops import AnnotateLayout
+from tilec.ir.ops import AnnotateLayout, Copy
 from tilec.layout import (
     make_full_bank_swizzled_layout,
     make_fully_replicated_layout_fragment,
@@ -427,6 +427,51 @@ def test_swizzles_of_every_line() -> None:
         get_swizzle_layout(0, 0, 24, "float16")
     with pytest.raises(LayoutError, match="is not a dtype"):
         get_swizzle_layout(0, 0, 24, "flaot16")
+
+
+@pytest.mark.parametrize(
+    "said, tma",
+    [
+        ({"prefer_instruction": "tma"}, True),
+        ({"prefer_instruction": "sync"}, False),
+        ({"disable_tma": True, "coalesced_width": 2}, False),
+        (None, True),
+    ],
+)
+def test_what_copies_are_asked_to_be_done_by(said: Any, tma: bool) -> None:
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float16")
+            T.copy(A, tile, disable_tma=False, annotations=said)
+            T.copy(tile, B, prefer_instruction="ldst")
+
+    arrays = {name: np.zeros((64, 64), np.float16) for name in "AB"}
+    first, second = ops(traced(kernel, arrays), Copy)
+    assert first.disable_tma is not tma and not second.disable_tma
+    assert first.coalesced_width == (2 if said and "coalesced_width" in said else 0)
+    A, B = np.random.default_rng(7).random((64, 64)).astype(np.float16), arrays["B"]
+    assert tilec.simulate(tilec.kernel(kernel), A, B, target="cuda:sm_90a").ok
+    np.testing.assert_array_equal(A, B)
+
+
+@pytest.mark.parametrize(
+    "said, message",
+    [
+        ({"prefer_instruction": "tma", "disable_tma": True}, '"tma" beside disable_tma=True'),
+        ({"perfer_instruction": "tma"}, "have no 'perfer_instruction'; did you mean"),
+        ({"prefer_instruction": "bulk"}, "prefer_instruction of T.copy is"),
+        (64, "annotations of T.copy are the int 64, no dict"),
+        ({"loop_layout": 3}, "loop_layout of T.copy is the int 3"),
+    ],
+)
+def test_annotations_that_copies_do_not_have(said: Any, message: str) -> None:
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float16")
+            T.copy(A, tile, annotations=said)
+
+    with pytest.raises(tilec.CompileError, match=message):
+        traced(kernel, {"A": np.zeros((64, 64), np.float16)})
 
 
 @pytest.mark.gpu

@@ -384,6 +384,7 @@ def copy(
     eviction_policy: str | None = None,
     prefer_instruction: str | None = None,
     loop_layout: Any = None,
+    annotations: dict[str, Any] | None = None,
 ) -> None:
     """Copy region `src` onto region `dst`, converting to its dtype (to nearest even).
 
@@ -392,7 +393,8 @@ def copy(
     "evict_normal". `prefer_instruction`: "tma" (tilec's own choice where TMA can do the copy),
     "cp_async" or "sync" (no TMA), "ldmatrix", "stmatrix", "ldst" (tilec's choice).
     `loop_layout`: a `T.Fragment`, the layout of the side that is a fragment; copies between
-    memories are made as they are fastest.
+    memories are made as they are fastest. `annotations`: a dict of these keywords, which counts
+    before them.
     """
     only_inside("copy")
 

@@ -22,6 +22,7 @@ from tilec.frontend.layouts import copy_layout
 from tilec.frontend.memory import Tile
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Scalar, describe
+from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import (
     Alloc,
     AnnotateSafeValue,
@@ -123,9 +124,31 @@ def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
 # --- movement -------------------------------------------------------------------------------------
 
 
+def _annotated(t: Expressions, c: Call) -> Call:
+    """The call with what its `annotations` say in the place of its other keywords."""
+    given = c["annotations"]
+    if given is None:
+        return c
+    place = c.place("annotations")
+    names = [*c.values][2:-1]
+    known = {**{n: n for n in names}, "parallel_loop_layout": "loop_layout"}
+    if not isinstance(given, dict):
+        message = f"annotations of T.copy are {describe(given)}, no dict"
+        raise t.error(message, f"it has: {', '.join(names)}", place)
+    for name in given:
+        if name not in known:
+            near = did_you_mean(str(name), names)
+            message = f"annotations of T.copy have no {name!r}{near}"
+            raise t.error(message, f"it has: {', '.join(names)}", place)
+    said = {known[name]: value for name, value in given.items()}
+    nodes = {**c.nodes, **dict.fromkeys(said, place)}
+    return Call(c.builtin, c.node, {**c.values, **said}, nodes)  # type: ignore[arg-type]
+
+
 @builtin(T.copy)
 def copy(t: Expressions, c: Call) -> None:
     tile_level(t, c)
+    c = _annotated(t, c)
     width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
     policy = ""
     if c["eviction_policy"] is not None:
