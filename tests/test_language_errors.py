@@ -354,7 +354,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "",
     ),
     "float index": ("x = X[n / 2]  #!", "an index is a run-time float32, not an integer", "//"),
-    "run-time slice": ("T.copy(A[0:n, 0], A_s)  #!", "extent of this slice", "start:start + n"),
+    "run-time slice": ("T.fill(A[0:n, 0], 0)  #!", "extent of this slice", "start:start + n"),
     "slice with a step": ("T.copy(A[0:8:2, 0], A_s)  #!", "a slice with a step", ""),
     "empty slice": (
         "T.fill(S[4:4, :], 0)  #!",

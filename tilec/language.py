@@ -7,8 +7,9 @@ outside a kernel, a builtin raises CompileError, except those that make sense on
 
 Tiles ("region" below) are named in three ways. A bare buffer is the whole of it. `A[i, j]` is where
 a tile starts; its extents are those of the other side of the copy. `A[i:i + m, j:j + n]` names the
-extents, which must be compile-time ints. Indices given beside slices, and leading indices, drop.
-Out of a global tensor's bounds, reads give its safe value (0 unless annotated), writes do nothing.
+extents, which must be compile-time ints (`copy` takes others). Indices given beside slices, and
+leading indices, drop. Out of a global tensor's bounds, reads give its safe value (0 unless
+annotated), writes do nothing.
 
 Arithmetic. A Python literal takes the other operand's dtype; int with float gives the float; of two
 floats or two ints the wider; of two ints of one width, one of them unsigned, the unsigned one;
@@ -388,7 +389,9 @@ def copy(
 ) -> None:
     """Copy region `src` onto region `dst`, converting to its dtype (to nearest even).
 
-    One side may be a start only (`A[i, j]`), and then has the other's extents. `coalesced_width`
+    One side may be a start only (`A[i, j]`), and then has the other's extents; so has a slice whose
+    extent is only known at run time (`A[i:i + n, 0:64]`): what is behind its end reads as zero and
+    is not written. `coalesced_width`
     limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last",
     "evict_normal". `prefer_instruction`: "tma" (tilec's own choice where TMA can do the copy),
     "cp_async" or "sync" (no TMA), "ldmatrix", "stmatrix", "ldst" (tilec's choice).

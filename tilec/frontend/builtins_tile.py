@@ -20,8 +20,9 @@ from tilec.frontend.builtins import (
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
 from tilec.frontend.memory import Tile
+from tilec.frontend.open_slices import closed, copy_open, is_open
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Buffer, Lanes, Number, Scalar, describe
+from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import (
     Alloc,
@@ -147,6 +148,11 @@ def _annotated(t: Expressions, c: Call) -> Call:
 
 @builtin(T.copy)
 def copy(t: Expressions, c: Call) -> None:
+    src, dst = c["src"], c["dst"]
+    if t.parallel is not None and isinstance(src, Region) and isinstance(dst, Region):
+        if src.is_element and dst.is_element:
+            t.store(dst, t.load(src))
+            return
     tile_level(t, c)
     c = _annotated(t, c)
     width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
@@ -162,6 +168,14 @@ def copy(t: Expressions, c: Call) -> None:
             "leave one of them out",
             c.place("prefer_instruction"),
         )
+    if is_open(c["src"]) != is_open(c["dst"]):
+        reads = is_open(c["src"])
+        r, name = (c["src"], "dst") if reads else (c["dst"], "src")
+        with t.at(c.place(name)):
+            other = t.tile(c[name], "the destination" if reads else "the source")
+        part = closed(t, r, other, t.tile_text(other))
+        copy_open(t, r, *((part, other) if reads else (other, part)), reads)
+        return
     source, dest = t.tiles(c["src"], c["dst"], (c.place("src"), c.place("dst")))
     if is_placed(t, source, dest):
 

@@ -10,6 +10,7 @@ from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
 from tilec.frontend.values import (
+    OPEN,
     Buffer,
     Method,
     Number,
@@ -121,6 +122,7 @@ class Memory(Arithmetic):
             )
         offsets: list[int | Scalar] = []
         extents: list[int | None] = []
+        counts: dict[int, Number] = {}
         for dim, item in enumerate(items):
             if isinstance(item, Slice):
                 lower = 0 if item.lower is None else self._from_the_end(buffer, dim, item.lower)
@@ -128,11 +130,13 @@ class Memory(Arithmetic):
                 if item.upper is not None:
                     upper = self._from_the_end(buffer, dim, item.upper)
                 offsets.append(lower)
-                extents.append(self._slice_extent(buffer, dim, lower, upper))
+                extents.append(self._slice_extent(buffer, lower, upper))
+                if extents[-1] == OPEN:
+                    counts[dim] = self.binary("sub", upper, lower)
             else:
                 offsets.append(self._from_the_end(buffer, dim, item))
                 extents.append(None)
-        return Region(buffer, tuple(offsets), tuple(extents), self.loc)
+        return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts)
 
     def _from_the_end(self, buffer: Buffer, dim: int, item: Number) -> int | Scalar:
         """An index; one that is negative at compile time counts from the end, as Python's."""
@@ -146,15 +150,10 @@ class Memory(Arithmetic):
         assert isinstance(counted, Scalar)
         return counted
 
-    def _slice_extent(
-        self, buffer: Buffer, dim: int, lower: int | Scalar, upper: int | Scalar
-    ) -> int:
-        extent = (affine_of(upper) - affine_of(lower)).constant
+    def _slice_extent(self, buffer: Buffer, lower: int | Scalar, upper: int | Scalar) -> int:
+        extent = _difference(self, upper, lower)
         if extent is None:
-            raise self.error(
-                f"the extent of this slice of {describe(buffer)} is only known at run time",
-                f"dimension {dim}: write start:start + n with a compile-time n",
-            )
+            return OPEN
         if extent <= 0:
             hint = "write start:stop with a stop behind the start"
             raise self.error(f"this slice of {describe(buffer)} has {extent} elements", hint)
@@ -369,6 +368,12 @@ class Memory(Arithmetic):
     def tile(self, operand: object, what: str) -> Tile:
         """A region whose extents stand by themselves. Raises CompileError for a bare start."""
         r = self.region(operand, what)
+        if OPEN in r.extents:
+            raise self.error(
+                f"the extent of this slice of {describe(r.buffer)} is only known at run time",
+                f"dimension {r.extents.index(OPEN)}: write start:start + n with a compile-time n",
+                r.loc,
+            )
         if r.is_element:
             raise self.error(
                 f"{what} says where a tile of {describe(r.buffer)} starts, not how large it is",
@@ -469,3 +474,31 @@ def barrier_of(value: Region | Buffer) -> Buffer | None:
 
 def _count(n: int, one: str, more: str) -> str:
     return f"{n} {one if n == 1 else more}"
+
+
+def _difference(t: Arithmetic, a: Scalar | int, b: Scalar | int) -> int | None:
+    """`a - b` where it is known. An element that both read, with nothing written between, counts as
+    one and the same."""
+    found = affine_of(a) - affine_of(b)
+    ops = t.builder.ops
+    made = {o.result: n for n, o in enumerate(ops) if isinstance(o, Load)}
+    first: list[tuple[int, Load]] = []
+    for v in [*found.terms]:
+        n = made.get(v)
+        if n is None:
+            continue
+        o = ops[n]
+        assert isinstance(o, Load)
+        for m, other in first:
+            between = ops[min(m, n) + 1 : max(m, n)]
+            alike = o.source is other.source and all(
+                (t.indices.form(x) - t.indices.form(y)).constant == 0
+                for x, y in zip(o.indices, other.indices)
+            )
+            if alike and all(x.pure or isinstance(x, Load) for x in between):
+                one = found.terms[v]
+                found = found.without(v) + t.indices.form(other.result).scaled(one)
+                break
+        else:
+            first.append((n, o))
+    return found.constant

@@ -35,6 +35,7 @@ class Scalar:
 
 
 Number = Literal | Scalar
+OPEN = -1  # the extent of a slice that is only known at run time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,12 +67,14 @@ class Buffer:
 @dataclass(frozen=True, eq=False, slots=True)
 class Region:
     """Part of a buffer: an offset per dimension, and an extent where it was given (None: an index,
-    which as a tile's start takes the other side's extent)."""
+    which as a tile's start takes the other side's extent; OPEN: it is only known at run time, and
+    stands in `counts` by its dimension)."""
 
     buffer: Buffer
     offsets: tuple[int | Scalar, ...]
     extents: tuple[int | None, ...]
     loc: Loc
+    counts: Mapping[int, Number] = field(default_factory=dict)
 
     @property
     def is_element(self) -> bool:

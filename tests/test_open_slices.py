@@ -1,0 +1,184 @@
+"""T.copy of slices whose extent is only known at run time."""
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+G, M = T.dynamic("G, M")
+
+
+def run(kernel, target, *arrays, **given):
+    if target == "cpu":
+        kernel(*arrays, **given)
+        return
+    kernel.compile(*arrays, target=target, **given)
+    report = tilec.simulate(kernel, *arrays, target=target, **given)
+    assert report.ok, report
+
+
+def groups(dtype, out, space, threads):
+    @tilec.kernel
+    def padded(
+        A: T.Tensor((M, 24), dtype),
+        first: T.Tensor((G,), "int32"),
+        B: T.Tensor((G, 16, 24), out),
+        C: T.Tensor((M, 24), out),
+    ):
+        """Each group's rows, up to 16 of them, padded with zeros, and back again."""
+        with T.Kernel(G - 1, threads=threads) as g:
+            if space == "shared":
+                x = T.alloc_shared((16, 24), out)
+            else:
+                x = T.alloc_fragment((16, 24), out)
+            T.copy(A[first[g] : first[g + 1], 0:24], x)
+            T.copy(x, B[g, 0, 0])
+            for i, j in T.Parallel(16, 24):
+                x[i, j] = x[i, j] + 1
+            T.copy(x, C[first[g] : first[g + 1], :])
+
+    return padded
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("dtype", "out", "space", "threads"),
+    [
+        ("float32", "float32", "shared", 128),
+        ("float16", "float32", "fragment", 64),
+        ("int8", "int32", "fragment", 32),
+    ],
+)
+def test_groups_of_rows(target, dtype, out, space, threads):
+    ends = np.array([0, 5, 5, 21, 22, 31], np.int32)
+    a = np.random.default_rng(1).integers(-9, 9, (33, 24)).astype(dtype)
+    b, c = np.ones((6, 16, 24), out), np.full((33, 24), 77, out)
+    run(groups(dtype, out, space, threads), target, a, ends, b, c)
+    for g in range(5):
+        rows = a[ends[g] : ends[g + 1]]
+        want = np.zeros((16, 24))
+        want[: len(rows)] = rows
+        assert np.array_equal(b[g], want)
+    want = np.full((33, 24), 77.0)
+    want[:31] = a[:31].astype(float) + 1
+    assert np.array_equal(c, want)
+
+
+@tilec.kernel
+def on_chip(A: T.Tensor((8, 32), "float32"), n: T.int32, B: T.Tensor((8, 32), "float32")):
+    """A part of a row of a shared tile, of 1 to 32 elements; one beyond both sides' extents."""
+    with T.Kernel(8, threads=32) as bx:
+        s = T.alloc_shared((2, 32), "float32")
+        f = T.alloc_fragment((32,), "float32")
+        T.clear(s)
+        T.copy(A[bx, 0:n], s[1, 0:32])
+        T.copy(s[1, 4 : 4 + n], f)
+        T.copy(f, B[bx, 0:n])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n", [1, 7, 28, 0])
+def test_parts_of_shared_tiles(target, n):
+    a = np.arange(256, dtype=np.float32).reshape(8, 32)
+    b = np.full((8, 32), -1, np.float32)
+    run(on_chip, target, a, n, b)
+    want = np.full((8, 32), -1.0)
+    padded = np.zeros((8, 40))
+    padded[:, :n] = a[:, :n]
+    want[:, :n] = padded[:, 4 : 4 + n]
+    assert np.array_equal(b, want)
+
+
+@tilec.kernel
+def offsets(A: T.Tensor((M, 64), "float16"), at: T.Tensor((4,), "int32"),
+            B: T.Tensor((4, 32, 64), "float16")):  # fmt: skip
+    """What is read twice, a variable or an element, is the same number."""
+    with T.Kernel(2, threads=128) as bx:
+        x = T.alloc_shared((32, 64), "float16")
+        row = T.alloc_var("int32")
+        row = at[bx] + 1
+        T.copy(A[row + bx * 2 : row + (bx + 16) * 2, 0:64], x)
+        T.copy(x, B[bx, 0, 0])
+        T.copy(A[at[bx + 2] : at[bx + 2] + 32, 0:64], x)
+        T.copy(x, B[bx + 2, 0, 0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_extents_that_are_known_after_all(target):
+    a = np.random.default_rng(1).integers(-9, 9, (80, 64)).astype(np.float16)
+    at, b = np.array([3, 11, 0, 40], np.int32), np.zeros((4, 32, 64), np.float16)
+    run(offsets, target, a, at, b)
+    starts = [4, 14, 0, 40]
+    assert np.array_equal(b, [a[s : s + 32] for s in starts])
+    text = offsets.compile(a, at, b, target=target).stages["tile"]
+    assert text.count("copy %") == 4 and "parallel" not in text
+
+
+@tilec.kernel
+def changed(A: T.Tensor((M,), "float32"), B: T.Tensor((32,), "float32")):
+    """A variable that changes between its reads is not the same number."""
+    with T.Kernel(1, threads=32):
+        end = T.alloc_var("int32", 3)
+        start = end
+        end = end + 4
+        x = T.alloc_fragment((32,), "float32")
+        T.copy(A[start:end], x)
+        T.copy(x, B)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_variable_that_changes(target):
+    a, b = np.arange(1, 41, dtype=np.float32), np.zeros(32, np.float32)
+    run(changed, target, a, b)
+    assert np.array_equal(b[:4], a[3:7]) and not b[4:].any()
+
+
+@tilec.kernel
+def wrong(A: T.Tensor((64, 64), "float32"), n: T.int32, which: T.constexpr):
+    with T.Kernel(1, threads=32):
+        x = T.alloc_shared((16, 32), "float32")
+        r = T.alloc_shared((16,), "float32")
+        if which == "extents":
+            T.copy(A[n : n * 2, 0:16], x)
+        elif which == "both":
+            T.copy(A[n : n * 2, 0:16], A[0:n, 0:16])
+        elif which == "fill":
+            T.fill(A[n : n * 2, 0:16], 0)
+        else:
+            T.reduce_sum(x[0:n, 0:32], r, dim=1)
+
+
+WRONG = {
+    "extents": ("a (?, 16) slice of A and x (shared (16, 32) float32): their extents differ",),
+    "both": ("the extent of this slice of A", "only known at run time", "start + n"),
+    "fill": ("the extent of this slice of A", "only known at run time", "dimension 0"),
+    "reduction": ("the extent of this slice of x", "only known at run time"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_what_needs_an_extent(which):
+    with pytest.raises(tilec.CompileError) as e:
+        wrong.compile(np.zeros((64, 64), np.float32), 3, which=which, target="cpu")
+    assert all(text in str(e.value) for text in WRONG[which]), e.value
+
+
+@tilec.kernel
+def elements(A: T.Tensor((M, 20), "float32"), B: T.Tensor((40, 32), "float16")):
+    """In T.Parallel a copy is of an element; out of bounds it is the safe value."""
+    with T.Kernel(1, threads=64):
+        T.annotate_safe_value({A: -9})
+        for i, j in T.Parallel(40, 32):
+            T.copy(A[i, j], B[i, j])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_copies_of_elements(target):
+    a = np.random.default_rng(1).integers(-9, 9, (33, 20)).astype(np.float32)
+    b = np.zeros((40, 32), np.float16)
+    run(elements, target, a, b)
+    want = np.full((40, 32), -9.0)
+    want[:33, :20] = a
+    assert np.array_equal(b, want)
