@@ -246,19 +246,31 @@ def test_words_as_short_vectors(target: str) -> None:
 
 
 @tilec.kernel
-def neighbours(x: T.Tensor((8, 4), "float32"), d: T.Tensor((8, 4), "float32")):
+def neighbours(
+    x: T.Tensor((8, 4), "float32"),
+    d: T.Tensor((8, 4), "float32"),
+    before: T.Tensor((6,), "float32"),
+):
     with T.Kernel(1, threads=64):
         for i in T.Parallel(8):
             T.atomic_addx4(d[i, 0:4], x[i, 0:4])
         for i in T.Parallel(8):
             T.atomic_addx2(T.address_of(d[i, 2]), x[i, 0])
+        T.sync_threads()
+        if T.get_thread_binding(0) == 0:
+            before[0:2] = T.atomic_addx2(d[0, 0:2], x[1, 0:2], return_prev=True)
+            before[2:6] = T.atomic_addx4(d[7, 0], x[0, 0], return_prev=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_atomics_on_neighbours_at_a_place(target: str) -> None:
     x = np.random.default_rng(3).random((8, 4), dtype=np.float32)
     d = np.zeros_like(x)
-    launch(neighbours, target, x, d)
+    before = np.zeros(6, np.float32)
+    launch(neighbours, target, x, d, before)
     expected = x.copy()
     expected[:, 2:] += x[:, :2]
+    np.testing.assert_array_equal(before, [*expected[0, :2], *expected[7]])
+    expected[0, :2] += x[1, :2]
+    expected[7] += x[0]
     np.testing.assert_array_equal(d, expected)

@@ -199,7 +199,12 @@ def fake_gpu(torch: Any) -> None:
     cuda.Event = cuda.Stream = cuda.current_stream = cuda.stream = cuda.device = Anything
     cuda.init = cuda.set_device = nothing
     generator = torch.Generator
-    torch.Generator = lambda *_, **__: generator()
+
+    class AnyDevice(generator):  # a class: torch's own annotations say `torch.Generator | None`
+        def __new__(cls, *_, **__):
+            return generator()
+
+    torch.Generator = AnyDevice
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda t, *_, **__: t
     torch.testing.assert_close = nothing
     torch.allclose = torch.equal = lambda *_, **__: True

@@ -78,13 +78,15 @@ def atomic_exchange(
     only_inside("atomic_exchange")
 
 
-def atomic_addx2(dst: Any, value: Any, return_prev: _Bool = False) -> None:
-    """Add two neighbours of the last dimension, that begin at the elements `dst` and `value`."""
+def atomic_addx2(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
+    """Add two neighbours of the last dimension, that begin at the places `dst` and `value`, each by
+    an atomic of its own; with `return_prev` give what was there, a short vector."""
     only_inside("atomic_addx2")
 
 
-def atomic_addx4(dst: Any, value: Any, return_prev: _Bool = False) -> None:
-    """Add four neighbours of the last dimension, that begin at the elements `dst` and `value`."""
+def atomic_addx4(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
+    """Add four neighbours of the last dimension, that begin at the places `dst` and `value`, each
+    by an atomic of its own; with `return_prev` give what was there, a short vector."""
     only_inside("atomic_addx4")
 
 

@@ -16,7 +16,7 @@ from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Address, Buffer, Number, Region, Scalar, describe
+from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, describe
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
@@ -132,7 +132,7 @@ for _kind in ATOMICS:
 
 
 def _neighbours(count: int) -> Any:
-    def update(t: Expressions, c: Call) -> None:
+    def update(t: Expressions, c: Call) -> Lanes | None:
         place = place_of(t, c["dst"], f"dst of T.{c.builtin}", c.place("dst"))
         where = Call(c.builtin, c.node, {**c.values, "dst": place}, c.nodes)
         dst, value = _element(t, where, "dst", "add"), c["value"]
@@ -145,12 +145,11 @@ def _neighbours(count: int) -> Any:
                 "name it: x[i, j]",
                 c.place("value"),
             )
-        if bool_argument(t, c, "return_prev"):
-            hint = "write T.atomic_add for each of them"
-            raise t.error(f"T.{c.builtin} gives no previous values", hint, c.place("return_prev"))
+        found: list[Number] = []
         for n in range(count):
             number = t.number(t.neighbour(value, n), "the value")
-            _emit(t, t.neighbour(dst, n), number, "add")
+            found.append(_emit(t, t.neighbour(dst, n), number, "add"))
+        return Lanes(tuple(found)) if bool_argument(t, c, "return_prev") else None
 
     return update
 
