@@ -282,7 +282,11 @@ class Statements(ForLoops):
             elif isinstance(x, Region):
                 self.store(x, self._stored(x.buffer, number, place))
             else:
-                raise self.error("a lane that is no element cannot be assigned to")
+                raise self.error(
+                    "a vector of numbers cannot be assigned to",
+                    "name elements, A[T.Ramp(i, 1, 4)] = …, or a vector of T.alloc_var",
+                    place,
+                )
 
     def _store_variable(self, variable: Buffer, value: object, place: ast.expr) -> None:
         if self.parallel is not None and variable not in self.parallel.variables:
