@@ -23,7 +23,10 @@ WHERE = torch.cuda.get_device_name() if ON_GPU else "cpu"
 
 _EXTENSIONS = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3": ml_dtypes.float8_e4m3fn}
 _TORCH_NAMES = {"float8_e4m3": "float8_e4m3fn"}
-_ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20}
+_ROUNDING = {
+    "float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20, "float8_e4m3fn": 2.0**-4,
+    "float8_e4m3fnuz": 2.0**-4,
+}  # fmt: skip
 
 
 def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -42,9 +45,19 @@ def integers(values: list[int]) -> Any:
 
 def empty(shape: tuple[int, ...], dtype: str) -> Any:
     """An output filled with NaN, so that an element which is never written is found."""
+    return _full(shape, dtype, float("nan"))
+
+
+def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    """What a kernel adds to."""
+    return _full(shape, dtype, 0.0)
+
+
+def _full(shape: tuple[int, ...], dtype: str, value: float) -> Any:
     if ON_GPU:
-        return torch.full(shape, float("nan"), device="cuda", dtype=getattr(torch, dtype))
-    return np.full(shape, np.nan, _EXTENSIONS.get(dtype, dtype))
+        made = torch.full(shape, value, device="cuda")
+        return made.to(getattr(torch, _TORCH_NAMES.get(dtype, dtype)))
+    return np.full(shape, value, _EXTENSIONS.get(dtype, dtype))
 
 
 def float64(array: Any) -> np.ndarray:

@@ -147,3 +147,14 @@ def test_a_planted_fault_is_found(word: str, kind: str, monkeypatch: pytest.Monk
     update = Buffer.update
     monkeypatch.setattr(Buffer, "update", lambda self, i, v, k: update(self, i, 1, k))
     assert {(o.kind, o.detail) for o in run_program(program, targets)} == {("numbers", "H")}
+
+
+def test_threads_of_the_decorator_count() -> None:
+    """How many there are is seen where each of them adds 1."""
+    source = (
+        "@tilec.kernel(threads=64)\ndef kernel(H: T.Tensor((3,), 'int32')):\n"
+        "    with T.Kernel(2) as bx:\n        tx = T.get_thread_binding(0)\n"
+        "        T.atomic_add(H[tx % 2 + bx], 1)\n"
+    )
+    program = Program(source, {"H": Array((3,), "int32", "plain", "ints", 2)})
+    assert [o.kind for o in run_program(program, ("cpu", "cuda:sm_90a"))] == ["ok", "ok"]

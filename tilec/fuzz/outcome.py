@@ -9,7 +9,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,8 @@ class Wants:
         """Raises Invalid or Unclear for a program without a meaning."""
         self._kernel, self._arguments, self.launch = kernel, arguments, launch
         self.returned = prepared.returned(kernel.function, kernel.out)
+        decorated = {"threads": kernel.threads} if kernel.threads else {}
+        self._full = replace(launch, keywords={**decorated, **launch.keywords})
         self._made: dict[bool, dict[str, Number]] = {}
         arrays = [a for a in arguments.values() if isinstance(a, Array)]
         constants = kernel.function.__code__.co_consts
@@ -97,7 +99,7 @@ class Wants:
             made = make_arguments(self._arguments, fnuz)
             given = {n: a.view if isinstance(a, Made) else a for n, a in made.items()}
             with np.errstate(all="ignore"):
-                self._made[fnuz] = prepared.run(self._kernel.function, given, self.launch, fnuz)
+                self._made[fnuz] = prepared.run(self._kernel.function, given, self._full, fnuz)
         return self._made[fnuz]
 
 
