@@ -309,6 +309,25 @@ class NvptxEmitter(PrintingEmitter):
             args += self.read_packs(v, dest, form.inputs[len(args) : len(args) + count])
         self.write_packs(o.c, dest, self.asm(form, args, o.instr))
 
+    def emit_warp_mma(self, o: ops.WarpMma) -> None:
+        instr = find_instruction(o.instr)
+        if not isinstance(instr, MmaInstruction):
+            raise InternalError(f"{o.instr} is not an mma", o.loc)
+        form, f, args = instr.asm(), self.f, list[Val]()
+        for values, pack in zip((o.a, o.b, o.c), instr.packs):
+            given = [self.get(v) for v in values]
+            for i in range(0, len(given), pack):
+                word = given[i] if pack == 1 else f.pack(given[i : i + pack])
+                args.append(f.cast("bitcast", word, form.inputs[len(args)]))
+        made, pack = self.asm(form, args, o.instr), instr.packs[2]
+        kind = self.get(o.c[0]).type
+        for i, word in enumerate(made):
+            parts = [f.cast("bitcast", word, kind)]
+            if pack > 1:
+                parts = f.unpack(f.cast("bitcast", word, f"<{pack} x {kind}>"), pack, kind)
+            for r, part in zip(o.results[i * pack : (i + 1) * pack], parts):
+                self.env[r] = part
+
     def emit_wgmma(self, o: ops.Wgmma) -> None:
         instr = find_instruction(o.instr)
         if not isinstance(instr, WgmmaInstruction):

@@ -19,6 +19,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_header,
     builtins_lanes,
     builtins_layout,
+    builtins_matrices,
     builtins_moves,
     builtins_pointers,
     builtins_reduce,

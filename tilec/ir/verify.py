@@ -400,7 +400,7 @@ def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    if o.opname in ("warp_sync", "shuffle", "shuffle_xor"):
+    if o.opname in ("warp_sync", "shuffle", "shuffle_xor", "warp_mma"):
         return Level.WARP
     if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname == "barrier":
         return Level.BLOCK
@@ -418,6 +418,7 @@ _SPELLED = {
     "warp_sync": "T.sync_warp()",
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",
+    "warp_mma": "T.ptx_mma",
     "set_registers": "T.set_max_nreg",
 }
 

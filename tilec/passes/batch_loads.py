@@ -28,6 +28,7 @@ from tilec.ir.ops import (
     Parallel,
     Shuffle,
     ShuffleXor,
+    WarpMma,
     Yield,
 )
 from tilec.passes.utils.addressing import conjunction
@@ -65,7 +66,7 @@ def _only_loads(o: For) -> bool:
             case Parallel():
                 if x.engine:
                     return False
-            case Shuffle() | ShuffleXor():
+            case Shuffle() | ShuffleXor() | WarpMma():
                 pass
             case _ if x.region_fields or not all(_stays_in_registers(e) for e in x.effects()):
                 return False

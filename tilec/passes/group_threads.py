@@ -39,6 +39,7 @@ from tilec.ir.ops import (
     ThreadIndex,
     TmaCopy,
     TmaStoreWait,
+    WarpMma,
     WgmmaWait,
     Yield,
     is_by_hand,
@@ -47,6 +48,7 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.verify import meets
+from tilec.passes.utils.warp_products import by_shuffles
 from tilec.passes.utils.whole_warps import whole_warps
 from tilec.target import Target
 
@@ -84,6 +86,8 @@ def group_threads(func: Func, target: Target) -> Func:
                 return replace(o, engine="")
             case Gemm(asynchronous=True) if not target.has("wgmma"):
                 return replace(o, asynchronous=False)
+            case WarpMma() if not target.has("mma"):
+                return by_shuffles(o, target)
             case CpAsyncCommit() | CpAsyncWait() if not target.has("cp_async"):
                 return []
             case TmaStoreWait() if not target.has("tma"):

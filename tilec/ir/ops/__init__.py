@@ -68,6 +68,7 @@ from tilec.ir.ops.thread import (
     TmaLoad,
     TmaStore,
     Warp,
+    WarpMma,
     Wgmma,
 )
 from tilec.ir.ops.tile import (
@@ -171,6 +172,7 @@ __all__ = [
     "View",
     "RingStage",
     "Warp",
+    "WarpMma",
     "WarpSync",
     "Wgmma",
     "WgmmaWait",

@@ -119,6 +119,21 @@ class Shuffle(Op):
         return (self.value.type,)
 
 
+@op("warp_mma", effects=ORDER)
+class WarpMma(Op):
+    """c + a @ b by the instruction `instr` (a row's name) among the 32 lanes of a warp, each of
+    which gives its own elements of the operands in the order of its registers, and gets those of
+    the sum. All of them take part."""
+
+    instr: str
+    a: tuple[Value, ...]
+    b: tuple[Value, ...]
+    c: tuple[Value, ...]
+
+    def infer(self) -> Sequence[Type]:
+        return tuple(v.type for v in self.c)
+
+
 @op("check_index", effects=ORDER)
 class CheckIndex(Op):
     """Each of `indices` of a shared or local buffer must lie inside of its dimension, which nothing

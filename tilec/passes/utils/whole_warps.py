@@ -31,6 +31,7 @@ from tilec.ir.ops import (
     Shuffle,
     ShuffleXor,
     ThreadIndex,
+    WarpMma,
     Yield,
 )
 from tilec.ir.types import INT32, ScalarType
@@ -45,7 +46,7 @@ def whole_warps(func: Func, target: Target) -> Func:
     """`func` with a number of threads that is a multiple of a warp; see the module's opening."""
     asked, size = int(func.attrs.get("threads") or 0), target.warp_size
     if target.max_threads == 1:  # threads are iterations; only shuffles know of warps
-        shuffles = any(isinstance(o, Shuffle | ShuffleXor) for o in walk(func.body))
+        shuffles = any(isinstance(o, Shuffle | ShuffleXor | WarpMma) for o in walk(func.body))
         size = LANES if shuffles else 1
     threads = -(-asked // size) * size
     if threads == asked:

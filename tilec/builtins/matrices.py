@@ -1,0 +1,32 @@
+"""Matrix instructions by hand."""
+
+from typing import Any
+
+from tilec.builtins.annotations import only_inside
+
+
+def ptx_mma(
+    accum_dtype: object,
+    shape: str,
+    A_layout: str,  # noqa: N803 (TVM's names)
+    B_layout: str,  # noqa: N803
+    A_dtype: object,  # noqa: N803
+    B_dtype: object,  # noqa: N803
+    C_dtype: object,  # noqa: N803
+    multiplicand_a: Any,
+    a_index: Any,
+    multiplicand_b: Any,
+    b_index: Any,
+    accumulator: Any,
+    c_index: Any,
+    saturate: bool = False,
+) -> None:
+    """`mma.sync` of one warp: C += A B, each thread with its own elements in local buffers, from
+    the given indices on. PTX ISA, "Warp-level matrix instructions".
+
+    `shape`: "m16n8k16" of float16 and bfloat16, "m16n8k32" of int8; "row" and "col" layouts. The
+    dtypes are those of the buffers, C is float32 (of float16 also float16) or int32. All lanes of
+    the warp come here. Targets without the instruction exchange the elements by shuffles. Raises
+    CompileError for buffers that are not local, and for dtypes that there is no instruction for.
+    """
+    only_inside("ptx_mma")

@@ -1,0 +1,67 @@
+"""Matrix instructions of a warp, by shuffles, for targets that lack them.
+
+Which lane holds which element, in which of its registers, is what the instruction's own layouts
+say (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane l has of C the rows l / 4 and l / 4 + 8 in
+the columns 2 (l % 4) and the next; for each step along k it is sent the elements of A and B that
+these need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Op, Value
+from tilec.ir.instr import find_instruction
+from tilec.ir.ops import Binary, Cast, Const, Shuffle, ThreadIndex, WarpMma
+from tilec.ir.types import FLOAT32, INT32
+from tilec.target import Target
+
+LANES = 32
+
+
+def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
+    """What `o` computes, each product and sum in float32 or int32."""
+    b, instr = Builder(o.loc), find_instruction(o.instr)
+    wide = FLOAT32 if o.c[0].dtype.is_float else INT32
+
+    def number(value: int) -> Value:
+        return b.value(Const, value, INT32)
+
+    def combined(kind: str, x: Value, y: int) -> Value:
+        return b.value(Binary, kind, x, number(y))
+
+    thread = b.value(ThreadIndex)
+    lane = combined("mod", thread, LANES)
+    warp = LANES if target.max_threads == 1 else target.warp_size
+    first = b.value(Binary, "sub", combined("mod", thread, warp), lane)
+    row = combined("floordiv", lane, 4)
+    column = combined("mul", combined("mod", lane, 4), 2)
+    per = 32 // o.a[0].dtype.bits  # elements of a register
+    reach = 4 * per  # of the registers of four lanes along k
+
+    def sent(value: Value, place: Value) -> Value:
+        """`value` as a lane of this thread's 32 has it."""
+        got = b.value(Shuffle, value, b.value(Binary, "add", first, place))
+        return got if got.dtype is wide else b.value(Cast, got, wide)
+
+    sums = [v if v.dtype is wide else b.value(Cast, v, wide) for v in o.c]
+    for k in range(instr.k):
+        part, at = k // reach, k % reach // per
+        of_row = b.value(Binary, "add", combined("mul", row, 4), number(at))
+        a = [sent(o.a[(part * 2 + half) * per + k % per], of_row) for half in range(2)]
+        right = []
+        for c in range(2):
+            place = combined("add", combined("mul", combined("add", column, c), 4), at)
+            right.append(sent(o.b[part * per + k % per], place))
+        for i in range(4):
+            product = b.value(Binary, "mul", a[i // 2], right[i % 2])
+            sums[i] = b.value(Binary, "add", sums[i], product)
+    named = {}
+    for result, total in zip(o.results, sums):
+        if result.dtype is wide:
+            named[total] = result
+        else:
+            b.ops.append(Cast(total, result.dtype, results=(result,), loc=o.loc))
+    return [
+        replace(x, results=(named[x.result],)) if x.results and x.results[0] in named else x
+        for x in b.ops
+    ]
