@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilec.builtins.emitters import TensorCoreIntrinEmitter
 from tilec.ir.caller import for_users
 from tilec.ir.errors import LayoutError
 from tilec.ir.types import find_dtype
 from tilec.layout import make_mma_swizzle_layout
 
-__all__ = ["get_swizzle_layout", "make_mma_swizzle_layout"]
+__all__ = ["TensorCoreIntrinEmitter", "get_swizzle_layout", "make_mma_swizzle_layout"]
 
 
 @for_users

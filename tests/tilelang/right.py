@@ -2,11 +2,11 @@
 
     TILELANG_SOURCE=checkout python tests/tilelang/right.py [--jobs 1] [--out right.json] [file …]
 
-Every test of `testing/python/{language,issue,kernel}` runs with its own numbers and comparisons, its
-tensors on the CPU, where kernels are compiled for that target; torch is told that there is a GPU, so
-that nothing is skipped for want of one. Plain assertions are left out: many look for CUDA in what was
-compiled. A test fails for what the target lacks, or because a comparison of its own fails, which is
-what this is for.
+Every test of `testing/python/{language,issue,kernel}` runs with its own numbers and comparisons,
+its tensors on the CPU, where kernels are compiled for that target; torch is told that there is a
+GPU, so that nothing is skipped for want of one. Plain assertions are left out: many look for CUDA
+in what was compiled. A test fails for what the target lacks, or because a comparison of its own
+fails, which is what this is for.
 """
 
 from __future__ import annotations

@@ -322,9 +322,8 @@ class NvptxEmitter(PrintingEmitter):
         made, pack = self.asm(form, args, o.instr), instr.packs[2]
         kind = self.get(o.c[0]).type
         for i, word in enumerate(made):
-            parts = [f.cast("bitcast", word, kind)]
-            if pack > 1:
-                parts = f.unpack(f.cast("bitcast", word, f"<{pack} x {kind}>"), pack, kind)
+            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
+            parts = [whole] if pack == 1 else f.unpack(whole, pack, kind)
             for r, part in zip(o.results[i * pack : (i + 1) * pack], parts):
                 self.env[r] = part
 

@@ -80,7 +80,7 @@ def is_object(value: object) -> bool:
         return False
     if isinstance(value, (*RUN_TIME, *_CONTAINERS)) or hasattr(value, "__array__"):
         return False
-    module = _top(type(value).__module__)
+    module = "" if has_macros(type(value)) else _top(type(value).__module__)
     if module in ("tilec", "builtins", "numpy", "torch") or hasattr(value, "__dlpack__"):
         return False
     return hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
@@ -139,8 +139,16 @@ def needs_tracing(function: Callable[..., Any], builtins: Container[Any]) -> boo
     return False
 
 
+def has_macros(kind: Any) -> bool:
+    """Whether a class has methods in the language of kernels."""
+    return any(isinstance(v, T.Macro) for v in getattr(kind, "__dict__", {}).values())
+
+
 def is_library(value: Any) -> bool:
-    """Whether a function or class is tilec's own, Python's, NumPy's or torch's."""
+    """Whether a function or class is tilec's own, Python's, NumPy's or torch's, and not written in
+    the language of kernels."""
+    if has_macros(value):
+        return False
     top = _top(getattr(value, "__module__", None) or "")
     return top in ("tilec", "numpy", "torch") or top in sys.stdlib_module_names - {"__main__"}
 

@@ -76,6 +76,7 @@ OP_SPAN = {
     "device_fence": ("TILE", "LOWERED"),
     "shuffle": ("TILE", "LOWERED"),
     "shuffle_xor": ("TILE", "LOWERED"),
+    "warp_mma": ("TILE", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),

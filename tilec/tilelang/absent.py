@@ -6,7 +6,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NoReturn
 
-from tilec.intrinsics import get_swizzle_layout, make_mma_swizzle_layout
+from tilec.intrinsics import (
+    TensorCoreIntrinEmitter,
+    get_swizzle_layout,
+    make_mma_swizzle_layout,
+)
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError
 from tilec.language import GemmWarpPolicy
@@ -54,6 +58,7 @@ def unchanged(program: Any, *_: object, **__: object) -> Any:
 # What tilec has elsewhere, or does anyway, by the name that modules without a counterpart give it.
 HERE: dict[str, Any] = {
     "GemmWarpPolicy": GemmWarpPolicy,
+    "TensorCoreIntrinEmitter": TensorCoreIntrinEmitter,
     "get_swizzle_layout": get_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,
     "simplify_prim_func": unchanged,

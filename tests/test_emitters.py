@@ -1,0 +1,176 @@
+"""Matrix instructions by hand: TensorCoreIntrinEmitter, T.ptx_mma, the GEMM README's listing."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.intrinsics import TensorCoreIntrinEmitter
+
+TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+SEED = Path(__file__).parent / "seeds" / "tilelang_gemm_fine_grained.py"
+
+
+def listing():
+    spec = importlib.util.spec_from_file_location(SEED.stem, SEED)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.tl_matmul
+
+
+def random(*shape, dtype="float16"):
+    rng = np.random.default_rng(14)
+    return rng.integers(-4, 5, shape).astype(dtype)
+
+
+def run(kernel, target, *arrays):
+    if target == "cpu":
+        kernel(*arrays)
+        return
+    kernel.compile(*arrays, target=target)
+    report = tilec.simulate(kernel, *arrays, target=target)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "dtypes", [("float16", "float16", "float32"), ("float16", "float32", "float32"),
+               ("int8", "int32", "int32")]
+)  # fmt: skip
+def test_the_fine_grained_listing(target, dtypes):
+    if not target.startswith("cuda") and dtypes[1] == "float32":
+        pytest.skip("as with float16, which takes long enough")
+    m, n, k = (64, 128, 96) if target.startswith("cuda") else (64, 64, 32)
+    kernel = listing()(m, n, k, *dtypes)
+    a, b = random(m, k, dtype=dtypes[0]), random(n, k, dtype=dtypes[0])
+    c = np.full((m, n), 77, dtypes[1])
+    run(kernel, target, a, b, c)
+    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8").T)
+
+
+def test_the_listing_uses_the_instruction():
+    specs = [tilec.spec(s, "float16") for s in ((64, 64), (64, 64), (64, 64))]
+    made = listing()(64, 64, 64, "float16", "float16", "float32").compile(
+        *specs, target="cuda:sm_90a"
+    )
+    assert made.asm.count("mma.sync.aligned.m16n8k16") >= 8
+    assert made.resources.spilled_bytes in (0, None)
+    specs = [tilec.spec((64, 64), d) for d in ("int8", "int8", "int32")]
+    made = listing()(64, 64, 64, "int8", "int32", "int32").compile(*specs, target="cuda:sm_80")
+    assert "m16n8k32" in made.asm
+
+
+def direct(in_dtype, accum, ta, tb, first):
+    """Straight to the tensor, in every order of operands and warps."""
+    emitter = TensorCoreIntrinEmitter(
+        a_dtype=in_dtype,
+        b_dtype=in_dtype,
+        accum_dtype=accum,
+        a_transposed=ta,
+        b_transposed=tb,
+        block_row_warps=1,
+        block_col_warps=2,
+        warp_row_tiles=32,
+        warp_col_tiles=16,
+        chunk=32,
+        is_m_first=first,
+    )
+    a_shape, b_shape = (64, 64) if ta else (64, 64), (64, 64)
+    steps = 32 // emitter.micro_size_k
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor(a_shape, in_dtype), B: T.Tensor(b_shape, in_dtype), C: T.Tensor((64, 64), accum)
+    ):
+        with T.Kernel(2, 2, threads=64) as (bx, by):
+            A_s = T.alloc_shared((32, 32), in_dtype)
+            B_s = T.alloc_shared((32, 32), in_dtype)
+            A_l = T.alloc_local((emitter.warp_rows * emitter.local_size_a,), in_dtype)
+            B_l = T.alloc_local((emitter.warp_cols * emitter.local_size_b,), in_dtype)
+            C_l = T.alloc_local(
+                (emitter.warp_rows * emitter.warp_cols * emitter.local_size_c,), accum
+            )
+            T.clear(C_l)
+            for ko in T.serial(2):
+                if ta:
+                    T.copy(A[ko * 32, by * 32], A_s)
+                else:
+                    T.copy(A[by * 32, ko * 32], A_s)
+                if tb:
+                    T.copy(B[bx * 32, ko * 32], B_s)
+                else:
+                    T.copy(B[ko * 32, bx * 32], B_s)
+                for ki in T.serial(steps):
+                    emitter.ldmatrix_a(A_l, A_s, ki)
+                    emitter.ldmatrix_b(B_l, B_s, ki)
+                    emitter.mma(A_l, B_l, C_l)
+            emitter.stmatrix(C_l, C, by, bx)
+
+    return matmul
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a"])
+@pytest.mark.parametrize("ta, tb, first", [(False, False, True), (True, True, False)])
+@pytest.mark.parametrize(
+    "in_dtype, accum", [("float16", "float16"), ("bfloat16", "float32"), ("int8", "int32")]
+)
+def test_operands_in_every_order(target, ta, tb, first, in_dtype, accum):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = ml_dtypes.bfloat16 if in_dtype == "bfloat16" else in_dtype
+    a, b = random(64, 64, dtype=kind), random(64, 64, dtype=kind)
+    c = np.zeros((64, 64), accum)
+    run(direct(in_dtype, accum, ta, tb, first), target, a, b, c)
+    left, right = (a.T if ta else a).astype("f8"), (b.T if tb else b).astype("f8")
+    np.testing.assert_array_equal(c, left @ right)
+
+
+WRONG = {
+    "no local buffer": ("s", "a", "c", "m16n8k16", "is s .*, not a local buffer"),
+    "shape": ("a", "a", "c", "m16n8k32", "there is no mma m16n8k32"),
+    "dtypes": ("a", "c", "c", "m16n8k16", "there are: none"),
+}
+
+
+@pytest.mark.parametrize("a, b, c, shape, says", WRONG.values(), ids=WRONG)
+def test_wrong_products(a, b, c, shape, says, tmp_path):
+    text = f"""
+import tilec, tilec.language as T
+@tilec.kernel
+def wrong(A: T.Tensor((8, 8), "float32")):
+    with T.Kernel(1, threads=64):
+        s = T.alloc_shared((64,), "float16")
+        a = T.alloc_local((16,), "float16")
+        c = T.alloc_local((16,), "float32")
+        T.ptx_mma("", "{shape}", "row", "col", "fp16", "fp16", "fp32", {a}, 0, {b}, 0, {c}, 0)
+"""
+    file = tmp_path / "wrong.py"
+    file.write_text(text)
+    names = {}
+    exec(compile(text, str(file), "exec"), names)
+    with pytest.raises(tilec.CompileError, match=says) as caught:
+        names["wrong"].compile(np.zeros((8, 8), "float32"), target="cuda:sm_80")
+    assert caught.value.loc.line == 9
+
+
+def test_wrong_sizes():
+    with pytest.raises(tilec.CompileError, match="warp_row_tiles is 24, not a multiple of 16"):
+        TensorCoreIntrinEmitter(warp_row_tiles=24)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtypes", [("float16", "float16", "float32"), ("int8", "int32", "int32")])
+def test_the_listing_on_a_gpu(dtypes):
+    torch = pytest.importorskip("torch")
+    m, n, k = 512, 768, 640
+    kernel = listing()(m, n, k, *dtypes)
+    kind = getattr(torch, dtypes[0])
+    a = torch.randint(-4, 5, (m, k), device="cuda").to(kind)
+    b = torch.randint(-4, 5, (n, k), device="cuda").to(kind)
+    c = torch.empty((m, n), device="cuda", dtype=getattr(torch, dtypes[1]))
+    for _ in range(50):
+        c.fill_(77)
+        kernel(a, b, c)
+        assert torch.equal(c.double(), a.double() @ b.double().T)
