@@ -60,6 +60,7 @@ REASONS = {
     "passes/stage_stores.py": LOWERING,
     "passes/utils/accesses.py": LOWERING,
     "passes/utils/coalescing.py": SELECTION,
+    "passes/resolve_views.py": LOWERING,
     "passes/utils/conversions.py": LOWERING,
     "passes/utils/multicast.py": SELECTION,
     "passes/utils/rings.py": LOWERING,
