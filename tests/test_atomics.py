@@ -293,3 +293,31 @@ def test_programs_on_a_gpu(torch: Any) -> None:
         n = n.int()
         last_block(values, p, n, s)
         assert s.item() == values.sum().item()
+
+
+@tilec.kernel
+def by_each_thread(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32"), threads: T.constexpr, asks: T.constexpr):  # fmt: skip  # noqa: E501
+    """Nothing says which thread it is: each of them adds."""
+    with T.Kernel(3, threads=threads):
+        if asks:
+            B[T.get_thread_binding(0) % 4 + 4] = 5
+        T.atomic_add(B[0], 1)
+        for _k in T.serial(2):
+            T.atomic_addx2(B[1], A[1])
+        if A[3] > 0:
+            T.atomic_max(B[3], A[3])
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 32, 100])
+def test_atomics_of_every_thread(target, asks, threads):
+    a = np.arange(1, 9, dtype=np.int32)
+    b = np.zeros(8, np.int32)
+    if target == "cpu":
+        by_each_thread(a, b, threads=threads, asks=asks)
+    else:
+        report = tilec.simulate(by_each_thread, a, b, threads=threads, asks=asks, target=target)
+        assert report.ok, report
+    each = 3 * threads
+    assert b[:4].tolist() == [each, 2 * each * 2, 2 * each * 3, 4]

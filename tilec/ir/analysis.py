@@ -32,6 +32,7 @@ from tilec.ir.core import (
 )
 from tilec.ir.intervals import MOST, RANGES, Range, add, decide, dtype_range, low_bit, negate, union
 from tilec.ir.ops import (
+    Atomic,
     Binary,
     BlockIndex,
     Cast,
@@ -364,8 +365,18 @@ def _is_quiet(e: Effect) -> bool:
 
 
 def asks_for_threads(func: Func) -> bool:
-    """Whether the user's code, as it is written in TILE, asks for its thread index."""
-    return any(isinstance(o, ThreadIndex) for o in walk(func.body))
+    """Whether it shows in what the user's code does, as it is written in TILE, that each thread
+    does it: it asks for the thread index, or has atomics that are no iteration's."""
+    return any(isinstance(o, ThreadIndex) for o in walk(func.body)) or _has_own_atomics(func.body)
+
+
+def _has_own_atomics(block: Block) -> bool:
+    for o in block.ops:
+        if isinstance(o, Atomic):
+            return True
+        if not isinstance(o, Parallel) and any(map(_has_own_atomics, o.regions)):
+            return True
+    return False
 
 
 def _is_integer(value: Value) -> bool:
