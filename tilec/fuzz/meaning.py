@@ -173,6 +173,7 @@ class Words(Folds):
         clear_accum: bool = False,
         allow_tf32: bool = False,
         fast_accum: bool = True,
+        k_pack: int = 1,
     ) -> None:
         a, b = (_matrix(_region(x)) for x in (A, B))
         a, b = (_turned(x) if turn else x for x, turn in ((a, transpose_A), (b, transpose_B)))

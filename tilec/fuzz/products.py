@@ -84,7 +84,7 @@ def call(w: Writer, s: Shape, a: str, b: str, c: str, fresh: bool) -> None:
     if s.dtypes[0] == "float32" and w.chance(0.6):
         options.append("allow_tf32=True")
     if "float8" in s.dtypes[0] and s.dtypes[2] == "float32" and w.chance(0.4):
-        options.append("fast_accum=False")
+        options += ["fast_accum=False", "k_pack=2"]
     w.emit(f"T.gemm({', '.join((a, b, c, *options))})")
 
 

@@ -49,6 +49,10 @@ def options(w: Writer) -> str:
         return ", disable_tma=True"
     if kind == 1:
         return f", coalesced_width={w.one_of((1, 2, 4))}"
+    if kind == 3:
+        return ', prefer_instruction="sync"'
+    if kind == 4:
+        return ', annotations={"disable_tma": True}'
     policies = ("evict_first", "evict_last", "evict_normal")
     return f', eviction_policy="{w.one_of(policies)}"' if kind == 2 else ""
 
