@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilec
 from tilec.fuzz.buffers import Buffer, Invalid, Place
 from tilec.fuzz.folds import Element
 from tilec.fuzz.meaning import Words
@@ -158,3 +159,25 @@ def test_threads_of_the_decorator_count() -> None:
     )
     program = Program(source, {"H": Array((3,), "int32", "plain", "ints", 2)})
     assert [o.kind for o in run_program(program, ("cpu", "cuda:sm_90a"))] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("form", ["decorated", "launched"])
+def test_warps_of_kernels_without_t_kernel(form: str, target: str) -> None:
+    """Found by the fuzzer: all lanes count where the grid comes from the launch."""
+    head = "@tilec.kernel(threads=64)" if form == "decorated" else "@tilec.kernel"
+    source = (
+        f"{head}\ndef kernel(A: T.Tensor((128,), 'int32'), C: T.Tensor((128,), 'int32')):\n"
+        "    at = T.program_id(0) * 64 + T.get_thread_binding(0)\n"
+        "    v = A[at]\n    C[at] = T.warp_reduce_sum(T.if_then_else(at % 64 < 32, v, 0))\n"
+    )
+    a, c = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
+    kernel = Program(source, {}).load()
+    options = {} if form == "decorated" else {"threads": 64}
+    if target == "cpu":
+        kernel[(2,)](a, c, **options)
+    else:
+        assert tilec.simulate(kernel, a, c, target=target, grid=(2,), **options).ok
+        compiled = kernel.compile(a, c, target=target, **options)
+        assert compiled.stages["tile"].count("select") == 1  # the program's own
+    assert c[:32].tolist() == [496] * 32 and c[64:96].tolist() == [2544] * 32

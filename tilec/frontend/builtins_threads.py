@@ -191,7 +191,7 @@ def _moved(t: Expressions, c: Call, kind: str) -> Scalar:
 def combined(t: Expressions, c: Call, kind: str, value: Scalar) -> Number:
     """`value` of all lanes of the warp that the kernel asked for, combined."""
     threads = math.prod(t.block_shape)
-    if threads % t.warp_size:
+    if t.block_shape and threads % t.warp_size:  # where nobody asked, warps are whole
         asked = t.compare("lt", index_of_thread(t, c), threads)
         if isinstance(asked, Scalar):
             value = t.select(asked, value, t.constant(_nothing(kind, value.dtype), value.dtype))

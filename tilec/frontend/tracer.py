@@ -94,6 +94,7 @@ class _KernelTracer(WholeLoops):
         self.kernels = 0  # that have been met
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
+        self.block_shape = () if self.threads is None else (self.threads,)
 
     def run(self) -> Func:
         own = self._own_parameters()

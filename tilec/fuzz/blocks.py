@@ -139,6 +139,9 @@ def block_scalar(w: Writer) -> None:
 def thread_index(w: Writer) -> str:
     """A name for the thread's index."""
     name = w.name("tx")
+    if w.chance(0.15):
+        w.emit(f"{name}, _, _ = T.get_thread_bindings()")
+        return name
     words = (
         "T.get_thread_binding()",
         "T.get_thread_binding(0)",
@@ -149,7 +152,7 @@ def thread_index(w: Writer) -> str:
     return name
 
 
-def _for_threads(w: Writer, thread: str, count: int, dtype: str) -> str:
+def for_threads(w: Writer, thread: str, count: int, dtype: str) -> str:
     """A value of each of the first threads. Another thread's elements of a fragment cannot be had
     where only some threads ask for them."""
     tiles = w.tiles
@@ -191,7 +194,7 @@ def thread_tile(w: Writer) -> None:
     if length < w.threads and w.chance(0.3):
         w.emit(f"T.clear({tile.name})")
     with w.block(f"if {tx} < {length}:"):
-        w.emit(f"{tile.name}[{tx}] = {_for_threads(w, tx, length, dtype)}")
+        w.emit(f"{tile.name}[{tx}] = {for_threads(w, tx, length, dtype)}")
     w.tiles.append(tile)
 
 
@@ -212,6 +215,8 @@ def thread_exchange(w: Writer) -> None:
 
     def turn() -> None:
         """Each reads what another one has written, then writes."""
+        if w.chance(0.2):
+            w.emit("T.sync_threads()")
         kind, other = w.below(4), w.one_of(others)
         if kind == 0:
             w.emit(f"{at(tx)} = {at(other)}")
@@ -228,7 +233,7 @@ def thread_exchange(w: Writer) -> None:
             w.emit(f"{v} = T.min({at(other)}, {v} + {w.one_of(('1', v))})")
             w.emit(f"{at(tx)} = {v}")
 
-    w.emit(f"{at(tx)} = {_for_threads(w, tx, n, dtype)}")
+    w.emit(f"{at(tx)} = {for_threads(w, tx, n, dtype)}")
     w.emit(f"{v} = {at(w.one_of(others))}")
     for _ in range(w.between(1, 2)):
         kind = w.below(5)

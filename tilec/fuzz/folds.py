@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
-from tilec.fuzz.numbers import Array, Number, grain, index, select, unit
+from tilec.fuzz.numbers import MANTISSA, Array, Number, grain, index, largest, select, unit
 from tilec.ir import semantics
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
@@ -155,16 +155,16 @@ class Folds:
     def get_warp_group_idx(self, warp_size: int, warps_per_group: int = 4) -> Number:
         return index(np.arange(self._threads) // (warp_size * warps_per_group))
 
-    def shfl_sync(self, value: Any, srcLane: Any, width: int = WARP) -> Number:  # noqa: N803
+    def shfl_sync(self, value: Any, srcLane: Any, width: int = WARP, mask: Any = None) -> Number:  # noqa: N803
         return self._from(value, width, lambda lane: np.asarray(index_of(srcLane)) % width)
 
-    def shfl_xor(self, value: Any, delta: Any, width: int = WARP) -> Number:
+    def shfl_xor(self, value: Any, delta: Any, width: int = WARP, mask: Any = None) -> Number:
         return self._from(value, width, lambda lane: lane ^ (index_of(delta) % width))
 
-    def shfl_up(self, value: Any, delta: Any, width: int = WARP) -> Number:
+    def shfl_up(self, value: Any, delta: Any, width: int = WARP, mask: Any = None) -> Number:
         return self._from(value, width, lambda lane: lane - index_of(delta))
 
-    def shfl_down(self, value: Any, delta: Any, width: int = WARP) -> Number:
+    def shfl_down(self, value: Any, delta: Any, width: int = WARP, mask: Any = None) -> Number:
         return self._from(value, width, lambda lane: lane + index_of(delta))
 
     def _from(self, value: Number, width: int, source: Callable[[Array], Array]) -> Number:
@@ -175,6 +175,24 @@ class Folds:
         at = np.where((there >= 0) & (there < width), thread - lane + there, thread)
         values, errors = (np.broadcast_to(a, lane.shape)[at] for a in (value.value, value.error))
         return Number(values, value.dtype, errors)
+
+    def _reduced(self, kind: str, value: Number) -> Number:
+        """Over warps of 32 lanes."""
+        shape = (self._threads // WARP, WARP)
+        rows, errors = (
+            np.broadcast_to(a, self._threads).reshape(shape).T for a in (value.value, value.error)
+        )
+        made = _folded(kind, rows, errors, value.dtype)
+        if made.dtype.is_float and not made.exact():  # a step is rounded to the dtype
+            error = made.errors() + np.abs(rows).sum(0) * unit(made.dtype) * 8
+            made = Number(made.value, made.dtype, error)
+        return Number(np.repeat(made.value, WARP), value.dtype, np.repeat(made.errors(), WARP))
+
+    warp_reduce_sum = partialmethod(_reduced, "add")
+    warp_reduce_max = partialmethod(_reduced, "max")
+    warp_reduce_min = partialmethod(_reduced, "min")
+    warp_reduce_bitand = partialmethod(_reduced, "and")
+    warp_reduce_bitor = partialmethod(_reduced, "or")
 
 
 def index_of(x: Any) -> Any:
@@ -229,12 +247,12 @@ def _folded(kind: str, value: Array, error: Array, dtype: DType, nan: bool = Fal
             moved = error.max(0, initial=0.0)
             fixed = dtype.is_float or kind in ("max", "min")
             return Number(made, dtype, np.where(moved > 0, moved if fixed else np.inf, 0.0))
-        bits = 53 if dtype is FLOAT64 else 24
+        bits = MANTISSA[dtype.short]
         made, size, moved = value.sum(0), np.abs(value).sum(0), error.sum(0)
         exact = (moved == 0) & (size <= grain(value) * 2.0**bits)
         rough = size * 2.0**-bits * math.sqrt(len(value) + 16.0) * 2 + size * unit(dtype)
         bound = np.where(exact, 0.0, moved + rough)
-        return Number(made, dtype, np.where(size < 1e38, bound, np.inf))
+        return Number(made, dtype, np.where(size < largest(dtype) / 4, bound, np.inf))
 
 
 def _combined(kind: str, old: Number, new: Number) -> Number:

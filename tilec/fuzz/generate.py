@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import tilec.fuzz.atomics
+import tilec.fuzz.lanes
 import tilec.fuzz.products
 import tilec.fuzz.reductions  # noqa: F401  (their statements enter the tables)
 from tilec.fuzz.expressions import value
@@ -200,6 +201,8 @@ def program_ids(w: Writer, rows: str, columns: str) -> Frame:
     w.depth = 1
     word = w.one_of(("program_id", "get_block_binding"))
     lines = [f"    bx, by = T.{word}(0), T.{word}(1)"]
+    if w.chance(0.2):
+        lines = ["    bx, by, _ = T.get_block_bindings()"]
     if w.chance(0.4):  # the first axis alone
         w.launch = (w.columns * w.rows,)
         lines = [f"    by = T.{word}(0) // {w.columns}", f"    bx = T.{word}() % {w.columns}"]
