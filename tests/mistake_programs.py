@@ -181,10 +181,10 @@ FRONTEND = (
         "leave it out",
     ),
     Mistake(
-        "two-dimensional block",
-        ("threads=128", "threads=(32, 4)"),
-        "(32, 4)",
-        ("threads of T.Kernel",),
+        "four-dimensional block",
+        ("threads=128", "threads=(2, 4, 4, 4)"),
+        "(2, 4, 4, 4)",
+        ("threads of T.Kernel", "one to three"),
         "threads=128",
     ),
     Mistake(

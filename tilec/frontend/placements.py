@@ -142,9 +142,8 @@ def _coordinates(given: IndexMap, at: Sequence[Any]) -> list[Any]:
     several = list(found) if isinstance(found, tuple | list) and found else [found]
     for x in several:
         if not isinstance(x, _Coordinate | _Span | int) or isinstance(x, bool):
-            raise LayoutError(
-                f"a layout function gives ints or tuples of them, not {describe(x)}", given.loc
-            )
+            message = f"a layout function gives ints or tuples of them, not {describe(x)}"
+            raise LayoutError(message, given.loc, "write lambda i, j: (i // 8, j, i % 8), say")
     return several
 
 
