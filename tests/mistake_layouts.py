@@ -97,7 +97,7 @@ LAYOUT = (
         layout("{A_s: make_swizzled_layout(A_s, swizzle=128)}"),
         "make_swizzled_layout(A_s, swizzle=128)",
         ("'swizzle'",),
-        "write make_swizzled_layout(buffer)",
+        "write make_swizzled_layout(buffer",
     ),
 )
 

@@ -202,10 +202,10 @@ MORE = (
         "write transpose_B=True",
     ),
     Mistake(
-        "ten arguments",
-        (GEMM, "T.gemm(A_s, B_s, acc, 0, 0, T.GemmWarpPolicy.Square, 0, 0, 1, 7)"),
+        "eleven arguments",
+        (GEMM, "T.gemm(A_s, B_s, acc, 0, 0, T.GemmWarpPolicy.Square, 0, 0, 1, 1, 7)"),
         "7",
-        ("T.gemm takes at most 9 arguments (A, B, C, ", "10 were given"),
+        ("T.gemm takes at most 10 arguments (A, B, C, ", "11 were given"),
         "write T.gemm(A, B, C)",
     ),
     Mistake(

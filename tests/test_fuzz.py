@@ -162,7 +162,7 @@ def test_runs_that_differ(runs: int, returned: bool) -> None:
 
 
 def test_schedules_are_forced_and_trips_are_told_by_the_call() -> None:
-    programs = [generate(7, n) for n in range(150)]
+    programs = [generate(7, n) for n in range(400)]
     told = [p for p in programs if "trips" in p.words]
     numbers = {a for p in told for n, a in p.arguments.items() if n.startswith("n")}
     assert {0, 1, 2} <= numbers
@@ -359,7 +359,7 @@ def first_failure(seed: int, target: str) -> tuple[Program, Outcome, int]:
 
 def test_a_miscompiled_operation_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "NORMALISE", (*passes.NORMALISE, (wrong_maximum, "TILE")))
-    program, failure, number = first_failure(3, "cpu")
+    program, failure, number = first_failure(2, "cpu")
     assert failure.kind == "numbers"
     smaller = session.shrunk(program, failure, 8)
     assert lines(smaller) <= min(8, lines(program) - 1), smaller.source
