@@ -155,9 +155,51 @@ def wrong(A: T.Tensor((8, 8), "float32")):
     assert caught.value.loc.line == 9
 
 
-def test_wrong_sizes():
-    with pytest.raises(tilec.CompileError, match="warp_row_tiles is 24, not a multiple of 16"):
-        TensorCoreIntrinEmitter(warp_row_tiles=24)
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"warp_row_tiles": 24}, "warp_row_tiles is 24, not a multiple of 16"),
+        ({"block_col_warps": 0}, "block_col_warps is 0, not a multiple of 1"),
+        ({"a_dtype": "float32"}, "no mma.sync of float32, float16, float16"),
+        ({"b_dtype": "int8"}, "no mma.sync of float16, int8, float16"),
+        ({"reduce_k": 2}, "reduce_k=2"),
+    ],
+)
+def test_wrong_emitters(given, says):
+    with pytest.raises(tilec.CompileError, match=says) as caught:
+        TensorCoreIntrinEmitter(**given)
+    assert caught.value.loc.file == __file__
+
+
+def test_more_warps_than_the_emitter_has():
+    emitter = TensorCoreIntrinEmitter(
+        accum_dtype="float32", block_row_warps=1, block_col_warps=1, chunk=16
+    )
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor((16, 16), "float16"),
+        B: T.Tensor((16, 16), "float16"),
+        C: T.Tensor((16, 16), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            A_s = T.alloc_shared((16, 16), "float16")
+            B_s = T.alloc_shared((16, 16), "float16")
+            A_l = T.alloc_local((8,), "float16")
+            B_l = T.alloc_local((8,), "float16")
+            C_l = T.alloc_local((8,), "float32")
+            T.clear(C_l)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            emitter.ldmatrix_a(A_l, A_s, 0)
+            emitter.ldmatrix_b(B_l, B_s, 0)
+            emitter.mma(A_l, B_l, C_l)
+            if T.get_warp_idx() == 0:
+                emitter.stmatrix(C_l, C, 0, 0)
+
+    a, b, c = random(16, 16), random(16, 16), np.zeros((16, 16), "float32")
+    run(matmul, "cuda:sm_90a", a, b, c)
+    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8"))
 
 
 @pytest.mark.gpu

@@ -42,6 +42,14 @@ def get_swizzle_layout(
     return row, (column // chunk ^ row % chunks) * chunk + column % chunk
 
 
+_PRODUCTS = (
+    ("float16", "float16", "float16"),
+    ("float16", "float16", "float32"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("int8", "int8", "int32"),
+)
+
+
 class TensorCoreIntrinEmitter:
     """Loads, products and stores of a block of `block_row_warps` x `block_col_warps` warps, each of
     which computes `warp_row_tiles` x `warp_col_tiles` elements, `chunk` along k at a time, by
@@ -50,8 +58,9 @@ class TensorCoreIntrinEmitter:
     A is (rows, k) in shared memory, or (k, rows) if `a_transposed`; B is (k, columns), or (columns,
     k) if `b_transposed`. dtypes: float16 or bfloat16 with float32, float16 with float16, int8 with
     int32. In local memory a thread has `local_size_a`, `local_size_b` and `local_size_c` elements
-    of each 16 rows or columns of a step along k, `micro_size_k`. Raises CompileError for sizes that
-    are no multiples.
+    of each 16 rows or columns of a step along k, `micro_size_k`. Elements are loaded and stored one
+    by one, not by `ldmatrix` and `stmatrix`. Warps that the block has beyond these do the same as
+    others. Raises CompileError for other dtypes, and for sizes that are no multiples.
     """
 
     def __init__(
@@ -76,10 +85,21 @@ class TensorCoreIntrinEmitter:
         self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
         self.warp_row_tiles, self.warp_col_tiles, self.chunk = warp_row_tiles, warp_col_tiles, chunk
         self.is_m_first = is_m_first
+        dtypes = tuple(dtype_of(d).name for d in (a_dtype, b_dtype, accum_dtype))
+        if dtypes not in _PRODUCTS:
+            known = "; ".join(", ".join(names) for names in _PRODUCTS)
+            message = f"no mma.sync of {', '.join(dtypes)} (A, B, sums)"
+            raise CompileError(message, caller_loc(), f"there are: {known}")
+        if (reduce_k, num_elems_per_byte) != (1, 1):
+            message = f"reduce_k={reduce_k}, num_elems_per_byte={num_elems_per_byte}"
+            hint = "leave them out: one warp sums along k, of elements of a byte or more"
+            raise CompileError(message, caller_loc(), hint)
         self.per = 32 // dtype_of(a_dtype).bits  # elements of a register
         self.micro_size_x = self.micro_size_y = 16
         self.micro_size_k = 8 * self.per
         for what, size, unit in (
+            ("block_row_warps", block_row_warps, 1),
+            ("block_col_warps", block_col_warps, 1),
             ("warp_row_tiles", warp_row_tiles, 16),
             ("warp_col_tiles", warp_col_tiles, 16),
             ("chunk", chunk, self.micro_size_k),
@@ -96,9 +116,10 @@ class TensorCoreIntrinEmitter:
     def warps(self):
         """This thread's warp among the rows and the columns of warps, and its lane."""
         warp = T.get_warp_idx(32)
+        rows, columns = self.block_row_warps, self.block_col_warps
         if self.is_m_first:
-            return warp // self.block_col_warps, warp % self.block_col_warps, T.get_lane_idx(32)
-        return warp % self.block_row_warps, warp // self.block_row_warps, T.get_lane_idx(32)
+            return warp // columns % rows, warp % columns, T.get_lane_idx(32)
+        return warp % rows, warp // rows % columns, T.get_lane_idx(32)
 
     @T.macro
     def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tilec import language as T
 from tilec.frontend.builtins import Call, builtin, number_argument
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
-from tilec.ir.instr import MmaInstruction, instructions_of
 from tilec.ir.ops import WarpMma
+from tilec.support.lazy import Lazy
+
+if TYPE_CHECKING:
+    from tilec.ir import instr as instructions
+else:  # loaded by kernels that ask for it
+    instructions = Lazy("tilec.ir.instr")
 
 
 @builtin(T.ptx_mma)
@@ -22,7 +29,11 @@ def ptx_mma(t: Expressions, c: Call) -> None:
             'write "row", "col": what each lane holds does not depend on how memory is laid out',
         )
     dtypes = [b.type.dtype for b in buffers]
-    found = [i for i in instructions_of(*dtypes) if isinstance(i, MmaInstruction)]
+    found = [
+        i
+        for i in instructions.instructions_of(*dtypes)
+        if isinstance(i, instructions.MmaInstruction)
+    ]
     shapes = {f"m{i.m}n{i.n}k{i.k}": i for i in found if i.n == 8 and i.a_dtype.bits < 32}
     if c["shape"] not in shapes:
         known = ", ".join(shapes) or "none"
