@@ -88,14 +88,14 @@ def atomic_previous(w: Writer) -> None:
     kept = w.tile(to.shape, w.one_of((to.dtype, "int64")), "shared")
     kind = w.one_of((*KINDS, "exchange", "load", "store"))
     with w.elements(to.shape, to, reads=False) as s:
-        mine, x = to.element(s.names), value(w, s, to.dtype, 1)
-        found = f"T.atomic_{kind}({mine}, {x}, return_prev=True)"
+        mine, x, order = to.element(s.names), value(w, s, to.dtype, 1), _options(w)
+        found = f"T.atomic_{kind}({mine}, {x}, return_prev=True{order})"
         if kind == "exchange" and w.chance(0.5):
-            found = f"T.atomic_exchange({mine}, {x})"
+            found = f"T.atomic_exchange({mine}, {x}{order})"
         if kind in ("load", "store"):
             if kind == "store":
-                w.emit(f"T.atomic_store({mine}, {x})")
-            found = f"T.atomic_load({mine})"
+                w.emit(f"T.atomic_store({mine}, {x}{order})")
+            found = f"T.atomic_load({mine}{order})"
         w.emit(f"{kept.element(s.names)} = {found}")
     w.tiles.append(kept)
 

@@ -35,7 +35,7 @@ def _emit_reduction(w: Writer, source: Buffer, text: str, dest: str, dim: int, c
     options = [f"dim={dim}"] if dim != -1 or w.chance(0.5) else []
     if not clear or w.chance(0.2):
         options.append(f"clear={clear}")
-    if w.chance(0.1):
+    if w.chance(0.4):
         options.append(f"batch={w.one_of((1, 2, 4))}")
     extremes = kind in ("max", "min", "absmax")
     if w.chance(0.2):
