@@ -154,8 +154,9 @@ def carried(A: T.Tensor((8, 3), "uint8"), B: T.Tensor((3,), "uint32"), n: T.int3
             B[i] = T.ldg32(A[2 * i, n])
         tile = T.alloc_shared((4, 2), "uint32")
         T.fill(tile, 5)
-        T.atomic_add(T.address_of(tile[1, 1]), 3)
-        T.atomic_add(T.access_ptr(B, "rw", offset=2), tile[1, 1] - 8)
+        for _ in T.Parallel(1):
+            T.atomic_add(T.address_of(tile[1, 1]), 3)
+            T.atomic_add(T.access_ptr(B, "rw", offset=2), tile[1, 1] - 8)
 
 
 @pytest.mark.parametrize("target", TARGETS[:1])

@@ -310,7 +310,7 @@ def test_variants_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tilec.kernel(product.function)
     chosen = set()
     for m in (16, 64, 128, 200, 1024, 3000, 8192):
-        facts = kernel._key(arrays(m, 4096, 4096), SM90, {})
+        facts = kernel.key_of(arrays(m, 4096, 4096), SM90, {})
         chosen.add((facts.values["BM"], facts.values["BN"], facts.plan))
     assert len(chosen) == 2
 
@@ -441,7 +441,7 @@ def test_a_fixed_schedule_is_compiled() -> None:
 
 
 def traced(kernel: Any, *args: Any) -> Any:
-    facts = kernel._key(args, SM90, {})
+    facts = kernel.key_of(args, SM90, {})
     return trace_variant(kernel.signature, facts)
 
 

@@ -171,6 +171,27 @@ def _delete_parameter(d: _Draft, parameter: ast.arg, annotation: ast.stmt | None
     d.launch = replace(d.launch, keywords=keywords)
 
 
+def delete_results(d: _Draft) -> Iterator[Change]:
+    """One of several tensors that are returned, with its statement where nothing else names it."""
+    body = d.function.body
+    if not isinstance(end := body[-1], ast.Return) or not isinstance(end.value, ast.Tuple):
+        return
+    for result in end.value.elts if len(end.value.elts) > 1 else ():
+        name = getattr(result, "id", None)
+        named = [s for s in body if any(getattr(n, "id", None) == name for n in ast.walk(s))]
+        yield partial(
+            _delete_result, d, end.value.elts, result, named[0] if len(named) == 2 else None
+        )
+
+
+def _delete_result(
+    d: _Draft, results: list[ast.expr], result: ast.expr, made: ast.stmt | None
+) -> None:
+    results.remove(result)
+    if made is not None:
+        d.function.body.remove(made)
+
+
 def unwrap(d: _Draft) -> Iterator[Change]:
     """A loop or a branch becomes its body, indices 0."""
     for body in _lists(d.tree, "body", "orelse"):
@@ -319,6 +340,7 @@ PASSES = (
     delete_halves,
     delete_nodes,
     delete_parameters,
+    delete_results,
     unwrap,
     simplify_expressions,
     delete_keywords,
