@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 from tilec import language as T
 from tilec.frontend.builtins import Call, builtin, number_argument
@@ -12,11 +13,15 @@ from tilec.frontend.values import AttrHeader, Closure, Reducer, Region, Scalar, 
 from tilec.ir.types import BOOL
 
 
+def is_function(value: object) -> bool:
+    return isinstance(value, Closure | T.Macro | types.FunctionType)
+
+
 @builtin(T.comm_reducer)
 def comm_reducer(t: Expressions, c: Call) -> Reducer:
     identity = c["identity"]
     values = identity if isinstance(identity, tuple | list) else (identity,)
-    if len(values) != 1 or not isinstance(c["combine"], Closure):
+    if len(values) != 1 or not is_function(c["combine"]):
         raise t.error(
             "T.comm_reducer takes a function of two values and a list of one number",
             "write T.comm_reducer(lambda x, y: x + y, [T.float32(0)])",

@@ -58,7 +58,7 @@ def _element(t: Expressions, c: Call, name: str, kind: str) -> Region:
 
 
 def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str) -> None:
-    dtype = buffer.type.dtype
+    dtype = buffer.dtype
     if buffer.type.space not in ("global", "shared"):
         raise t.error(
             f"{name} of T.{c.builtin} is in {describe(buffer)}, which no other thread sees",

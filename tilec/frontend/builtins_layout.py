@@ -49,7 +49,7 @@ def _place(t: Expressions, buffer: Buffer, given: object, key: ast.AST, value: a
     loc = t.frame.loc(value)
     if isinstance(given, Layout) and given.is_memory:
         given = map_of(given, loc)
-    if not isinstance(given, IndexMap):
+    if not isinstance(given, IndexMap) or buffer.packed is not None:
         raise t.error(
             f"{describe(buffer)} is a tensor argument, its layout is {describe(given)}",
             f"write T.Layout({buffer.name}.shape, lambda …), which says where its elements are, or "

@@ -8,9 +8,8 @@ from tilec import language as T
 from tilec.frontend.builtins import Call, builtin
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.memory import Tile
 from tilec.frontend.placements import along, for_each_element
-from tilec.frontend.values import Buffer, Region, Scalar, describe
+from tilec.frontend.values import Buffer, Region, Scalar, Tile, describe
 from tilec.ir.types import INT8, INT32, DType
 
 # --- transposed tiles -----------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, int_argument
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.memory import Tile
-from tilec.frontend.values import Number, describe
+from tilec.frontend.values import Number, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
 from tilec.ir.ops import Binary, Cast, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS

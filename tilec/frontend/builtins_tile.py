@@ -6,6 +6,7 @@ import ast
 
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
+from tilec.frontend import nibbles
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import (
     Call,
@@ -19,10 +20,9 @@ from tilec.frontend.builtins import (
 )
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
-from tilec.frontend.memory import Tile
 from tilec.frontend.open_slices import closed, copy_open, is_open
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe
+from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.ops import (
     Alloc,
@@ -83,8 +83,10 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
             c.place("dtype"),
         )
     choice_argument(t, c, "scope", scopes)
-    made = BufferType(shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype"), space)
-    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc)
+    shape, dtype = shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
+    made = BufferType(shape, nibbles.on_chip(dtype), space)
+    packed = dtype if dtype in nibbles.ON_CHIP else None
+    return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -113,8 +115,9 @@ def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
 
 def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
     """A variable of each thread, or of each iteration of a T.Parallel."""
-    made = BufferType((1,), dtype, "local")
-    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True)
+    made = BufferType((1,), nibbles.on_chip(dtype), "local")
+    packed = dtype if dtype in nibbles.ON_CHIP else None
+    variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True, packed=packed)
     if init is not None:
         t.store(t.whole_element(variable), init)
     if t.parallel is not None:
@@ -184,6 +187,9 @@ def copy(t: Expressions, c: Call) -> None:
 
         for_each_element(t, source.shape or (1,), move, t.loc)
         return
+    if nibbles.is_packed(source, dest) or nibbles.rounds(source, dest):
+        nibbles.move(t, source, dest)
+        return
     if c["loop_layout"] is not None:
         place = t.frame.loc(c.place("loop_layout"))
         copy_layout(t, (source.buffer, dest.buffer), c["loop_layout"], place)
@@ -218,8 +224,10 @@ def _destination(t: Expressions, c: Call) -> Tile:
 
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:
-    number = t.convert(t.number(value, "the value"), tile.buffer.type.dtype)
-    if is_placed(t, tile):
+    number = t.convert(t.number(value, "the value"), tile.buffer.dtype)
+    if nibbles.is_packed(tile):
+        nibbles.fill(t, tile, number)
+    elif is_placed(t, tile):
         for_each_element(
             t, tile.shape or (1,), lambda at: t.store(along(t, tile, at, t.loc), number), t.loc
         )
@@ -383,6 +391,12 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
             raise t.error(
                 f"{describe(buffer)} has no safe value; only tensor arguments have one",
                 "annotate the tensor it is copied from",
+                dict_entry(t, c, "values", buffer)[0],
+            )
+        if buffer.packed is not None:
+            raise t.error(
+                f"{describe(buffer)} has no safe value but 0: a byte holds two of its elements",
+                "leave it out, and choose by T.if_then_else where elements are read",
                 dict_entry(t, c, "values", buffer)[0],
             )
         number = t.number(value, "a safe value")

@@ -8,6 +8,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, dtype_argument
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.nibbles import on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
 from tilec.ir.ops import View
 from tilec.ir.types import BufferType, DType, Extent
@@ -16,13 +17,13 @@ from tilec.ir.types import BufferType, DType, Extent
 @builtin(T.reshape)
 def reshape(t: Expressions, c: Call) -> Buffer:
     source = _source(t, c)
-    return _view(t, c, source, source.type.dtype)
+    return _view(t, c, source, source.dtype)
 
 
 @builtin(T.view)
 def view(t: Expressions, c: Call) -> Buffer:
     source = _source(t, c)
-    dtype = source.type.dtype if c["dtype"] is None else dtype_argument(t, c, "dtype")
+    dtype = source.dtype if c["dtype"] is None else dtype_argument(t, c, "dtype")
     return _view(t, c, source, dtype)
 
 
@@ -49,13 +50,14 @@ def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     else:
         shape = tuple(given) if isinstance(given, tuple | list) else (given,)
     extents = [_extent(t, c, e) for e in shape]
-    if dtype is not source.type.dtype and min(dtype.bits, source.type.dtype.bits) < 8:
+    narrow = min(dtype.bits, source.dtype.bits) < 8
+    if narrow and (dtype is not source.dtype or source.is_global):
         raise t.error(
             f"a view of {describe(source)} as {dtype.name}: elements are narrower than a byte",
             "view it as bytes where it is allocated, and take the bits apart",
         )
     ours = _bits([e for e, _ in extents], dtype)
-    theirs = _bits(source.type.shape, source.type.dtype)
+    theirs = _bits(source.type.shape, source.dtype)
     if ours != theirs and None not in (ours, theirs):
         said = f"{ours} bits, {source.name} {theirs}"
         raise t.error(
@@ -63,10 +65,10 @@ def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
             "give a shape of as many elements",
             c.place("shape") if given is not None else None,
         )
-    made = BufferType(tuple(e for e, _ in extents), dtype, source.type.space)
+    made = BufferType(tuple(e for e, _ in extents), on_chip(dtype), source.type.space)
     value = t.emit(View, source.value, made).result
     value.name = source.value.name
-    return Buffer(value, tuple(v for _, v in extents), t.loc)
+    return Buffer(value, tuple(v for _, v in extents), t.loc, packed=source.packed)
 
 
 def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:

@@ -68,6 +68,7 @@ class Calls(Functions):
 
     def call(self, node: ast.Call) -> object:
         function = self.expression(node.func)
+        node = self.spread(node)
         match function:
             case Method():
                 return self._method(function, node)
@@ -87,8 +88,8 @@ class Calls(Functions):
             case Closure():
                 return self.call_closure(function, node)
             case type() if issubclass(function, T.Tensor):
-                kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
-                return self.annotation(function, list(self.elements(node.args)), **kwargs)
+                args, kwargs = self.arguments(node)
+                return self.annotation(function, args, **kwargs)
         if getattr(builtins, getattr(function, "__name__", ""), None) is function:
             return self._python_builtin(function, node)
         if isinstance(function, types.FunctionType) and function in BUILTINS:
@@ -159,7 +160,7 @@ class Calls(Functions):
 
     def _method(self, method: Method, node: ast.Call) -> object:
         if method.name == "access_ptr":
-            values = {k.arg or "": self.expression(k.value) for k in node.keywords}
+            _, values = self.arguments(node)
             return builtins_pointers.address(self, method.owner, values.get("offset", 0), node)
         if len(node.args) != 1 or node.keywords:
             raise self.error("astype takes one dtype", 'write x.astype("float16")')
@@ -167,8 +168,7 @@ class Calls(Functions):
         return builtins_scalar.cast_to(self, method.owner, dtype)
 
     def _layout_function(self, function: Any, node: ast.Call) -> object:
-        args = list(self.elements(node.args))
-        kwargs = {k.arg or "": self.expression(k.value) for k in node.keywords}
+        args, kwargs = self.arguments(node)
         try:
             return function(*args, **kwargs)
         except CompileError as e:

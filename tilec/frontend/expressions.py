@@ -183,7 +183,7 @@ class Expressions(Containers):
                 if name == "astype":
                     return Method(owner, name)
                 if name == "dtype":
-                    return owner.dtype if isinstance(owner, Scalar) else owner.buffer.type.dtype
+                    return owner.dtype if isinstance(owner, Scalar) else owner.buffer.dtype
                 known = ("astype", "dtype")
             case type() if issubclass(owner, enum.Enum):
                 if name in owner.__members__:
@@ -271,7 +271,7 @@ class Expressions(Containers):
             case "shape":
                 return buffer.shape
             case "dtype":
-                return buffer.type.dtype
+                return buffer.dtype
             case "strides" if buffer.is_global:
                 return buffer.strides
             case "astype" if buffer.variable:

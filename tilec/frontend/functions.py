@@ -154,20 +154,38 @@ class Functions(Expressions):
 
     # --- functions and classes of the user's ------------------------------------------------------
 
-    def arguments(self, node: ast.Call) -> tuple[list[object], dict[str, object]]:
-        """The arguments of a call; `**mapping` gives its items."""
-        kwargs: dict[str, object] = {}
-        args = list(self.elements(node.args))
-        for k in node.keywords:
-            value = self.expression(k.value)
-            if k.arg is not None:
-                kwargs[k.arg] = value
-            elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
-                kwargs |= value
+    def spread(self, node: ast.Call) -> ast.Call:
+        """The call with what `*sequence` and `**mapping` stand for in their places."""
+        if not any(isinstance(a, ast.Starred) for a in node.args) and all(
+            k.arg is not None for k in node.keywords
+        ):
+            return node
+        args: list[ast.expr] = []
+        for a in node.args:
+            if isinstance(a, ast.Starred):
+                values = self.sequence(a.value)
+                args += [ast.copy_location(ast.Constant(v), a.value) for v in values]  # type: ignore[arg-type]
             else:
+                args.append(a)
+        keywords: list[ast.keyword] = []
+        for k in node.keywords:
+            if k.arg is not None:
+                keywords.append(k)
+                continue
+            value = self.expression(k.value)
+            if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
                 hint = "** takes apart a dict with strings as keys"
                 raise self.error(f"{describe(value)} after **", hint, k.value)
-        return args, kwargs
+            for name, v in value.items():
+                constant = ast.copy_location(ast.Constant(v), k.value)
+                keywords.append(ast.copy_location(ast.keyword(name, constant), k.value))
+        return ast.copy_location(ast.Call(node.func, args, keywords), node)
+
+    def arguments(self, node: ast.Call) -> tuple[list[object], dict[str, object]]:
+        """The arguments of a call; `*sequence` and `**mapping` give their items."""
+        node = self.spread(node)
+        args = [self.expression(a) for a in node.args]
+        return args, {str(k.arg): self.expression(k.value) for k in node.keywords}
 
     def users_own(self, function: Any, node: ast.Call) -> object:
         """A call of a function, method or class of the user's, or of a Python module's."""

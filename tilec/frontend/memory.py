@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from tilec import language as T
+from tilec.frontend import nibbles
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
@@ -16,6 +17,7 @@ from tilec.frontend.values import (
     Number,
     Region,
     Scalar,
+    Tile,
     describe,
     is_number,
 )
@@ -23,7 +25,8 @@ from tilec.ir import core
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
-from tilec.ir.ops import Binary, Load, Store, squeeze
+from tilec.ir.ops import Binary, Load, Store
+from tilec.ir.types import DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,24 +37,16 @@ class Slice:
     upper: Number | None
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Tile:
-    """A region with every extent known: what a tile op takes."""
-
-    buffer: Buffer
-    offsets: tuple[int | Scalar, ...]
-    extents: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The extents without ones."""
-        return squeeze(self.extents)
-
-
 class Memory(Arithmetic):
     """Reads, writes and names parts of buffers."""
 
     # --- values -----------------------------------------------------------------------------------
+
+    def convert(self, x: Number, dtype: DType) -> Scalar:
+        """A run-time number of `dtype`; of one of four bits as it is on chip."""
+        if dtype in nibbles.ON_CHIP:
+            return nibbles.rounded(self, x, dtype)
+        return super().convert(x, dtype)
 
     def size_value(self, size: T.Size) -> int | Scalar | T.Size:
         """The value of a size, or of arithmetic on sizes."""
@@ -203,6 +198,8 @@ class Memory(Arithmetic):
     def load(self, element: Region) -> Scalar:
         """Read one element."""
         buffer = element.buffer
+        if buffer.packed is not None and buffer.is_global:
+            return nibbles.load(self, element)
         with self.at(element.loc):
             sure = self._check_indices(element, "reads")
             self.hazards += not sure
@@ -215,7 +212,10 @@ class Memory(Arithmetic):
         if buffer.type.space == "barrier":
             hint = "arrive at it with T.barrier_arrive, wait for it with T.barrier_wait"
             raise self.error(f"{describe(element)} cannot be assigned to", hint)
-        converted = self.convert(value, buffer.type.dtype)
+        if buffer.packed is not None and buffer.is_global:
+            nibbles.store(self, element, value)
+            return
+        converted = self.convert(value, buffer.dtype)
         with self.at(element.loc):
             self._check_indices(element, "writes")
             indices = self.indices_at(element)
@@ -456,7 +456,14 @@ class Memory(Arithmetic):
         return f"a {extents} tile of {describe(t.buffer)}"
 
     def box(self, t: Tile) -> core.Region:
-        """A tile as an op takes it. Raises CompileError for a tensor with a layout."""
+        """A tile as an op takes it. Raises CompileError for a tensor with a layout, and for one of
+        which a byte holds two elements."""
+        if t.buffer.stored is not None:
+            raise self.error(
+                f"{describe(t.buffer)} has two elements in a byte, and this works on tiles of "
+                "memory as it is",
+                "copy the tile to a shared one with T.copy",
+            )
         if t.buffer.value in self.placements:
             raise self.error(
                 f"{describe(t.buffer)} has a layout, and this works on tiles of memory as it is",

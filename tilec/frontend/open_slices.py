@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from tilec.frontend.arithmetic import Arithmetic
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.memory import Tile
 from tilec.frontend.placements import along, for_each_element
-from tilec.frontend.values import OPEN, Number, Region, Scalar
+from tilec.frontend.values import OPEN, Number, Region, Scalar, Tile
 
 
 def is_open(r: object) -> bool:

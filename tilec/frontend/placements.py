@@ -15,8 +15,7 @@ from typing import Any
 
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.index import Reach
-from tilec.frontend.memory import Tile
-from tilec.frontend.values import Number, Region, Scalar, describe
+from tilec.frontend.values import Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, LayoutError
 from tilec.ir.layout import Layout

@@ -426,8 +426,13 @@ class _Reader:
         if isinstance(a, type) and issubclass(a, T.Tensor):
             return Parameter(d.name, "tensor", d.loc, d.default)
         if isinstance(a, T.Tensor):
-            shape = tuple(self._dimension(e) for e in a.shape)
-            strides = None if a.strides is None else tuple(self._dimension(e) for e in a.strides)
+            shape = tuple(self._dimension(e) for e in self._stored(d, a))
+            strides = None
+            if a.strides is not None:
+                apart = a.strides
+                if a.dtype.bits < 8:  # of the bytes, whose own are as far apart as elements
+                    apart = (*(s // 2 for s in apart[:-1]), apart[-1])
+                strides = tuple(self._dimension(s) for s in apart)
             return Parameter(d.name, "tensor", d.loc, d.default, a.dtype, shape, strides)
         if a is T.ptr:
             raise self.error(
@@ -450,6 +455,20 @@ class _Reader:
         if a is REQUIRED:
             raise self.error(f"the parameter {d.name} has no annotation", hint, at=d.loc)
         raise self.error(f"the annotation of {d.name} is {values.describe(a)}", hint, at=d.loc)
+
+    def _stored(self, d: _Draft, a: T.Tensor) -> tuple[int | T.Size, ...]:
+        """The extents of an argument's array: a byte holds two elements of four bits."""
+        if a.dtype.bits >= 8 or not a.shape:
+            return tuple(a.shape)
+        *outer, last = a.shape
+        if isinstance(last, int) and last % 2:
+            raise self.error(
+                f"the last extent of {d.name} is {last}: elements of {a.dtype.name} come in pairs, "
+                "a byte each",
+                "write an even extent",
+                d.loc,
+            )
+        return (*outer, last // 2)
 
     def _dimension(self, extent: int | T.Size) -> Dimension:
         if isinstance(extent, int):

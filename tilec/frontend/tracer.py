@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec import language as T
+from tilec.frontend import nibbles
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
@@ -18,7 +19,7 @@ from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, 
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
 from tilec.ir.python_text import linear_text, size_text
-from tilec.ir.types import INT32, INT64, BufferType, DType, Extent, ScalarType
+from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ class _KernelTracer(WholeLoops):
             raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
         with self.at(p.loc):
             self._check_fact(p, fact)
-        made = BufferType(fact.shape, fact.dtype, "global", fact.strides, fact.align)
+        packed = fact.dtype if fact.dtype in nibbles.ON_CHIP else None
+        dtype = UINT8 if packed else fact.dtype
+        made = BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
         shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
         strides = tuple(self._stride_of(p.name, d, e) for d, e in enumerate(fact.strides))
         for written, given in ((p.shape, shape), (p.strides, strides)):
@@ -179,9 +182,18 @@ class _KernelTracer(WholeLoops):
                     self._bind_size(p, name, v)
         value = Value(made, p.name)
         self.tensors[p.name] = Param(value, "tensor", p.name)
-        self.names[p.name] = Buffer(value, shape, p.loc, strides)
+        self.names[p.name] = self._as_packed(Buffer(value, shape, p.loc, strides), packed)
         if p.is_output:
             self.outputs.append((p.name, fact.shape, fact.dtype))
+
+    def _as_packed(self, stored: Buffer, packed: DType | None) -> Buffer:
+        """The tensor that bytes hold two elements of."""
+        if packed is None:
+            return stored
+        *outer, last = stored.shape
+        twice = self.binary("mul", last, 2)
+        assert not isinstance(twice, float)
+        return replace(stored, shape=(*outer, twice), packed=packed, stored=stored.shape)
 
     def _check_fact(self, p: Parameter, fact: TensorFact) -> None:
         if p.dtype is not None and p.dtype is not fact.dtype:
@@ -231,13 +243,14 @@ class _KernelTracer(WholeLoops):
         """Sizes that only arithmetic names, `T.Tensor((n * 2,), …)`: from the extent they give."""
         buffer = self.names[p.name]
         assert isinstance(buffer, Buffer)
-        for written, extent in zip(p.shape or (), buffer.shape):
+        for written, extent in zip(p.shape or (), buffer.stored or buffer.shape):
             found = linear_text(written) if isinstance(written, str) else None
             if found is not None and found[0] not in self.sizes:
                 name, factor, constant = found
                 with self.at(p.loc):
                     rest = self.binary("sub", extent, constant)
-                    value = self.binary("floordiv", rest, factor)
+                    rest = self.binary("mul", rest, factor.denominator)
+                    value = self.binary("floordiv", rest, factor.numerator)
                 assert not isinstance(value, float)
                 self._bind_size(p, name, value)
 
@@ -294,7 +307,10 @@ class _KernelTracer(WholeLoops):
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[Extent] = []
         texts: list[Extent] = []
-        for dim, e in enumerate(empty.shape):
+        packed = empty.dtype if empty.dtype in nibbles.ON_CHIP else None
+        dtype = UINT8 if packed else empty.dtype
+        whole = nibbles.in_bytes(self, empty.shape, packed) if packed else empty.shape
+        for dim, e in enumerate(whole):
             text: Extent | None = e if isinstance(e, int) else None
             if isinstance(e, Scalar):
                 text = size_text(e.value, self.builder.ops, self._size_names())
@@ -313,14 +329,14 @@ class _KernelTracer(WholeLoops):
         if fact is not None:
             align = fact.align
         elif any(isinstance(s, str) for s in strides):
-            align = max(1, empty.dtype.bits // 8)
-        made = BufferType(tuple(extents), empty.dtype, "global", strides, align)
+            align = max(1, dtype.bits // 8)
+        made = BufferType(tuple(extents), dtype, "global", strides, align)
         value = Value(made, name)
         self.tensors[name] = Param(value, "tensor", name)
         if not part:  # others of several kernels are given it
-            self.outputs.append((name, tuple(texts), empty.dtype))
+            self.outputs.append((name, tuple(texts), dtype))
         stride_values = tuple(self._stride_of(name, d, s) for d, s in enumerate(strides))
-        return Buffer(value, shape, empty.loc, stride_values)
+        return self._as_packed(Buffer(value, shape, empty.loc, stride_values), packed)
 
     def _size_names(self) -> dict[Value, str]:
         return {p.value: name for name, p in self.size_params.items()}

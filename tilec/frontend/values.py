@@ -17,6 +17,7 @@ from tilec.frontend.source import Source
 from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.loc import Loc
+from tilec.ir.ops import squeeze
 from tilec.ir.types import BufferType, DType
 
 Literal = bool | int | float
@@ -42,7 +43,9 @@ OPEN = -1  # the extent of a slice that is only known at run time
 class Buffer:
     """A tensor parameter or an on-chip buffer; `shape` and `strides` have ints and run-time sizes.
 
-    `variable`: made by `T.alloc_var`, so that its bare name means its one element.
+    `variable`: made by `T.alloc_var`, so that its bare name means its one element. `packed`: its
+    elements are of this dtype of four bits (`nibbles`), of which a tensor's bytes, `stored` in all,
+    hold two.
     """
 
     value: Value
@@ -50,10 +53,16 @@ class Buffer:
     loc: Loc
     strides: tuple[int | Scalar, ...] = ()
     variable: bool = False
+    packed: DType | None = None
+    stored: tuple[int | Scalar, ...] | None = None
 
     @property
     def type(self) -> BufferType:
         return self.value.buffer
+
+    @property
+    def dtype(self) -> DType:
+        return self.packed or self.type.dtype
 
     @property
     def name(self) -> str:
@@ -80,6 +89,20 @@ class Region:
     def is_element(self) -> bool:
         """Whether every dimension has an index: `A[i, j]`."""
         return all(e is None for e in self.extents)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tile:
+    """A region with every extent known: what a tile op takes."""
+
+    buffer: Buffer
+    offsets: tuple[int | Scalar, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents without ones."""
+        return squeeze(self.extents)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,7 +189,7 @@ class GroupHeader:
 class Reducer:
     """A call of `T.comm_reducer`."""
 
-    combine: Closure
+    combine: object  # a function of two values
     identity: Number
 
 
@@ -195,9 +218,12 @@ def is_number(value: object) -> TypeGuard[Number]:
     return isinstance(value, Scalar) or is_literal(value)
 
 
-def describe_type(t: BufferType) -> str:
+def describe_type(buffer: Buffer) -> str:
     """As in a message: "shared (128, 64) float16"."""
-    return f"{t.space} ({', '.join(map(str, t.shape))}{',' * (t.rank == 1)}) {t.dtype.name}"
+    t, shape = buffer.type, [*map(str, buffer.type.shape)]
+    if buffer.stored is not None:
+        shape[-1] = str(2 * n) if isinstance(n := t.shape[-1], int) else f"2 * {n}"
+    return f"{t.space} ({', '.join(shape)}{',' * (t.rank == 1)}) {buffer.dtype.name}"
 
 
 def describe(value: object) -> str:
@@ -206,17 +232,17 @@ def describe(value: object) -> str:
         case Scalar():
             return f"a run-time {value.dtype.name}"
         case Buffer(variable=True):
-            return f"the variable {value.name} ({value.type.dtype.name})"
+            return f"the variable {value.name} ({value.dtype.name})"
         case Buffer() if value.type.space == "barrier":
             return f"{value.name} (barrier)"
         case Region() if value.buffer.type.space == "barrier":
             return f"a barrier of {value.buffer.name}"
         case Buffer():
-            return f"{value.name} ({describe_type(value.type)})"
+            return f"{value.name} ({describe_type(value)})"
         case Region(is_element=True):
-            return f"an element of {value.buffer.name} ({describe_type(value.buffer.type)})"
+            return f"an element of {value.buffer.name} ({describe_type(value.buffer)})"
         case Region():
-            return f"a region of {value.buffer.name} ({describe_type(value.buffer.type)})"
+            return f"a region of {value.buffer.name} ({describe_type(value.buffer)})"
         case Lanes():
             return f"a vector of {len(value.items)} lanes"
         case Closure():

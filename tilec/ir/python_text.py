@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 from tilec.ir.core import Func, Op, Value
 from tilec.ir.errors import CompileError
@@ -36,18 +37,20 @@ def size_text(value: Value, ops: Iterable[Op], names: Mapping[Value, str]) -> st
     return text.get(value)
 
 
-def linear_text(text: str) -> tuple[str, int, int] | None:
-    """(name, factor, constant) of arithmetic on one size, "((n * 2) + 1)"; None of any other."""
+def linear_text(text: str) -> tuple[str, Fraction, int] | None:
+    """(name, factor, constant) of arithmetic on one size, "((n * 2) + 1)" or "(n // 2)"; None of
+    any other."""
     names = set(re.findall(r"[A-Za-z_]\w*", text))
     if len(names) != 1:
         return None
     (name,) = names
     try:
-        at = [eval(text, {"__builtins__": {}, name: n}) for n in (0, 1, 1 << 20)]
+        at = [eval(text, {"__builtins__": {}, name: n}) for n in (0, 1 << 10, 1 << 20)]
     except ArithmeticError:
         return None
-    factor = at[1] - at[0]
-    return (name, factor, at[0]) if factor > 0 and at[2] == at[0] + (factor << 20) else None
+    step = at[1] - at[0]
+    linear = step > 0 and at[2] == at[0] + (step << 10)
+    return (name, Fraction(step, 1 << 10), at[0]) if linear else None
 
 
 def grid_text(func: Func) -> str:

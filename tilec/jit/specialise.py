@@ -54,13 +54,20 @@ def spec(
     """An array to compile for, without memory: `tilec.spec((4096, 512), "float16")`.
 
     `strides` count elements; without them the array is contiguous. Its address counts as aligned
-    to 16 bytes. Raises CompileError for an unknown dtype or strides that do not match the shape.
+    to 16 bytes. Of elements of four bits the array has a byte for two: half the last extent.
+    Raises CompileError for an unknown dtype, an odd extent of such elements, or strides that do not
+    match the shape.
     """
     for name in unknown:
         message = f"a spec has no {name!r}{did_you_mean(name, ('shape', 'dtype', 'strides'))}"
         raise CompileError(message, caller_loc(), 'write tilec.spec((4096, 512), "float16")')
     found = dtype_of(dtype, 'write tilec.spec((4096, 512), "float16")')
     extents = _whole(shape, "extent", 0)
+    if found.bits < 8:
+        if not extents or extents[-1] % 2:
+            message = f"a spec of {found.name} with the shape {extents}: a byte holds two elements"
+            raise CompileError(message, caller_loc(), "give it an even last extent")
+        extents = (*extents[:-1], extents[-1] // 2)
     steps = contiguous_strides(extents) if strides is None else _whole(strides, "stride", None)
     if len(steps) != len(extents):
         raise CompileError(
@@ -69,6 +76,15 @@ def spec(
             "give one stride for each extent, or none at all",
         )
     return Tensor(0, extents, steps, found.name, max(found.bits // 8, 1), "meta", 0, None)
+
+
+def spec_in_memory(
+    shape: Sequence[int], dtype: str | None, strides: Sequence[int] | None = None
+) -> Tensor:
+    """A spec by the extents of the array itself: of bytes, where its elements are narrower."""
+    found = dtype_of(dtype, "")
+    made = spec(shape, "uint8" if found.bits < 8 else found, strides)
+    return replace(made, dtype=found.name)
 
 
 def _whole(given: object, what: str, least: int | None) -> tuple[int, ...]:
@@ -273,4 +289,4 @@ def _future_output(p: Parameter, call: Call) -> Tensor:
         e if isinstance(e, int) else int(evaluate(str(e), call.sizes.values, f"{p.name}.shape"))
         for e in p.shape
     )
-    return replace(spec(shape, p.dtype), device=call.device, index=call.index)
+    return replace(spec_in_memory(shape, p.dtype), device=call.device, index=call.index)

@@ -286,9 +286,10 @@ def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
         if len(unknown) == 1:
             (name,) = unknown
             what = f"{p.name}: dimension {dim}"
-            at = [evaluate(w, {**sizes.values, name: n}, what) for n in (0, 1)]
+            apart = 1 << 10  # as n // 2 has one value for two of n
+            at = [evaluate(w, {**sizes.values, name: n}, what) for n in (0, apart)]
             if at[1] != at[0]:
-                sizes.values[name] = max(0, (got - at[0]) // (at[1] - at[0]))
+                sizes.values[name] = max(0, (got - at[0]) * apart // (at[1] - at[0]))
                 sizes.origins[name] = f"{p.name}.shape[{dim}]"
 
 

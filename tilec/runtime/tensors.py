@@ -27,7 +27,8 @@ ml_dtypes = Lazy("ml_dtypes")
 # apart: their encodings differ, so only a target that computes with them may read them.
 _FOREIGN_DTYPES = {"float8_e4m3fn": "float8_e4m3", "bool_": "bool"}
 _FNUZ = {"float8_e4m3": "float8_e4m3fnuz", "float8_e5m2": "float8_e5m2fnuz"}
-_STORAGE = {"tfloat32": "float32"}
+_STORAGE = {"tfloat32": "float32", "int4": "int8", "uint4": "uint8", "float4_e2m1": "uint8"}
+_OF_TWO = ("int8", "uint8", "float4_e2m1fn_x2")  # bytes that hold two elements of four bits
 _TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn"}
 
 # DLPack's DLDataTypeCode and DLDeviceType (dlpack.h, version 1.1).
@@ -109,7 +110,8 @@ class Tensor:
 def accepts(wanted: str, given: str, target: str) -> bool:
     """Whether a parameter of dtype `wanted`, compiled for `target`, reads an array of dtype
     `given`."""
-    return given == _stored(wanted, target)
+    halves = wanted in DTYPES and DTYPES[wanted].bits < 8
+    return given in _OF_TWO if halves else given == _stored(wanted, target)
 
 
 def _stored(dtype: str, target: str) -> str:

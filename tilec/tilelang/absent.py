@@ -12,7 +12,7 @@ from tilec.intrinsics import (
     make_mma_swizzle_layout,
 )
 from tilec.ir.caller import caller_loc
-from tilec.ir.errors import CompileError
+from tilec.ir.errors import CompileError, TilecError
 from tilec.language import GemmWarpPolicy
 
 PACKAGES = frozenset(
@@ -42,12 +42,17 @@ class AbsentName:
 
 
 class Absent(ModuleType):
-    """A module of which every public name is an AbsentName, but for what tilec has elsewhere."""
+    """A module, or a function, of which every public name is absent, too, but for what tilec has
+    elsewhere."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return HERE.get(name) or AbsentName(f"{self.__name__}.{name}")
+        kind = Absent if name.islower() else AbsentName
+        return HERE.get(name) or kind(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        AbsentName(self.__name__)()
 
 
 def unchanged(program: Any, *_: object, **__: object) -> Any:
@@ -58,6 +63,8 @@ def unchanged(program: Any, *_: object, **__: object) -> Any:
 # What tilec has elsewhere, or does anyway, by the name that modules without a counterpart give it.
 HERE: dict[str, Any] = {
     "GemmWarpPolicy": GemmWarpPolicy,
+    "InternalError": TilecError,
+    "TVMError": TilecError,
     "TensorCoreIntrinEmitter": TensorCoreIntrinEmitter,
     "get_swizzle_layout": get_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,

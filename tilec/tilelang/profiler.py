@@ -9,6 +9,7 @@ from typing import Any
 
 from tilec.ir.errors import LaunchError
 from tilec.runtime.arguments import Parameter
+from tilec.runtime.tensors import array_dtype
 
 
 def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: Any) -> float:
@@ -63,7 +64,7 @@ class Profiler:
             if p.kind != "tensor" or p.shape is None or len(shape) != len(p.shape):
                 message = f"{p.describe()} has no sizes to make an input of"
                 raise LaunchError(message, hint="give the inputs: input_tensors=[…]")
-            dtype = getattr(torch, str(p.dtype))
+            dtype = getattr(torch, array_dtype(str(p.dtype), "cpu"))
             if dtype.is_floating_point:
                 made.append(torch.randn(shape, device=device).to(dtype))
             else:

@@ -25,7 +25,7 @@ from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 from tilec.jit.compiled import CompiledKernel
 from tilec.jit.fingerprint import remember_surroundings
-from tilec.jit.specialise import spec
+from tilec.jit.specialise import spec_in_memory
 from tilec.kernel import Kernel, make_kernel
 from tilec.tilelang.dtypes import dtype
 from tilec.tilelang.profiler import Profiler
@@ -130,7 +130,7 @@ class JITKernel:
                 whole = [_extent(e, self.sizes) or 0 for e in parameter.shape or ()]
                 steps = [s for s in parameter.strides or () if isinstance(s, int)]
                 strides = steps if steps and len(steps) == len(whole) else None
-                given[parameter.name] = spec(whole, parameter.dtype, strides)
+                given[parameter.name] = spec_in_memory(whole, parameter.dtype, strides)
         return self.kernel.compile(target=self.target, **given, **self.constants)
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:

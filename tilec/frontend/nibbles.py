@@ -1,0 +1,228 @@
+"""Elements of four bits: int4, uint4, float4_e2m1.
+
+Tensors hold two of them in a byte, the one with the even index in the lower bits; the last extent
+is even. On chip each has a place of its own, as the number that it is: int8, uint8 or float16, in
+which all their values are exact, so that everything computes with them. What is stored is rounded
+to the narrow type. A thread that writes both elements of a byte writes the byte; one that writes a
+single element changes half of it, by atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.arithmetic import affine_of, static_int
+from tilec.frontend.placements import along, for_each_element
+from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile
+from tilec.ir.types import FLOAT4_E2M1, FLOAT16, INT4, INT8, UINT4, UINT8, DType
+
+ON_CHIP = {INT4: INT8, UINT4: UINT8, FLOAT4_E2M1: FLOAT16}
+
+
+def on_chip(dtype: DType) -> DType:
+    """What elements of `dtype` are while they are computed with."""
+    return ON_CHIP.get(dtype, dtype)
+
+
+def in_bytes(t: Any, shape: Sequence[int | Scalar], dtype: DType) -> tuple[int | Scalar, ...]:
+    """The extents of a tensor's bytes. Raises CompileError for a last extent that is odd."""
+    *outer, last = shape
+    known = static_int(last)
+    if known is not None and known % 2:
+        raise t.error(
+            f"the last extent is {known}: elements of {dtype.name} come in pairs, a byte each",
+            "write an even extent, and leave the last element out where it is used",
+        )
+    return (*outer, t.binary("floordiv", last, 2))
+
+
+# --- elements -------------------------------------------------------------------------------------
+
+
+def load(t: Any, element: Region) -> Scalar:
+    """Read an element of a tensor."""
+    packed = element.buffer.packed
+    assert packed is not None
+    place, shift = _byte_of(t, element)
+    return _decoded(t, packed, t.load(place), shift)
+
+
+def store(t: Any, element: Region, value: Number) -> None:
+    """Write an element of a tensor, and leave its neighbour as it is."""
+    packed = element.buffer.packed
+    assert packed is not None
+    place, shift = _byte_of(t, element)
+    t.trace_function(_change_half, [place, shift, _encoded(t, packed, value)], {})
+
+
+def rounded(t: Any, value: Number, dtype: DType) -> Scalar:
+    """`value` as a number of `dtype`, in the type that it has on chip."""
+    code = _encoded(t, dtype, value)
+    found = _decoded(t, dtype, code, 0)
+    t.codes[found.value] = code
+    return found
+
+
+def reinterpreted(t: Any, value: Scalar, dtype: DType) -> Scalar | None:
+    """The bits of a number of four bits as one of eight, or the other way around; None for what is
+    neither."""
+    if dtype in ON_CHIP and value.dtype.bits == 8:
+        return _decoded(t, dtype, value, 0)
+    code = t.codes.get(value.value)
+    return t.convert(code, dtype) if code is not None and dtype.bits == 8 else None
+
+
+def _byte_of(t: Any, element: Region) -> tuple[Region, Number]:
+    """The byte that an element is in, and by how many bits it is shifted there."""
+    *outer, last = element.offsets
+    place = Region(
+        _bytes(element.buffer),
+        (*outer, t.binary("floordiv", last, 2)),
+        element.extents,
+        element.loc,
+    )
+    return place, t.binary("mul", t.binary("mod", last, 2), 4)
+
+
+def _bytes(buffer: Buffer) -> Buffer:
+    """The tensor as it is in memory."""
+    assert buffer.stored is not None
+    return replace(buffer, shape=buffer.stored, packed=None, stored=None)
+
+
+def _decoded(t: Any, dtype: DType, byte: Scalar, shift: Number) -> Scalar:
+    function = {INT4: _int4, UINT4: _uint4, FLOAT4_E2M1: _e2m1}[dtype]
+    found: Scalar = t.trace_function(function, [byte, shift], {})
+    return found
+
+
+def _encoded(t: Any, dtype: DType, value: Number) -> Scalar:
+    function = _e2m1_code if dtype is FLOAT4_E2M1 else _low_bits
+    found: Scalar = t.trace_function(function, [t.run_time(value)], {})
+    return found
+
+
+# In the language of kernels:
+
+
+def _int4(byte, shift):  # type: ignore[no-untyped-def]
+    return T.int8((((T.int32(byte) >> shift) & 15) ^ 8) - 8)
+
+
+def _uint4(byte, shift):  # type: ignore[no-untyped-def]
+    return T.uint8((T.int32(byte) >> shift) & 15)
+
+
+def _e2m1(byte, shift):  # type: ignore[no-untyped-def]
+    """Its exponent and fraction stand for themselves in a float16, 2**14 times too small."""
+    code = (T.int32(byte) >> shift) & 15
+    bits = ((code & 8) << 12) | ((code & 7) << 9)
+    return T.reinterpret(T.uint16(bits), "float16") * T.float16(16384)
+
+
+def _low_bits(x):  # type: ignore[no-untyped-def]
+    return T.int32(x) & 15
+
+
+def _e2m1_code(x):  # type: ignore[no-untyped-def]
+    """To the nearest, ties to even; beyond 6, and what is no number, to 6."""
+    bits = T.reinterpret(T.float32(x), "uint32")
+    a = T.reinterpret(bits & 0x7FFFFFFF, "float32")
+    code = T.int32((bits >> 28) & 8)
+    for limit, even in (
+        (0.25, False),
+        (0.75, True),
+        (1.25, False),
+        (1.75, True),
+        (2.5, False),
+        (3.5, True),
+        (5.0, False),
+    ):
+        below = a < limit if even else a <= limit
+        code += T.if_then_else(below, 0, 1)
+    return code
+
+
+def _change_half(place, shift, code):  # type: ignore[no-untyped-def]
+    T.atomic_and(place, T.cast(240 >> shift, "uint8"))
+    T.atomic_or(place, T.cast(code << shift, "uint8"))
+
+
+# --- tiles ----------------------------------------------------------------------------------------
+
+
+def is_packed(*tiles: Tile) -> bool:
+    """Whether one of the tiles is in a tensor with two elements in a byte."""
+    return any(x.buffer.packed is not None and x.buffer.is_global for x in tiles)
+
+
+def rounds(source: Tile, dest: Tile) -> bool:
+    """Whether a copy changes numbers to those that four bits hold."""
+    return dest.buffer.packed is not None and dest.buffer.packed is not source.buffer.packed
+
+
+def move(t: Any, source: Tile, dest: Tile) -> None:
+    """Copy a tile element by element; where both elements of each byte are in it, by bytes."""
+    shape = source.shape or (1,)
+    if not all(_of_whole_bytes(x, shape) for x in (source, dest)):
+        for_each_element(
+            t,
+            shape,
+            lambda at: t.store(along(t, dest, at, t.loc), t.load(along(t, source, at, t.loc))),
+            t.loc,
+        )
+        return
+
+    def move_pair(at: list[Scalar]) -> None:
+        src, dst = (_first_of_two(t, x, at) for x in (source, dest))
+        packed = source.buffer.packed
+        if packed is not None and source.buffer.is_global:
+            byte = t.load(_byte_of(t, src)[0])
+            low, high = (_decoded(t, packed, byte, shift) for shift in (0, 4))
+        else:
+            low, high = t.load(src), t.load(t.neighbour(src, 1))
+        _store_two(t, dst, low, high)
+
+    for_each_element(t, (*shape[:-1], shape[-1] // 2), move_pair, t.loc)
+
+
+def fill(t: Any, tile: Tile, value: Number) -> None:
+    """Set all elements of a tile of a tensor."""
+    shape = tile.shape or (1,)
+    if _of_whole_bytes(tile, shape):
+
+        def fill_pair(at: list[Scalar]) -> None:
+            _store_two(t, _first_of_two(t, tile, at), value, value)
+
+        for_each_element(t, (*shape[:-1], shape[-1] // 2), fill_pair, t.loc)
+    else:
+        for_each_element(t, shape, lambda at: t.store(along(t, tile, at, t.loc), value), t.loc)
+
+
+def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
+    rows_end_even = tile.extents[-1] == shape[-1] and shape[-1] % 2 == 0
+    return rows_end_even and (not is_packed(tile) or _is_even(tile.offsets[-1]))
+
+
+def _is_even(offset: int | Scalar) -> bool:
+    form = affine_of(offset)
+    return form.const % 2 == 0 and all(c % 2 == 0 for c in form.terms.values())
+
+
+def _first_of_two(t: Any, tile: Tile, at: list[Scalar]) -> Region:
+    *outer, last = at
+    return along(t, tile, [*outer, t.binary("mul", last, 2)], t.loc)
+
+
+def _store_two(t: Any, first: Region, low: Number, high: Number) -> None:
+    packed = first.buffer.packed
+    if packed is None or not first.buffer.is_global:
+        t.store(first, low)
+        t.store(t.neighbour(first, 1), high)
+        return
+    upper = t.binary("shl", _encoded(t, packed, high), 4)
+    both = t.binary("or", _encoded(t, packed, low), upper)
+    t.store(_byte_of(t, first)[0], t.convert(both, UINT8))
