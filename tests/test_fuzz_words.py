@@ -50,6 +50,7 @@ MODULES_WITHOUT_GENERATOR = {
     "votes": "masks of warps, which have 32 or 64 lanes: programs differ by target",
     "allreduce": "what TileLang lowers to; programs that people write have T.reduce",
     "matrices": "one instruction of one vendor, whose operands lie in registers by hand",
+    "random": "numbers of threads, which the reference has not; tests of their own",
     "moves": "the reference has no meaning of them yet; tests of their own",
     "views": "the reference has no two buffers in one place yet; tests of their own",
     "statements": "what changes no number, and other spellings; tests of their own",

@@ -191,6 +191,11 @@ from tilec.builtins.pointers import (
     sts32 as sts32,
     sts64 as sts64,
 )
+from tilec.builtins.random import (
+    rng_init as rng_init,
+    rng_rand as rng_rand,
+    rng_rand_float as rng_rand_float,
+)
 from tilec.builtins.reductions import (
     all_of as all_of,
     alloc_reducer as alloc_reducer,

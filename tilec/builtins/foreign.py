@@ -95,7 +95,7 @@ PLANNED = frozenset(
     """
     ClusterKernel alloc_cluster_barrier alloc_tmem asm c2d_im2col call_extern cluster_sync
     device_assert gemm_blockscaled gemm_sp im2col
-    make_tensor_from_addr rng_init rng_rand rng_rand_float sync_grid
+    make_tensor_from_addr sync_grid
     tcgen05_gemm
     """.split()
 )

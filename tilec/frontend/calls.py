@@ -22,6 +22,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_matrices,
     builtins_moves,
     builtins_pointers,
+    builtins_random,
     builtins_reduce,
     builtins_reducers,
     builtins_rounding,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilec import language as T
 from tilec.frontend.guards import Condition, Quotient
@@ -55,7 +55,9 @@ class Frame:
 @dataclass(slots=True)
 class ParallelScope:
     """A `T.Parallel` being traced, and the variables that each of its iterations has for itself.
-    `before`, `behind`: what is done for its iterations together, around the loop."""
+    `before`, `behind`: what is done for its iterations together, around the loop; `closing`: what
+    emits, in front of the loop, what is known when its body is traced. `drawing`: how its
+    iterations draw random numbers from a generator of threads."""
 
     line: int
     variables: list[Buffer] = field(default_factory=list)
@@ -63,14 +65,42 @@ class ParallelScope:
     indices: list[Scalar] = field(default_factory=list)
     before: Builder = field(default_factory=Builder)
     behind: list[Op] = field(default_factory=list)
+    closing: list[Callable[[], None]] = field(default_factory=list)
+    drawing: Any = None
+
+
+class Stream(NamedTuple):
+    """The random words of a generator: unsigned numbers of 64 bits."""
+
+    seed: Scalar
+    seq: Scalar
+    off: Scalar
+
+
+@dataclass(slots=True, eq=False)
+class Generator:
+    """What T.rng_init on `line` made: of each thread, or of each iteration of `parallel`. `drawn`:
+    the variable that counts words; `spare`: by dtype, whether the second of a pair of normal
+    numbers is left, and that one. `depth`: the conditions around it; `uneven`: the line that draws
+    under one more."""
+
+    line: int
+    stream: Stream
+    drawn: Buffer
+    spare: Mapping[DType, tuple[Buffer, Buffer]]
+    depth: int
+    parallel: ParallelScope | None
+    uneven: int = 0
 
 
 class BlockBuilder(Builder):
-    """A block being made, and the constants it holds already."""
+    """A block being made, the constants it holds already, and the generator of random numbers that
+    it has made last."""
 
     def __init__(self) -> None:
         super().__init__()
         self.constants: dict[tuple[str, DType], Scalar] = {}
+        self.generator: Generator | None = None
 
 
 class Context:
@@ -92,7 +122,8 @@ class Context:
     where their indices say. `given_layouts`: the layout that the user gave a buffer, and
     the line that says so. `made` are the lists and dicts made here, by id, with the block that made
     them: code that runs as often as they are made may change them. `attributes` of the function are
-    what the user said of it.
+    what the user said of it. `carried` are the values that an iteration of a loop has from the one
+    before.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -122,6 +153,7 @@ class Context:
         self.given_layouts: dict[Value, tuple[object, int]] = {}
         self.made: dict[int, tuple[object, Builder]] = {}
         self.attributes: dict[str, object] = {}
+        self.carried: set[Value] = set()
 
     # --- names and places -------------------------------------------------------------------------
 

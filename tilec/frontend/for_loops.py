@@ -272,6 +272,8 @@ class ForLoops(Loops):
             builder.emit(Yield, loc=place)
         self.parallel = None
         self.builder.ops += scope.before.ops
+        for close in scope.closing:
+            close()
         made = self.emit(
             Parallel, extents, builder.block(args), coalesced_width=width, wanted=wanted
         )

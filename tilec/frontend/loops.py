@@ -270,6 +270,7 @@ class Loops(Branches):
         for _ in range(_TRIES):
             self.hazards = hazards
             args = [Value(ScalarType(d), _shown(n)) for n, d in zip(names, dtypes)]
+            self.carried.update(args)
             before = dict(self.names)
             with self.inside(conditional) as builder:
                 self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
