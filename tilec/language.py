@@ -104,6 +104,14 @@ from tilec.builtins.choices import (
     auto as auto,
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
+from tilec.builtins.externs import (
+    call_extern as call_extern,
+    call_intrin as call_intrin,
+    call_llvm_intrin as call_llvm_intrin,
+    call_llvm_pure_intrin as call_llvm_pure_intrin,
+    call_pure_extern as call_pure_extern,
+    import_source as import_source,
+)
 from tilec.builtins.lanes import (
     Broadcast as Broadcast,
     Ramp as Ramp,
@@ -304,7 +312,7 @@ _Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are d
 # --- the grid and its blocks ----------------------------------------------------------------------
 
 
-def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None) -> Any:
+def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None, prelude: Any = None) -> Any:
     """`with T.Kernel(gx, gy, threads=128) as (bx, by):` the body of one block, and the grid.
 
     Up to three extents, computed from sizes and scalar parameters; none if the launch gives the
@@ -316,6 +324,8 @@ def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None) -> Any:
     up to three of them, at most 8 blocks in all; the grid must be a multiple of it. What several
     blocks of a cluster load is brought from global memory once, where TMA brings it. Targets
     without clusters (all but cuda:sm_90a) take the grid as it is: every block is alone.
+
+    `prelude`: a source text, as `import_source` takes it.
     """
     only_inside("Kernel")
 

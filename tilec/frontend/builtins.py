@@ -24,7 +24,7 @@ from tilec.ir.types import DTYPES, DType, find_dtype
 # Keywords that the builtins of other systems have and ours will get.
 LATER_KEYWORDS: dict[str, frozenset[str]] = {
     "gemm": frozenset({"wg_wait", "mbar"}),
-    "Kernel": frozenset({"prelude", "is_cpu"}),
+    "Kernel": frozenset({"is_cpu"}),
     "Parallel": frozenset({"prefer_async"}),
     "Pipelined": frozenset({"sync", "group"}),
     "unroll": frozenset({"explicit", "unroll_factor"}),

@@ -19,6 +19,7 @@ from tilec.frontend.builtins import (
     dtype_argument,
     int_argument,
 )
+from tilec.frontend.builtins_externs import import_text
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.ir.ops import AnnotateSchedule
@@ -80,6 +81,7 @@ def kernel(t: Expressions, c: Call) -> KernelHeader:
             f"write threads={_MAX_THREADS} or less, and let each thread do more",
             c.place("threads"),
         )
+    import_text(t, c, "prelude")
     cluster = None if c["cluster_dims"] is None else _cluster(t, c, extents)
     said = None if threads is None else t.frame.loc(c.place("threads"))
     return KernelHeader(tuple(extents), threads, t.loc, cluster, said, block or ())

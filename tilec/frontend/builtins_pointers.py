@@ -147,12 +147,12 @@ def _unsigned(bits: int) -> DType:
     return found
 
 
-def _as_bits(t: Expressions, x: Scalar) -> Scalar:
+def as_bits(t: Expressions, x: Scalar) -> Scalar:
     bits = _unsigned(x.dtype.bits)
     return x if x.dtype is bits else t.emit_scalar(Bitcast, x.value, bits)
 
 
-def _regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
+def regrouped(t: Expressions, parts: list[Scalar], bits: int) -> list[Scalar]:
     """Unsigned numbers as ones of `bits` each, the lowest bits first."""
     own, to = parts[0].dtype.bits, _unsigned(bits)
     if own == bits:
@@ -174,10 +174,10 @@ def _load(bits: int) -> Callable[[Expressions, Call], object]:
     def load(t: Expressions, c: Call) -> object:
         first, _, count = _elements(t, c, "src", bits)
         pred = None if c.values.get("pred") is None else _condition(t, c, "pred")
-        parts = [_as_bits(t, t.load(moved(t, first, n, count))) for n in range(count)]
+        parts = [as_bits(t, t.load(moved(t, first, n, count))) for n in range(count)]
         if pred is not None:
             parts = [t.select(pred, x, t.constant(0, x.dtype)) for x in parts]
-        words = tuple(_regrouped(t, parts, _WORD))
+        words = tuple(regrouped(t, parts, _WORD))
         return words[0] if len(words) == 1 else Lanes(words)
 
     return load
@@ -192,7 +192,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
         parts: list[Scalar] = []
         for x in values:
             number = t.number(x, f"value of T.{c.builtin}")
-            parts.append(_as_bits(t, t.run_time(number, None if isinstance(x, float) else UINT32)))
+            parts.append(as_bits(t, t.run_time(number, None if isinstance(x, float) else UINT32)))
         if sum(x.dtype.bits for x in parts) != bits or len({x.dtype for x in parts}) > 1:
             raise t.error(
                 f"T.{c.builtin} writes {bits} bits, its value is "
@@ -200,7 +200,7 @@ def _store(bits: int) -> Callable[[Expressions, Call], None]:
                 f"give {bits // _WORD} uint32, or what T.ld{c.builtin[2:]} gives",
                 c.place("value"),
             )
-        words = _regrouped(t, _regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
+        words = regrouped(t, regrouped(t, parts, min(parts[0].dtype.bits, 32)), dtype.bits)
         made = [x if x.dtype is dtype else t.emit_scalar(Bitcast, x.value, dtype) for x in words]
 
         def write() -> None:

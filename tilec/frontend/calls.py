@@ -16,6 +16,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_allreduce,
     builtins_atomic,
     builtins_barriers,
+    builtins_externs,
     builtins_header,
     builtins_lanes,
     builtins_layout,

@@ -123,7 +123,7 @@ class Context:
     the line that says so. `made` are the lists and dicts made here, by id, with the block that made
     them: code that runs as often as they are made may change them. `attributes` of the function are
     what the user said of it. `carried` are the values that an iteration of a loop has from the one
-    before.
+    before. `foreign`: the functions of CUDA C++ that the user has imported, and where.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -154,6 +154,7 @@ class Context:
         self.made: dict[int, tuple[object, Builder]] = {}
         self.attributes: dict[str, object] = {}
         self.carried: set[Value] = set()
+        self.foreign: dict[str, int] = {}
 
     # --- names and places -------------------------------------------------------------------------
 

@@ -1,0 +1,234 @@
+"""Calls of functions by their names in other systems, and source texts that bring some along."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tilec import language as T
+from tilec.builtins.lanes import VectorDType, find_vector
+from tilec.frontend import decoders
+from tilec.frontend.builtins import Call, builtin, dtype_at
+from tilec.frontend.builtins_pointers import place_of
+from tilec.frontend.builtins_threads import of_threads
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.extern_names import Known, known, names
+from tilec.frontend.lanes import lanewise
+from tilec.frontend.values import Lanes, Number, Scalar, describe
+from tilec.ir.errors import did_you_mean
+from tilec.ir.ops import Barrier, Bitcast, Fma, WarpSync
+from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
+from tilec.ir.types import DType
+
+_NOTHING = ("handle", "void", "")
+_CPP_FUNCTION = re.compile(r"__device__[^;{}()]*?\b(\w+)\s*\(")
+_CPP = re.compile(r"__device__|__global__|__forceinline__|#\s*include|template\s*<|\bnamespace\b")
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def import_text(t: Expressions, c: Call, name: str) -> None:
+    """Make the functions of an argument known, a source text; None has none."""
+    source, place = c[name], c.place(name)
+    if source is None:
+        return
+    if not isinstance(source, str):
+        message = f"{name} of T.{c.builtin} is {describe(source)}, not a string"
+        raise t.error(message, "give the text of the source", place)
+    functions = _CPP_FUNCTION.findall(source)
+    t.foreign.update(dict.fromkeys(functions, t.frame.loc(place).line))
+    if not any(map(decoders.decoder, functions)):
+        what = "CUDA C++" if _CPP.search(source) else "no source that tilec compiles"
+        named = f" ({', '.join(functions[:3])})" if functions else ""
+        raise t.error(
+            f"{name} of T.{c.builtin} is {what}{named}",
+            "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …",
+            place,
+        )
+
+
+@builtin(T.import_source)
+def import_source(t: Expressions, c: Call) -> None:
+    import_text(t, c, "source")
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def _call(t: Expressions, c: Call) -> object:
+    given = list(c["args"])
+    dtype = c["dtype"]
+    if dtype is None and given:
+        dtype = given.pop(0)
+    name = given.pop(0) if given else None
+    if not isinstance(name, str):
+        raise t.error(
+            f"the function that T.{c.builtin} calls is {describe(name)}, not a name",
+            f'write T.{c.builtin}("float32", "expf", x)',
+        )
+    wanted = _result(t, c, dtype)
+    if decoders.decoder(name) is not None:
+        decoders.call_decoder(t, c, name, given)
+        return None
+    found = known(name)
+    if found is None:
+        raise _unknown(t, c, name)
+    if name.startswith(("llvm.abs", "llvm.ctlz")) and len(given) > 1:
+        given.pop()  # whether some number has no result
+    if "llvm" in c.builtin and len(given) == found.count + 1:
+        given.pop(0)  # how many there are
+    if len(given) != found.count:
+        raise t.error(
+            f"{name} takes {found.count} argument{'s' * (found.count != 1)}, {len(given)} "
+            f"{'was' if len(given) == 1 else 'were'} given",
+            f"write T.{c.builtin}(dtype, {', '.join([repr(name), *'abc'[: found.count]])})",
+        )
+    if any(isinstance(a, Lanes) for a in given):
+        kind = wanted.dtype if isinstance(wanted, VectorDType) else wanted
+        return lanewise(t, lambda *row: _number(t, c, name, found, kind, row), *given)
+    if isinstance(wanted, VectorDType):
+        message = f"T.{c.builtin} gives {wanted.name}, and no argument of {name} is a vector"
+        raise t.error(message, f'write "{wanted.dtype.name}"')
+    if found.word in _STATEMENTS:
+        _statement(t, c, name, found, wanted)
+        return None
+    if found.word == "load":
+        return _load(t, c, name, wanted, given[0])
+    return _number(t, c, name, found, wanted, given)
+
+
+for _word in (
+    T.call_extern,
+    T.call_pure_extern,
+    T.call_intrin,
+    T.call_llvm_intrin,
+    T.call_llvm_pure_intrin,
+):
+    builtin(_word)(_call)
+
+
+def _result(t: Expressions, c: Call, dtype: object) -> DType | VectorDType | None:
+    if isinstance(dtype, str) and dtype in _NOTHING:
+        return None
+    return find_vector(dtype) or dtype_at(t, dtype, c.place("dtype"))
+
+
+def _unknown(t: Expressions, c: Call, name: str) -> Exception:
+    line = t.foreign.get(name)
+    if line is not None:
+        return t.error(
+            f"{name} is CUDA C++ of line {line}, which tilec does not compile",
+            "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …",
+        )
+    near = did_you_mean(name, [*names(), *decoders.EXAMPLES])
+    return t.error(
+        f"T.{c.builtin} knows no function {name!r}{near}",
+        f"it knows tilec's own ({', '.join(decoders.EXAMPLES[:3])}, …) and numbers' (expf, __expf, "
+        "fminf, …); write others as a T.macro",
+    )
+
+
+def _check_result(t: Expressions, c: Call, name: str, gives: DType, wanted: DType | None) -> None:
+    if wanted is not None and wanted is not gives:
+        raise t.error(
+            f"T.{c.builtin} says {wanted.name}, {name} gives {gives.name}",
+            f'write "{gives.name}", and cast the result',
+        )
+
+
+def _number(
+    t: Expressions,
+    c: Call,
+    name: str,
+    found: Known,
+    wanted: DType | None,
+    given: Sequence[object],
+) -> Scalar:
+    """A function of numbers, which are literals or of its dtype."""
+    numbers = [t.number(a, f"an argument of {name}") for a in given]
+    dtype = found.dtype
+    if dtype is None:
+        dtypes = [x.dtype for x in numbers if isinstance(x, Scalar)]
+        dtype = dtypes[0] if dtypes else wanted
+    values = []
+    for x in numbers:
+        signless = isinstance(x, Scalar) and dtype is not None and _signless(x.dtype, dtype)
+        if isinstance(x, Scalar) and x.dtype is not dtype and not signless:
+            assert dtype is not None
+            raise t.error(
+                f"{name} takes {dtype.name}, this is {describe(x)}", f"cast it: T.{dtype.name}(x)"
+            )
+        values.append(t.run_time(x) if dtype is None else t.convert(x, dtype))
+    result = _compute(t, found, values)
+    if found.result is not None and result.dtype is not found.result:
+        result = t.convert(result, found.result)
+    gives = result.dtype
+    if wanted is not None and _signless(gives, wanted):
+        return t.convert(result, wanted)
+    _check_result(t, c, name, gives, wanted)
+    return result
+
+
+def _signless(a: DType, b: DType) -> bool:
+    """Whether both are ints of as many bits: LLVM and C's prototypes do not tell them apart."""
+    return a.is_int and b.is_int and a.bits == b.bits
+
+
+def _compute(t: Expressions, found: Known, values: Sequence[Scalar]) -> Scalar:
+    word, x = found.word, values[0]
+    if word == "fma":
+        a, b, c = (v.value for v in values)
+        return t.emit_scalar(Fma, a, b, c)
+    if word in UNARY_KINDS and len(values) == 1:
+        return t.unary(word, x)
+    if word in BINARY_KINDS:
+        return t.run_time(t.binary(word, x, values[1]))
+    if word == "rcp":
+        return t.run_time(t.binary("div", 1.0, x))
+    if word == "saturate":
+        return t.run_time(t.binary("min", t.binary("max", x, 0.0), 1.0))
+    if word == "cast":
+        assert found.result is not None
+        return t.convert(x, found.result)
+    if word == "bits":
+        assert found.result is not None
+        return t.emit_scalar(Bitcast, x.value, found.result)
+    assert word == "dp4a"
+    return _dp4a(t, values)
+
+
+def _dp4a(t: Expressions, values: Sequence[Scalar]) -> Scalar:
+    a, b, total = values
+    for byte in range(4):
+        lifted = (t.binary("shl", x, 24 - 8 * byte) for x in (a, b))
+        x, y = (t.binary("shr", v, 24) for v in lifted)
+        total = t.run_time(t.binary("add", total, t.binary("mul", x, y)))
+    return total
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+_STATEMENTS = ("pause", "sync_threads", "sync_warp")
+
+
+def _statement(t: Expressions, c: Call, name: str, found: Known, wanted: DType | None) -> None:
+    if wanted is not None:
+        raise t.error(f"{name} gives nothing, T.{c.builtin} says {wanted.name}", 'write "void"')
+    of_threads(t, c)
+    if found.word == "sync_threads":
+        t.emit(Barrier)
+    elif found.word == "sync_warp":
+        t.emit(WarpSync)
+    # A pause is no order of anything: without one a program means the same.
+
+
+def _load(t: Expressions, c: Call, name: str, wanted: DType | None, given: object) -> Number:
+    place = place_of(t, given, f"the argument of {name}", c.node)
+    if not place.buffer.is_global:
+        raise t.error(
+            f"{name} reads global memory, this is in {describe(place.buffer)}",
+            "index it: x = A[i]",
+        )
+    _check_result(t, c, name, place.buffer.type.dtype, wanted)
+    return t.load(place)
