@@ -8,8 +8,9 @@ A kernel is a function that holds `T.Kernel`. Every file of `examples` and of th
 kernels were not reached so, the other of the two, and both again with real tensors. There is no
 GPU and no memory: tensors are torch's fake ones at first, each launch only compiles for TARGET with
 the sizes of the program; comparisons of results, and the files' own assertions, are left out. What
-a kernel's first variants say is its result; a kernel that was never asked for is told by what
-stopped its file. Programs import `einops`, `scipy` and `tqdm`: they are needed here, too.
+a kernel's first variants say is its result; one that its file makes and never asks for is compiled
+for the shapes that it names, one that is never made is told by what stopped its file. Programs
+import `einops`, `scipy` and `tqdm`: they are needed here, too.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Recorder:
         self.results: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
         self.asked: set[Any] = set()
         self.made: dict[types.CodeType, Any] = {}
+        self.kernels: list[Any] = []
 
     def compile(self, kernel: Any, described: Any) -> Any:
         """Note what the compiler says of one variant, and return it or None; `described` makes its
@@ -121,6 +123,14 @@ class Recorder:
         except Exception as e:  # the compiler's own fault
             said.append(f"fault: {type(e).__name__}: {e}")
         return self.made.get(code)
+
+    def compile_the_rest(self, wrap: Any) -> None:
+        """Kernels that the file has made and not asked for, of the shapes that they say."""
+        for kernel in self.kernels:
+            code = kernel.function.__code__
+            if (code.co_filename, code.co_firstlineno) not in self.results:
+                with contextlib.suppress(Exception):  # it needs what only a call gives
+                    wrap(kernel)
 
 
 def watch(recorder: Recorder) -> None:
@@ -169,7 +179,13 @@ def watch(recorder: Recorder) -> None:
         recorder.compile(kernel, lambda: ([spec_of(a) for a in args], kwargs))
         return types.SimpleNamespace(asm=AnySource(), stages={})
 
-    Kernel._launch, Kernel.compile = launch, compiled
+    begin = Kernel.__init__
+
+    def begun(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        begin(kernel, *args, **kwargs)
+        recorder.kernels.append(kernel)
+
+    Kernel.__init__, Kernel._launch, Kernel.compile = begun, launch, compiled
     made = programs.JITKernel.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -406,6 +422,7 @@ def run_file(path: Path, out: Path, source: Path, how: tuple[str, str]) -> None:
                 exec(code, main.__dict__)
         except BaseException as e:
             failures.said.append(f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}")
+        recorder.compile_the_rest(tilec.tilelang.JITKernel)
     write()
     os._exit(0)
 

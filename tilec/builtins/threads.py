@@ -36,8 +36,8 @@ def get_warp_idx_sync(warp_size: _Int | None = None) -> Any:
     only_inside("get_warp_idx_sync")
 
 
-def get_warp_group_idx(warp_size: _Int | None = None, warps_per_group: _Int = 4) -> Any:
-    """The index of this thread's group of `warps_per_group` warps in its block."""
+def get_warp_group_idx(warp_size: _Int | None = None, warps_per_group: _Int | None = 4) -> Any:
+    """The index of this thread's group of `warps_per_group` warps (None: 4) in its block."""
     only_inside("get_warp_group_idx")
 
 

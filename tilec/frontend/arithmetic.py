@@ -186,6 +186,9 @@ class Arithmetic(Context):
         x, y = self.unify(a, b, what)
         if kind == "sub" and not isinstance(b, Scalar):
             self._warn_of_wrapping(x, b)
+        if kind in ("min", "max") and _is_tiny(x.dtype):
+            larger = self.binary(kind, self.convert(x, FLOAT16), self.convert(y, FLOAT16))
+            return self.convert(larger, x.dtype)
         self._refuse_tiny_floats(x.dtype, what)
         if x.dtype is BOOL and kind not in ("and", "or", "xor"):
             x, y = self.convert(x, INT32), self.convert(y, INT32)
@@ -353,13 +356,15 @@ class Arithmetic(Context):
             raise self.error(message, "convert it: T.int32(x)")
         if kind in _ROUNDINGS and dtype.is_int or kind == "abs" and dtype.kind == "uint":
             return x
+        if kind in ("neg", "abs") and _is_tiny(dtype):
+            return self.convert(self.unary(kind, self.convert(x, FLOAT16)), dtype)
         self._refuse_tiny_floats(dtype, kind)
         if kind in ("neg", "abs") and dtype is BOOL:
             x = self.convert(x, INT32)
         return self.emit_scalar(Unary, kind, x.value)
 
     def _refuse_tiny_floats(self, dtype: DType, what: str) -> None:
-        if dtype.is_float and dtype.bits <= 8:
+        if _is_tiny(dtype):
             raise self.error(
                 f"{what} on {dtype.name}: it is a dtype for storage and gemm inputs",
                 "cast first: T.float32(x)",
@@ -383,3 +388,8 @@ class Arithmetic(Context):
         """`a` where `cond`, else `b`; both are evaluated."""
         x, y = self.unify(a, b, "or")
         return self.emit_scalar(Select, cond.value, x.value, y.value)
+
+
+def _is_tiny(dtype: DType) -> bool:
+    """Whether a dtype is one of the floats that float16 holds all numbers of."""
+    return dtype.is_float and dtype.bits <= 8

@@ -16,7 +16,17 @@ from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
-from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, describe
+from tilec.frontend.values import (
+    Address,
+    Buffer,
+    Lanes,
+    Number,
+    Region,
+    Scalar,
+    Tile,
+    describe,
+    is_number,
+)
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
 ORDERS = ("relaxed", "acquire", "release", "acq_rel", "seq_cst")
@@ -103,20 +113,25 @@ def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
             "update the elements in a loop over T.Parallel, or leave return_prev out",
             c.place("return_prev"),
         )
-    source, dest = t.tiles(c["value"], c["dst"], (c.place("value"), c.place("dst")))
+    source: Tile | None = None
+    if is_number(c["value"]):
+        with t.at(c.place("dst")):
+            dest = t.tile(c["dst"], "the destination")
+    else:
+        source, dest = t.tiles(c["value"], c["dst"], (c.place("value"), c.place("dst")))
     with t.at(c.place("dst")):
         _check_buffer(t, c, dest.buffer, "dst", kind)
     order = c["memory_order"] if "memory_order" in c.values else None
     if order not in (None, "relaxed"):
         choice_argument(t, c, "memory_order", ORDERS)
         t.emit(DeviceFence)
-    if is_placed(t, source, dest):
+    if source is None or is_placed(t, source, dest):
 
         def update(at: list[Scalar]) -> None:
-            number = t.load(along(t, source, at, t.loc))
+            number = c["value"] if source is None else t.load(along(t, source, at, t.loc))
             _emit(t, along(t, dest, at, t.loc), number, kind)
 
-        for_each_element(t, source.shape or (1,), update, t.loc)
+        for_each_element(t, dest.shape or (1,), update, t.loc)
     else:
         t.emit(AtomicTile, t.box(source), t.box(dest), kind)
     if order not in (None, "relaxed", "release"):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, int_argument
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Number, Tile, describe
+from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.core import Builder, Value, squeeze
 from tilec.ir.ops import Binary, Cast, Const, For, Load, Reduce, Scan, Yield
 from tilec.ir.ops.tile import REDUCTIONS
 from tilec.ir.types import BOOL, INT32, ScalarType
+
+_MOST_LOCAL = 1024  # elements that a thread reduces by itself
 
 
 @builtin(T.reduce)
@@ -28,8 +34,10 @@ for _kind in REDUCTIONS:
 
 
 def _reduce(t: Expressions, c: Call, kind: str) -> None:
-    tile_level(t, c)
-    source, dest = _tile(t, c, "buffer"), _tile(t, c, "out")
+    local = _is_local(c["buffer"])
+    if not local:
+        tile_level(t, c)
+    source, dest = _tile(t, c, "buffer", local), _tile(t, c, "out", local)
     dim = dimension(t, c, "dim", source)
     kept = tuple(e for d, e in enumerate(source.extents) if d != dim)
     allowed = (kept or (1,), (*source.extents[:dim], 1, *source.extents[dim + 1 :]))
@@ -51,7 +59,53 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     int_argument(t, c, "batch", 1)
     nan = "nan_propagate" in c.values and bool_argument(t, c, "nan_propagate")
     clear = bool_argument(t, c, "clear")
-    t.emit(Reduce, t.box(source), t.box(dest), dim, kind, clear=clear, propagate_nan=nan)
+    operands = t.box(source), t.box(dest), dim, kind, clear, nan
+    if local:
+        _of_one_thread(t, Reduce(*operands), source, dest)
+    else:
+        t.emit(Reduce, *operands)
+
+
+def _is_local(value: object) -> bool:
+    buffer = value.buffer if isinstance(value, Region) else value
+    return isinstance(buffer, Buffer) and buffer.type.space == "local"
+
+
+def _of_one_thread(t: Expressions, o: Reduce, source: Tile, dest: Tile) -> None:
+    """A reduction of elements that each thread has for itself, without a loop."""
+    size = math.prod(source.extents)
+    if size > _MOST_LOCAL:
+        raise t.error(
+            f"{t.tile_text(source)} has {size} elements, too many for one thread's registers",
+            "allocate it with T.alloc_fragment, which all threads share",
+        )
+
+    def both(a: Scalar, b: Scalar) -> Scalar:
+        found = t.binary(o.combine, a, b)
+        if o.propagate_nan and o.accumulator.is_float:
+            for x in (a, b):
+                found = t.select(t.unary("isnan", x), x, found)
+        return t.run_time(found)
+
+    def number(tile: Tile, at: tuple[int, ...]) -> Scalar:
+        offsets = tuple(t.binary("add", start, n) for start, n in zip(tile.offsets, at))
+        place = Region(tile.buffer, offsets, (None,) * len(at), t.loc)  # type: ignore[arg-type]
+        return t.convert(t.load(place), o.accumulator)
+
+    rest = [range(e) for d, e in enumerate(source.extents) if d != o.dim]
+    places = itertools.product(*map(range, dest.extents))
+    for outer, to in zip(itertools.product(*rest), places, strict=True):
+        values = [
+            number(source, (*outer[: o.dim], k, *outer[o.dim :]))
+            for k in range(source.extents[o.dim])
+        ]
+        if o.kind.startswith("abs"):
+            values = [t.unary("abs", x) for x in values]
+        if not o.clear:
+            values.insert(0, number(dest, to))
+        offsets = tuple(t.binary("add", start, n) for start, n in zip(dest.offsets, to))
+        place = Region(dest.buffer, offsets, (None,) * len(to), t.loc)  # type: ignore[arg-type]
+        t.store(place, functools.reduce(both, values))
 
 
 # --- running values -------------------------------------------------------------------------------
@@ -126,9 +180,11 @@ def _together(t: Expressions, c: Call, kind: str) -> Number:
     return t.emit_scalar(For, "serial", zero, end, one, (first,), inner.block((index, so_far)))
 
 
-def _tile(t: Expressions, c: Call, name: str) -> Tile:
+def _tile(t: Expressions, c: Call, name: str, local: bool = False) -> Tile:
     with t.at(c.place(name)):
         tile = t.tile(c[name], f"{name} of T.{c.builtin}")
+        if local and tile.buffer.type.space == "local":
+            return tile
         if tile.buffer.type.space not in ("shared", "fragment"):
             raise t.error(
                 f"{name} of T.{c.builtin} is {describe(tile.buffer)}; it must be a fragment or a "

@@ -73,7 +73,8 @@ builtin(T.get_warp_idx_sync)(_warp)
 
 @builtin(T.get_warp_group_idx)
 def get_warp_group_idx(t: Expressions, c: Call) -> Number:
-    size = _warp_size(t, c) * int_argument(t, c, "warps_per_group", 1)
+    warps = 4 if c["warps_per_group"] is None else int_argument(t, c, "warps_per_group", 1)
+    size = _warp_size(t, c) * warps
     return t.binary("floordiv", index_of_thread(t, c), size)
 
 

@@ -66,7 +66,7 @@ def tile_level(t: Expressions, c: Call) -> None:
 
 _SCOPES = {
     "alloc_shared": ("shared", ("shared.dyn", "shared")),
-    "alloc_fragment": ("fragment", ("local.fragment", "fragment")),
+    "alloc_fragment": ("fragment", ("local.fragment", "fragment", "local")),
     "alloc_local": ("local", ("local",)),
 }
 

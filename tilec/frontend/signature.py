@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ else:
 
 REQUIRED = inspect.Parameter.empty
 _PYTHON_SCALARS: dict[Any, DType] = {int: INT32, float: FLOAT32, bool: BOOL}
+
+_UNIONS = (typing.Union, types.UnionType)  # Optional[float]: whatever a call gives, as it is
 
 Dimension = int | str | None
 
@@ -419,7 +422,7 @@ class _Reader:
 
     def _finish(self, d: _Draft) -> Parameter:
         a = d.annotation
-        if a is T.constexpr or a is T.dtype:
+        if a is T.constexpr or a is T.dtype or typing.get_origin(a) in _UNIONS:
             return Parameter(d.name, "constexpr", d.loc, d.default)
         if a in _PYTHON_SCALARS if isinstance(a, type) else False:
             return Parameter(d.name, "scalar", d.loc, d.default, _PYTHON_SCALARS[a])

@@ -23,6 +23,7 @@ from tilec.tilelang.programs import (
     compile,
     jit,
     lower,
+    par_compile,
 )
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "lower",
     "math",
     "next_power_of_2",
+    "par_compile",
     "profiler",
     "set_autotune_inputs",
     "set_log_level",

@@ -14,6 +14,7 @@ from tilec.intrinsics import (
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, TilecError
 from tilec.language import GemmWarpPolicy
+from tilec.tilelang import machine
 
 PACKAGES = frozenset(
     """
@@ -55,6 +56,20 @@ class Absent(ModuleType):
         AbsentName(self.__name__)()
 
 
+class Around:
+    """What programs put around TileLang's compiler, `with tvm.target.Target(…):`. It has no meaning
+    here: the target is that of `compile`, or of the machine."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Around:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def unchanged(program: Any, *_: object, **__: object) -> Any:
     """What a pass of TileLang's does to a program here: nothing."""
     return program
@@ -64,10 +79,15 @@ def unchanged(program: Any, *_: object, **__: object) -> Any:
 HERE: dict[str, Any] = {
     "GemmWarpPolicy": GemmWarpPolicy,
     "InternalError": TilecError,
+    "PassContext": Around,
+    "Target": Around,
     "TVMError": TilecError,
     "TensorCoreIntrinEmitter": TensorCoreIntrinEmitter,
     "get_swizzle_layout": get_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,
+    "nvcc": machine,
     "simplify_prim_func": unchanged,
     "apply_simplify": unchanged,
+    "check_cuda_availability": machine.check_cuda_availability,
+    "check_hip_availability": machine.check_hip_availability,
 }

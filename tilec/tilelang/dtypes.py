@@ -33,17 +33,19 @@ class TextDtype(str):
         return self._known().bytes
 
     def as_torch(self) -> Any:
-        """torch's dtype of this name."""
+        """torch's dtype of the tensors that hold elements of this one."""
         import torch
 
-        return getattr(torch, self)
+        return getattr(torch, _IN_TORCH.get(self, self))
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         self._known()(*args, **kwargs)  # raises: numbers are cast inside of kernels
 
 
+_IN_TORCH = {"tfloat32": "float32", "int4": "int8", "uint4": "uint8"}
+_IN_TORCH |= dict.fromkeys(("float4_e2m1", "float4_e2m1fn"), "float4_e2m1fn_x2")
 _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32"}
-_SHORT |= {"long": "int64", "short": "int16", "char": "int8"}
+_SHORT |= {"uint": "uint32", "long": "int64", "short": "int16", "char": "int8"}
 NAMED = {name: TextDtype(name) for name in (*DTYPES, *ALIASES)}
 NAMED |= {short: TextDtype(name) for short, name in _SHORT.items()}
 

@@ -7,16 +7,62 @@ from tilec import language
 from tilec.decorator import kernel as prim_func
 from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 
-__all__ = ["align_up", "annotate_compile_flags", "annotate_pass_configs", "dtype", "prim_func"]
+__all__ = [
+    "ClusterKernel",
+    "align_up",
+    "annotate_compile_flags",
+    "annotate_pass_configs",
+    "cp_async_barrier_noinc",
+    "dtype",
+    "pdl_sync",
+    "pdl_trigger",
+    "prim_func",
+    "tvm_warp_shuffle",
+]
 
 globals().update(NAMED)
+PrimExpr = Var = Any
 parallel = language.Parallel
+ClusterKernel = language.Kernel
 
 
 @language.macro
 def align_up(value, step):  # type: ignore[no-untyped-def]
     """The least multiple of `step` that is no less than `value`."""
     return language.ceildiv(value, step) * step
+
+
+@language.macro
+def tvm_warp_shuffle(mask, value, lane, width, warp_size):  # type: ignore[no-untyped-def]
+    """`value` as another lane of the warp has it. All lanes take part, whatever `mask` is."""
+    return language.shfl_sync(value, lane, width)
+
+
+@language.macro
+def __ldg(x, index=None):  # type: ignore[no-untyped-def]
+    """An element of a tensor. tilec reads tensors that a kernel only reads by way of the read-only
+    cache itself."""
+    if index is None:
+        return x
+    return x[index]
+
+
+@language.macro
+def cp_async_barrier_noinc(barrier):  # type: ignore[no-untyped-def]
+    """Arrive at a barrier once this thread's asynchronous copies are done, for which it waits."""
+    language.ptx_commit_group()
+    language.ptx_wait_group(0)
+    language.barrier_arrive(barrier)
+
+
+@language.macro
+def pdl_trigger():  # type: ignore[no-untyped-def]
+    """Nothing: the next launch of a stream begins when this one has ended."""
+
+
+@language.macro
+def pdl_sync():  # type: ignore[no-untyped-def]
+    """Nothing: the launches before this one have ended when it begins."""
 
 
 def annotate_pass_configs(configs: Any) -> None:

@@ -17,7 +17,7 @@ import logging
 import sys
 import textwrap
 from builtins import compile as compile_python
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilec import language as T
@@ -195,6 +195,13 @@ class _Lazy:
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`JITKernel.get_kernel_source` of what `compile` gives."""
         return self.compile(*args, **kwargs).get_kernel_source()
+
+
+def par_compile(funcs: Iterable[Kernel], **options: Any) -> list[JITKernel]:
+    """`compile` of each of `funcs`, one after the other."""
+    waits = ("num_workers", "ignore_error")  # of threads that there are not
+    options = {name: value for name, value in options.items() if name not in waits}
+    return [compile(f, **options) for f in funcs]
 
 
 def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
