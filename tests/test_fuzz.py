@@ -361,7 +361,7 @@ def test_a_miscompiled_operation_is_found_and_shrunk(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(passes, "NORMALISE", (*passes.NORMALISE, (wrong_maximum, "TILE")))
     program, failure, number = first_failure(2, "cpu")
     assert failure.kind == "numbers"
-    smaller = session.shrunk(program, failure, 8)
+    smaller = session.shrunk(program, failure, 60)
     assert lines(smaller) <= min(8, lines(program) - 1), smaller.source
     assert "T.max" in smaller.source
     monkeypatch.undo()

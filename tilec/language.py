@@ -278,6 +278,7 @@ from tilec.ir.types import (
     BFLOAT16,
     BOOL,
     FLOAT4_E2M1,
+    FLOAT8_E8M0,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
@@ -304,6 +305,7 @@ int4, int8, int16, int32, int64 = INT4, INT8, INT16, INT32, INT64
 uint4, uint8, uint16, uint32, uint64 = UINT4, UINT8, UINT16, UINT32, UINT64
 float16, bfloat16, float32, float64, tfloat32 = FLOAT16, BFLOAT16, FLOAT32, FLOAT64, TFLOAT32
 float8_e4m3, float8_e5m2, float4_e2m1 = FLOAT8_E4M3, FLOAT8_E5M2, FLOAT4_E2M1
+float8_e8m0 = FLOAT8_E8M0
 half, float, double, int, uint = FLOAT16, FLOAT32, FLOAT64, INT32, UINT32
 
 _Number = _Int | _Float | _Bool  # Python's own; `int`, `float` and `bool` are dtypes here

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
-from tilec.frontend import nibbles
+from tilec.frontend import narrow
 from tilec.frontend.builtins import (
     Call,
     builtin,
@@ -188,9 +188,9 @@ def reinterpret(t: Expressions, c: Call) -> Scalar | Lanes | None:
     if given[1] == "handle":  # a pointer that says nothing, beside T.attr
         return value
     dtype = dtype_at(t, given[1], c.place("dtype"))
-    narrow = nibbles.reinterpreted(t, value, dtype)
-    if narrow is not None:
-        return narrow
+    found = narrow.reinterpreted(t, value, dtype)
+    if found is not None:
+        return found
     if value.dtype.bits != dtype.bits:
         raise t.error(
             f"the bits of {describe(value)} as {dtype.name}: {value.dtype.bits} and {dtype.bits}",

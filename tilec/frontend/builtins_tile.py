@@ -6,7 +6,7 @@ import ast
 
 from tilec import language as T
 from tilec.builtins.lanes import find_vector
-from tilec.frontend import nibbles
+from tilec.frontend import narrow
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import (
     Call,
@@ -84,8 +84,8 @@ def _alloc(t: Expressions, c: Call) -> Buffer:
         )
     choice_argument(t, c, "scope", scopes)
     shape, dtype = shape_argument(t, c, "shape"), dtype_argument(t, c, "dtype")
-    made = BufferType(shape, nibbles.on_chip(dtype), space)
-    packed = dtype if dtype in nibbles.ON_CHIP else None
+    made = BufferType(shape, narrow.on_chip(dtype), space)
+    packed = dtype if dtype in narrow.ON_CHIP else None
     return Buffer(t.emit(Alloc, made).result, made.static_shape, t.loc, packed=packed)
 
 
@@ -115,8 +115,8 @@ def alloc_var(t: Expressions, c: Call) -> Buffer | Lanes:
 
 def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
     """A variable of each thread, or of each iteration of a T.Parallel."""
-    made = BufferType((1,), nibbles.on_chip(dtype), "local")
-    packed = dtype if dtype in nibbles.ON_CHIP else None
+    made = BufferType((1,), narrow.on_chip(dtype), "local")
+    packed = dtype if dtype in narrow.ON_CHIP else None
     variable = Buffer(t.emit(Alloc, made).result, (1,), t.loc, variable=True, packed=packed)
     if init is not None:
         t.store(t.whole_element(variable), init)
@@ -187,8 +187,8 @@ def copy(t: Expressions, c: Call) -> None:
 
         for_each_element(t, source.shape or (1,), move, t.loc)
         return
-    if nibbles.is_packed(source, dest) or nibbles.rounds(source, dest):
-        nibbles.move(t, source, dest)
+    if narrow.is_packed(source, dest) or narrow.rounds(source, dest):
+        narrow.move(t, source, dest)
         return
     if c["loop_layout"] is not None:
         place = t.frame.loc(c.place("loop_layout"))
@@ -225,8 +225,8 @@ def _destination(t: Expressions, c: Call) -> Tile:
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:
     number = t.convert(t.number(value, "the value"), tile.buffer.dtype)
-    if nibbles.is_packed(tile):
-        nibbles.fill(t, tile, number)
+    if narrow.is_packed(tile):
+        narrow.fill(t, tile, number)
     elif is_placed(t, tile):
         for_each_element(
             t, tile.shape or (1,), lambda at: t.store(along(t, tile, at, t.loc), number), t.loc
@@ -395,7 +395,7 @@ def annotate_safe_value(t: Expressions, c: Call) -> None:
             )
         if buffer.packed is not None:
             raise t.error(
-                f"{describe(buffer)} has no safe value but 0: a byte holds two of its elements",
+                f"{describe(buffer)} has no safe value but 0: its elements are narrower in memory",
                 "leave it out, and choose by T.if_then_else where elements are read",
                 dict_entry(t, c, "values", buffer)[0],
             )

@@ -8,7 +8,7 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, dtype_argument
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.nibbles import on_chip
+from tilec.frontend.narrow import on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
 from tilec.ir.ops import View
 from tilec.ir.types import BufferType, DType, Extent
@@ -50,8 +50,8 @@ def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     else:
         shape = tuple(given) if isinstance(given, tuple | list) else (given,)
     extents = [_extent(t, c, e) for e in shape]
-    narrow = min(dtype.bits, source.dtype.bits) < 8
-    if narrow and (dtype is not source.dtype or source.is_global):
+    in_part = min(dtype.bits, source.dtype.bits) < 8
+    if in_part and (dtype is not source.dtype or source.is_global):
         raise t.error(
             f"a view of {describe(source)} as {dtype.name}: elements are narrower than a byte",
             "view it as bytes where it is allocated, and take the bits apart",

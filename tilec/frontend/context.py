@@ -118,7 +118,7 @@ class Context:
     result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
     T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `codes` are the bits of numbers
-    of four (`nibbles`), `placements` say where the elements of tensors are that are not
+    of four (`narrow`), `placements` say where the elements of tensors are that are not
     where their indices say. `given_layouts`: the layout that the user gave a buffer, and
     the line that says so. `made` are the lists and dicts made here, by id, with the block that made
     them: code that runs as often as they are made may change them. `attributes` of the function are

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from tilec import language as T
-from tilec.frontend import nibbles
+from tilec.frontend import narrow
 from tilec.frontend.arithmetic import Arithmetic, affine_of, static_int
 from tilec.frontend.guards import find_escape, find_run_time_escape
 from tilec.frontend.index import Reach
@@ -44,8 +44,8 @@ class Memory(Arithmetic):
 
     def convert(self, x: Number, dtype: DType) -> Scalar:
         """A run-time number of `dtype`; of one of four bits as it is on chip."""
-        if dtype in nibbles.ON_CHIP:
-            return nibbles.rounded(self, x, dtype)
+        if dtype in narrow.ON_CHIP:
+            return narrow.rounded(self, x, dtype)
         return super().convert(x, dtype)
 
     def size_value(self, size: T.Size) -> int | Scalar | T.Size:
@@ -199,7 +199,7 @@ class Memory(Arithmetic):
         """Read one element."""
         buffer = element.buffer
         if buffer.packed is not None and buffer.is_global:
-            return nibbles.load(self, element)
+            return narrow.load(self, element)
         with self.at(element.loc):
             sure = self._check_indices(element, "reads")
             self.hazards += not sure
@@ -213,7 +213,7 @@ class Memory(Arithmetic):
             hint = "arrive at it with T.barrier_arrive, wait for it with T.barrier_wait"
             raise self.error(f"{describe(element)} cannot be assigned to", hint)
         if buffer.packed is not None and buffer.is_global:
-            nibbles.store(self, element, value)
+            narrow.store(self, element, value)
             return
         converted = self.convert(value, buffer.dtype)
         with self.at(element.loc):
@@ -460,8 +460,8 @@ class Memory(Arithmetic):
         which a byte holds two elements."""
         if t.buffer.stored is not None:
             raise self.error(
-                f"{describe(t.buffer)} has two elements in a byte, and this works on tiles of "
-                "memory as it is",
+                f"{describe(t.buffer)} has elements that are narrower in memory, and this works on "
+                "tiles of memory as it is",
                 "copy the tile to a shared one with T.copy",
             )
         if t.buffer.value in self.placements:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec import language as T
-from tilec.frontend import nibbles
+from tilec.frontend import narrow
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
@@ -171,7 +171,7 @@ class _KernelTracer(WholeLoops):
             raise InternalError(f"no fact about the tensor {p.name} was given", p.loc)
         with self.at(p.loc):
             self._check_fact(p, fact)
-        packed = fact.dtype if fact.dtype in nibbles.ON_CHIP else None
+        packed = fact.dtype if fact.dtype in narrow.ON_CHIP else None
         dtype = UINT8 if packed else fact.dtype
         made = BufferType(fact.shape, dtype, "global", fact.strides, fact.align)
         shape = tuple(self._size_of(p.name, d, e) for d, e in enumerate(fact.shape))
@@ -187,9 +187,11 @@ class _KernelTracer(WholeLoops):
             self.outputs.append((p.name, fact.shape, fact.dtype))
 
     def _as_packed(self, stored: Buffer, packed: DType | None) -> Buffer:
-        """The tensor that bytes hold two elements of."""
+        """The tensor whose elements are narrower in memory."""
         if packed is None:
             return stored
+        if packed.bits == 8:
+            return replace(stored, packed=packed, stored=stored.shape)
         *outer, last = stored.shape
         twice = self.binary("mul", last, 2)
         assert not isinstance(twice, float)
@@ -307,9 +309,9 @@ class _KernelTracer(WholeLoops):
             raise self.error(f"{name} is already a tensor of this kernel", "choose another name")
         extents: list[Extent] = []
         texts: list[Extent] = []
-        packed = empty.dtype if empty.dtype in nibbles.ON_CHIP else None
+        packed = empty.dtype if empty.dtype in narrow.ON_CHIP else None
         dtype = UINT8 if packed else empty.dtype
-        whole = nibbles.in_bytes(self, empty.shape, packed) if packed else empty.shape
+        whole = narrow.in_bytes(self, empty.shape, packed) if packed else empty.shape
         for dim, e in enumerate(whole):
             text: Extent | None = e if isinstance(e, int) else None
             if isinstance(e, Scalar):

@@ -44,8 +44,8 @@ class Buffer:
     """A tensor parameter or an on-chip buffer; `shape` and `strides` have ints and run-time sizes.
 
     `variable`: made by `T.alloc_var`, so that its bare name means its one element. `packed`: its
-    elements are of this dtype of four bits (`nibbles`), of which a tensor's bytes, `stored` in all,
-    hold two.
+    elements are of this dtype, narrower in memory (`narrow`); of a tensor, `stored` are the extents
+    of its bytes.
     """
 
     value: Value
@@ -221,7 +221,7 @@ def is_number(value: object) -> TypeGuard[Number]:
 def describe_type(buffer: Buffer) -> str:
     """As in a message: "shared (128, 64) float16"."""
     t, shape = buffer.type, [*map(str, buffer.type.shape)]
-    if buffer.stored is not None:
+    if buffer.stored is not None and buffer.dtype.bits < 8:
         shape[-1] = str(2 * n) if isinstance(n := t.shape[-1], int) else f"2 * {n}"
     return f"{t.space} ({', '.join(shape)}{',' * (t.rank == 1)}) {buffer.dtype.name}"
 

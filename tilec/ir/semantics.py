@@ -20,6 +20,7 @@ from tilec.ir.types import (
     FLOAT4_E2M1,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
+    FLOAT8_E8M0,
     FLOAT64,
     INT4,
     TFLOAT32,
@@ -39,6 +40,7 @@ _OF_ML_DTYPES = {
     FLOAT8_E4M3: "float8_e4m3fn",
     FLOAT8_E5M2: "float8_e5m2",
     FLOAT4_E2M1: "float4_e2m1fn",
+    FLOAT8_E8M0: "float8_e8m0fnu",
     INT4: "int4",
     UINT4: "uint4",
 }

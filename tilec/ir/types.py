@@ -61,6 +61,7 @@ TFLOAT32 = DType("tfloat32", "float", 32, "tf32")
 FLOAT8_E4M3 = DType("float8_e4m3", "float", 8, "e4m3")
 FLOAT8_E5M2 = DType("float8_e5m2", "float", 8, "e5m2")
 FLOAT4_E2M1 = DType("float4_e2m1", "float", 4, "e2m1")
+FLOAT8_E8M0 = DType("float8_e8m0", "float", 8, "e8m0")
 MOST_NARROW = (1 << 31) - (1 << 16)
 """The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
 whole tiles."""
@@ -87,6 +88,7 @@ DTYPES: dict[str, DType] = {
         FLOAT8_E4M3,
         FLOAT8_E5M2,
         FLOAT4_E2M1,
+        FLOAT8_E8M0,
     )
 }
 SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}
@@ -100,6 +102,7 @@ ALIASES: dict[str, str] = {
     "float8_e4m3fnuz": "float8_e4m3",
     "float8_e5m2fnuz": "float8_e5m2",
     "float4_e2m1fn": "float4_e2m1",
+    "float8_e8m0fnu": "float8_e8m0",
 }
 
 

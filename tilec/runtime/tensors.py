@@ -25,11 +25,11 @@ ml_dtypes = Lazy("ml_dtypes")
 
 # What an array's own dtype is called, where that differs from tilec's name. The FNUZ forms stay
 # apart: their encodings differ, so only a target that computes with them may read them.
-_FOREIGN_DTYPES = {"float8_e4m3fn": "float8_e4m3", "bool_": "bool"}
+_FOREIGN_DTYPES = {"float8_e4m3fn": "float8_e4m3", "bool_": "bool", "float8_e8m0fnu": "float8_e8m0"}
 _FNUZ = {"float8_e4m3": "float8_e4m3fnuz", "float8_e5m2": "float8_e5m2fnuz"}
 _STORAGE = {"tfloat32": "float32", "int4": "int8", "uint4": "uint8", "float4_e2m1": "uint8"}
 _OF_TWO = ("int8", "uint8", "float4_e2m1fn_x2")  # bytes that hold two elements of four bits
-_TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn"}
+_TORCH_DTYPES = {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 
 # DLPack's DLDataTypeCode and DLDeviceType (dlpack.h, version 1.1).
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}

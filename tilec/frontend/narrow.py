@@ -1,10 +1,11 @@
-"""Elements of four bits: int4, uint4, float4_e2m1.
+"""Elements that are narrower in tensors than where they are computed with: int4, uint4,
+float4_e2m1, and scales that are powers of two, float8_e8m0.
 
-Tensors hold two of them in a byte, the one with the even index in the lower bits; the last extent
-is even. On chip each has a place of its own, as the number that it is: int8, uint8 or float16, in
-which all their values are exact, so that everything computes with them. What is stored is rounded
-to the narrow type. A thread that writes both elements of a byte writes the byte; one that writes a
-single element changes half of it, by atomics.
+Of elements of four bits tensors hold two in a byte, the one with the even index in the lower bits;
+the last extent is even. On chip each element is the number that it stands for, in a type that has
+all of them (`ON_CHIP`), so that everything computes with it. What is stored is rounded to the
+narrow type. A thread that writes both elements of a byte writes the byte; one that writes a single
+one changes half of it, by atomics.
 """
 
 from __future__ import annotations
@@ -17,9 +18,19 @@ from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.placements import along, for_each_element
 from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile
-from tilec.ir.types import FLOAT4_E2M1, FLOAT16, INT4, INT8, UINT4, UINT8, DType
+from tilec.ir.types import (
+    FLOAT4_E2M1,
+    FLOAT8_E8M0,
+    FLOAT16,
+    FLOAT32,
+    INT4,
+    INT8,
+    UINT4,
+    UINT8,
+    DType,
+)
 
-ON_CHIP = {INT4: INT8, UINT4: UINT8, FLOAT4_E2M1: FLOAT16}
+ON_CHIP = {INT4: INT8, UINT4: UINT8, FLOAT4_E2M1: FLOAT16, FLOAT8_E8M0: FLOAT32}
 
 
 def on_chip(dtype: DType) -> DType:
@@ -29,6 +40,8 @@ def on_chip(dtype: DType) -> DType:
 
 def in_bytes(t: Any, shape: Sequence[int | Scalar], dtype: DType) -> tuple[int | Scalar, ...]:
     """The extents of a tensor's bytes. Raises CompileError for a last extent that is odd."""
+    if dtype.bits == 8:
+        return tuple(shape)
     *outer, last = shape
     known = static_int(last)
     if known is not None and known % 2:
@@ -55,7 +68,11 @@ def store(t: Any, element: Region, value: Number) -> None:
     packed = element.buffer.packed
     assert packed is not None
     place, shift = _byte_of(t, element)
-    t.trace_function(_change_half, [place, shift, _encoded(t, packed, value)], {})
+    code = _encoded(t, packed, value)
+    if packed.bits == 8:
+        t.store(place, t.convert(code, UINT8))
+    else:
+        t.trace_function(_change_half, [place, shift, code], {})
 
 
 def rounded(t: Any, value: Number, dtype: DType) -> Scalar:
@@ -78,13 +95,11 @@ def reinterpreted(t: Any, value: Scalar, dtype: DType) -> Scalar | None:
 def _byte_of(t: Any, element: Region) -> tuple[Region, Number]:
     """The byte that an element is in, and by how many bits it is shifted there."""
     *outer, last = element.offsets
-    place = Region(
-        _bytes(element.buffer),
-        (*outer, t.binary("floordiv", last, 2)),
-        element.extents,
-        element.loc,
-    )
-    return place, t.binary("mul", t.binary("mod", last, 2), 4)
+    stored, shift = _bytes(element.buffer), 0
+    if element.buffer.dtype.bits < 8:
+        shift = t.binary("mul", t.binary("mod", last, 2), 4)
+        last = t.binary("floordiv", last, 2)
+    return Region(stored, (*outer, last), element.extents, element.loc), shift
 
 
 def _bytes(buffer: Buffer) -> Buffer:
@@ -94,13 +109,13 @@ def _bytes(buffer: Buffer) -> Buffer:
 
 
 def _decoded(t: Any, dtype: DType, byte: Scalar, shift: Number) -> Scalar:
-    function = {INT4: _int4, UINT4: _uint4, FLOAT4_E2M1: _e2m1}[dtype]
+    function = {INT4: _int4, UINT4: _uint4, FLOAT4_E2M1: _e2m1, FLOAT8_E8M0: _e8m0}[dtype]
     found: Scalar = t.trace_function(function, [byte, shift], {})
     return found
 
 
 def _encoded(t: Any, dtype: DType, value: Number) -> Scalar:
-    function = _e2m1_code if dtype is FLOAT4_E2M1 else _low_bits
+    function = {FLOAT4_E2M1: _e2m1_code, FLOAT8_E8M0: _e8m0_code}.get(dtype, _low_bits)
     found: Scalar = t.trace_function(function, [t.run_time(value)], {})
     return found
 
@@ -121,6 +136,21 @@ def _e2m1(byte, shift):  # type: ignore[no-untyped-def]
     code = (T.int32(byte) >> shift) & 15
     bits = ((code & 8) << 12) | ((code & 7) << 9)
     return T.reinterpret(T.uint16(bits), "float16") * T.float16(16384)
+
+
+def _e8m0(byte, shift):  # type: ignore[no-untyped-def]
+    """The exponent of a float32; 0 is that of the largest number below the normal ones."""
+    bits = T.if_then_else(byte == 0, T.uint32(1 << 22), T.uint32(byte) << 23)
+    bits = T.if_then_else(byte == 255, T.uint32(0x7FC00000), bits)
+    return T.reinterpret(bits, "float32")
+
+
+def _e8m0_code(x):  # type: ignore[no-untyped-def]
+    """To the nearest, halfway up, without the sign; what is too large, and no number, to 255."""
+    bits = T.reinterpret(T.float32(x), "uint32") & 0x7FFFFFFF
+    exponent, fraction = bits >> 23, bits & 0x7FFFFF
+    above = T.if_then_else(exponent > 0, fraction >= 1 << 22, fraction > 1 << 22)
+    return T.int32(T.if_then_else(above & (exponent < 255), exponent + 1, exponent))
 
 
 def _low_bits(x):  # type: ignore[no-untyped-def]
@@ -155,7 +185,7 @@ def _change_half(place, shift, code):  # type: ignore[no-untyped-def]
 
 
 def is_packed(*tiles: Tile) -> bool:
-    """Whether one of the tiles is in a tensor with two elements in a byte."""
+    """Whether one of the tiles is in a tensor of narrow elements."""
     return any(x.buffer.packed is not None and x.buffer.is_global for x in tiles)
 
 
@@ -204,7 +234,9 @@ def fill(t: Any, tile: Tile, value: Number) -> None:
 
 def _of_whole_bytes(tile: Tile, shape: tuple[int, ...]) -> bool:
     rows_end_even = tile.extents[-1] == shape[-1] and shape[-1] % 2 == 0
-    return rows_end_even and (not is_packed(tile) or _is_even(tile.offsets[-1]))
+    if not is_packed(tile):
+        return rows_end_even
+    return rows_end_even and tile.buffer.dtype.bits < 8 and _is_even(tile.offsets[-1])
 
 
 def _is_even(offset: int | Scalar) -> bool:

@@ -1,4 +1,4 @@
-"""int4, uint4 and float4_e2m1: two in a byte of a tensor, numbers on chip."""
+"""int4, uint4 and float4_e2m1, two in a byte of a tensor, and float8_e8m0: numbers on chip."""
 
 from __future__ import annotations
 
@@ -280,6 +280,59 @@ def test_compiles(target: str, dtype: str, make: Callable[[str], Any]) -> None:
     kernel = make(dtype)
     specs = [tilec.spec((64, 64), p.dtype) for p in kernel.parameters]
     assert "define" in kernel.compile(*specs, target=target).stages["llvm"]
+
+
+@tilec.kernel
+def scaled(
+    A: T.Tensor((M, N), "float4_e2m1"),
+    S: T.Tensor((M, K), "float8_e8m0"),
+    B: T.Tensor((M, N), "float32"),
+    R: T.Tensor((M, K), "float8_e8m0"),
+):
+    """Groups of 32 with a scale each, and scales of what comes of them."""
+    with T.Kernel(M, threads=32) as row:
+        for k in T.serial(K):
+            x = T.alloc_fragment((32,), "float32")
+            largest = T.alloc_fragment((1,), "float32")
+            scale = T.alloc_shared((1,), "float8_e8m0")
+            T.copy(S[row, k], scale)
+            for i in T.Parallel(32):
+                x[i] = A[row, k * 32 + i] * scale[0]
+            T.reduce_absmax(x, largest)
+            T.copy(x, B[row, k * 32])
+            T.copy(largest, R[row, k])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_scales(target: str, rng: np.random.Generator) -> None:
+    A = rng.integers(0, 256, (5, 48)).astype(np.uint8)
+    S = rng.integers(100, 150, (5, 3)).astype(np.uint8)
+    B, R = np.zeros((5, 96), np.float32), np.zeros((5, 3), np.uint8)
+    launch(scaled, target, A, S.view(ml_dtypes.float8_e8m0fnu), B, R.view(ml_dtypes.float8_e8m0fnu))
+    wanted = unpacked(A, "float4_e2m1") * np.repeat(2.0 ** (S.astype(int) - 127), 32, 1)
+    np.testing.assert_array_equal(B, wanted)
+    largest = np.abs(wanted).reshape(5, 3, 32).max(-1).astype(np.float32)
+    np.testing.assert_array_equal(R, largest.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8))
+
+
+def test_roundings_of_scales_are_those_of_torch() -> None:
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float8_e8m0"), C: T.Tensor((N,), "float32")
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                B[i] = A[i]
+                C[i] = T.cast(A[i], "float8_e8m0")
+
+    tiny = 2.0**-127
+    A = [0, 1e-40, tiny, tiny * 0.99, tiny * 1.5, tiny * 2.5, tiny * 3, 1, 1.4, 1.5, 1.6, 2.9, 3]
+    A += [-3, np.inf, -np.inf, np.nan, 1.7e38 * 1.2, 2.6e38, 3.4e38]
+    codes = [0, 0, 0, 0, 1, 1, 2, 127, 127, 128, 128, 128, 129, 129, 255, 255, 255, 254, 255, 255]
+    B, C = np.zeros(len(A), ml_dtypes.float8_e8m0fnu), np.zeros(len(A), np.float32)
+    kernel(np.array(A, np.float32), B, C)
+    np.testing.assert_array_equal(B.view(np.uint8), codes)
+    np.testing.assert_array_equal(C, B.astype(np.float32))
 
 
 # --- mistakes -------------------------------------------------------------------------------------
