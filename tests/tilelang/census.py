@@ -1,7 +1,7 @@
 """Which of TileLang's own kernels compile.
 
     TILELANG_SOURCE=checkout python tests/tilelang/census.py [--jobs 1] [--out census.json]
-        [--table docs/tilelang.md] [--programs programs.json] [file …]
+        [--table docs/tilelang.md] [--right right.json] [--programs programs.json] [file …]
 
 A kernel is a function that holds `T.Kernel`. Every file of `examples` and of three folders of
 `testing/python` runs in a process of its own: its tests, else its `main`; where some of its
@@ -515,16 +515,47 @@ def compiling(entries: list[dict[str, str]]) -> dict[str, list[str]]:
     return listed
 
 
+def without_places(said: str) -> str:
+    """A message without the files and lines that stand in it."""
+    said = re.sub(r"(tilec\.ir\.errors\.)?(CompileError: )?/\S+?:\d+:\d+: ", "", said)
+    return re.sub(r"(?<!\w)/(?:[\w.+-]+/)+", "", said)
+
+
 def feature(said: str) -> str:
     """The group of a message: its names and numbers left out, the language's words kept."""
     word = re.search(r"T\.\w+ is not supported|no attribute '\w+'|has no builtin '\w+'", said)
     if word:
         return word[0]
-    said = re.sub(r"'[^']*'|\"[^\"]*\"", "…", said)
+    said = re.sub(r"'[^']*'|\"[^\"]*\"", "…", without_places(said))
     return re.sub(r"\d+", "N", said)[:110]
 
 
-def table(entries: list[dict[str, str]]) -> str:
+def in_cell(said: str) -> str:
+    return said.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def by_file(entries: list[dict[str, str]], right: dict[str, dict[str, str]]) -> list[str]:
+    """A row for each file: how many of its kernels compile, why others do not, and how many of its
+    tests give the right numbers on the CPU."""
+    lines = ["## File by file", ""]
+    lines.append("| file | compile | tests right on the CPU | what the others say |")
+    lines.append("|---|---|---|---|")
+    for path in sorted({e["path"] for e in entries}):
+        inside = [e for e in entries if e["path"] == path]
+        others = [e for e in inside if e["status"] != "compiles"]
+        reasons = (
+            f"`{e['kernel']}` (line {e['line']}) {e['status']}: "
+            + in_cell(without_places(e["said"])[:100])
+            for e in others
+        )
+        ran = [s for s in right.get(path, {}).values() if s != "skipped"]
+        tests = f"{ran.count('right')} of {len(ran)}" if ran else ""
+        count = f"{len(inside) - len(others)} of {len(inside)}"
+        lines.append(f"| {path} | {count} | {tests} | {'; '.join(reasons)} |")
+    return lines
+
+
+def table(entries: list[dict[str, str]], right: dict[str, dict[str, str]]) -> str:
     """The page docs/tilelang.md."""
     ours = [e for e in entries if e["status"] != "other hardware"]
     lines = [
@@ -551,15 +582,27 @@ def table(entries: list[dict[str, str]]) -> str:
         counted = [n[s] for s in ("compiles", "refused", "not reached", "other hardware")]
         cells = (folder or "all", len(inside), *counted)
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    every = (s for said in right.values() for s in said.values())
+    tests = collections.Counter(s.partition(":")[0] for s in every)
+    if tests:
+        lines += [
+            "",
+            "## How many are right",
+            "",
+            "`tests/tilelang/right.py` runs TileLang's own tests with their own comparisons on the",
+            f"`cpu` target: {tests['right']} are right, {tests['wrong']} have other numbers,",
+            f"{tests['failed']} fail for other reasons (the insides of TVM, exceptions that are",
+            "TileLang's, words for GPUs alone, what is refused below),",
+            f"{tests['skipped']} skip themselves.",
+        ]
     for status, title in (
         ("refused", "What is missing"),
         ("not reached", "What stops the programs"),
     ):
         groups = collections.Counter(feature(e["said"]) for e in ours if e["status"] == status)
         lines += ["", f"## {title}", "", "| kernels | first message |", "|---|---|"]
-        for said, n in groups.most_common():
-            shown = said.replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| {n} | {shown} |")
+        lines += [f"| {n} | {in_cell(said)} |" for said, n in groups.most_common()]
+    lines += ["", *by_file(entries, right)]
     return "\n".join(lines) + "\n"
 
 
@@ -570,6 +613,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--programs", type=Path, help="where to list the kernels that compile")
+    parser.add_argument("--entries", type=Path, help="what --out has written: nothing is run")
+    parser.add_argument("--right", type=Path, help="what right.py has written, for the table")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
     given = parser.parse_args()
     source = Path(os.environ["TILELANG_SOURCE"]).resolve()
@@ -579,14 +624,18 @@ def main() -> None:
         found = sorted((source / folder).rglob("*.py"))
         files += [f for f in found if kernels_of(f) or f.name.startswith("test_")]
     given.scratch.mkdir(parents=True, exist_ok=True)
-    entries = census(source, files, given.jobs, given.scratch)
+    if given.entries:
+        entries = json.loads(given.entries.read_text())
+    else:
+        entries = census(source, files, given.jobs, given.scratch)
+    right = json.loads(given.right.read_text()) if given.right else {}
     if given.out:
         given.out.write_text(json.dumps(entries, indent=1) + "\n")
     if given.programs:
         given.programs.write_text(json.dumps(compiling(entries), indent=1) + "\n")
     if given.table:
-        given.table.write_text(table(entries))
-    print(table(entries))
+        given.table.write_text(table(entries, right))
+    print(table(entries, right))
 
 
 if __name__ == "__main__":
