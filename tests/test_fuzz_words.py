@@ -30,6 +30,7 @@ WITHOUT_GENERATOR = {
     "dtype": "a dtype by its name; programs write the dtypes themselves",
     "wgmma_gemm": "its author waits for it, by hand, on one target only",
     "Fragment": "a layout of registers: it changes no number",
+    "sync_grid": "several launches, of which the reference has no order; tests of their own",
     "alloc_global": "the reference has no tensors of the call but T.empty yet",
     "isfinite": "the reference has no meaning of it yet; beside isnan and isinf",
     "reinterpret": "bits of numbers that are rounded are not known to the reference",

@@ -240,6 +240,7 @@ from tilec.builtins.threads import (
     get_warp_idx_sync as get_warp_idx_sync,
     get_warp_group_idx as get_warp_group_idx,
     sync_threads as sync_threads,
+    sync_grid as sync_grid,
     sync_warp as sync_warp,
     shfl_sync as shfl_sync,
     shfl_xor as shfl_xor,

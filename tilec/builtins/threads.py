@@ -52,6 +52,18 @@ def sync_threads(barrier_id: _Int | None = None, arrive_count: _Int | None = Non
     only_inside("sync_threads")
 
 
+def sync_grid() -> None:
+    """All blocks have done what stands before it when one does what stands behind.
+
+    The kernel is split there into launches that follow one another, on every target: what a
+    launch leaves in tensors is seen by the next, what it leaves on chip is gone. Indices, sizes and
+    elements of tensors that the kernel does not write are computed again. Raises CompileError in
+    loops and conditions, in functions, and where something on chip is used behind it that was
+    made before.
+    """
+    only_inside("sync_grid")
+
+
 def sync_warp(mask: _Int | None = None) -> None:
     """The threads of each warp meet here, and see what the others have written. `mask`: all lanes
     take part, whatever it says."""

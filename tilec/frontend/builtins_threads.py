@@ -11,7 +11,7 @@ from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.ops import Barrier, Shuffle, ShuffleXor, ThreadIndex, WarpSync
+from tilec.ir.ops import Barrier, GridSync, Shuffle, ShuffleXor, ThreadIndex, WarpSync
 from tilec.ir.types import DType
 from tilec.support.lazy import Lazy
 
@@ -103,6 +103,23 @@ def sync_threads(t: Expressions, c: Call) -> None:
         )
     whole = threads == math.prod(t.block_shape) or (threads == 0 and number == 0)
     t.emit(Barrier, number, 0 if whole else threads)
+
+
+@builtin(T.sync_grid)
+def sync_grid(t: Expressions, c: Call) -> None:
+    plain = len(t.builders) == 1 and not any(f.loops for f in t.frames) and len(t.frames) == 1
+    if not plain:
+        where = "a function" if len(t.frames) > 1 else "a loop or a condition"
+        raise t.error(
+            f"T.sync_grid stands in {where}: a kernel is split there into launches",
+            "write it in the body of with T.Kernel itself",
+        )
+    if t.segment is None:
+        raise t.error(
+            "T.sync_grid splits a kernel into launches, whose grid stands in T.Kernel",
+            "write with T.Kernel(gx, gy) as (bx, by):",
+        )
+    t.emit(GridSync)
 
 
 @builtin(T.sync_warp)

@@ -8,6 +8,7 @@ waits for little else.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import types
@@ -69,8 +70,8 @@ class Signature:
     some annotation needs the constexpr values; `bind_constants` reads it. `grid_from_launch`: the
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take. `kernels`:
-    how many T.Kernel the body has, each a launch; `part`: the one of them that is meant (`Parts` in
-    `tilec.jit`), the first of which gives what T.empty makes to the others.
+    how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
+    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others.
     """
 
     source: Source
@@ -180,6 +181,17 @@ def _read(
         max(1, kernels),
         part,
     )
+
+
+def grid_syncs(body: Sequence[ast.stmt], named: Callable[[ast.expr], object]) -> int:
+    """How many statements of a `with T.Kernel` are T.sync_grid(); `named`: what a name means."""
+    calls = (s.value for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
+    count = 0
+    for c in calls:
+        if isinstance(c.func, ast.Name | ast.Attribute):
+            with contextlib.suppress(CompileError):  # reported when the kernel is traced
+                count += named(c.func) is T.sync_grid
+    return count
 
 
 @dataclass
@@ -368,14 +380,17 @@ class _Reader:
         draft.annotation = self.evaluation.annotation_at(s.annotation, s.annotation)
 
     def kernels(self, body: Sequence[ast.stmt], around: tuple[object, ...] = ()) -> int:
-        """How many `T.Kernel` with extents statements have, and the macros and functions that they
-        call; of two branches the one with more. `around`: the functions that are being read."""
+        """How many launches statements are: of each `T.Kernel` with extents one, and one more for
+        each T.sync_grid in it; with those of the macros and functions that they call, and of two
+        branches the one with more. `around`: the functions that are being read."""
         count = 0
         for s in body:
             if isinstance(s, ast.With):
                 calls = [i.context_expr for i in s.items if isinstance(i.context_expr, ast.Call)]
-                own = any(self._calls(c, T.Kernel) and c.args for c in calls)
-                count += own or self.kernels(s.body, around)
+                if any(self._calls(c, T.Kernel) and c.args for c in calls):
+                    count += 1 + grid_syncs(s.body, self._named)
+                else:
+                    count += self.kernels(s.body, around)
             elif isinstance(s, ast.If):
                 count += max(self.kernels(s.body, around), self.kernels(s.orelse, around))
             elif isinstance(s, ast.For | ast.While):

@@ -12,7 +12,13 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
-from tilec.frontend.signature import REQUIRED, Parameter, Signature, bind_constants
+from tilec.frontend.signature import (
+    REQUIRED,
+    Parameter,
+    Signature,
+    bind_constants,
+    grid_syncs,
+)
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
 from tilec.frontend.whole_loop_forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
@@ -128,6 +134,7 @@ class _KernelTracer(WholeLoops):
                 "outputs": tuple(self.outputs),
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
+                **({} if self.segment is None else {"segment": self.segment}),
                 **self.attributes,
             },
             self.signature.loc,
@@ -346,9 +353,13 @@ class _KernelTracer(WholeLoops):
     # --- the grid ---------------------------------------------------------------------------------
 
     def kernel_block(self, node: ast.With) -> None:
-        number, self.kernels = self.kernels, self.kernels + 1
-        if self.signature.part not in (None, number):
-            return
+        syncs = grid_syncs(node.body, self.expression)
+        number, self.kernels = self.kernels, self.kernels + 1 + syncs
+        if self.signature.part is not None:
+            segment = self.signature.part - number
+            if not 0 <= segment <= syncs:
+                return
+            self.segment = segment if syncs else None
         if len(node.items) != 1:
             second = node.items[1].context_expr
             raise self.error("a with has one T.Kernel", "write as (bx, by):", at=second)

@@ -34,6 +34,7 @@ from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.resolve_views import resolve_views
 from tilec.passes.select_gemm import check_threads
+from tilec.passes.split_at_grid_sync import split_at_grid_sync
 from tilec.runtime.image import AbiParam, Argument, Image, Resources
 from tilec.target import Target, find_target
 from tilec.tune import fit
@@ -66,7 +67,7 @@ def trace_variant(
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
     )
-    func = resolve_views(trace(signature, known))
+    func = split_at_grid_sync(resolve_views(trace(signature, known)))
     if target.has("tma") and (ragged := _ragged(func, key)):
         func = func.with_attrs(ragged=ragged)
     if dense := _dense(func, key):

@@ -81,6 +81,11 @@ class Barrier(Op):
     threads: int = 0
 
 
+@op("grid_sync", effects=ORDER)
+class GridSync(Op):
+    """Wait for all blocks. Stands in what the front end gives alone (`split_at_grid_sync`)."""
+
+
 @op("warp_sync", effects=ORDER)
 class WarpSync(Op):
     """Wait for all lanes of this warp, their shared-memory accesses done."""
