@@ -105,6 +105,7 @@ from tilec.builtins.choices import (
 )
 from tilec.builtins.elementwise import Elementwise as Elementwise
 from tilec.builtins.externs import (
+    asm as asm,
     call_extern as call_extern,
     call_intrin as call_intrin,
     call_llvm_intrin as call_llvm_intrin,

@@ -149,6 +149,7 @@ class Target:
         - "float8_fnuz": its float8 has no infinities and no negative zero (else OCP's);
         - "global_barrier": a block's barrier orders its accesses to global memory too;
         - "printf": kernels can print;
+        - "inline_asm": tilec finds an assembler for inline assembly;
         - "min_blocks": its assembler takes the least number of blocks that share a multiprocessor.
         """
         return feature in self.features
@@ -157,7 +158,7 @@ class Target:
         return self.name
 
 
-_CUDA = frozenset({"printf", "global_barrier", "min_blocks"})
+_CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks"})
 _SM80 = _CUDA | {"mma", "ldmatrix", "cp_async"}
 _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "mma_fp8"}
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
@@ -239,7 +240,7 @@ TARGETS: dict[str, Target] = {
             max_threads=1,
             grid_limits=(2**31 - 1,) * 3,
             grid_blocks=2**31 - 1,
-            features=frozenset({"printf"}),
+            features=frozenset({"printf", "inline_asm"}),
         ),
     )
 }

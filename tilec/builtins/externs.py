@@ -47,3 +47,30 @@ def call_llvm_intrin(*args: Any, dtype: Any = None) -> Any:
 def call_llvm_pure_intrin(*args: Any, dtype: Any = None) -> Any:
     """As `call_llvm_intrin`."""
     only_inside("call_llvm_pure_intrin")
+
+
+def asm(
+    template: Any,
+    constraints: Any = "",
+    *args: Any,
+    dtype: Any = None,
+    target: Any = "cuda",
+    effects: Any = None,
+    evaluate: Any = None,
+) -> Any:
+    """Inline assembly: `y = T.asm("lop3.b32 %0, %1, %2, %3, 0xea;", "=r,r,r,r", a, b, c,
+    dtype="uint32")`. PTX for kernels that are compiled for cuda targets, GCN for hip
+    (`target="hip"`: in the simulator only, tilec has no assembler for it), x86 for the CPU.
+
+    `constraints` are LLVM's: outputs ("=r"), inputs ("r", or the number of the output in whose
+    register it begins), what else is changed ("~{memory}"). PTX has h (16 bits), r (32), l (64), f
+    and d, GCN v and s, x86 r, q and x; n is a literal. `args` are numbers, one for each input;
+    `dtype` is that of the result, or a tuple for several. `effects`: it does more than compute its
+    results, and happens once for each thread that comes here, in order; True where there are none.
+    `evaluate`: what it computes, a function of NumPy arrays (one for each argument) that gives one,
+    or a tuple: without it the simulator cannot run it.
+
+    Raises CompileError for constraints that name no register, for arguments that do not fit one, in
+    `T.Parallel` where it has effects, and for another target than the kernel's.
+    """
+    only_inside("asm")

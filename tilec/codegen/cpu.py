@@ -50,7 +50,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     machine = machine_of(target)
     _check_dtypes(func)
     fn = Function(func.name, _PARAMS, linkage="", attrs="nounwind #0")
-    e = PrintingEmitter(fn, machine, facts_of(func), _GRID)
+    e = PrintingEmitter(fn, target, facts_of(func), _GRID)
     metadata = _tell_apart(e, func)
     for i, p in enumerate(func.params):
         _bind(e, p, i)

@@ -13,16 +13,25 @@ from contextlib import contextmanager
 
 from tilec.codegen.cpu_access import Access, Index, Memory, Place, Ramp
 from tilec.codegen.cpu_gemm import MicroKernels
-from tilec.codegen.cpu_machine import Machine
+from tilec.codegen.cpu_machine import machine_of
 from tilec.codegen.cpu_scalars import CpuScalars
 from tilec.codegen.emitter import BaseEmitter
-from tilec.codegen.lanes import lanes_of, literal_of, memory_type, to_memory
+from tilec.codegen.foreign import Foreign, call_foreign
+from tilec.codegen.lanes import (
+    elem_of,
+    lanes_of,
+    literal_of,
+    memory_type,
+    register_type,
+    to_memory,
+)
 from tilec.ir import ops
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Op, Value
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Function, Val, int_val
 from tilec.ir.types import BufferType, DType, Extent
+from tilec.target import Target
 
 LINE = 64  # bytes of a cache line, to which buffers and their rows are aligned
 STACK_LIMIT = 4096  # a larger buffer lies in the scratch area instead
@@ -32,8 +41,10 @@ class Emitter(BaseEmitter):
     """Everything that is known while the body of one kernel is spelled. `varying`: the values that
     differ between lanes; `proved`: by the id of an access, which of its indices need no guard."""
 
-    def __init__(self, fn: Function, machine: Machine, facts: Facts, grid: tuple[Val, ...]) -> None:
+    def __init__(self, fn: Function, target: Target, facts: Facts, grid: tuple[Val, ...]) -> None:
         super().__init__()
+        self.target = target
+        machine = machine_of(target)
         self.f, self.machine, self.facts, self.grid = fn, machine, facts, grid
         self.scalars = CpuScalars(fn, machine.half, machine.fma)
         self.ranges = self.scalars.ranges
@@ -224,6 +235,21 @@ class Emitter(BaseEmitter):
 
     def emit_grid_size(self, o: ops.GridSize) -> None:
         self.env[o.result] = self.grid[o.dim]
+
+    def emit_foreign(self, o: Foreign) -> None:
+        """What LLVM is given as the user wrote it, once for each lane."""
+        types = [register_type(t) for t in o.types]
+        args = self.operands(*o.args)
+        lanes = max((lanes_of(x.type) for x in args), default=1)
+        columns = [self.f.unpack(x, lanes, elem_of(x.type)) if lanes > 1 else [x] for x in args]
+        made = [
+            call_foreign(self.f, o, self.target, one, types)
+            for one in (zip(*columns) if args else [()])
+        ]
+        for n, r in enumerate(o.results):
+            self.env[r] = self.f.pack([m[n] for m in made]) if lanes > 1 else made[0][n]
+
+    emit_asm = emit_asm_effect = emit_extern = emit_extern_effect = emit_foreign
 
     # --- tiles ---
 

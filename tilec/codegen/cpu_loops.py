@@ -25,7 +25,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.core import Block, Op, Value, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.llvm import Val, int_val
-from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Print, Yield, yielded
+from tilec.ir.ops import Const, ElementAccess, Gemm, Load, Parallel, Yield, yielded
 from tilec.ir.types import BOOL
 from tilec.ir.varying import varying
 
@@ -156,7 +156,7 @@ class LoopEmitter(Emitter):
 
     def _lanes(self, o: Parallel, dimension: int) -> int:
         """How many iterations one vector holds: a power of two."""
-        if any(isinstance(i, Print) for i in walk(o.body)):
+        if any(e.kind == "output" for e in o.effects()):
             return 1
         _, most, computed = _element_bytes(o)
         fitting = self.machine.vector_bytes // max(most, computed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type, register_type
+from tilec.codegen.foreign import Foreign, call_foreign
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.lanes import convert, from_memory
 from tilec.codegen.ranges import Ranges, limits
@@ -182,6 +183,14 @@ class Emitter(Buffers):
                 self._scopes(chain)
                 continue
             self.emit(o)
+
+    def emit_foreign(self, o: Foreign) -> None:
+        """What LLVM is given as the user wrote it."""
+        types = [self.scalars.register(t) for t in o.types]
+        args = [self.get(v) for v in o.args]
+        self.env.update(zip(o.results, call_foreign(self.f, o, self.target, args, types)))
+
+    emit_asm = emit_asm_effect = emit_extern = emit_extern_effect = emit_foreign
 
     def missing(self, o: Op) -> InternalError:
         return InternalError(f"{self.target} has no form of {o.opname}", o.loc)

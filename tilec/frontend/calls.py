@@ -14,6 +14,7 @@ from tilec import language as T
 from tilec.builtins import foreign
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_allreduce,
+    builtins_asm,
     builtins_atomic,
     builtins_barriers,
     builtins_externs,

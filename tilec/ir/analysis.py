@@ -400,6 +400,10 @@ _LEVELS = {
     "mem_load": Level.THREAD,
     "atomic": Level.THREAD,
     "mem_atomic": Level.THREAD,
+    "asm": Level.THREAD,  # which may read the thread's index
+    "asm_effect": Level.THREAD,
+    "extern": Level.THREAD,
+    "extern_effect": Level.THREAD,
 }
 
 

@@ -48,6 +48,7 @@ MODULE_SPAN = {
     "schedule": ("SCHEDULED", "LOWERED"),
     "thread": ("SCHEDULED", "LOWERED"),
     "by_hand": ("TILE", "LOWERED"),
+    "foreign": ("TILE", "LOWERED"),
 }
 # Ops that differ from their module: what users write themselves, and what does not survive to the
 # end.

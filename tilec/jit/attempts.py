@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from tilec import codegen
 from tilec.codegen.assemble import Assembled, assemble, with_min_blocks
+from tilec.codegen.foreign import without_asm
 from tilec.codegen.gpu_print import without_prints
 from tilec.codegen.ptxas import trouble
 from tilec.ir.core import Func, walk
-from tilec.ir.errors import ResourceError
-from tilec.ir.ops import Fma, Mma, Realign, Scope, Wgmma
+from tilec.ir.errors import CompileError, InternalError, ResourceError, TilecError
+from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect, Fma, Mma, Realign, Scope, Wgmma
 from tilec.ir.schedule import Plan
 from tilec.jit.compiled import FEW_SPILLED
 from tilec.target import Target
@@ -49,6 +50,21 @@ class Attempt:
         return self.assembled.spilled_bytes or 0, len(self.assembled.advisories)
 
 
+def _blamed(func: Func, error: InternalError) -> TilecError:
+    """What no assembler takes is the user's fault, where there is code of the user's own."""
+    written = [o for o in walk(func.body) if isinstance(o, Asm | AsmEffect | Extern | ExternEffect)]
+    if not written:
+        return error
+    first, *more = dict.fromkeys(o.loc for o in written)
+    others = ", ".join(str(loc.line) for loc in more if loc.line != first.line)
+    where = f" (or line {others})" if others else ""
+    return CompileError(
+        f"this code{where} is refused: {error.message}",
+        first,
+        "the text of T.asm, or of a function, goes to the assembler as it is: mend it there",
+    )
+
+
 class Attempts:
     """The plans of one function that have been taken as far as machine code. `kept`: the one
     without fault; `least`: of those with one, the best. `fast` are plans that are predicted to take
@@ -64,7 +80,8 @@ class Attempts:
 
     def make(self, plan: Plan | None, func: Func) -> Attempt:
         """Machine code of `func`, which has been through the passes, less what it prints where the
-        target has no function for that. Where there is no product to hold in registers, or threads
+        target has no function for that, or the assembly of the user's where it has no assembler:
+        only the simulator runs it then. Where there is no product to hold in registers, or threads
         wait for tiles, a thread that could do with fewer gets fewer, so that more of them load at
         the same time. Two plans may have the same code, as where nothing can be brought by TMA: it
         is assembled once."""
@@ -76,7 +93,12 @@ class Attempts:
 
     def _assembled(self, plan: Plan | None, func: Func, text: str) -> Attempt:
         coded = text if self.target.has("printf") else without_prints(text)
-        made = Attempt(plan, func, text, assemble(coded, self.target))
+        coded = coded if self.target.has("inline_asm") else without_asm(coded)
+        try:
+            assembled = assemble(coded, self.target)
+        except InternalError as error:
+            raise _blamed(func, error) from None
+        made = Attempt(plan, func, text, assembled)
         for blocks in self._more_blocks(func, made.assembled):
             again = with_min_blocks(made.assembled, blocks)
             more = replace(made, llvm_text=again.llvm_text, assembled=again)

@@ -23,7 +23,7 @@ from tilec.ir.dependence import once
 from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Copy, For, Print
+from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Copy, For, Print
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import grid_text
 from tilec.ir.schedule import Plan
@@ -103,6 +103,8 @@ def compile_variant(
     func, target = trace_variant(signature, key), find_target(key.target)
     if not key.simulated and not target.has("printf"):
         _refuse_prints(func, key.target)
+    if not key.simulated and not target.has("inline_asm"):
+        _refuse_asm(func, target)
     stages, dump = Stages(), Dump(func.name)
 
     def keep(name: str, text: Callable[[], str]) -> None:
@@ -158,6 +160,17 @@ def _refuse_prints(func: Func, target: str) -> None:
                 o.loc,
                 f'print with tilec.simulate({func.name}, …, target="{target}") or on '
                 'target="cpu", and leave T.print out here',
+            )
+
+
+def _refuse_asm(func: Func, target: Target) -> None:
+    """LLVM is built without the assembler of AMD's targets here, and ends the process."""
+    for o in walk(func.body):
+        if isinstance(o, Asm | AsmEffect) and o.target == target.kind:
+            raise OnlySimulated(
+                f"tilec has no assembler for {target}, so T.asm works in the simulator only",
+                o.loc,
+                "write it in tilec's words, or T.call_llvm_intrin",
             )
 
 

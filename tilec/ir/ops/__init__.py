@@ -5,6 +5,7 @@ from tilec.ir.core import squeeze
 from tilec.ir.ops.atomic import ATOMICS, Atomic, AtomicTile, MemAtomic, atomicrmw
 from tilec.ir.ops.by_hand import BarrierArrive, MbarrierExpectTx, SetRegisters, TmaCopy, is_by_hand
 from tilec.ir.ops.control import For, If, Parallel, While, Yield, decides, handed_on, yielded
+from tilec.ir.ops.foreign import Asm, AsmEffect, Extern, ExternEffect, Meaning
 from tilec.ir.ops.scalar import (
     Binary,
     Bitcast,
@@ -96,6 +97,11 @@ __all__ = [
     "AtomicTile",
     "MemAtomic",
     "atomicrmw",
+    "Asm",
+    "AsmEffect",
+    "Extern",
+    "ExternEffect",
+    "Meaning",
     "Alloc",
     "AnnotateLayout",
     "AnnotateSafeValue",

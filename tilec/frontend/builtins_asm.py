@@ -1,0 +1,138 @@
+"""Inline assembly."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from tilec import language as T
+from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_at
+from tilec.frontend.builtins_threads import of_threads
+from tilec.frontend.expressions import Expressions
+from tilec.frontend.values import Scalar, describe, is_literal
+from tilec.ir.inline_asm import (
+    IMMEDIATES,
+    REGISTERS,
+    Constraints,
+    Wrong,
+    llvm_template,
+    read_constraints,
+)
+from tilec.ir.ops import Asm, AsmEffect, Meaning
+from tilec.ir.types import INT32, DType
+
+
+@builtin(T.asm)
+def asm(t: Expressions, c: Call) -> object:
+    for name in ("template", "constraints"):
+        if not isinstance(c[name], str):
+            message = f"{name} of T.asm is {describe(c[name])}, not a string"
+            hint = 'write T.asm("add.s32 %0, %1, %2;", "=r,r,r", a, b, dtype="int32")'
+            raise t.error(message, hint, c.place(name))
+    target = choice_argument(t, c, "target", tuple(REGISTERS))
+    place = c.place("constraints")
+    try:
+        read = read_constraints(c["constraints"], target)
+        place = c.place("template")
+        template = llvm_template(c["template"], len(read.outputs) + len(read.inputs))
+    except Wrong as wrong:
+        message, hint = wrong.args
+        raise t.error(f"T.asm: {message}", hint, place) from None
+    types = _types(t, c, read, target)
+    values = _arguments(t, c, read, types, target)
+    said = c["effects"]
+    effects = bool_argument(t, c, "effects") if said is not None else not types
+    if "memory" in read.clobbers:
+        effects = True
+    if effects:
+        of_threads(t, c)
+    constraints = ",".join(filter(None, (w.strip() for w in c["constraints"].split(","))))
+    made = t.emit(
+        AsmEffect if effects else Asm,
+        template,
+        constraints,
+        target,
+        tuple(x.value for x in values),
+        types,
+        meaning(t, c),
+    )
+    found = tuple(t.scalar(r) for r in made.results)
+    return found[0] if len(found) == 1 else found or None
+
+
+def meaning(t: Expressions, c: Call) -> Meaning:
+    """The function that says what it computes."""
+    function = c["evaluate"]
+    if function is not None and not callable(function):
+        raise t.error(
+            f"evaluate of T.{c.builtin} is {describe(function)}, not a function",
+            "give a function of NumPy arrays that is written outside of the kernel",
+            c.place("evaluate"),
+        )
+    return Meaning(function)
+
+
+def _types(t: Expressions, c: Call, read: Constraints, target: str) -> tuple[DType, ...]:
+    given = c["dtype"]
+    listed = () if given is None else given if isinstance(given, tuple | list) else (given,)
+    place = c.place("dtype")
+    types = tuple(dtype_at(t, d, place) for d in listed)
+    if len(types) != len(read.outputs):
+        raise t.error(
+            f"T.asm has {len(read.outputs)} output{'s' * (len(read.outputs) != 1)}, dtype names "
+            f"{len(types)}",
+            'write dtype="float32", or a tuple with one for each "=…" of the constraints',
+            place,
+        )
+    for dtype, letter in zip(types, read.outputs):
+        _check_register(t, dtype, letter, target, f"a result of {dtype.name}", place)
+    return types
+
+
+def _check_register(
+    t: Expressions, dtype: DType, letter: str, target: str, what: str, place: ast.AST
+) -> None:
+    taken = REGISTERS[target][letter]
+    if dtype not in taken:
+        fitting = [k for k, dtypes in REGISTERS[target].items() if dtype in dtypes]
+        hint = f'write "{fitting[0]}"' if fitting else f"cast it: T.{taken[0].name}(x)"
+        names = ", ".join(d.name for d in taken)
+        raise t.error(f'T.asm: {what} in a register "{letter}", which takes {names}', hint, place)
+
+
+def _arguments(
+    t: Expressions, c: Call, read: Constraints, types: Sequence[DType], target: str
+) -> list[Scalar]:
+    given = c["args"]
+    if len(given) != len(read.inputs):
+        raise t.error(
+            f"T.asm has {len(read.inputs)} input{'s' * (len(read.inputs) != 1)}, {len(given)} "
+            f"argument{'s' * (len(given) != 1)} {'was' if len(given) == 1 else 'were'} given",
+            "write one for each constraint without =",
+            c.place("constraints"),
+        )
+    found = []
+    for n, (value, held) in enumerate(zip(given, read.inputs)):
+        place = c.node.args[2 + n] if 2 + n < len(c.node.args) else c.node
+        if held in (*IMMEDIATES,):
+            if not isinstance(value, int):
+                message = f'T.asm: {describe(value)} for "{held}", a literal'
+                raise t.error(message, 'write an int, or "r"', place)
+            found.append(t.constant(value, INT32))
+            continue
+        letter = read.outputs[held] if isinstance(held, int) else held
+        with t.at(place):
+            number = t.number(value, "an argument of T.asm")
+            if is_literal(number):
+                taken = REGISTERS[target][letter]
+                like = types[held : held + 1] if isinstance(held, int) else types
+                dtype = next((d for d in like if d in taken), taken[0])
+                found.append(t.constant(number, dtype))
+                continue
+        assert isinstance(number, Scalar)
+        _check_register(t, number.dtype, letter, target, describe(number), place)
+        if isinstance(held, int) and number.dtype.bits != types[held].bits:
+            message = f"T.asm: {describe(number)} begins in a result of {types[held].name}"
+            raise t.error(message, f"cast it: T.{types[held].name}(x)", place)
+        found.append(number)
+    return found

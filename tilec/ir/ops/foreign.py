@@ -1,0 +1,102 @@
+"""Code that is not tilec's: inline assembly of one kind of target, and calls of functions given as
+LLVM IR or PTX. What it computes is known as far as the user says it (`meaning`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.ir.core import Effect, Op, Value, op
+from tilec.ir.errors import CompileError
+from tilec.ir.semantics import Array, array
+from tilec.ir.types import DType, ScalarType, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the user says it computes: a function of NumPy arrays, or None."""
+
+    function: Callable[..., Any] | None
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", "unknown")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Foreign(Op):
+    """What the ops of this module have in common."""
+
+    def infer(self) -> Sequence[Type]:
+        types: tuple[DType, ...] = self.types  # type: ignore[attr-defined]
+        return tuple(ScalarType(t) for t in types)
+
+    def evaluate(self, args: Sequence[Array]) -> Any:
+        types: tuple[DType, ...] = self.types  # type: ignore[attr-defined]
+        meaning: Meaning = self.meaning  # type: ignore[attr-defined]
+        if meaning.function is None:
+            raise CompileError(
+                "what this computes is not known outside of its target",
+                self.loc,
+                "say it: evaluate=f, a function of NumPy arrays, one for each argument",
+            )
+        given = meaning.function(*args)
+        results = given if isinstance(given, tuple) else (given,) * bool(types)
+        if len(results) != len(types):
+            raise CompileError(
+                f"evaluate={meaning!r} gives {len(results)} results, {len(types)} are declared",
+                self.loc,
+                "return a tuple with an array for each",
+            )
+        made = tuple(array(x, t) for x, t in zip(results, types))
+        return made[0] if len(made) == 1 else made
+
+
+@op("asm", pure=True)
+class Asm(_Foreign):
+    """`template` with `constraints`, both LLVM's, for targets of kind `target`: numbers to numbers,
+    and nothing else."""
+
+    template: str
+    constraints: str
+    target: str
+    args: tuple[Value, ...]
+    types: tuple[DType, ...]
+    meaning: Meaning
+
+
+@op("asm_effect", effects=(Effect("output"),))
+class AsmEffect(_Foreign):
+    """`asm` that does something besides, in the order of the program."""
+
+    template: str
+    constraints: str
+    target: str
+    args: tuple[Value, ...]
+    types: tuple[DType, ...]
+    meaning: Meaning
+
+
+@op("extern", pure=True)
+class Extern(_Foreign):
+    """A call of function `name`, numbers to at most one number, which stands in `source`: in
+    `language` "llvm" or "ptx"."""
+
+    name: str
+    language: str
+    source: str
+    args: tuple[Value, ...]
+    types: tuple[DType, ...]
+    meaning: Meaning
+
+
+@op("extern_effect", effects=(Effect("output"),))
+class ExternEffect(_Foreign):
+    """`extern` that does something besides."""
+
+    name: str
+    language: str
+    source: str
+    args: tuple[Value, ...]
+    types: tuple[DType, ...]
+    meaning: Meaning
