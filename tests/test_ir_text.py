@@ -18,7 +18,7 @@ from programs import PROGRAMS, expected
 from tilec.ir import types as t
 from tilec.ir.core import OPS, Block, Builder, Func, Op, Param, Region, Value, clone_block
 from tilec.ir.layout import MMA_C, LayoutRequest, blocked, row_major, swizzled
-from tilec.ir.ops import Binary, Const, For, If, Meaning, Print, While, Yield
+from tilec.ir.ops import Binary, Const, For, If, Print, While, Yield
 from tilec.ir.parser import ParseError, parse_func, parse_type
 from tilec.ir.printer import op_form, print_block, print_func, print_op
 
@@ -77,8 +77,6 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [(t.ScalarType(t.FLOAT64), t.VectorType(t.INT8, 4))]
         case "tuple[DType, ...]":
             return [(t.FLOAT32, t.INT64), ()]
-        case "Meaning":
-            return [Meaning(None), Meaning(math.sin)]
         case "Layout | None":
             return [None, swizzled((64, 64), 16, 128)]
         case "tuple[tuple[str, Any], ...]":

@@ -60,7 +60,7 @@ def asm(t: Expressions, c: Call) -> object:
     return found[0] if len(found) == 1 else found or None
 
 
-def meaning(t: Expressions, c: Call) -> Meaning:
+def meaning(t: Expressions, c: Call) -> Meaning | None:
     """The function that says what it computes."""
     function = c["evaluate"]
     if function is not None and not callable(function):
@@ -69,7 +69,7 @@ def meaning(t: Expressions, c: Call) -> Meaning:
             "give a function of NumPy arrays that is written outside of the kernel",
             c.place("evaluate"),
         )
-    return Meaning(function)
+    return None if function is None else Meaning(function)
 
 
 def _types(t: Expressions, c: Call, read: Constraints, target: str) -> tuple[DType, ...]:

@@ -1,5 +1,6 @@
 """Code that is not tilec's: inline assembly of one kind of target, and calls of functions given as
-LLVM IR or PTX. What it computes is known as far as the user says it (`meaning`)."""
+LLVM IR or PTX. What it computes is known as far as the user says it (`meaning`, a
+Meaning or None)."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from tilec.ir.types import DType, ScalarType, Type
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What the user says it computes: a function of NumPy arrays, or None."""
+    """What the user says it computes: a function of NumPy arrays."""
 
-    function: Callable[..., Any] | None
+    function: Callable[..., Any]
 
     def __repr__(self) -> str:
-        return getattr(self.function, "__name__", "unknown")
+        return str(getattr(self.function, "__name__", "a function"))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,8 +34,8 @@ class _Foreign(Op):
 
     def evaluate(self, args: Sequence[Array]) -> Any:
         types: tuple[DType, ...] = self.types  # type: ignore[attr-defined]
-        meaning: Meaning = self.meaning  # type: ignore[attr-defined]
-        if meaning.function is None:
+        meaning: object = self.meaning  # type: ignore[attr-defined]
+        if not isinstance(meaning, Meaning):
             raise CompileError(
                 "what this computes is not known outside of its target",
                 self.loc,
@@ -62,7 +63,7 @@ class Asm(_Foreign):
     target: str
     args: tuple[Value, ...]
     types: tuple[DType, ...]
-    meaning: Meaning
+    meaning: object
 
 
 @op("asm_effect", effects=(Effect("output"),))
@@ -74,7 +75,7 @@ class AsmEffect(_Foreign):
     target: str
     args: tuple[Value, ...]
     types: tuple[DType, ...]
-    meaning: Meaning
+    meaning: object
 
 
 @op("extern", pure=True)
@@ -87,7 +88,7 @@ class Extern(_Foreign):
     source: str
     args: tuple[Value, ...]
     types: tuple[DType, ...]
-    meaning: Meaning
+    meaning: object
 
 
 @op("extern_effect", effects=(Effect("output"),))
@@ -99,4 +100,4 @@ class ExternEffect(_Foreign):
     source: str
     args: tuple[Value, ...]
     types: tuple[DType, ...]
-    meaning: Meaning
+    meaning: object
