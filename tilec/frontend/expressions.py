@@ -360,12 +360,16 @@ class Expressions(Containers):
 
     def _subscript_item(self, node: ast.expr) -> Number | Slice | Lanes:
         if isinstance(node, ast.Slice):
-            if node.step is not None:
-                hint = "loop over the elements in T.Parallel"
-                raise self.error("a slice with a step is not supported", hint, at=node.step)
             lower = None if node.lower is None else self.number_of(node.lower, "the slice's start")
             upper = None if node.upper is None else self.number_of(node.upper, "the slice's end")
-            return Slice(lower, upper)
+            step = 1 if node.step is None else self.number_of(node.step, "the slice's step")
+            if not isinstance(step, int) or step < 1:
+                raise self.error(
+                    f"the step of a slice is {describe(step)}",
+                    "write a positive int that is known at compile time",
+                    node.step,
+                )
+            return Slice(lower, upper, int(step))
         if isinstance(node, ast.Constant) and node.value in (None, Ellipsis):
             raise self.error(
                 f"{ast.unparse(node)} cannot be an index",

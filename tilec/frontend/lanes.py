@@ -68,6 +68,7 @@ def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
         raise t.error(f"{describe(tile)} is no short vector", "copy a tile with T.copy(src, dst)")
     found = []
     for steps in product(*map(range, extents)):
-        offsets = [t.index_number(t.binary("add", o, s)) for o, s in zip(tile.offsets, steps)]
+        apart = [s * tile.steps.get(d, 1) for d, s in enumerate(steps)]
+        offsets = [t.index_number(t.binary("add", o, s)) for o, s in zip(tile.offsets, apart)]
         found.append(Region(tile.buffer, tuple(offsets), (None,) * len(offsets), tile.loc))
     return found

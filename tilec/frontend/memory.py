@@ -31,10 +31,11 @@ from tilec.ir.types import DType
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slice:
-    """`lower:upper` in a subscript; None where left out."""
+    """`lower:upper:step` in a subscript; None where left out."""
 
     lower: Number | None
     upper: Number | None
+    step: int = 1
 
 
 class Memory(Arithmetic):
@@ -118,6 +119,7 @@ class Memory(Arithmetic):
         offsets: list[int | Scalar] = []
         extents: list[int | None] = []
         counts: dict[int, Number] = {}
+        steps: dict[int, int] = {}
         for dim, item in enumerate(items):
             if isinstance(item, Slice):
                 lower = 0 if item.lower is None else self._from_the_end(buffer, dim, item.lower)
@@ -125,13 +127,22 @@ class Memory(Arithmetic):
                 if item.upper is not None:
                     upper = self._from_the_end(buffer, dim, item.upper)
                 offsets.append(lower)
-                extents.append(self._slice_extent(buffer, lower, upper))
-                if extents[-1] == OPEN:
+                extent = self._slice_extent(buffer, lower, upper)
+                extents.append(OPEN if extent == OPEN else -(-extent // item.step))
+                if item.step != 1:
+                    steps[dim] = item.step
+                if extent == OPEN:
+                    if dim in steps:
+                        raise self.error(
+                            f"the extent of this slice of {describe(buffer)} is only known at run "
+                            "time, and it has a step",
+                            "write start:start + n:step with a compile-time n",
+                        )
                     counts[dim] = self.binary("sub", upper, lower)
             else:
                 offsets.append(self._from_the_end(buffer, dim, item))
                 extents.append(None)
-        return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts)
+        return Region(buffer, tuple(offsets), tuple(extents), self.loc, counts, steps)
 
     def _from_the_end(self, buffer: Buffer, dim: int, item: Number) -> int | Scalar:
         """An index; one that is negative at compile time counts from the end, as Python's."""
@@ -440,14 +451,15 @@ class Memory(Arithmetic):
         return self._sized(start, (1,) * (rank - len(extents)) + extents, what)
 
     def _sized(self, r: Region, extents: tuple[int, ...], what: str) -> Tile:
+        spans = tuple((e - 1) * r.steps.get(d, 1) + 1 for d, e in enumerate(extents))
         if not r.buffer.is_global:
             does = "reads" if what == "the source" else "touches"
-            for dim, (offset, extent) in enumerate(zip(r.offsets, extents)):
-                self._check_extent(r.buffer, dim, offset, extent, does)
+            for dim, (offset, span) in enumerate(zip(r.offsets, spans)):
+                self._check_extent(r.buffer, dim, offset, span, does)
         else:
             does = "reads" if what == "the source" else "writes"
-            self._warn_if_outside(r.buffer, r.offsets, extents, does)
-        return Tile(r.buffer, r.offsets, extents)
+            self._warn_if_outside(r.buffer, r.offsets, spans, does)
+        return Tile(r.buffer, r.offsets, extents, r.steps)
 
     def tile_text(self, t: Tile) -> str:
         extents = f"({', '.join(map(str, t.extents))})"
@@ -458,6 +470,11 @@ class Memory(Arithmetic):
     def box(self, t: Tile) -> core.Region:
         """A tile as an op takes it. Raises CompileError for a tensor with a layout, and for one of
         which a byte holds two elements."""
+        if t.steps:
+            raise self.error(
+                f"{self.tile_text(t)} has a step, and this works on tiles without gaps",
+                "copy it to a tile of its own with T.copy, and use that",
+            )
         if t.buffer.stored is not None:
             raise self.error(
                 f"{describe(t.buffer)} has elements that are narrower in memory, and this works on "

@@ -265,14 +265,15 @@ _add_operators()
 
 
 def is_placed(t: Arithmetic, *tiles: Tile) -> bool:
-    """Whether one of the tiles is in a tensor with a layout."""
-    return any(x.buffer.value in t.placements for x in tiles)
+    """Whether one of the tiles has steps, or is in a tensor with a layout."""
+    return any(x.steps or x.buffer.value in t.placements for x in tiles)
 
 
 def along(t: Arithmetic, tile: Tile, indices: Sequence[Scalar], loc: Loc) -> Region:
     """The element of a tile at the indices of its extents that are not 1."""
     left = iter(indices)
     offsets = []
-    for start, extent in zip(tile.offsets, tile.extents):
-        offsets.append(start if extent == 1 else _index(t.binary("add", start, next(left))))
+    for d, (start, extent) in enumerate(zip(tile.offsets, tile.extents)):
+        behind: Number = 0 if extent == 1 else t.binary("mul", next(left), tile.steps.get(d, 1))
+        offsets.append(_index(t.binary("add", start, behind)))
     return Region(tile.buffer, tuple(offsets), (None,) * len(offsets), loc)

@@ -77,13 +77,14 @@ class Buffer:
 class Region:
     """Part of a buffer: an offset per dimension, and an extent where it was given (None: an index,
     which as a tile's start takes the other side's extent; OPEN: it is only known at run time, and
-    stands in `counts` by its dimension)."""
+    stands in `counts` by its dimension). `steps`: by their dimensions, those other than 1."""
 
     buffer: Buffer
     offsets: tuple[int | Scalar, ...]
     extents: tuple[int | None, ...]
     loc: Loc
     counts: Mapping[int, Number] = field(default_factory=dict)
+    steps: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_element(self) -> bool:
@@ -93,11 +94,12 @@ class Region:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tile:
-    """A region with every extent known: what a tile op takes."""
+    """A region with every extent known: what a tile op takes, but for one with `steps`."""
 
     buffer: Buffer
     offsets: tuple[int | Scalar, ...]
     extents: tuple[int, ...]
+    steps: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
