@@ -27,6 +27,7 @@ from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilec.codegen.amd_link import link
 from tilec.codegen.amd_metadata import read_kernel_metadata
+from tilec.codegen.foreign import parted, with_functions
 from tilec.codegen.isolated import Ended, run_isolated
 from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.ptxas_faults import without_faults
@@ -87,7 +88,7 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     made.seconds.update(seconds)
     match target.kind:
         case "cuda":
-            made.asm = without_faults(code.decode())
+            made.asm = with_functions(without_faults(code.decode()), _texts(llvm_text, "ptx"))
             _finish_cuda(made, made.asm)
         case "hip":
             _finish_hip(made, code)
@@ -109,7 +110,7 @@ def _object(machine: Any, module: Any) -> bytes:
 
 def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str, float]]:
     """What `emit` makes of the optimised module, and the seconds that it took. LLVM is left to
-    itself only with the code of CUDA targets, which has few vectors: for the others it works in a
+    itself only with tilec's own code for CUDA targets, which has few vectors: else it works in a
     child process; where that ends, code for the CPU is optimised by fewer passes."""
 
     def work(passes: str = "all") -> tuple[bytes, dict[str, float]]:
@@ -118,7 +119,7 @@ def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str,
         with _timed(seconds, "emit"):
             return emit(_machine(target), module), seconds
 
-    if target.kind == "cuda":
+    if target.kind == "cuda" and not _texts(llvm_text, "llvm"):
         return work()
     *most, least = ("all", "no loop vectoriser", "scalar") if target.kind == "cpu" else ("all",)
 
@@ -240,9 +241,7 @@ def _optimised(
     """
     machine = _machine(target)
     with _timed(seconds, "parse"):
-        module = _parse(llvm_text)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
+        module = _linked(llvm_text, machine)
     with _timed(seconds, "verify"):
         try:
             module.verify()
@@ -280,10 +279,38 @@ def _tuning(target: Target, passes: str) -> Any:
     return tuning
 
 
-def _parse(llvm_text: str) -> Any:
-    """A module in a context of its own, so that nothing of it outlives it."""
+def _texts(llvm_text: str, language: str) -> list[str]:
+    """The sources behind a module that are written in a language."""
+    return [text for kind, text in parted(llvm_text)[1] if kind == language]
+
+
+def _linked(llvm_text: str, machine: Any) -> Any:
+    """The module and the functions of the user's that it calls, which become part of it. It has a
+    context of its own, so that nothing of it outlives it."""
+    context = llvm.create_context()
+    module = _parse(parted(llvm_text)[0], context)
+    others = [_parse(text, context) for text in _texts(llvm_text, "llvm")]
+    for m in (module, *others):
+        m.triple = machine.triple
+        m.data_layout = str(machine.target_data)
+    for other in others:
+        names = [f.name for f in other.functions if not f.is_declaration]
+        try:
+            other.verify()
+            module.link_in(other)
+        except RuntimeError as e:
+            raise InternalError(f"LLVM cannot link the functions: {e}".rstrip()) from e
+        for name in names:
+            function = module.get_function(name)
+            function.linkage = "internal"
+            if not any(b"noinline" in attributes for attributes in function.attributes):
+                function.add_function_attribute("alwaysinline")
+    return module
+
+
+def _parse(llvm_text: str, context: Any) -> Any:
     try:
-        return llvm.parse_assembly(llvm_text, context=llvm.create_context())
+        return llvm.parse_assembly(llvm_text, context=context)
     except RuntimeError as e:
         raise InternalError(f"LLVM cannot parse the module: {_with_line(str(e), llvm_text)}") from e
 

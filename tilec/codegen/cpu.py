@@ -23,6 +23,7 @@ from tilec.codegen.cpu_emitter import LINE, Emitter
 from tilec.codegen.cpu_machine import Machine, machine_of
 from tilec.codegen.cpu_print import PrintingEmitter
 from tilec.codegen.emitter import text_constant
+from tilec.codegen.foreign import sources
 from tilec.codegen.lanes import constant, from_memory, memory_type
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Param, Value, walk
@@ -68,7 +69,7 @@ def emit_cpu(func: Func, target: Target) -> str:
     if release is not None:
         fn.call("void", "free", [release])
     fn.ret()
-    return _module(e, machine, metadata)
+    return _module(e, machine, metadata) + sources(func.body)
 
 
 def _check_dtypes(func: Func) -> None:

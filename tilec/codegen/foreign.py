@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.core import Block, walk
+from tilec.ir.errors import CompileError
+from tilec.ir.extern_source import Signature, signatures, without_header
+from tilec.ir.instr.instruction import Operands
 from tilec.ir.instr.semantics import Semantics
 from tilec.ir.llvm import Function, Val
 from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect
@@ -47,7 +50,7 @@ def call_foreign(
         wanted,
         instr="asm",
         effects=effects,
-        semantics=_semantics(o, [v.dtype for v in o.args]),
+        semantics=_semantics(o, wanted),
     )
     return [f.cast("bitcast", x, t) if x.type != t else x for x, t in zip(made, types)]
 
@@ -71,19 +74,97 @@ def _call(
     args: Sequence[Val],
     types: Sequence[str],
 ) -> list[Val]:
-    if o.language == "ptx" and target.kind != "cuda":
-        raise CompileError(
-            f"{o.name} is PTX, the kernel is compiled for {target.name}",
-            o.loc,
-            "give it as LLVM IR, which all targets take",
-        )
-    raise InternalError("calls", o.loc)
+    signature = signatures(o.source)[o.name]
+    if o.language == "ptx":
+        if target.kind != "cuda":
+            raise CompileError(
+                f"{o.name} is PTX, the kernel is compiled for {target.name}",
+                o.loc,
+                "give it as LLVM IR, which all targets take",
+            )
+        return _call_ptx(f, o, signature, args, types)
+    given = [_as(f, x, p.type) for x, p in zip(args, signature.parameters)]
+    gives = signature.result.type if signature.result else "void"
+    semantics = _semantics(o, [gives] if signature.result else [])
+    made = f.call(gives, o.name, given, instr=f"extern.{o.name}", semantics=semantics)
+    return [_as(f, made, t) for t in types[:1] if made is not None]
 
 
-def _semantics(o: Foreign, dtypes: Sequence[DType]) -> Semantics:
-    """What `o` does in the simulator: what the user says it computes."""
-    from_bits: list[Callable[[Any], Any]] = [_reader(t) for t in dtypes]
-    to_bits: list[Callable[[Any], Any]] = [_writer(t) for t in o.types]
+def _as(f: Function, x: Val, type: str) -> Val:
+    return x if x.type == type else f.cast("bitcast", x, type)
+
+
+def _call_ptx(
+    f: Function,
+    o: Extern | ExternEffect,
+    signature: Signature,
+    args: Sequence[Val],
+    types: Sequence[str],
+) -> list[Val]:
+    """A call in inline assembly, which passes what a function takes where it takes it."""
+    counted = Operands()
+    outputs = [counted.outputs(_kind(t), 1)[0] for t in types]
+    before, after, given, got = [], [], [], []
+    for n, (x, p) in enumerate(zip(args, signature.parameters)):
+        operand = counted.input(_kind(x.type))
+        if p.space == "param":
+            bits = p.dtypes[0].bits
+            before += [f".param .b{bits} given{n};", f"st.param.b{bits} [given{n}], {operand};"]
+            operand = f"given{n}"
+        given.append(operand)
+    if signature.result and outputs:
+        operand = outputs[0]
+        if signature.result.space == "param":
+            bits = signature.result.dtypes[0].bits
+            before.append(f".param .b{bits} got;")
+            after.append(f"ld.param.b{bits} {operand}, [got];")
+            operand = "got"
+        got.append(operand)
+    result = f"({', '.join(got)}), " if got else ""
+    call = f"call.uni {result}{o.name}, ({', '.join(given)});"
+    effects = isinstance(o, ExternEffect)
+    wanted = [_INTS_OF.get(t, t) for t in types]
+    semantics = _semantics(o, wanted)
+    made = counted.asm(
+        " ".join(["{", *before, call, *after, "}"]), semantics, memory=effects, effects=effects
+    )
+    held = [_register(f, x) for x in args]
+    found = f.asm(
+        made.template,
+        made.constraints,
+        held,
+        wanted,
+        instr=f"extern.{o.name}",
+        effects=effects,
+        semantics=semantics,
+    )
+    return [_as(f, x, t) for x, t in zip(found, types)]
+
+
+def _kind(type: str) -> str:
+    """The constraint of a register that holds LLVM's `type`."""
+    return {"float": "f", "double": "d", "i32": "r", "i64": "l"}.get(type, "h")
+
+
+def sources(block: Block) -> str:
+    """What stands behind the module's text: the functions that a kernel calls."""
+    found = {
+        (o.language, o.source): None for o in walk(block) if isinstance(o, Extern | ExternEffect)
+    }
+    return "".join(f"; === {language} ===\n{source}\n" for language, source in found)
+
+
+def with_functions(ptx: str, texts: Sequence[str]) -> str:
+    """LLVM's PTX with the functions of some texts behind its header."""
+    head, size, rest = ptx.partition(".address_size 64\n")
+    return "".join([head, size, *(without_header(t) + "\n" for t in texts), rest])
+
+
+def _semantics(o: Foreign, types: Sequence[str]) -> Semantics:
+    """What `o` does in the simulator: what the user says it computes. `types`: LLVM's, of the
+    results."""
+    from_bits: list[Callable[[Any], Any]] = [_reader(v.dtype) for v in o.args]
+    to_bits: list[Callable[[Any], Any]] = [*map(_writer, types)]
 
     def run(m: Any, *args: Any) -> tuple[Any, ...]:
         given = [np.asarray(m.full(x)) for x in args]
@@ -101,11 +182,11 @@ def _reader(dtype: DType) -> Callable[[Any], Any]:
     return lambda x: x if x.dtype == kind else x.view(kind)
 
 
-def _writer(dtype: DType) -> Callable[[Any], Any]:
-    held = f"int{dtype.bits}"
-    if dtype.kind in ("int", "uint") or dtype.bits == 16:
-        return lambda x: np.ascontiguousarray(x).view(held)
-    return lambda x: x
+def _writer(type: str) -> Callable[[Any], Any]:
+    """To a register of LLVM's `type`."""
+    if type[0] != "i" or type == "i1":
+        return lambda x: x
+    return lambda x: np.ascontiguousarray(x).view(f"int{type[1:]}").reshape(np.shape(x))
 
 
 def without_asm(llvm_text: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilec.codegen.casts import memory_type, register_type
-from tilec.codegen.foreign import Foreign, call_foreign
+from tilec.codegen.foreign import Foreign, call_foreign, sources
 from tilec.codegen.gpu_buffers import SHARED, Buffers
 from tilec.codegen.lanes import convert, from_memory
 from tilec.codegen.ranges import Ranges, limits
@@ -168,7 +168,7 @@ class Emitter(Buffers):
             lines.append(f"!llvm.module.flags = !{{{numbers}}}")
         if debug:
             lines += [debug.text(), f"!llvm.dbg.cu = !{{!{debug.compile_unit}}}"]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + sources(self.func.body)
 
     def block(self, block: Block) -> None:
         """Print the ops of a region."""

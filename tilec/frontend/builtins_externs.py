@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from tilec import language as T
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend import decoders
 from tilec.frontend.builtins import Call, builtin, dtype_at
+from tilec.frontend.builtins_asm import meaning
 from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.values import Lanes, Number, Scalar, describe
+from tilec.frontend.values import Lanes, Literal, Number, Scalar, describe
 from tilec.ir.errors import did_you_mean
-from tilec.ir.ops import Barrier, Bitcast, Fma, WarpSync
+from tilec.ir.extern_source import Signature, language_of, signatures
+from tilec.ir.intervals import dtype_range
+from tilec.ir.ops import Barrier, Bitcast, Extern, ExternEffect, Fma, WarpSync
 from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
 from tilec.ir.types import DType
 
+_WORDS = "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …"
 _NOTHING = ("handle", "void", "")
 _CPP_FUNCTION = re.compile(r"__device__[^;{}()]*?\b(\w+)\s*\(")
 _CPP = re.compile(r"__device__|__global__|__forceinline__|#\s*include|template\s*<|\bnamespace\b")
@@ -36,6 +41,9 @@ def import_text(t: Expressions, c: Call, name: str) -> None:
     if not isinstance(source, str):
         message = f"{name} of T.{c.builtin} is {describe(source)}, not a string"
         raise t.error(message, "give the text of the source", place)
+    if language_of(source):
+        t.imported.update(dict.fromkeys(signatures(source), source))
+        return
     functions = _CPP_FUNCTION.findall(source)
     t.foreign.update(dict.fromkeys(functions, t.frame.loc(place).line))
     if not any(map(decoders.decoder, functions)):
@@ -43,7 +51,7 @@ def import_text(t: Expressions, c: Call, name: str) -> None:
         named = f" ({', '.join(functions[:3])})" if functions else ""
         raise t.error(
             f"{name} of T.{c.builtin} is {what}{named}",
-            "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …",
+            f"give it as LLVM IR or PTX, or {_WORDS}",
             place,
         )
 
@@ -68,6 +76,11 @@ def _call(t: Expressions, c: Call) -> object:
             f'write T.{c.builtin}("float32", "expf", x)',
         )
     wanted = _result(t, c, dtype)
+    if name in t.imported:
+        return _imported(t, c, signatures(t.imported[name])[name], wanted, given)
+    if c["evaluate"] is not None:
+        message = f"evaluate says what functions of T.import_source compute; {name} is none"
+        raise t.error(message, "leave it out", c.place("evaluate"))
     if decoders.decoder(name) is not None:
         decoders.call_decoder(t, c, name, given)
         return None
@@ -119,14 +132,67 @@ def _unknown(t: Expressions, c: Call, name: str) -> Exception:
     if line is not None:
         return t.error(
             f"{name} is CUDA C++ of line {line}, which tilec does not compile",
-            "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …",
+            f"give it as LLVM IR or PTX, or {_WORDS}",
         )
-    near = did_you_mean(name, [*names(), *decoders.EXAMPLES])
+    near = did_you_mean(name, [*t.imported, *names(), *decoders.EXAMPLES])
     return t.error(
         f"T.{c.builtin} knows no function {name!r}{near}",
         f"it knows tilec's own ({', '.join(decoders.EXAMPLES[:3])}, …) and numbers' (expf, __expf, "
-        "fminf, …); write others as a T.macro",
+        "fminf, …); give others as LLVM IR or PTX, T.import_source(text), or write a T.macro",
     )
+
+
+def _imported(
+    t: Expressions, c: Call, s: Signature, wanted: object, given: Sequence[object]
+) -> object:
+    """A call of a function that T.import_source has brought, lane by lane."""
+    if any(isinstance(a, Lanes) for a in given):
+        kind = wanted.dtype if isinstance(wanted, VectorDType) else wanted
+        return lanewise(t, lambda *row: _one_imported(t, c, s, kind, row), *given)
+    return _one_imported(t, c, s, wanted, given)
+
+
+def _one_imported(
+    t: Expressions, c: Call, s: Signature, wanted: object, given: Sequence[object]
+) -> Any:
+    odd = next((p.type for p in (*s.parameters, *filter(None, [s.result])) if not p.dtypes), None)
+    if odd is not None:
+        hint = "functions take and give numbers: load what they read, store what they give"
+        raise t.error(f"{s.name} has to do with {odd}: {s}", hint)
+    if len(given) != len(s.parameters):
+        raise t.error(
+            f"{s.name} takes {len(s.parameters)} arguments, {len(given)} were given: {s}",
+            f"write T.{c.builtin}(dtype, {s.name!r}, …)",
+        )
+    dtypes = s.result.dtypes if s.result else ()
+    if (wanted not in dtypes) if s.result else wanted is not None:
+        gives = " or ".join(d.name for d in dtypes) or "nothing"
+        shown = wanted.name if isinstance(wanted, DType | VectorDType) else "void"
+        hint = f'write "{dtypes[0].name if dtypes else "void"}"'
+        raise t.error(f"T.{c.builtin} says {shown}, {s.name} gives {gives}: {s}", hint)
+    values = []
+    for a, p in zip(given, s.parameters):
+        x = t.number(a, f"an argument of {s.name}")
+        if isinstance(x, Scalar) and x.dtype not in p.dtypes:
+            message = f"{s.name} takes {p.type}, this is {describe(x)}: {s}"
+            raise t.error(message, f"cast it: T.{p.dtypes[0].name}(x)")
+        values.append(x if isinstance(x, Scalar) else t.constant(x, _of_literal(x, p.dtypes)))
+    if s.result is None:
+        of_threads(t, c)
+    types = (wanted,) if s.result else ()
+    op = Extern if s.result else ExternEffect
+    arguments = tuple(x.value for x in values)
+    source = t.imported[s.name]
+    made = t.emit(op, s.name, s.language, source, arguments, types, meaning(t, c))
+    return t.scalar(made.result) if s.result else None
+
+
+def _of_literal(x: Literal, dtypes: Sequence[DType]) -> DType:
+    """Which of the dtypes that a parameter may have a literal takes."""
+    if isinstance(x, float):
+        return next((d for d in dtypes if d.is_float), dtypes[0])
+    ints = [d for d in dtypes if d.is_int]
+    return next((d for d in ints if dtype_range(d)[0] <= x <= dtype_range(d)[1]), dtypes[0])
 
 
 def _check_result(t: Expressions, c: Call, name: str, gives: DType, wanted: DType | None) -> None:

@@ -124,7 +124,8 @@ class Context:
     the line that says so. `made` are the lists and dicts made here, by id, with the block that made
     them: code that runs as often as they are made may change them. `attributes` of the function are
     what the user said of it. `carried` are the values that an iteration of a loop has from the one
-    before. `foreign`: the functions of CUDA C++ that the user has imported, and where.
+    before. `foreign`: the functions of CUDA C++ that the user has imported, and where;
+    `imported`: those of LLVM IR and PTX, and the texts they stand in.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -157,6 +158,7 @@ class Context:
         self.attributes: dict[str, object] = {}
         self.carried: set[Value] = set()
         self.foreign: dict[str, int] = {}
+        self.imported: dict[str, str] = {}
 
     # --- names and places -------------------------------------------------------------------------
 
