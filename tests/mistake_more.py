@@ -172,11 +172,11 @@ MORE = (
         (BIAS, "T.copy(bias[0:64], row)"),
     ),
     Mistake(
-        "slice with a step",
-        (BIAS, "T.copy(bias[0:128:2], row)"),
-        "2",
-        ("a slice with a step",),
-        "in T.Parallel",
+        "slice with no step",
+        (BIAS, "T.copy(bias[0:128:0], row)"),
+        "0",
+        ("the step of a slice is the int 0",),
+        "a positive int",
     ),
     # --- arguments ---
     Mistake(

@@ -40,7 +40,7 @@ TARGET = "cuda:sm_90a"
 FOLDERS = ("examples", "testing/python/language", "testing/python/issue", "testing/python/kernel")
 MOST_VARIANTS = 1
 SECONDS = 45
-MOST_BYTES = 24 << 30
+MOST_BYTES = 12 << 30
 COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm iket tvm_ffi".split())
 OTHER_HARDWARE = {
     "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem",
