@@ -1,7 +1,8 @@
 """Who touched a global tensor when: races within a block, and between blocks.
 
 An element remembers its last write and two reads: the last one, and one before it by somebody who
-is not ordered before that. Tensors that the kernel only reads need no history. The blocks of one
+is not ordered before that; and two atomics likewise, which conflict with reads and writes, and not
+with one another. Tensors that the kernel only reads need no history. The blocks of one
 cluster share their clocks; they are one `party`, a number that grows from cluster to cluster; what
 they know of others is `across`.
 
@@ -81,6 +82,7 @@ class GlobalShadow:
             count = 16 << _PAGE
         self._used = 1
         self.write_, self.read_, self.former = (_Entry(count) for _ in range(3))
+        self.atomics: tuple[_Entry, _Entry] | None = None  # once there are some
         self._records: dict[int, int] = {}
         self._insts: list[Inst | None] = []
 
@@ -102,7 +104,7 @@ class GlobalShadow:
             self._pages[new] = np.arange(self._used, self._used + len(new))
             self._used += len(new)
             while self._used << _PAGE > len(self.write_.party):
-                for entry in (self.write_, self.read_, self.former):
+                for entry in (self.write_, self.read_, self.former, *(self.atomics or ())):
                     entry.grow(2 * len(entry.party))
             found = self._pages.take(pages)
         at: Ints = found << _PAGE | granules & (1 << _PAGE) - 1
@@ -111,7 +113,8 @@ class GlobalShadow:
     def read(self, by: Actors, granules: Ints, find: Find) -> None:
         """Actor i reads `granules[i]` (actors, k); `find` names a granule."""
         at = self._entries(granules)
-        self._check(self.write_, by, (at, granules), None, find)
+        for entry in (self.write_, *(self.atomics or ())):
+            self._check(entry, by, (at, granules), None, find)
         actors = by.columns(at.shape)
         kept = self._late(self.read_, by, at)
         if kept is not None and kept.any():
@@ -125,18 +128,38 @@ class GlobalShadow:
 
     def _keep(self, at: Ints) -> None:
         """The last reads become the former ones."""
-        for name in ("party", "actor", "time", "record"):
-            getattr(self.former, name)[at] = getattr(self.read_, name)[at]
+        _copy(self.read_, self.former, at)
 
     def write(self, by: Actors, granules: Ints, same: Same, find: Find) -> bool:
         """Actor i writes `granules[i]` (actors, k). Gives whether several write one granule."""
         at = self._entries(granules)
-        for entry in (self.write_, self.read_, self.former):
+        for entry in (self.write_, self.read_, self.former, *(self.atomics or ())):
             self._check(entry, by, (at, granules), same, find)
         actors, clocks = by.columns(at.shape), by.order.clocks
         time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
         self.write_.put(at, clocks.party, actors, time, record)
         return bool((self.write_.actor.take(at) != actors).any())
+
+    def atomic(self, by: Actors, granules: Ints, find: Find) -> None:
+        """Actor i changes `granules[i]` (actors, k) by an atomic."""
+        at = self._entries(granules)
+        for entry in (self.write_, self.read_, self.former):
+            self._check(entry, by, (at, granules), _never, find)
+        if self.atomics is None:
+            count = len(self.write_.party)
+            self.atomics = _Entry(count), _Entry(count)
+        last, former = self.atomics
+        actors, clocks = by.columns(at.shape), by.order.clocks
+        time, record = clocks.tick(by.active.inst), self._record(by.active.inst)
+        other = (last.party.take(at) != 0) & (
+            (last.actor.take(at) != actors) | (last.party.take(at) != clocks.party)
+        )
+        if other.any():
+            _copy(last, former, at[other])
+        last.put(at, clocks.party, actors, time, record)
+        lost = last.actor.take(at) != actors
+        if lost.any():
+            former.put(at[lost], clocks.party, actors[lost], time, record)
 
     def _late(self, entry: _Entry, by: Actors, at: Ints) -> NDArray[np.bool_] | None:
         """Which of the entries are not ordered before what `by` do now; None: no entries."""
@@ -156,10 +179,10 @@ class GlobalShadow:
         if late is None or not late.any():
             return
         if same is not None:
-            late &= ~same()[:, None]
+            late &= ~np.atleast_1d(same())[:, None]
         who = np.broadcast_to(by.team.rows[:, None], late.shape)[late]
         at, granules = (p[late] for p in places)
-        clocks, wrote = by.order.clocks, entry is self.write_
+        clocks, wrote = by.order.clocks, entry not in (self.read_, self.former)
         found = []
         for i in few(entry.record[at]).tolist():
             g = int(at[i])
@@ -179,4 +202,15 @@ class GlobalShadow:
         if self._pages is not None:
             entries = self._pages.take(granules >> _PAGE) << _PAGE | granules & (1 << _PAGE) - 1
         written: NDArray[np.bool_] = self.write_.party.take(entries) != 0
+        if self.atomics is not None:
+            written |= self.atomics[0].party.take(entries) != 0
         return written
+
+
+def _never() -> NDArray[np.bool_]:
+    return np.zeros(1, np.bool_)
+
+
+def _copy(entry: _Entry, to: _Entry, at: Ints) -> None:
+    for name in ("party", "actor", "time", "record"):
+        getattr(to, name)[at] = getattr(entry, name)[at]

@@ -130,7 +130,7 @@ class BlockMemory:
     def atomic(self, active: Threads, at: Ints, value: Any, kind: str, space: str) -> Any:
         """LLVM's atomicrmw `kind`, of one thread after the other."""
         regions = self._own if space == "shared" else self.globals.regions(active, at)
-        return self._atomics(active, regions, at, value, COMBINED[kind])
+        return self._atomics(active, regions, at, value, COMBINED[kind], kind == "xchg")
 
     def _atomics(
         self,
@@ -139,12 +139,16 @@ class BlockMemory:
         at: Ints,
         value: Any,
         combined: Callable[[Any, Any], Any],
+        blind: bool = False,
     ) -> Any:
         """What each thread has found, one after the other. Atomics never conflict with one
         another."""
         before, size = np.zeros_like(value), value.dtype.itemsize
         across = self.order.clocks.across
+        by = self._threads(active)
         for region, mine, pick in self._inside(regions, active, at, size, size):
+            if region.shadow is not None:
+                region.note_atomic(by.part(pick), mine, size, blind)
             for i in range(len(mine)):
                 place, n = mine[i : i + 1], i if pick is None else int(pick[i])
                 before[n] = region.storage.gather(place, size).view(value.dtype)[0, 0]

@@ -84,6 +84,10 @@ class Region(ABC):
     def note_write(self, by: Actors, at: Ints, size: int, same: Same) -> bool:
         """The same of a write. Gives whether several write to one place."""
 
+    @abstractmethod
+    def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:
+        """The same of atomics, one of each thread; `blind`: they do not look at what was there."""
+
 
 class SharedMemory(Region):
     """The shared memory of one block, of `size` bytes: noise until it is written. `granule`: the
@@ -145,6 +149,10 @@ class SharedMemory(Region):
             self.shadow.engine_write(by, self._cover(at, size))
             return False
         return self.shadow.write(by, self._granules(at, size), same)
+
+    def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:
+        assert self.shadow is not None
+        self.shadow.atomic(by, self._granules(at, size), blind)
 
     def _granules(self, at: Ints, size: int) -> Ints:
         """(n, k): the granules of the `size` bytes at each offset."""
@@ -233,6 +241,11 @@ class TensorMemory(Region):
         each, granules = self._noted(by, at, size)
         every = (lambda: np.array([same().all()])) if isinstance(by.engines, int) else same
         return self.shadow.write(each, granules, every, self.name_granule)
+
+    def note_atomic(self, by: Actors, at: Ints, size: int, blind: bool) -> None:
+        assert self.shadow is not None
+        by, granules = self._noted(by, at, size)
+        self.shadow.atomic(by, granules, self.name_granule)
 
     def _noted(self, by: Actors, at: Ints, size: int) -> tuple[Actors, Ints]:
         """Who acts, and (actors, k) the granules: an engine that all threads start counts as that

@@ -93,6 +93,8 @@ class Shadow:
         self._reads = _Reads(4, self.count, clocks.mask_type)
         self._older: _Reads | None = None
         self._shared: dict[int, tuple[Ints, Ints]] = {}  # time -> granules, actors
+        # Times and actors of the last atomics, and of those before them by others.
+        self._atomics: list[tuple[Times, Ints]] = []
 
     # --- accesses of threads ---
 
@@ -104,6 +106,9 @@ class Shadow:
         start = (team.rows * clocks.width)[:, None]
         behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
         bad = behind <= wrote
+        if self._atomics:
+            bad &= self._is_written(granules)
+            self._against_atomics(by, granules, None)
         if bad.any():
             self._report_after_writes(by, granules, bad, write=False)
         self._note_reads(team, granules, time, team.bits[:, None])
@@ -116,6 +121,9 @@ class Shadow:
         warp = np.searchsorted(team.members, team.warps)[:, None]
         wrote = self.w_time.take(granules)
         bad = behind[warp, self.w_actor.take(granules)] <= wrote
+        if self._atomics:
+            bad &= self._is_written(granules)
+            self._against_atomics(by, granules, None)
         if bad.any():
             # A thread always has its own writes behind it; that of the others must be looked up.
             self._report_after_writes(by, granules, bad, write=False)
@@ -135,6 +143,8 @@ class Shadow:
             self._report_after_writes(by, granules, bad, write=True)
         if self.slots:
             self._against_reads(by, granules, same)
+        if self._atomics:
+            self._against_atomics(by, granules, same)
         actors = by.columns(granules.shape)
         self.w_actor[granules] = actors
         self.w_time[granules] = time
@@ -148,6 +158,30 @@ class Shadow:
         self._shared[time] = granules[several], actors[several]
         return True
 
+    def atomic(self, by: Actors, granules: Ints, blind: bool) -> None:
+        """Thread i of the team changes `granules[i]` (lanes, k) by an atomic; `blind`: whatever
+        was there."""
+        clocks, team = self.clocks, by.team
+        time = clocks.tick(by.active.inst)
+        wrote, start = self.w_time.take(granules), (team.rows * clocks.width)[:, None]
+        behind = clocks.seen.ravel().take(start + self.w_actor.take(granules))
+        if not self._atomics:
+            nobody = np.full(self.count, clocks.nobody)
+            self._atomics = [(np.zeros(self.count, np.int32), nobody.copy()) for _ in range(2)]
+        (times, actors), (former, others) = self._atomics
+        bad = (behind <= wrote) & ((wrote > 0) | ((times.take(granules) == 0) & (not blind)))
+        if bad.any():
+            self._report_after_writes(by, granules, bad, write=not blind and bool(wrote[bad].all()))
+        if self.slots:
+            self._against_reads(by, granules, lambda: np.zeros(1, np.bool_))
+        mine = by.columns(granules.shape)
+        other = actors.take(granules) != mine
+        former[granules[other]] = times[granules[other]]
+        others[granules[other]] = actors[granules[other]]
+        times[granules], actors[granules] = time, mine
+        lost = actors.take(granules) != mine
+        former[granules[lost]], others[granules[lost]] = time, mine[lost]
+
     # --- accesses of engines ---
 
     def engine_read(self, by: Actors, granules: Granules) -> None:
@@ -156,6 +190,9 @@ class Shadow:
         time = self.clocks.tick(by.active.inst)
         wrote, relied = self.w_time[granules], self._relied(by.team)
         bad = relied.take(self.w_actor[granules]) <= wrote
+        if self._atomics:
+            bad &= self._is_written(granules)
+            self._engine_against_atomics(by, granules, write=False)
         if bad.any():
             self._report_engine(by, self._numbers(granules)[bad], write=False)
         slot = self._slot(True, by.engines)  # may make room in the table
@@ -168,6 +205,7 @@ class Shadow:
         bad = relied.take(self.w_actor[granules]) < self.w_time[granules]
         if self.slots:
             self._engine_against_reads(by, granules)
+        self._engine_against_atomics(by, granules, write=True)
         if bad.any():
             self._report_engine(by, self._numbers(granules)[bad], write=True)
         self.w_time[granules] = time
@@ -230,6 +268,47 @@ class Shadow:
         reads[at] = np.where(stale, time, np.minimum(reads[at], time))
 
     # --- checks ---
+
+    def _is_written(self, granules: Granules) -> NDArray[np.bool_]:
+        """Where a plain write came before, or nothing: not what atomics alone have written."""
+        written: NDArray[np.bool_] = self.w_time[granules] > 0
+        written |= self._atomics[0][0][granules] == 0
+        return written
+
+    def _engine_against_atomics(self, by: Actors, granules: Granules, write: bool) -> None:
+        relied, found = self._relied(by.team), []
+        everyone = tuple(by.team.rows.tolist())
+        for times, actors in self._atomics:
+            last, who = times[granules], actors[granules]
+            late = (relied.take(who) <= last) & (last > self.w_time[granules])
+            for i in np.flatnonzero(late)[few(last[late])].tolist():
+                granule, before = int(self._numbers(granules)[i]), self.clocks.log[int(last[i])]
+                actor = int(who[i])
+                found.append(
+                    Conflict("data race", granule, everyone, actor, before, write, True, True)
+                )
+        if found:
+            self.report(by.active, found)
+
+    def _against_atomics(self, by: Actors, granules: Ints, same: Same | None) -> None:
+        """A read, or a write (`same`), that is not ordered behind the atomics since the last
+        write."""
+        clocks, rows = self.clocks, by.team.rows
+        found: list[Conflict] = []
+        for times, actors in self._atomics:
+            last, who = times.take(granules), actors.take(granules)
+            behind = clocks.seen.ravel().take((rows * clocks.width)[:, None] + who)
+            late = (behind <= last) & (last > self.w_time.take(granules))
+            if same is not None and late.any():
+                late &= ~same()[:, None]
+            lane, k = np.nonzero(late)
+            for i in few(last[late]).tolist():
+                row, granule = int(rows[lane[i]]), int(granules[lane[i], k[i]])
+                actor, before = int(who[lane[i], k[i]]), clocks.log[int(last[lane[i], k[i]])]
+                write = same is not None
+                found.append(Conflict("data race", granule, (row,), actor, before, write, True))
+        if found:
+            self.report(by.active, found)
 
     def _relied(self, issuers: ClockRows) -> Times:
         """By column: what an engine that all issuers start may rely on."""
