@@ -277,7 +277,11 @@ MISTAKES = {
         "T.cast(T.call_extern('int32', 'foreign', 1), 'float32')",
         "this code is refused: ",
     ),
-    "pointers": (LLVM, "T.call_extern('int32', 'sum', 1)", "sum has to do with ptr: i32 sum"),
+    "pointers": (
+        LLVM,
+        "T.call_extern('int32', 'sum', 1)",
+        "argument 0 of sum is the int 1, no place",
+    ),
     "count": (
         LLVM,
         "T.call_extern('float32', 'poly', 1.0)",
@@ -319,3 +323,137 @@ def test_mistakes_have_their_line(mistake, tmp_path, monkeypatch):
         with pytest.raises(tilec.CompileError, match=message) as found:
             __import__(name).f.compile(np.zeros(64, "f4"), target=target)
         assert found.value.loc.line == 11
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+PLACES = """
+define void @unpack(ptr %src, ptr %dst, i32 %less) {
+entry:
+  br label %loop
+loop:
+  %i = phi i32 [ 0, %entry ], [ %next, %loop ]
+  %byte = lshr i32 %i, 1
+  %at = getelementptr i8, ptr %src, i32 %byte
+  %b = load i8, ptr %at
+  %odd = and i32 %i, 1
+  %bits = mul i32 %odd, 4
+  %shift = trunc i32 %bits to i8
+  %moved = lshr i8 %b, %shift
+  %nibble = and i8 %moved, 15
+  %wide = zext i8 %nibble to i32
+  %x = sub i32 %wide, %less
+  %f = sitofp i32 %x to half
+  %to = getelementptr half, ptr %dst, i32 %i
+  store half %f, ptr %to
+  %next = add i32 %i, 1
+  %more = icmp slt i32 %next, 8
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+define float @accumulate(ptr %x, ptr %total) {
+  %a = load float, ptr %x
+  %q = getelementptr float, ptr %x, i32 1
+  %b = load float, ptr %q
+  %old = load float, ptr %total
+  %s = fadd float %a, %b
+  %new = fadd float %old, %s
+  store float %new, ptr %total
+  ret float %s
+}
+"""
+
+
+def unpack(src, dst, less):
+    for n in range(8):
+        dst[n] = (src[n // 2].view("u1") >> np.uint8(4 * (n % 2)) & 15).astype("i4") - less
+
+
+def accumulate(x, total):
+    total[0] += x[0] + x[1]
+    return x[0] + x[1]
+
+
+def with_places(evaluated):
+    first = unpack if evaluated else None
+    second = accumulate if evaluated else None
+
+    @tilec.kernel
+    def kernel(
+        P: T.Tensor((70, 4), "int8"),
+        H: T.Tensor((70, 8), "float16"),
+        X: T.Tensor((70, 8), "float32"),
+        S: T.Tensor((70, 2), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(70, 32), threads=32) as bx:
+            T.import_source(PLACES)
+            row = bx * 32 + T.get_thread_binding()
+            packed = T.alloc_local((4,), "int8")
+            out = T.alloc_local((8,), "float16")
+            total = T.alloc_local((1,), "float32")
+            if row < 70:
+                for v in T.vectorized(4):
+                    packed[v] = P[row, v]
+                T.call_extern(
+                    "handle", "unpack", T.access_ptr(packed, "r"), T.access_ptr(out, "w"), 8,
+                    evaluate=first,
+                )  # fmt: skip
+                for v in T.vectorized(8):
+                    H[row, v] = out[v]
+                total[0] = 1.0
+                for k in T.serial(4):
+                    found = T.call_extern(
+                        "float32", "accumulate", T.access_ptr(X[row, 2 * k], "r", 2), total,
+                        evaluate=second,
+                    )  # fmt: skip
+                    S[row, 0] = found
+                S[row, 1] = total[0]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ("cpu", *GPUS))
+def test_places(target, rng):
+    P = rng.integers(-128, 128, (70, 4), dtype=np.int8)
+    X = rng.integers(-9, 10, (70, 8)).astype("f4")
+    nibbles = np.stack([P.view("u1") & 15, P.view("u1") >> 4], -1).reshape(70, 8)
+    for optimised in (False, True):
+        H, S = np.zeros((70, 8), "f2"), np.zeros((70, 2), "f4")
+        if target == "cpu":
+            with_places(False)(P, H, X, S)
+        else:
+            kernel = with_places(not optimised)
+            report = tilec.simulate(kernel, P, H, X, S, target=target, optimised=optimised)
+            assert report.ok, report
+            made = kernel.compile(P, H, X, S, target=target)
+            assert "@accumulate" not in made.stages["llvm-opt"]
+        assert np.array_equal(H, nibbles.astype("f2") - 8)
+        assert np.array_equal(S[:, 0], X[:, 6] + X[:, 7])
+        assert np.array_equal(S[:, 1], X.sum(1) + 1)
+
+
+@pytest.mark.gpu
+def test_places_on_a_gpu(torch, rng):
+    from test_words_gpu import launch
+
+    P = rng.integers(-128, 128, (70, 4), dtype=np.int8)
+    X = rng.integers(-9, 10, (70, 8)).astype("f4")
+    H, S = np.zeros((70, 8), "f2"), np.zeros((70, 2), "f4")
+    want = H.copy(), S.copy()
+    launch(torch, with_places(False), P, H, X, S)
+    with_places(False)(P, want[0], X, want[1])
+    assert np.array_equal(H, want[0]) and np.array_equal(S, want[1])
+
+
+def test_a_place_has_so_many_elements():
+    @tilec.kernel
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            T.import_source(PLACES)
+            total = T.alloc_local((1,), "float32")
+            T.clear(total)
+            A[0] = T.call_extern("float32", "accumulate", T.address_of(A[0]), total)
+
+    with pytest.raises(tilec.CompileError, match="argument 0 of accumulate is a place of … elem"):
+        kernel.compile(np.zeros(64, "f4"), target="cpu")

@@ -8,7 +8,7 @@ from tilec.builtins.annotations import only_inside
 
 def import_source(source: Any = None) -> None:
     """Make known the functions of a source text, LLVM IR or PTX, which `call_extern` calls: those
-    of numbers (no pointers and vectors) that give a number or nothing.
+    that take numbers (in LLVM IR also places in memory, `ptr`) and give a number or nothing.
 
     CUDA C++ is not compiled: of its functions those work that are tilec's own (the decode functions
     of TileLang's examples). Raises CompileError for a source of which that is true of none.
@@ -27,7 +27,10 @@ def call_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     ("tirx.exp") and LLVM ("llvm.exp2.f32"): each is tilec's word for it. An imported one is taken
     for a function of its arguments alone, unless it gives nothing. `evaluate`: what an imported one
     computes, a function of NumPy arrays, one for each argument: without it the simulator cannot run
-    it. Raises CompileError for other names, for the wrong number of arguments, and for dtypes that
+    it. A `ptr` is given a copy of the elements from a place on, as many as
+    `T.access_ptr(x[i], "r", 4)` says, else those of an on-chip buffer; what it has written there
+    ("w": all of it, "rw") is stored after the call. For `evaluate` that is an array with a row for
+    each element, to be changed. Raises CompileError for other names, for the wrong number of arguments, and for dtypes that
     are not the function's.
     """
     only_inside("call_extern")

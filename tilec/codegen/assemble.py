@@ -293,18 +293,24 @@ def _linked(llvm_text: str, machine: Any) -> Any:
     for m in (module, *others):
         m.triple = machine.triple
         m.data_layout = str(machine.target_data)
+    given: list[str] = []
+    called: set[str] = set()
     for other in others:
-        names = [f.name for f in other.functions if not f.is_declaration]
+        given += [f.name for f in other.functions if not f.is_declaration]
+        called.update(f.name for f in other.functions if f.is_declaration)
         try:
             other.verify()
             module.link_in(other)
         except RuntimeError as e:
             raise InternalError(f"LLVM cannot link the functions: {e}".rstrip()) from e
-        for name in names:
-            function = module.get_function(name)
-            function.linkage = "internal"
-            if not any(b"noinline" in attributes for attributes in function.attributes):
-                function.add_function_attribute("alwaysinline")
+    for name in sorted(called - {*given}):
+        if not name.startswith("llvm."):
+            raise InternalError(f"the functions call {name}, which none of them defines")
+    for name in given:
+        function = module.get_function(name)
+        function.linkage = "internal"
+        if not any(b"noinline" in attributes for attributes in function.attributes):
+            function.add_function_attribute("alwaysinline")
     return module
 
 

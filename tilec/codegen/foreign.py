@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilec.codegen.casts import memory_type
 from tilec.ir.core import Block, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.extern_source import Signature, signatures, without_header
@@ -17,7 +18,7 @@ from tilec.ir.instr.semantics import Semantics
 from tilec.ir.llvm import Function, Val
 from tilec.ir.ops import Asm, AsmEffect, Extern, ExternEffect
 from tilec.ir.semantics import np, numpy_dtype
-from tilec.ir.types import DType
+from tilec.ir.types import DTYPES, DType
 from tilec.target import Target
 
 Foreign = Asm | AsmEffect | Extern | ExternEffect
@@ -83,11 +84,85 @@ def _call(
                 "give it as LLVM IR, which all targets take",
             )
         return _call_ptx(f, o, signature, args, types)
+    if isinstance(o, Extern) and any(o.counts):
+        return _call_by_value(f, o, args, types)
     given = [_as(f, x, p.type) for x, p in zip(args, signature.parameters)]
     gives = signature.result.type if signature.result else "void"
     semantics = _semantics(o, [gives] if signature.result else [])
     made = f.call(gives, o.name, given, instr=f"extern.{o.name}", semantics=semantics)
     return [_as(f, made, t) for t in types[:1] if made is not None]
+
+
+def _call_by_value(f: Function, o: Extern, args: Sequence[Val], types: Sequence[str]) -> list[Val]:
+    """Through a function that is given the elements at each place, and gives them back."""
+    taken, gives = [_MEMORY[v.dtype.short] for v in o.args], [_MEMORY[t.short] for t in o.types]
+    given = [_as(f, x, t) for x, t in zip(args, taken)]
+    result = "void" if not gives else gives[0] if len(gives) == 1 else _struct(gives)
+    name = _by_value(o)
+    made = f.call(result, name, given, instr=name, semantics=_semantics(o, gives))
+    if made is None:
+        return []
+    if len(gives) == 1:
+        return [_as(f, made, types[0])]
+    return [_as(f, f.extract_value(made, n, t), types[n]) for n, t in enumerate(gives)]
+
+
+def _struct(types: Sequence[str]) -> str:
+    return "{ " + ", ".join(types) + " }"
+
+
+def _by_value(o: Extern) -> str:
+    shape = "".join(f".{n}{'w' * (k in o.written)}" for k, n in enumerate(o.counts))
+    kinds = ".".join(dict.fromkeys(v.dtype.short for v in o.args))
+    return f"{o.name}.values{shape}.{kinds}"
+
+
+def _wrapper(o: Extern, stack_space: int) -> str:
+    """The function by which `o` is called, as LLVM IR: LLVM takes its memory away again."""
+    signature = signatures(o.source)[o.name]
+    taken = [_MEMORY[v.dtype.short] for v in o.args]
+    gives = [_MEMORY[t.short] for t in o.types]
+    result = "void" if not gives else gives[0] if len(gives) == 1 else _struct(gives)
+    lines: list[str] = []
+    passed: list[str] = []
+    space = f", addrspace({stack_space})" if stack_space else ""
+    for k, (first, n) in enumerate(zip(o.firsts, o.counts)):
+        type = taken[first]
+        if not n:
+            passed.append(f"{signature.parameters[k].type} %a{first}")
+            continue
+        lines.append(f"%m{k} = alloca [{n} x {type}], align 16{space}")
+        if stack_space:
+            lines.append(f"%p{k} = addrspacecast ptr addrspace({stack_space}) %m{k} to ptr")
+        place = f"%p{k}" if stack_space else f"%m{k}"
+        for e in range(n):
+            lines.append(f"%e{k}.{e} = getelementptr {type}, ptr {place}, i64 {e}")
+            lines.append(f"store {type} %a{first + e}, ptr %e{k}.{e}")
+        passed.append(f"ptr {place}")
+    own = signature.result.type if signature.result else "void"
+    assigned = "%r = " if signature.result else ""
+    lines.append(f"{assigned}call {own} @{o.name}({', '.join(passed)})")
+    values = ["%r"] if signature.result else []
+    for k in o.written:
+        for e in range(o.counts[k]):
+            lines.append(f"%v{k}.{e} = load {taken[o.firsts[k]]}, ptr %e{k}.{e}")
+            values.append(f"%v{k}.{e}")
+    whole = "poison"
+    for n, (type, value) in enumerate(zip(gives, values)):
+        if len(gives) > 1:
+            lines.append(f"%s{n} = insertvalue {result} {whole}, {type} {value}, {n}")
+            whole = f"%s{n}"
+    ends = f"{result} {whole if len(gives) > 1 else values[0]}" if gives else "void"
+    declared = ", ".join(p.type for p in signature.parameters)
+    parameters = ", ".join(f"{t} %a{n}" for n, t in enumerate(taken))
+    body = "\n  ".join([*lines, f"ret {ends}"])
+    return (
+        f"declare {own} @{o.name}({declared})\n"
+        f"define {result} @{_by_value(o)}({parameters}) {{\n  {body}\n}}"
+    )
+
+
+_MEMORY = {d.short: memory_type(d) for d in DTYPES.values() if d.bits >= 8}
 
 
 def _as(f: Function, x: Val, type: str) -> Val:
@@ -146,11 +221,14 @@ def _kind(type: str) -> str:
     return {"float": "f", "double": "d", "i32": "r", "i64": "l"}.get(type, "h")
 
 
-def sources(block: Block) -> str:
+def sources(block: Block, stack_space: int = 0) -> str:
     """What stands behind the module's text: the functions that a kernel calls."""
-    found = {
-        (o.language, o.source): None for o in walk(block) if isinstance(o, Extern | ExternEffect)
-    }
+    found: dict[tuple[str, str], None] = {}
+    for o in walk(block):
+        if isinstance(o, Extern | ExternEffect):
+            found[o.language, o.source] = None
+            if isinstance(o, Extern) and any(o.counts):
+                found["llvm", _wrapper(o, stack_space)] = None
     return "".join(f"; === {language} ===\n{source}\n" for language, source in found)
 
 

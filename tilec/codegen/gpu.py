@@ -168,7 +168,7 @@ class Emitter(Buffers):
             lines.append(f"!llvm.module.flags = !{{{numbers}}}")
         if debug:
             lines += [debug.text(), f"!llvm.dbg.cu = !{{!{debug.compile_unit}}}"]
-        return "\n".join(lines) + "\n" + sources(self.func.body)
+        return "\n".join(lines) + "\n" + sources(self.func.body, self.stack_space)
 
     def block(self, block: Block) -> None:
         """Print the ops of a region."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +10,24 @@ from typing import Any
 from tilec import language as T
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend import decoders
+from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
-from tilec.frontend.builtins_pointers import place_of
+from tilec.frontend.builtins_pointers import moved, place_of
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.extern_names import Known, known, names
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.values import Lanes, Literal, Number, Scalar, describe
+from tilec.frontend.values import Address, Lanes, Literal, Number, Region, Scalar, describe
 from tilec.ir.errors import did_you_mean
-from tilec.ir.extern_source import Signature, language_of, signatures
+from tilec.ir.extern_source import Parameter, Signature, language_of, signatures
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Barrier, Bitcast, Extern, ExternEffect, Fma, WarpSync
 from tilec.ir.ops.scalar import BINARY_KINDS, UNARY_KINDS
-from tilec.ir.types import DType
+from tilec.ir.types import BOOL, DType
 
 _WORDS = "write a T.macro in tilec's words: arithmetic, T.reinterpret, T.exp, …"
+_MOST_AT_A_PLACE = 256
 _NOTHING = ("handle", "void", "")
 _CPP_FUNCTION = re.compile(r"__device__[^;{}()]*?\b(\w+)\s*\(")
 _CPP = re.compile(r"__device__|__global__|__forceinline__|#\s*include|template\s*<|\bnamespace\b")
@@ -155,10 +158,11 @@ def _imported(
 def _one_imported(
     t: Expressions, c: Call, s: Signature, wanted: object, given: Sequence[object]
 ) -> Any:
-    odd = next((p.type for p in (*s.parameters, *filter(None, [s.result])) if not p.dtypes), None)
+    used = (*s.parameters, *filter(None, [s.result]))
+    odd = next((p for p in used if not p.dtypes and not _is_place(s, p)), None)
     if odd is not None:
-        hint = "functions take and give numbers: load what they read, store what they give"
-        raise t.error(f"{s.name} has to do with {odd}: {s}", hint)
+        hint = "functions take numbers, and those of LLVM IR ptr; they give a number or nothing"
+        raise t.error(f"{s.name} has to do with {odd.type}: {s}", hint)
     if len(given) != len(s.parameters):
         raise t.error(
             f"{s.name} takes {len(s.parameters)} arguments, {len(given)} were given: {s}",
@@ -170,21 +174,72 @@ def _one_imported(
         shown = wanted.name if isinstance(wanted, DType | VectorDType) else "void"
         hint = f'write "{dtypes[0].name if dtypes else "void"}"'
         raise t.error(f"T.{c.builtin} says {shown}, {s.name} gives {gives}: {s}", hint)
-    values = []
-    for a, p in zip(given, s.parameters):
+    values: list[Scalar] = []
+    places: list[list[Region]] = []
+    for n, (a, p) in enumerate(zip(given, s.parameters)):
+        if _is_place(s, p):
+            places.append(_elements(t, c, s, n, a))
+            reads = not isinstance(a, Address) or a.access != "w"
+            values += [
+                t.load(e) if reads else t.constant(0, e.buffer.type.dtype) for e in places[-1]
+            ]
+            continue
+        places.append([])
         x = t.number(a, f"an argument of {s.name}")
         if isinstance(x, Scalar) and x.dtype not in p.dtypes:
             message = f"{s.name} takes {p.type}, this is {describe(x)}: {s}"
             raise t.error(message, f"cast it: T.{p.dtypes[0].name}(x)")
         values.append(x if isinstance(x, Scalar) else t.constant(x, _of_literal(x, p.dtypes)))
-    if s.result is None:
-        of_threads(t, c)
-    types = (wanted,) if s.result else ()
-    op = Extern if s.result else ExternEffect
     arguments = tuple(x.value for x in values)
-    source = t.imported[s.name]
-    made = t.emit(op, s.name, s.language, source, arguments, types, meaning(t, c))
-    return t.scalar(made.result) if s.result else None
+    function = s.name, s.language, t.imported[s.name], arguments
+    if s.result is None and not any(places):
+        of_threads(t, c)
+        t.emit(ExternEffect, *function, (), meaning(t, c))
+        return None
+    written = tuple(
+        n
+        for n, (a, elements) in enumerate(zip(given, places))
+        if elements and not (isinstance(a, Address) and a.access == "r")
+    )
+    back = [e for n in written for e in places[n]]
+    types = (*((wanted,) if s.result else ()), *(e.buffer.type.dtype for e in back))
+    counts = tuple(map(len, places))
+    made = t.emit(Extern, *function, types, counts, written, meaning(t, c))
+    results = [t.scalar(r) for r in made.results]
+    for element, value in zip(back, results[len(types) - len(back) :]):
+        t.store(element, value)
+    return results[0] if s.result else None
+
+
+def _is_place(s: Signature, p: Parameter) -> bool:
+    return s.language == "llvm" and p.type == "ptr"
+
+
+def _elements(t: Expressions, c: Call, s: Signature, n: int, given: object) -> list[Region]:
+    """What lies at a place: as many elements as are said, else those of an on-chip buffer from
+    there on."""
+    first = place_of(t, given, f"argument {n} of {s.name}", c.node)
+    buffer = first.buffer
+    dtype = buffer.type.dtype
+    if dtype.bits < 8 or dtype is BOOL:
+        message = f"argument {n} of {s.name} is in {describe(buffer)}"
+        raise t.error(message, "use elements of a number's dtype, of a byte or more")
+    said = given.extent if isinstance(given, Address) else None
+    count = None if said is None else static_int(said)
+    if said is None and not buffer.is_global:
+        offsets = [static_int(x) for x in first.offsets]
+        at = 0
+        for offset, extent in zip(offsets, buffer.type.static_shape):
+            at = at * extent + (offset or 0)
+        count = None if None in offsets else math.prod(buffer.type.static_shape) - at
+    if count is None or not 1 <= count <= _MOST_AT_A_PLACE:
+        found = "…" if count is None else str(count)
+        raise t.error(
+            f"argument {n} of {s.name} is a place of {found} elements: their number must be known, "
+            f"at most {_MOST_AT_A_PLACE}",
+            'say it: T.access_ptr(x[i], "r", 4), or "w", or "rw"',
+        )
+    return [moved(t, first, e, count) for e in range(count)]
 
 
 def _of_literal(x: Literal, dtypes: Sequence[DType]) -> DType:

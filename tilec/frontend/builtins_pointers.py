@@ -5,13 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Address, Buffer, Lanes, Number, Region, Scalar, describe
+from tilec.frontend.values import (
+    Address,
+    Buffer,
+    Lanes,
+    Number,
+    Region,
+    Scalar,
+    describe,
+    is_number,
+)
 from tilec.ir.ops import Bitcast
 from tilec.ir.types import UINT32, DType, find_dtype
 
@@ -67,7 +77,13 @@ def address(
 @builtin(T.access_ptr)
 def access_ptr(t: Expressions, c: Call) -> Address:
     base = c["base"].element if isinstance(c["base"], Address) else c["base"]
-    return address(t, base, c["offset"], c.place("base"), "base of T.access_ptr")
+    found = address(t, base, c["offset"], c.place("base"), "base of T.access_ptr")
+    access = {1: "r", 2: "w"}.get(c["access_type"], c["access_type"])
+    extent = c["extents"][-1] if c["extents"] else c["extent"]
+    if access not in ("r", "w") and (extent is None or len(c["extents"]) > 1):
+        return found
+    known = extent if len(c["extents"]) <= 1 and is_number(extent) else None
+    return replace(found, access=access if access in ("r", "w") else "rw", extent=known)
 
 
 @builtin(T.make_tensor)

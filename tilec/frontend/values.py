@@ -109,9 +109,12 @@ class Tile:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Address:
-    """The address of an element, for builtins that take places in memory."""
+    """The address of an element, for builtins that take places in memory. `access`: "r", "w" or
+    "rw", and `extent`: how many elements from there on, where that is said."""
 
     element: Region
+    access: str = "rw"
+    extent: Number | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilec.ir.core import Effect, Op, Value, op
 from tilec.ir.errors import CompileError
-from tilec.ir.semantics import Array, array
+from tilec.ir.semantics import Array, array, np
 from tilec.ir.types import DType, ScalarType, Type
 
 
@@ -80,20 +80,43 @@ class AsmEffect(_Foreign):
 
 @op("extern", pure=True)
 class Extern(_Foreign):
-    """A call of function `name`, numbers to at most one number, which stands in `source`: in
-    `language` "llvm" or "ptx"."""
+    """A call of function `name`, which stands in `source`: in `language` "llvm" or "ptx". `counts`
+    has for each parameter 0, a number, or how many elements lie at the place that it points to:
+    their values are among `args`. Results: what it gives, if anything, and the elements of the
+    places that it has `written`, by the number of the parameter."""
 
     name: str
     language: str
     source: str
     args: tuple[Value, ...]
     types: tuple[DType, ...]
+    counts: tuple[int, ...]
+    written: tuple[int, ...]
     meaning: object
+
+    @property
+    def firsts(self) -> list[int]:
+        """Where the values of each parameter begin among `args`."""
+        return [sum(max(1, n) for n in self.counts[:k]) for k in range(len(self.counts))]
+
+    def evaluate(self, args: Sequence[Array]) -> Any:
+        """A place is an array with a row for each element, which the function changes."""
+        if not any(self.counts) or not isinstance(self.meaning, Meaning):
+            return super().evaluate(args)
+        given = [
+            np.stack(np.broadcast_arrays(*args[k : k + n])).copy() if n else args[k]
+            for k, n in zip(self.firsts, self.counts)
+        ]
+        result = self.meaning.function(*given)
+        rows = [row for k in self.written for row in given[k]]
+        returned = [result] if len(rows) < len(self.types) else []
+        made = tuple(array(x, t) for x, t in zip((*returned, *rows), self.types))
+        return made[0] if len(made) == 1 else made
 
 
 @op("extern_effect", effects=(Effect("output"),))
 class ExternEffect(_Foreign):
-    """`extern` that does something besides."""
+    """A call of a function of numbers that gives nothing, and does something."""
 
     name: str
     language: str
