@@ -30,8 +30,10 @@ def call_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     it. A `ptr` is given a copy of the elements from a place on, as many as
     `T.access_ptr(x[i], "r", 4)` says, else those of an on-chip buffer; what it has written there
     ("w": all of it, "rw") is stored after the call. For `evaluate` that is an array with a row for
-    each element, to be changed. Raises CompileError for other names, for the wrong number of arguments, and for dtypes that
-    are not the function's.
+    each element, to be changed.
+
+    Raises CompileError for other names, for the wrong number of arguments, and for dtypes that are
+    not the function's.
     """
     only_inside("call_extern")
 
