@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics
+from tilec.codegen.assemble import Assembled, _parse, assemble, check_intrinsics, parted
 from tilec.jit import attempts
 from tilec.jit.choose import Choices
 from tilec.jit.compiled import CompiledKernel
@@ -137,5 +137,5 @@ def _verified(text: str, target: Target) -> Assembled:
     if target.kind == "cpu":
         return assemble(text, target)
     check_intrinsics(text, target)
-    _parse(text).verify()
+    _parse(parted(text)[0], None).verify()
     return Assembled(text, target, binary=b"none")

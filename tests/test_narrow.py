@@ -335,6 +335,29 @@ def test_roundings_of_scales_are_those_of_torch() -> None:
     np.testing.assert_array_equal(C, B.astype(np.float32))
 
 
+def test_strides_count_elements(rng: np.random.Generator) -> None:
+    """Those of the array count bytes, of which each holds two."""
+    S = T.dynamic("S")
+
+    @tilec.kernel
+    def kernel(
+        A: T.StridedTensor((M, N), (S, 1), "int4"),
+        B: T.Tensor((M, N), "int32"),
+        C: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(M, threads=32) as row:
+            for j in T.Parallel(32):
+                B[row, j] = A[row, j]
+            for _ in T.Parallel(1):
+                C[0] = S
+
+    wide = rng.integers(0, 256, (5, 40)).astype(np.uint8)
+    B, C = np.zeros((5, 32), np.int32), np.zeros(1, np.int32)
+    kernel(wide[:, :16], B, C)
+    np.testing.assert_array_equal(B, unpacked(wide[:, :16].copy(), "int4"))
+    assert C[0] == 80
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 

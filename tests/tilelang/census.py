@@ -129,8 +129,11 @@ class Recorder:
         for kernel in self.kernels:
             code = kernel.function.__code__
             if (code.co_filename, code.co_firstlineno) not in self.results:
-                with contextlib.suppress(Exception):  # it needs what only a call gives
+                said = self.results[code.co_filename, code.co_firstlineno]
+                with contextlib.suppress(Exception):
                     wrap(kernel)
+                if said and "missing" in said[0]:  # it needs what only a call gives
+                    del self.results[code.co_filename, code.co_firstlineno]
 
 
 def watch(recorder: Recorder) -> None:
@@ -161,7 +164,8 @@ def watch(recorder: Recorder) -> None:
         sizes = {}
         for p in kernel.parameters:
             if p.kind == "tensor" and p.shape is not None and p.name in given:
-                sizes |= dict(zip(map(str, p.shape), given[p.name].shape, strict=False))
+                extents = getattr(given[p.name], "shape", ())  # an address has none
+                sizes |= dict(zip(map(str, p.shape), extents, strict=False))
         shapes = {p.name: p.shape for p in signature.parameters if p.shape is not None} | known
         dtypes = {p.name: p.dtype for p in signature.parameters}
         dtypes |= {a.name: a.dtype for a in variant.image.arguments} if variant else {}

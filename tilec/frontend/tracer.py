@@ -252,7 +252,9 @@ class _KernelTracer(WholeLoops):
         """Sizes that only arithmetic names, `T.Tensor((n * 2,), …)`: from the extent they give."""
         buffer = self.names[p.name]
         assert isinstance(buffer, Buffer)
-        for written, extent in zip(p.shape or (), buffer.stored or buffer.shape):
+        named = (*(p.shape or ()), *(p.strides or ()))
+        extents = buffer.stored or buffer.shape if p.shape else ()
+        for written, extent in zip(named, (*extents, *buffer.strides)):
             found = linear_text(written) if isinstance(written, str) else None
             if found is not None and found[0] not in self.sizes:
                 name, factor, constant = found

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import numbers
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -277,20 +277,28 @@ def _check_extent(
 
 
 def solve_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:
-    """Add the sizes that only arithmetic names, one of them in an extent: of n * 2 + 1 the n that
-    gives this extent. Where none does, `check_expressions` says so of the nearest."""
-    for dim, (w, got) in enumerate(zip(p.shape or (), t.shape)):
+    """Add the sizes that only arithmetic names, one of them in an extent or stride: of n * 2 + 1
+    the n that gives this extent. Where none does, `check_expressions` says so of the nearest."""
+    written = [("dimension", f"shape[{d}]", w, n) for d, (w, n) in _pairs(p.shape, t.shape)]
+    written += [("stride", f"stride({d})", w, n) for d, (w, n) in _pairs(p.strides, t.strides)]
+    for kind, where, w, got in written:
         if not isinstance(w, str) or is_name(w):
             continue
         unknown = names_in(w) - sizes.values.keys()
         if len(unknown) == 1:
             (name,) = unknown
-            what = f"{p.name}: dimension {dim}"
+            what = f"{p.name}: {kind} of {p.name}.{where}"
             apart = 1 << 10  # as n // 2 has one value for two of n
             at = [evaluate(w, {**sizes.values, name: n}, what) for n in (0, apart)]
             if at[1] != at[0]:
                 sizes.values[name] = max(0, (got - at[0]) * apart // (at[1] - at[0]))
-                sizes.origins[name] = f"{p.name}.shape[{dim}]"
+                sizes.origins[name] = f"{p.name}.{where}"
+
+
+def _pairs(
+    written: Sequence[int | str | None] | None, given: Sequence[int]
+) -> Iterable[tuple[int, tuple[int | str | None, int]]]:
+    return enumerate(zip(written or (), given))
 
 
 def check_expressions(p: Parameter, t: Tensor, sizes: Sizes) -> None:

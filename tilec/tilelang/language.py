@@ -21,7 +21,13 @@ __all__ = [
 ]
 
 globals().update(NAMED)
-PrimExpr = Var = Any
+
+
+class PrimExpr:
+    """What annotations and `isinstance` call a number of TVM's: tilec's numbers are none."""
+
+
+Var = PrimExpr
 parallel = language.Parallel
 ClusterKernel = language.Kernel
 
@@ -45,6 +51,13 @@ def __ldg(x, index=None):  # type: ignore[no-untyped-def]
     if index is None:
         return x
     return x[index]
+
+
+@language.macro
+def __ffs(value):  # type: ignore[no-untyped-def]
+    """The place of the lowest bit that is 1, counted from 1; 0 of 0."""
+    lowest = value & (~value + 1)
+    return language.if_then_else(value == 0, 0, language.popcount(lowest - 1) + 1)
 
 
 @language.macro
