@@ -244,6 +244,15 @@ def test_so_have_those_of_llvm():
     assert "N[tx] = T.asm(" in str(found.value)
 
 
+@pytest.mark.parametrize("target", ("cuda", "cpu"))
+def test_the_process_survives_what_llvm_does_not(target):
+    """An operand's modifier that there is not ends LLVM's process."""
+    kernel = one("mov.b32 ${0:z}, $1;", "=r,r", "N", target=target)
+    with pytest.raises(tilec.CompileError, match="this code is refused: .* error: ") as found:
+        compiled(kernel, {"cuda": "cuda:sm_80"}.get(target, target))
+    assert "N[tx] = T.asm(" in str(found.value)
+
+
 def test_other_targets_and_unknown_meanings():
     kernel = one("add.s32 %0, %1, 1;", "=r,r", "N")
     for target in ("cpu", "hip:gfx942"):

@@ -119,7 +119,8 @@ def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str,
         with _timed(seconds, "emit"):
             return emit(_machine(target), module), seconds
 
-    if target.kind == "cuda" and not _texts(llvm_text, "llvm"):
+    foreign = _texts(llvm_text, "llvm") or _texts(llvm_text, "asm")
+    if target.kind == "cuda" and not foreign:
         return work()
     *most, least = ("all", "no loop vectoriser", "scalar") if target.kind == "cpu" else ("all",)
 

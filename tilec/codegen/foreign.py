@@ -1,7 +1,8 @@
 """How inline assembly and calls of functions in other languages are spelled for LLVM.
 
 Functions given as LLVM IR are modules of their own behind the kernel's in its text, those given as
-PTX a text that is put into LLVM's; `parted` tells them apart again."""
+PTX a text that is put into LLVM's; `parted` tells them apart again. An empty text of "asm" says
+that LLVM may end the process on what the user wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tilec.target import Target
 
 Foreign = Asm | AsmEffect | Extern | ExternEffect
 
-_MARK = re.compile(r"^; === (llvm|ptx) ===\n", re.MULTILINE)
+_MARK = re.compile(r"^; === (llvm|ptx|asm) ===\n", re.MULTILINE)
 _LANGUAGES = {"cuda": "PTX", "hip": "GCN assembly", "cpu": "x86 assembly"}
 
 
@@ -222,10 +223,13 @@ def _kind(type: str) -> str:
 
 
 def sources(block: Block, stack_space: int = 0) -> str:
-    """What stands behind the module's text: the functions that a kernel calls."""
+    """What stands behind the module's text: the functions that a kernel calls, and a note of inline
+    assembly."""
     found: dict[tuple[str, str], None] = {}
     for o in walk(block):
-        if isinstance(o, Extern | ExternEffect):
+        if isinstance(o, Asm | AsmEffect):
+            found["asm", ""] = None
+        elif isinstance(o, Extern | ExternEffect):
             found[o.language, o.source] = None
             if isinstance(o, Extern) and any(o.counts):
                 found["llvm", _wrapper(o, stack_space)] = None

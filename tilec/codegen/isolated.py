@@ -26,8 +26,8 @@ class Ended(InternalError):
 
 def run_isolated(make: Callable[[], bytes], what: str) -> bytes:
     """The bytes that `make()` returns, made in a child process where the system can fork. Raises
-    InternalError with its words if `make` raised, Ended with the last line that the child wrote if
-    it did not come to an end of its own."""
+    InternalError with its words if `make` raised, Ended with the line of an error that the child
+    wrote, or else the last, if it did not come to an end of its own."""
     if not hasattr(os, "fork"):
         return make()
     read, write = os.pipe()
@@ -48,7 +48,9 @@ def run_isolated(make: Callable[[], bytes], what: str) -> bytes:
         said = log.read().decode(errors="replace").strip()
     if got:
         raise InternalError(f"{what}: {got[1:].decode(errors='replace')[:300]}")
-    raise Ended(f"{what}: {(said.rsplit(chr(10), 1)[-1] or 'no message')[:300]}")
+    *_, last = lines = said.split("\n")
+    last = next((line for line in lines if "error:" in line), last)
+    raise Ended(f"{what}: {(last or 'no message')[:300]}")
 
 
 def _child(make: Callable[[], bytes], read: int, write: int, log: int) -> None:
