@@ -232,21 +232,59 @@ def test_on_a_gpu(torch, threads, rng):
     check_ptx(given, found)
 
 
-def test_an_extern_without_meaning_runs_optimised(rng):
-    @tilec.kernel
-    def kernel(A: T.Tensor((64,), "float32")):
-        with T.Kernel(1, threads=64):
-            T.import_source(LLVM)
-            for i in T.Parallel(64):
-                A[i] = T.call_extern("float32", "poly", A[i], 2.0)
+@tilec.kernel
+def unsaid(
+    F: T.Tensor((64,), "float32"),
+    N: T.Tensor((64,), "int32"),
+    H: T.Tensor((64,), "float16"),
+    D: T.Tensor((64,), "float64"),
+):
+    with T.Kernel(1, threads=32):
+        T.import_source(LLVM)
+        for i in T.Parallel(64):
+            F[i] = T.call_extern("float32", "poly", F[i], 2.0)
+            N[i] = T.call_extern("int32", "mix", N[i], T.cast(i, "int64") * 3)
+            H[i] = T.call_extern("float16", "double", H[i])
+            D[i] = T.call_extern("float64", "larger", D[i], 0.25, i % 2 == 0)
 
-    A = rng.standard_normal(64).astype("f4")
-    with pytest.raises(tilec.CompileError, match="not known outside of its target") as found:
-        tilec.simulate(kernel, A, target="cuda:sm_80")
-    assert "evaluate=f" in str(found.value)
-    given = A.copy()
-    assert tilec.simulate(kernel, A, target="cuda:sm_80", optimised=True).ok
-    assert np.allclose(A, given * given * 2 + 1, rtol=1e-6)
+
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("optimised", (False, True))
+def test_llvm_runs_without_its_meaning(target, optimised, rng):
+    F, N, H, D = (x[0, :64].copy() for x in operands(rng))
+    found = [x.copy() for x in (F, N, H, D)]
+    report = tilec.simulate(unsaid, *found, target=target, optimised=optimised)
+    assert report.ok, report
+    i = np.arange(64)
+    assert np.allclose(found[0], F * F * 2 + 1, rtol=1e-6)
+    assert np.array_equal(found[1], N ^ (i * 3)) and np.array_equal(found[2], H + H)
+    assert np.array_equal(found[3], np.where((D > 0.25) ^ (i % 2 == 0), D, 0.25))
+
+
+def test_what_has_no_meaning_here_says_so(rng):
+    @tilec.kernel
+    def of_a_gpu(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            T.import_source(LANE)
+            for i in T.Parallel(64):
+                A[i] = T.call_extern("int32", "lane", i)
+
+    @tilec.kernel
+    def of_ptx(A: T.Tensor((64,), "uint32")):
+        with T.Kernel(1, threads=64):
+            T.import_source(PTX)
+            for i in T.Parallel(64):
+                A[i] = T.call_extern("uint32", "rotated", A[i])
+
+    A = np.zeros(64, "i4")
+    for kernel, array, message in (
+        (of_a_gpu, A, "lane does not run on this machine: "),
+        (of_ptx, A.view("u4"), "what this computes is not known outside of its target"),
+    ):
+        kernel.compile(array, target="cuda:sm_80")
+        with pytest.raises(tilec.CompileError, match=message) as found:
+            tilec.simulate(kernel, array, target="cuda:sm_80")
+        assert "evaluate=f" in str(found.value)
 
 
 def test_signatures():
@@ -261,6 +299,14 @@ def test_signatures():
     assert language_of("__device__ int f() {}") == ""
 
 
+LANE = """
+declare i32 @llvm.nvvm.read.ptx.sreg.laneid()
+define i32 @lane(i32 %x) {
+  %y = call i32 @llvm.nvvm.read.ptx.sreg.laneid()
+  %r = add i32 %x, %y
+  ret i32 %r
+}
+"""
 BROKEN = "define float @broken(float %x) {\n  %r = fadd float %x, %y\n  ret float %r\n}\n"
 SELECT = """
 declare i32 @llvm.amdgcn.workitem.id.y()
@@ -423,7 +469,7 @@ def test_places(target, rng):
         if target == "cpu":
             with_places(False)(P, H, X, S)
         else:
-            kernel = with_places(not optimised)
+            kernel = with_places(not optimised and target != GPUS[0])
             report = tilec.simulate(kernel, P, H, X, S, target=target, optimised=optimised)
             assert report.ok, report
             made = kernel.compile(P, H, X, S, target=target)

@@ -26,9 +26,9 @@ def call_extern(*args: Any, dtype: Any = None, evaluate: Any = None) -> Any:
     (`expf`, `__expf`, `fminf`, `__ldg`), libdevice (`__nv_expf`), OCML (`__ocml_exp_f32`), TVM
     ("tirx.exp") and LLVM ("llvm.exp2.f32"): each is tilec's word for it. An imported one is taken
     for a function of its arguments alone, unless it gives nothing. `evaluate`: what an imported one
-    computes, a function of NumPy arrays, one for each argument: without it the simulator cannot run
-    it. A `ptr` is given a copy of the elements from a place on, as many as
-    `T.access_ptr(x[i], "r", 4)` says, else those of an on-chip buffer; what it has written there
+    computes, a function of NumPy arrays, one for each argument: without it the simulator runs LLVM
+    IR on this machine, and no PTX. A `ptr` is given a copy of the elements from a place on, as many
+    as `T.access_ptr(x[i], "r", 4)` says, else those of an on-chip buffer; what it has written there
     ("w": all of it, "rw") is stored after the call. For `evaluate` that is an array with a row for
     each element, to be changed.
 

@@ -236,6 +236,63 @@ def sources(block: Block, stack_space: int = 0) -> str:
     return "".join(f"; === {language} ===\n{source}\n" for language, source in found)
 
 
+def host_loop(o: Extern, symbol: str) -> str:
+    """A module with `void symbol(i64 count, ptr table)`, which calls the function of `o`, given as
+    LLVM IR, so many times: the table has pointers to the values of each of `args`, then to where
+    those of each result go."""
+    signature = signatures(o.source)[o.name]
+    by_value = any(o.counts)
+    held = [_MEMORY[v.dtype.short] for v in o.args]
+    given = held if by_value else [p.type for p in signature.parameters]
+    stored = [_MEMORY[t.short] for t in o.types]
+    own = signature.result.type if signature.result else "void"
+    single = stored[:1] if by_value else [own]
+    result = "void" if not stored else _struct(stored) if len(stored) > 1 else single[0]
+    name = _by_value(o) if by_value else o.name
+    begin, body = list[str](), list[str]()
+    for n in range(len(held) + len(stored)):
+        begin.append(f"%at{n} = getelementptr ptr, ptr %table, i64 {n}")
+        begin.append(f"%p{n} = load ptr, ptr %at{n}")
+    for n, (type, register) in enumerate(zip(held, given)):
+        body.append(f"%e{n} = getelementptr {type}, ptr %p{n}, i64 %i")
+        body.append(f"%x{n} = load {type}, ptr %e{n}")
+        if register != type:  # a bool
+            body.append(f"%y{n} = trunc {type} %x{n} to {register}")
+    passed = ", ".join(
+        f"{r} %{'x' if r == t else 'y'}{n}" for n, (t, r) in enumerate(zip(held, given))
+    )
+    body.append(f"{'%r = ' if stored else ''}call {result} @{name}({passed})")
+    for k, type in enumerate(stored):
+        value = "%r"
+        if len(stored) > 1:
+            value = f"%r{k}"
+            body.append(f"{value} = extractvalue {result} %r, {k}")
+        elif result != type:
+            value = "%wide"
+            body.append(f"{value} = zext {result} %r to {type}")
+        body.append(f"%o{k} = getelementptr {type}, ptr %p{len(held) + k}, i64 %i")
+        body.append(f"store {type} {value}, ptr %o{k}")
+    lines = [
+        f"declare {result} @{name}({', '.join(given)})",
+        f"define void @{symbol}(i64 %count, ptr %table) {{",
+        "entry:",
+        *begin,
+        "br label %head",
+        "head:",
+        "%i = phi i64 [ 0, %entry ], [ %next, %body ]",
+        "%more = icmp ult i64 %i, %count",
+        "br i1 %more, label %body, label %end",
+        "body:",
+        *body,
+        "%next = add i64 %i, 1",
+        "br label %head",
+        "end:",
+        "ret void",
+        "}",
+    ]
+    return "\n".join(lines) + "\n" + sources(Block((), (o,)))
+
+
 def with_functions(ptx: str, texts: Sequence[str]) -> str:
     """LLVM's PTX with the functions of some texts behind its header."""
     head, size, rest = ptx.partition(".address_size 64\n")

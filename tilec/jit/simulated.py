@@ -22,6 +22,7 @@ from tilec.ir.llvm_printer import DebugInfo
 from tilec.ir.loc import Loc
 from tilec.ir.schedule import Plan
 from tilec.jit.build import trace_variant
+from tilec.jit.host_functions import with_host_meanings
 from tilec.jit.specialise import SpecialisationKey
 from tilec.sim.buffers import RegisterBuffer
 from tilec.sim.records import Program, read_program
@@ -67,6 +68,7 @@ def variant_records(signature: Signature, key: SpecialisationKey, plan: Plan) ->
 
 def records_of(func: Func, target: str) -> Records:
     """The records of a LOWERED function. Raises CompileError for what the target cannot do."""
+    func = with_host_meanings(func)
     emitter, text = emit_records(func, find_target(target))
     registers = tuple(
         RegisterBuffer(value, tuple(s.ref for s in r.slots), r.pack, r.is_array)
