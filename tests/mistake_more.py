@@ -143,10 +143,10 @@ MORE = (
     ),
     Mistake(
         "run-time parallel loop",
-        (LOOP, "        for i, j in T.Parallel(BM, N):\n"),
-        "N",
-        ("an extent of T.Parallel is a run-time int32",),
-        "loop over a compile-time tile",
+        (LOOP, "        for i, j in T.Parallel(BM, N / 1):\n"),
+        "N / 1",
+        ("an extent of T.Parallel is a run-time float32",),
+        "write // instead of /",
     ),
     Mistake(
         "grid by /",

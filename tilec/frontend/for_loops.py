@@ -14,6 +14,7 @@ from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
+from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.races import find_race
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
@@ -246,6 +247,12 @@ class ForLoops(Loops):
 
     def _parallel(self, node: ast.For, header: LoopHeader) -> None:
         node, header = self._nested(node, header)
+        given: Any = header.arguments["extents"]
+        if self.parallel is None and any(map(is_open, given)):
+            targets = self._targets(node, "T.Parallel", len(given))
+            with loop_over_tiles(self, node, targets, header) as loop:
+                self.for_loop(loop)
+            return
         extents = self._parallel_extents(header)
         targets = self._targets(node, "T.Parallel", len(extents))
         width = static_int(header.arguments["coalesced_width"] or 0)
@@ -339,16 +346,11 @@ class ForLoops(Loops):
                 place = header.place(f"extents[{d}]")
                 found = static_int(e)
                 if found is None:
-                    hint = "loop over a compile-time tile: what is out of a tensor is guarded"
+                    hint = "write // instead of /, or T.ceildiv(a, b)"
                     if isinstance(e, tuple | list):
                         hint = f"write T.Parallel({', '.join(describe_each(e))})"
-                    elif isinstance(e, Scalar):
-                        hint += "; for an extent that a call gives, annotate it T.constexpr"
-                    raise self.error(
-                        f"an extent of T.Parallel is {describe(e)}; it must be a compile-time int",
-                        hint,
-                        place,
-                    )
+                    message = f"an extent of T.Parallel is {describe(e)}, not an integer"
+                    raise self.error(message, hint, place)
                 if found < 1:
                     message = f"an extent of T.Parallel is {found}, the least is 1"
                     hint = "write at least 1; indices count from 0"
