@@ -263,6 +263,16 @@ def test_other_targets_and_unknown_meanings():
     assert "evaluate=f" in str(e.value)
 
 
+def test_places_are_refused():
+    @tilec.kernel
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            A[0] = T.asm("ld.global.f32 %0, [%1];", "=f,l", T.address_of(A[1]), dtype="float32")
+
+    with pytest.raises(tilec.CompileError, match="T.asm takes numbers, this is the address of an"):
+        kernel.compile(np.zeros(64, "f4"), target="cuda:sm_80")
+
+
 def test_effects_in_a_parallel_loop_are_refused():
     @tilec.kernel
     def kernel(A: T.Tensor((64,), "float32")):

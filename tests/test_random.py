@@ -226,6 +226,32 @@ def test_dropout_in_a_pipeline(target, rng):
     assert np.array_equal(B, A + np.array([[g.uniform() for g in gs] for _ in range(4)]))
 
 
+@tilec.kernel
+def drawn_by_all(A: T.Tensor((3, 40), "uint32"), n: T.int32):
+    with T.Kernel(3, threads=32) as bx:
+        tx = T.get_thread_binding()
+        T.rng_init(1, tx)
+        first = T.alloc_var("uint32", 0)
+        if bx + 1 < n:
+            first = T.rng_rand()
+        for i in T.Parallel(40):
+            A[bx, i] = T.rng_rand()
+        if first != 0:
+            if tx == 3:
+                A[bx, 3] = first
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_threads_may_draw_together_before(target):
+    A = blank(3, 40)
+    run(drawn_by_all, target, A, 3)
+    for bx in range(3):
+        gs = [Curand(1, tx, bx < 2) for tx in range(32)]
+        want = [gs[i % 32].word() for i in range(40)]
+        want[3] = Curand(1, 3).word() if bx < 2 else want[3]
+        assert A[bx].tolist() == want
+
+
 MISTAKES = {
     "no generator": ("A[0] = T.rng_rand()", "T.rng_rand draws from no generator"),
     "another": (

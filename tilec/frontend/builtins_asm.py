@@ -9,7 +9,7 @@ from tilec import language as T
 from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_at
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Scalar, describe, is_literal
+from tilec.frontend.values import Address, Scalar, describe, is_literal
 from tilec.ir.inline_asm import (
     IMMEDIATES,
     REGISTERS,
@@ -120,6 +120,12 @@ def _arguments(
                 raise t.error(message, 'write an int, or "r"', place)
             found.append(t.constant(value, INT32))
             continue
+        if isinstance(value, Address):
+            raise t.error(
+                f"T.asm takes numbers, this is {describe(value)}",
+                "give it what it would read, A[i], and store what it gives: A[i] = T.asm(…)",
+                place,
+            )
         letter = read.outputs[held] if isinstance(held, int) else held
         with t.at(place):
             number = t.number(value, "an argument of T.asm")

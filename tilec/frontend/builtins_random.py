@@ -9,6 +9,7 @@ words of each are those of the thread that its number gives, not of whoever happ
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilec import language as T
@@ -147,12 +148,36 @@ def _draw(t: Expressions, c: Call, count: int) -> list[Scalar]:
     g = _current(t, c)
     if g.parallel is not t.parallel:
         return _shared(t, c, g).draw(t, c, count)
-    if t.parallel is None and t.depth > g.depth and not g.uneven:
+    if t.parallel is None and not g.uneven and not _all_come(t, g):
         g.uneven = t.loc.line
     drawn = t.whole_element(g.drawn)
     before = t.load(drawn)
     t.store(drawn, t.binary("add", before, count))
     return _words(t, g.stream, before, count)
+
+
+def _all_come(t: Expressions, g: Generator) -> bool:
+    """Whether either all threads or none draw here, as far as the conditions are known that are not
+    around T.rng_init."""
+    around = t.guards[g.depth :]
+    if None in around:
+        return False
+    terms = [v for guard in around for c in guard or () for v in c.tested.terms]
+    _, by_thread, unknown = _sources(t, terms)
+    return not by_thread and not unknown
+
+
+def _sources(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
+    """The ops that values are computed from, whether the thread's index is among these, and whether
+    something is that cannot be computed for another thread."""
+    defs = {r: o for b in t.builders for o in b.ops for r in o.results}
+    values = list(values)
+    made = list(upstream(values, defs))
+    inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
+    by_thread = any(isinstance(x, ThreadIndex) for x in inner)
+    kept = any(isinstance(x, Load) and x.buffer.buffer.space == "local" for x in inner)
+    carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
+    return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
 
 
 # --- words of a T.Parallel's iterations -----------------------------------------------------------
@@ -260,14 +285,10 @@ def _open(t: Expressions, c: Call, g: Generator, scope: ParallelScope) -> Shared
 def _of_thread(t: Expressions, c: Call, g: Generator, thread: Number) -> Stream:
     """The stream that T.rng_init has given `thread`: what its numbers were computed from, again,
     with the number of that thread in the place of this one's."""
-    defs = {r: o for b in t.builders for o in b.ops for r in o.results}
-    made = list(upstream((x.value for x in g.stream), defs))
-    inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
-    kept = any(isinstance(x, Load) and x.buffer.buffer.space == "local" for x in inner)
-    kept = kept or any(v in t.carried for x in inner for v in x.operands)
-    if not kept and not any(isinstance(x, ThreadIndex) for x in inner):
+    made, by_thread, unknown = _sources(t, (x.value for x in g.stream))
+    if not by_thread and not unknown:
         return g.stream
-    if kept or not all(o.pure for o in made):
+    if unknown:
         raise t.error(
             f"T.{c.builtin} in T.Parallel draws for the threads in turn, and what T.rng_init (line "
             f"{g.line}) was given is not computed from indices alone",
