@@ -378,3 +378,34 @@ def test_errors(name: str, tmp_path: Any) -> None:
     with pytest.raises(CompileError, match=message) as caught:
         scope["kernel"].compile(tilec.spec((16, 32), "float32"), 1, target="cuda:sm_90a")
     assert caught.value.loc is not None and caught.value.loc.line == 8
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("space", ["shared", "fragment"])
+@pytest.mark.parametrize("dtypes", [("int16", "uint64"), ("int8", "uint16"), ("uint16", "int64")])
+@pytest.mark.parametrize("kind", ["max", "min", "bitand", "sum"])
+def test_signed_into_unsigned(
+    target: str, space: str, dtypes: tuple[str, str], kind: str, rng: np.random.Generator
+) -> None:
+    """Rows of 34 elements are filled up: what is added there changes nothing in the wider dtype."""
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((11, 34), dtypes[0]), B: T.Tensor((11,), dtypes[1])):
+        with T.Kernel(1, threads=128):
+            alloc = T.alloc_shared if space == "shared" else T.alloc_fragment
+            S = alloc((11, 34), dtypes[0])
+            f = T.alloc_fragment((11,), dtypes[1])
+            T.copy(A, S)
+            T.reduce(S, f, kind, dim=-1)
+            T.copy(f, B)
+
+    A = rng.integers(0, 9, (11, 34)).astype(dtypes[0])
+    A[5:] = A[5:] - 20 if dtypes[0][0] == "i" else A[5:] + 20
+    B = np.zeros(11, dtypes[1])
+    if target == "cpu":
+        kernel(A, B)
+    else:
+        assert not tilec.simulate(kernel, A, B, target=target).findings
+    wide = A.astype(dtypes[1])
+    combine = {"max": np.maximum, "min": np.minimum, "sum": np.add, "bitand": np.bitwise_and}[kind]
+    np.testing.assert_array_equal(B, combine.reduce(wide, axis=1, dtype=wide.dtype))

@@ -30,6 +30,33 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
+from tilec.builtins.formulas import (
+    copysign as copysign,
+    nearbyint as nearbyint,
+    fmod as fmod,
+    ldexp as ldexp,
+    expm1 as expm1,
+    sinh as sinh,
+    cosh as cosh,
+    asinh as asinh,
+    acosh as acosh,
+    atanh as atanh,
+    atan as atan,
+    asin as asin,
+    acos as acos,
+    hypot as hypot,
+    cbrt as cbrt,
+)
+from tilec.builtins.ieee import (
+    ieee_add as ieee_add,
+    ieee_sub as ieee_sub,
+    ieee_mul as ieee_mul,
+    ieee_fmaf as ieee_fmaf,
+    ieee_fdiv as ieee_fdiv,
+    ieee_frcp as ieee_frcp,
+    ieee_fsqrt as ieee_fsqrt,
+    ieee_frsqrt as ieee_frsqrt,
+)
 from tilec.builtins.allreduce import (
     attr as attr,
     comm_reducer as comm_reducer,

@@ -144,12 +144,18 @@ def has_macros(kind: Any) -> bool:
     return any(isinstance(v, T.Macro) for v in getattr(kind, "__dict__", {}).values())
 
 
+IN_THE_LANGUAGE = frozenset({"tilec.frontend.formulas", "tilec.frontend.ieee"})
+
+
 def is_library(value: Any) -> bool:
     """Whether a function or class is tilec's own, Python's, NumPy's or torch's, and not written in
     the language of kernels."""
     if has_macros(value):
         return False
-    top = _top(getattr(value, "__module__", None) or "")
+    module = getattr(value, "__module__", None) or ""
+    top = _top(module)
+    if module in IN_THE_LANGUAGE:
+        return False
     return top in ("tilec", "numpy", "torch") or top in sys.stdlib_module_names - {"__main__"}
 
 

@@ -75,10 +75,13 @@ def as_dtype(b: Builder, x: Value, dtype: DType) -> Value:
 
 
 def neutral(b: Builder, o: Reduce, dtype: DType) -> Value:
-    """What changes no result of `o`, as an element of `dtype`."""
+    """What changes no result of `o`, as an element of `dtype`, once it is cast to the dtype that
+    results are combined in."""
     low: float | int = -float("inf") if dtype.is_float else 0
     high: float | int = float("inf") if dtype.is_float else -1
     if dtype.kind == "int":
         low, high = -(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1
+    if dtype.kind == "int" and o.accumulator.kind == "uint":
+        low, high = 0, -1  # which is the largest there
     value = {"max": low, "min": high, "bitand": -1}.get(o.kind, 0)
     return b.value(Const, value, dtype)
