@@ -133,6 +133,8 @@ class Operands:
             raise InternalError(
                 f"asm operands {sorted(named)} against {','.join(words)}: {template[:80]}"
             )
+        if not self._early and self._reads_after_writes(template):
+            raise InternalError(f"asm that reads behind what it has written: {template[:80]}")
         if memory:
             words.append("~{memory}")
         kinds = [*self._inputs, *(self._outputs[i] for i in self._ties)]
@@ -144,6 +146,20 @@ class Operands:
             effects,
             semantics=semantics,
         )
+
+    def _reads_after_writes(self, template: str) -> bool:
+        """Whether an instruction reads an input behind one that names an output of the same width:
+        LLVM puts inputs into the registers of outputs, where their values are the same."""
+        width = {"l": 64, "d": 64, "p": 64, "h": 16}
+        outputs = {width.get(k, 32) for k in self._outputs}
+        written = False
+        for instruction in template.split(";"):
+            named = [int(n) for n in re.findall(r"\$(\d+)", instruction)]
+            inputs = [n - len(self._outputs) for n in named if n >= len(self._outputs)]
+            if written and any(width.get(self._inputs[n], 32) in outputs for n in inputs):
+                return True
+            written = written or any(n < len(self._outputs) for n in named)
+        return False
 
 
 def register_kind(dtype: DType) -> str:

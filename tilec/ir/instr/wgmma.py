@@ -81,7 +81,9 @@ class WgmmaInstruction(MatrixInstruction):
         per_step, _, count = self.registers
         x = Operands()
         kind = register_kind(self.c_dtype)
-        c = x.outputs(kind, m_blocks * count, early=accumulate == "never")
+        # Of several steps the first writes c before the others have read a.
+        early = accumulate == "never" or in_registers
+        c = x.outputs(kind, m_blocks * count, early=early)
         a = x.inputs("r", m_blocks * steps * per_step) if in_registers else x.inputs("l")
         b = x.input("l")
         text = [".reg .b64 da, db;"]
