@@ -14,6 +14,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Block, Builder, Func, Param, Value, walk
 from tilec.ir.fold import fold
+from tilec.ir.intervals import RANGES
 from tilec.ir.loc import UNKNOWN
 from tilec.ir.ops import Binary, BlockIndex, Cast, Const, Parallel, Unary, Yield
 from tilec.ir.types import INT8, INT32, INT64, UINT8, UINT32, ScalarType
@@ -125,3 +126,8 @@ def test_a_chain_is_walked_once() -> None:
         assert len(facts.form(x).terms) <= 64
         seconds.append(time.perf_counter() - start)
     assert seconds[1] < 10 * seconds[0] + 0.05
+
+
+def test_a_divisor_that_no_number_is() -> None:
+    """A range of which conditions have left nothing: found by the fuzzer."""
+    assert RANGES["floordiv"]((-3, 5), (1, 0)) == (None, None)

@@ -65,7 +65,7 @@ def _divisor(b: Range) -> Range:
 def _floordiv(a: Range, b: Range) -> Range:
     by_zero = b[0] == 0  # gives 0
     b = _divisor(b)
-    if b[0] is None or b[0] < 1:
+    if b[0] is None or b[0] < 1 or (b[1] is not None and b[1] < b[0]):  # or there is none
         return None, None
     least, most = b[0], b[1]
     lo, hi = a

@@ -191,7 +191,7 @@ def _overlap(xs: set[Span], ys: set[Span]) -> bool:
 
 class _Placer:
     def __init__(self, func: Func, target: Target) -> None:
-        self.barrier = meeting(func)
+        self.barrier, self.in_role = meeting(func), False
         self.threads = int(func.attrs["threads"] or 0)
         self.size = target.warp_size
         self.by_hand = bool(func.attrs.get("by_hand"))
@@ -283,7 +283,9 @@ class _Placer:
         for o in block.ops:
             match o:
                 case Scope() if o.name in ("consumer", "producer"):
+                    self.in_role = True  # a barrier by hand is one of its threads
                     ops.append(replace(o, body=self.block(o.body, _State())))
+                    self.in_role = False
                 case Scope():
                     self._enter(o, state, ops)
                     outer, self.group = self.group, (o.first_warp, o.warps)
@@ -304,7 +306,7 @@ class _Placer:
                     orelse = self.block(o.orelse, other)
                     state.merge(other)
                     ops.append(replace(o, then=then, orelse=orelse))
-                case Barrier(id=0, threads=0) if self.group != ALL:
+                case Barrier(id=0, threads=0) if self.group != ALL or self.in_role:
                     state.meet(self.group)
                     ops.append(self.meeting(o.loc))
                 case Barrier():
