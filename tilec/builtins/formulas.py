@@ -2,8 +2,8 @@
 number apart. In a kernel alone.
 
 Halves are computed in float32 and rounded once. Errors are the largest that were measured on the
-`cpu` target over the whole range of float32, in units in the last place (ulp) of the result; what
-`T.exp`, `T.log` and the like differ in from target to target comes on top.
+`cpu` target over the whole range of float32, in units in the last place (ulp) of the result. On
+GPUs, whose `T.exp`, `T.log` and `T.atan2` are others, they are up to 1 ulp larger.
 The formulas are those of W. Kahan ("Branch Cuts for Complex Elementary Functions", 1987) and of
 N. J. Higham ("Accuracy and Stability of Numerical Algorithms", section 1.14.1).
 """
