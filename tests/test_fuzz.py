@@ -43,8 +43,10 @@ def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the runs -------------------------------------------------------------------------------------
 
 
-def check_seed(seed: int, count: int) -> None:
-    """Up to `count` programs; on a busy machine as many as 15 seconds take."""
+def check_seed(seed: int, count: int) -> int:
+    """Up to `count` programs, on a busy machine as many as 15 seconds take; returns how many every
+    target refused."""
+    refused = 0
     end = time.monotonic() + 15
     for number in range(count):
         if time.monotonic() > end:
@@ -53,11 +55,14 @@ def check_seed(seed: int, count: int) -> None:
         said = f"python -m tilec fuzz --seed {seed} --program {number}"
         shown = [f"{o.target} {o.kind}: {o.text}" for o in result.failures]
         assert not shown, "\n".join([said, *shown])
-        assert not result.refused, f"{said}: refused by every target"
+        if result.refused:
+            refused += 1
+            print(f"{said}: refused by every target")
+    return refused
 
 
 def test_a_fixed_seed() -> None:
-    check_seed(2024, 5)
+    assert check_seed(2024, 5) == 0
 
 
 def test_a_fresh_seed() -> None:

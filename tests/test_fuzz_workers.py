@@ -3,6 +3,7 @@ on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def test_the_command_reports_it_and_goes_on(
     assert command_line.main(["fuzz", *given, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "program 1 of seed 4 failed on cpu: ended SIGABRT" in said
+    assert "TILEC_DISABLE_CACHE" not in os.environ, "what runs after it has its cache"
     assert "6 programs, 1 failed" in said and "cpu: 1 ended, 5 ok" in said
     (written,) = tmp_path.glob("fuzz_*.py")
     assert "--seed 4 --program 1" in written.read_text() and "abort()" in written.read_text()

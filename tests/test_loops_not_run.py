@@ -232,3 +232,30 @@ def surely(
 def test_one_barrier_before_a_loop_that_may_not_run(kernel: Any, target: Any) -> None:
     """What only reads, in the loop and behind it, needs the barrier once, wherever it runs."""
     assert barriers(kernel, target) == (1, 0)
+
+
+@tilec.kernel
+def tiles_of_columns(A, C: T.Tensor((4, 8), "float32")):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), "float32")
+    with T.Kernel(2, threads=128) as block:
+        for tile in T.Persistent([T.ceildiv(M, 4) * T.ceildiv(N, 8)], 2, block):
+            by, bx = tile // T.ceildiv(N, 8), tile % T.ceildiv(N, 8)
+            for i, j in T.Parallel(4, 8):
+                C[i, j] = A[by * 4 + i, bx * 8 + j]
+
+
+@pytest.mark.parametrize("target", ["cpu", *GPUS], ids=str)
+def test_a_walk_without_a_tile_divides_by_no_extent(target: Any) -> None:
+    def run(a: np.ndarray) -> np.ndarray:
+        c = np.full((4, 8), 7, np.float32)
+        if target == "cpu":
+            tiles_of_columns(a, c)
+        else:
+            report = tilec.simulate(tiles_of_columns, a, c, target=str(target))
+            assert not report.findings, str(report)
+        return c
+
+    one = np.arange(32, dtype=np.float32).reshape(4, 8)
+    np.testing.assert_array_equal(run(one), one)
+    assert (run(one[:, :0]) == 7).all()

@@ -403,6 +403,8 @@ class ForLoops(Loops):
                 wave: int | Scalar = self.to_index(self.emit_scalar(GridSize, 0))
             else:
                 wave = self._bound(args["wave_size"], header.place("wave_size"))
+            if total == 0:  # no tile: nothing divides by an extent that is 0
+                first, wave = 0, 1
         self._targets(node, "the domain", len(extents))
 
         def coordinates(tile: Scalar) -> object:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -49,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run; 1 where a program failed. Ctrl-C ends it with the summary."""
-    os.environ.setdefault("TILEC_DISABLE_CACHE", "1")  # no program comes twice
+    with mock.patch.dict(os.environ, {"TILEC_DISABLE_CACHE": "1"}):  # no program comes twice
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     seed = options.seed
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
