@@ -321,3 +321,36 @@ def test_atomics_of_every_thread(target, asks, threads):
         assert report.ok, report
     each = 3 * threads
     assert b[:4].tolist() == [each, 2 * each * 2, 2 * each * 3, 4]
+
+
+@tilec.kernel
+def by_the_block(
+    A: T.Tensor((1,), "int32"),
+    B: T.Tensor((5,), "int32"),
+    C: T.Tensor((1,), "int32"),
+    asks: T.constexpr,
+):
+    """Whole buffers are tiles, but where the number or the condition is one thread's."""
+    with T.Kernel(3, threads=96):
+        x = T.alloc_local((1,), "int32")
+        x[0] = 2
+        T.atomic_add(A, x[0])
+        for k in T.serial(2):
+            T.atomic_add(B, k + 1)
+        if asks:
+            tx = T.get_thread_binding(0)
+            T.atomic_max(C, tx)
+            T.atomic_add(A, 1)
+            if tx < 5:
+                T.atomic_add(A, 100)
+            for i in T.Parallel(7):
+                T.atomic_add(A, 1000 * i)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("asks", [False, True])
+def test_whole_buffers(target: str, asks: bool) -> None:
+    a, b, c = (np.zeros(n, np.int32) for n in (1, 5, 1))
+    run(by_the_block, target, a, b, c, asks=asks)
+    assert a.tolist() == [3 * (2 + asks * (1 + 500 + 21000))]
+    assert b.tolist() == [9] * 5 and c.tolist() == [95 * asks]

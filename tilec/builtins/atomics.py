@@ -20,7 +20,9 @@ def atomic_add(
     `T.atomic_add(C[i, j], x)` is done by each thread, or iteration of `T.Parallel`, that comes
     here; no other atomic comes between its read and its write. With `return_prev` it gives what was
     there. `T.atomic_add(C[i, j], tile)` adds each element of a fragment or shared tile to the tile
-    of C that starts there. Out of a tensor's bounds nothing is done, and 0 is given.
+    of C that starts there. A whole buffer as `dst` is a tile, also with a number as `value`: the
+    block does it once, unless the number or a condition around it is a single thread's, or it is in
+    `T.Parallel` or gives what was there. Out of a tensor's bounds nothing is done, and 0 is given.
 
     All ints of 8 bits and more, float16, bfloat16, float32, float64; a loop of compare-and-swap
     where the target has no instruction. The order of additions is not fixed: sums of floats may

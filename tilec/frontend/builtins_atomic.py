@@ -13,6 +13,7 @@ from tilec.frontend.builtins import (
     number_argument,
 )
 from tilec.frontend.builtins_pointers import place_of
+from tilec.frontend.builtins_threads import asks_for_threads, same_in_all_threads
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element, is_placed
@@ -25,7 +26,6 @@ from tilec.frontend.values import (
     Scalar,
     Tile,
     describe,
-    is_number,
 )
 from tilec.ir.ops import ATOMICS, Atomic, AtomicTile, DeviceFence
 
@@ -38,13 +38,25 @@ def _update(t: Expressions, c: Call, kind: str) -> Scalar | None:
         bool_argument(t, c, "use_tma")
     returned = bool_argument(t, c, "return_prev")
     dst, value = c["dst"], c["value"]
-    if isinstance(value, Buffer) and not value.variable or _is_box(value) or _is_box(dst):
-        _tile(t, c, kind, returned)
+    if isinstance(value, Buffer) and not value.variable or _is_box(value):
+        _tile(t, c, kind, returned, None)
         return None
+    if _is_box(dst) or (isinstance(dst, Buffer) and not returned and t.parallel is None):
+        number = number_argument(t, c, "value")
+        if _is_box(dst) or _once(t, number):
+            _tile(t, c, kind, returned, number)
+            return None
     element = _element(t, c, "dst", kind)
     number = number_argument(t, c, "value")
     found = _ordered(t, c, element, number, kind)
     return found if returned else None
+
+
+def _once(t: Expressions, number: Number) -> bool:
+    """Whether an atomic of a whole buffer, by a number, is the block's: neither the number nor a
+    condition is a thread's own."""
+    values = [number.value] if isinstance(number, Scalar) else ()
+    return not asks_for_threads(t) or same_in_all_threads(t, t.guards, values)
 
 
 def _is_box(given: object) -> bool:
@@ -105,7 +117,7 @@ def _emit(t: Expressions, element: Region, value: Number, kind: str) -> Scalar:
     return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind)
 
 
-def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
+def _tile(t: Expressions, c: Call, kind: str, returned: bool, number: Number | None) -> None:
     tile_level(t, c)
     if returned:
         raise t.error(
@@ -114,7 +126,7 @@ def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
             c.place("return_prev"),
         )
     source: Tile | None = None
-    if is_number(c["value"]):
+    if number is not None:
         with t.at(c.place("dst")):
             dest = t.tile(c["dst"], "the destination")
     else:
@@ -128,8 +140,9 @@ def _tile(t: Expressions, c: Call, kind: str, returned: bool) -> None:
     if source is None or is_placed(t, source, dest):
 
         def update(at: list[Scalar]) -> None:
-            number = c["value"] if source is None else t.load(along(t, source, at, t.loc))
-            _emit(t, along(t, dest, at, t.loc), number, kind)
+            value = number if source is None else t.load(along(t, source, at, t.loc))
+            assert value is not None
+            _emit(t, along(t, dest, at, t.loc), value, kind)
 
         for_each_element(t, dest.shape or (1,), update, t.loc)
     else:

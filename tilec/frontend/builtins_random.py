@@ -9,7 +9,6 @@ words of each are those of the thread that its number gives, not of whoever happ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilec import language as T
@@ -17,12 +16,13 @@ from tilec.builtins.random import PHILOX
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, choice_argument, number_argument
 from tilec.frontend.builtins_scalar import block_index, thread_along
+from tilec.frontend.builtins_threads import same_in_all_threads, sources_of
 from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import Generator, ParallelScope, Stream
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.core import Builder, Op, Value, clone, upstream, walk
-from tilec.ir.ops import Const, Fma, Load, ThreadIndex
+from tilec.ir.core import Builder, Op, Value, clone
+from tilec.ir.ops import Const, Fma, ThreadIndex
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, INT32, UINT32, UINT64, DType
 
 _OTHERS = ("curandStateMRG32k3a_t", "curandStateXORWOW_t")
@@ -148,36 +148,12 @@ def _draw(t: Expressions, c: Call, count: int) -> list[Scalar]:
     g = _current(t, c)
     if g.parallel is not t.parallel:
         return _shared(t, c, g).draw(t, c, count)
-    if t.parallel is None and not g.uneven and not _all_come(t, g):
+    if t.parallel is None and not g.uneven and not same_in_all_threads(t, t.guards[g.depth :]):
         g.uneven = t.loc.line
     drawn = t.whole_element(g.drawn)
     before = t.load(drawn)
     t.store(drawn, t.binary("add", before, count))
     return _words(t, g.stream, before, count)
-
-
-def _all_come(t: Expressions, g: Generator) -> bool:
-    """Whether either all threads or none draw here, as far as the conditions are known that are not
-    around T.rng_init."""
-    around = t.guards[g.depth :]
-    if None in around:
-        return False
-    terms = [v for guard in around for c in guard or () for v in c.tested.terms]
-    _, by_thread, unknown = _sources(t, terms)
-    return not by_thread and not unknown
-
-
-def _sources(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
-    """The ops that values are computed from, whether the thread's index is among these, and whether
-    something is that cannot be computed for another thread."""
-    defs = {r: o for b in t.builders for o in b.ops for r in o.results}
-    values = list(values)
-    made = list(upstream(values, defs))
-    inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
-    by_thread = any(isinstance(x, ThreadIndex) for x in inner)
-    kept = any(isinstance(x, Load) and x.buffer.buffer.space == "local" for x in inner)
-    carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
-    return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
 
 
 # --- words of a T.Parallel's iterations -----------------------------------------------------------
@@ -285,7 +261,7 @@ def _open(t: Expressions, c: Call, g: Generator, scope: ParallelScope) -> Shared
 def _of_thread(t: Expressions, c: Call, g: Generator, thread: Number) -> Stream:
     """The stream that T.rng_init has given `thread`: what its numbers were computed from, again,
     with the number of that thread in the place of this one's."""
-    made, by_thread, unknown = _sources(t, (x.value for x in g.stream))
+    made, by_thread, unknown = sources_of(t, (x.value for x in g.stream))
     if not by_thread and not unknown:
         return g.stream
     if unknown:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
-from tilec.ir.ops import Barrier, GridSync, Shuffle, ShuffleXor, ThreadIndex, WarpSync
+from tilec.ir.core import Block, Op, Value, upstream, walk
+from tilec.ir.ops import Barrier, GridSync, Load, Shuffle, ShuffleXor, ThreadIndex, WarpSync
 from tilec.ir.types import DType
 from tilec.support.lazy import Lazy
 
@@ -33,6 +36,37 @@ def index_of_thread(t: Expressions, c: Call) -> Scalar:
     """The linear index of this thread in its block."""
     of_threads(t, c)
     return t.to_index(t.emit_scalar(ThreadIndex, reach=Reach(0)))
+
+
+def sources_of(t: Expressions, values: Iterable[Value]) -> tuple[list[Op], bool, bool]:
+    """The ops that values are computed from, whether the thread's index is among these, and whether
+    something is that cannot be computed for another thread."""
+    defs = {r: o for b in t.builders for o in b.ops for r in o.results}
+    values = list(values)
+    made = list(upstream(values, defs))
+    inner = [x for o in made for x in (o, *(y for block in o.regions for y in walk(block)))]
+    by_thread = any(isinstance(x, ThreadIndex) for x in inner)
+    kept = any(isinstance(x, Load) and x.buffer.buffer.space == "local" for x in inner)
+    carried = any(v in t.carried for v in (*values, *(v for x in inner for v in x.operands)))
+    return made, by_thread, kept or carried or (by_thread and not all(o.pure for o in made))
+
+
+def same_in_all_threads(
+    t: Expressions, guards: Sequence[Condition | None], values: Iterable[Value] = ()
+) -> bool:
+    """Whether either all threads or none come where `guards` hold, and find `values` alike, as far
+    as can be told."""
+    if None in guards:
+        return False
+    terms = [v for guard in guards for c in guard or () for v in c.tested.terms]
+    _, by_thread, unknown = sources_of(t, (*terms, *values))
+    return not by_thread and not unknown
+
+
+def asks_for_threads(t: Expressions) -> bool:
+    """Whether the kernel has asked for the thread's index so far."""
+    made = (o for b in t.builders for o in walk(Block((), tuple(b.ops))))
+    return any(isinstance(o, ThreadIndex) for o in made)
 
 
 # --- indices --------------------------------------------------------------------------------------
