@@ -1,12 +1,14 @@
 """PTX that ptxas compiles right, in the place of such that it does not.
 
-Two faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found on an H200:
+Three faults of ptxas 13.0 and 13.5, for sm_80 and sm_90a, that the fuzzer found on an H200:
 
 - Of `y = x + c; z = x or a, by a predicate; w = z + c` in 16-bit floats (sums, products, minima and
   maxima alike) the two sums become one of pairs, behind the predicated move of `a` to the register
   of `x`: `y` is `w`. Where such values are selected by a mask, no register is shared.
 - A pair of float8 that is the upper half of a register which ptxas finds to be 0, and LLVM did not
   (a shuffled 0), is converted from a number of no meaning. From a register of its own it is not.
+- So are the operands of a float8 mma, which sm_90a does by such conversions and two mma of float16.
+  Where an operand is shuffled these stand in the PTX, and the conversions are the ones of before.
 """
 
 from __future__ import annotations
@@ -20,10 +22,24 @@ _HALVES = re.compile(r"^\tmov\.b32 \t(?:\{[^}]*\}, (%\w+)|(%\w+), \{[^}]*\});$",
 _CUT = re.compile(r"^\tcvt\.u(?:16\.u32 \t%\w+, (%\w+)|32\.u16 \t(%\w+), %\w+);$", re.M)
 _SELECT = re.compile(r"^\tselp\.b(16|32) \t(%\w+), (\S+), (\S+), (%\w+);$", re.M)
 _FLOAT8 = re.compile(r"^\tcvt\.rn\.f16x2\.(e4m3x2|e5m2x2) \t(%\w+), (%\w+);$", re.M)
+_LINE = re.compile(r"^\t(?:@!?%\w+ )?([\w.]+) +\t?(\{.*?\}|[^,;]*), (.*);$", re.M)
+_MMA = re.compile(
+    r"^\tmma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.(e4m3|e5m2)\.(e4m3|e5m2)\.f32 "
+    r"\{(.*?)\}, \{(.*?)\}, \{(.*?)\}, \{(.*?)\};$",
+    re.M,
+)
 
 
 def without_faults(ptx: str) -> str:
     """`ptx`, rewritten where ptxas would make something else of it than it says."""
+    if "\n.target sm_90" in ptx and _MMA.search(ptx):
+        shuffled = _behind_shuffles(ptx)
+        ptx = _MMA.sub(
+            lambda m: (
+                m[0] if shuffled.isdisjoint(_REGISTER.findall(m[4] + m[5])) else _by_float16(m)
+            ),
+            ptx,
+        )
     ptx = _FLOAT8.sub(_from_own_register, ptx)
     paired = {r for line in _PAIRED.findall(ptx) for r in _REGISTER.findall(line)}
     if not paired:
@@ -65,3 +81,38 @@ def _from_own_register(m: re.Match[str]) -> str:
         "}",
     ]
     return "\n".join("\t" + line for line in lines)
+
+
+def _behind_shuffles(ptx: str) -> set[str]:
+    """The registers that are computed from what lanes exchange, without a way through memory."""
+    users: dict[str, list[str]] = {}
+    left: list[str] = []
+    for op, to, sources in _LINE.findall(ptx):
+        made = _REGISTER.findall(to)
+        left += made if op.startswith("shfl") else ()
+        for r in _REGISTER.findall(sources) if not op.startswith("ld") else ():
+            users.setdefault(r, []).extend(made)
+    found: set[str] = set()
+    while left:
+        if (r := left.pop()) not in found:
+            found.add(r)
+            left += users.get(r, ())
+    return found
+
+
+def _by_float16(m: re.Match[str]) -> str:
+    """Two products: of the lower halves of all operands' registers, and of the upper ones."""
+    *kinds, to, a, b, c = m.groups()
+    registers = [(x, kind) for kind, given in zip(kinds, (a, b)) for x in given.split(", ")]
+    names = [f"%operand{i}" for i in range(len(registers))]
+    sums = [f"%sum{i}" for i in range(4)]
+    lines = [f".reg .b32 {', '.join(names + sums)};", ".reg .b16 %lower, %upper;"]
+    for half, into, start in (("%lower", ", ".join(sums), c), ("%upper", to, ", ".join(sums))):
+        for name, (register, kind) in zip(names, registers):
+            lines.append(f"mov.b32 {{%lower, %upper}}, {register};")
+            lines.append(f"cvt.rn.f16x2.{kind}x2 \t{name}, {half};")
+        lines.append(
+            f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{into}}}, "
+            f"{{{', '.join(names[:4])}}}, {{{', '.join(names[4:])}}}, {{{start}}};"
+        )
+    return "\n".join("\t" + line for line in ("{", *lines, "}"))
