@@ -21,6 +21,7 @@ from tilec.frontend.signature import (
 )
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
 from tilec.frontend.whole_loop_forms import WholeLoops
+from tilec.ir.analysis import LANES
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
@@ -58,7 +59,7 @@ class Specialisation:
     threads: int | None = None
     grid: tuple[int, ...] | str | None = None
     wide: bool = False
-    warp_size: int = 32
+    warp_size: int = LANES
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -135,6 +136,7 @@ class _KernelTracer(WholeLoops):
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
                 **({} if self.segment is None else {"segment": self.segment}),
+                **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,
             },
             self.signature.loc,

@@ -47,6 +47,8 @@ from tilec.ir.ops import (
     Parallel,
     Scope,
     Select,
+    Shuffle,
+    ShuffleXor,
     ThreadIndex,
     Unary,
     Warp,
@@ -385,11 +387,18 @@ def _is_integer(value: Value) -> bool:
 
 
 class Level(IntEnum):
-    """The largest group of threads in which a value is the same for all."""
+    """The largest group of threads in which a value is the same for all. A warp is the target's."""
 
     BLOCK = 0
     WARP = 1
     THREAD = 2
+
+
+LANES = 32
+"""Of a warp, where the function's attribute `warp_size` says no other number."""
+# thread < n is the same for a warp where n is a multiple of its lanes; thread <= n where n + 1 is.
+_BEHIND = {"lt": 0, "ge": 0, "le": 1, "gt": 1}
+_COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor")
 
 
 _LEVELS = {
@@ -417,6 +426,11 @@ class Uniformity:
     def __init__(self, func: Func) -> None:
         self._levels: dict[Value, Level] = {}
         self._around: dict[Op, Level] = {}
+        self._lanes = int(func.attrs.get("warp_size") or LANES)
+        self._constants: dict[Value, int] = {}
+        self._quotients: dict[Value, int] = {}  # the thread's index // the number
+        self._swapped: dict[Value, tuple[Value, int]] = {}  # what, and by which bits of the lane
+        self._alike: dict[Value, int] = {}  # of lanes that differ in these bits
         self._again = True  # a value was raised that ops before it in the text use
         while self._again:
             self._again = False
@@ -450,6 +464,10 @@ class Uniformity:
                     self._effects(o, around)
                 own = _LEVELS.get(o.opname, Level.BLOCK)
                 level = max(own, self._highest(o.operands))
+                if isinstance(o, Const) and isinstance(o.value, int):
+                    self._constants[o.result] = o.value
+                elif level is Level.THREAD and self._same_for_a_warp(o):
+                    level = Level.WARP
                 if level is not Level.BLOCK:
                     for r in o.results:
                         self._raise(r, level)
@@ -468,6 +486,36 @@ class Uniformity:
             for region in o.regions:
                 self._block(region, max(inside, self._highest(decides(o))))
             self._again = self._hand_on(o) or self._again
+
+    def _same_for_a_warp(self, o: Op) -> bool:
+        """Whether `o` is the thread's index // a multiple of a warp's lanes, or compares it with
+        one, or is what all lanes have brought together by exchanges."""
+        match o:
+            case ThreadIndex():
+                self._quotients[o.result] = 1
+            case Cast(operand=v) if v in self._quotients and o.dtype.bits >= 32:
+                self._quotients[o.result] = self._quotients[v]
+            case Binary(kind="floordiv" | "shr" as kind, lhs=v, rhs=r) if v in self._quotients:
+                by = self._constants.get(r, 0)
+                by = 1 << by if kind == "shr" and 0 <= by < 31 else by
+                if by > 0:
+                    self._quotients[o.result] = self._quotients[v] * by
+                    return self._quotients[o.result] % self._lanes == 0
+            case Compare(lhs=v, rhs=r, kind=kind) if self._quotients.get(v) == 1:
+                end = self._constants.get(r, 1) + _BEHIND.get(kind, 0)
+                return kind in _BEHIND and r in self._constants and end % self._lanes == 0
+            case Shuffle():
+                return self._levels.get(o.lane, Level.BLOCK) < Level.THREAD
+            case ShuffleXor(value=v, mask=bits):
+                if bits & (bits - 1) == 0:
+                    self._swapped[o.result] = (v, bits)
+            case Binary(kind=kind, lhs=v, rhs=r) if kind in _COMMUTATIVE:
+                for own, other in ((v, r), (r, v)):
+                    source, bits = self._swapped.get(other, (None, 0))
+                    if source is own:
+                        self._alike[o.result] = self._alike.get(own, 0) | bits
+                        return self._alike[o.result] == self._lanes - 1
+        return False
 
     def _hand_on(self, o: Op) -> bool:
         """A carried value is as uniform as all that flows into it; after the loop, or the branch,

@@ -435,13 +435,16 @@ def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
             "move it out of the T.Parallel loop, or write the element's own arithmetic there",
         )
     where = f" (line {condition.loc.line})" if condition is not None else ""
+    alike = "the whole block (block indices, sizes, loop indices)"
+    if _needs(o) == Level.WARP:
+        alike = "a whole warp (of the thread only T.get_warp_idx())"
     kind = "if" if isinstance(condition, If) else "loop"
     return CompileError(
         f"{what} needs every thread of its scope, but stands under a condition{where} that differs "
         f"from {who} to {who}",
         o.loc,
-        f"move it out of the {kind}, or make the condition the same for the whole block "
-        "(block indices, sizes, loop indices); choose elements with T.if_then_else",
+        f"move it out of the {kind}, or make the condition the same for {alike}; choose elements "
+        "with T.if_then_else",
     )
 
 

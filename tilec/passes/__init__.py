@@ -41,6 +41,7 @@ from tilec.passes.lower_shuffles import lower_shuffles
 from tilec.passes.lower_stores import lower_stores
 from tilec.passes.lower_threads import lower_threads
 from tilec.passes.lower_tiles import lower_tiles
+from tilec.passes.mask_warps import mask_warps
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
 from tilec.passes.plan_pipeline import plan_pipeline
@@ -80,6 +81,7 @@ THREADS: tuple[tuple[Pass, str], ...] = ((insert_sync, "TILE"),)
 
 HOST: tuple[tuple[Pass, str], ...] = (
     (lower_tiles, "TILE"),
+    (mask_warps, "TILE"),
     (lower_shuffles, "TILE"),
     (lower_threads, "TILE"),  # code is cut at its barriers and around loops over tiles
 )

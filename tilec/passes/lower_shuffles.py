@@ -6,6 +6,7 @@ it wants; the warp meets again before the array is used anew."""
 
 from __future__ import annotations
 
+from tilec.ir.analysis import LANES
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import (
     Alloc,
@@ -22,8 +23,6 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.target import Target
-
-LANES = 32
 
 
 def lower_shuffles(func: Func, target: Target) -> Func:

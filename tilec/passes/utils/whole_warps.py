@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import Level, Uniformity, uniformity_of
+from tilec.ir.analysis import LANES, Level, Uniformity, uniformity_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
     Compare,
@@ -36,7 +36,6 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import INT32, ScalarType
 from tilec.ir.verify import meets
-from tilec.passes.lower_shuffles import LANES
 from tilec.target import Target
 
 _MEMORY = ("shared", "global")

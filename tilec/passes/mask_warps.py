@@ -1,0 +1,218 @@
+"""mask_warps: on a target whose blocks are one thread, warps that go their own ways keep step.
+
+Before: TILE, and what a warp does together (a shuffle, a meeting) stands under conditions that hold
+for some warps and not for others: `if row < M: s = warp_reduce_sum(x)`. After: it stands outside of
+such conditions, and what lies between is done under the condition by itself, so that
+`lower_threads` can cut there.
+
+    if row < M:                        x = load A[row] if row < M else 0
+        x = load A[row]                y = shuffle_xor x, 1
+        y = shuffle_xor x, 1   ->      store B[row] = y if row < M
+        store B[row] = y
+
+A loop that some warps leave earlier runs as long as any thread has an iteration left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilec.ir.analysis import Level, asks_for_threads, uniformity_of
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, walk
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Compare,
+    Const,
+    For,
+    If,
+    Load,
+    Select,
+    Shuffle,
+    ShuffleXor,
+    Store,
+    Unary,
+    WarpMma,
+    WarpSync,
+    While,
+    Yield,
+    decides,
+    yielded,
+)
+from tilec.ir.types import INT32, BufferType
+from tilec.target import Target
+
+
+def mask_warps(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if not asks_for_threads(func):
+        return func
+    level = uniformity_of(func).level
+    if not any(_has_cut(o) and max(map(level, decides(o))) > Level.BLOCK for o in walk(func.body)):
+        return func
+    masks = _Masks(func)
+    masks.b.emit(Yield, tuple(masks.block(func.body, None)))
+    return func.with_body(replace(func.body, ops=tuple(masks.b.ops)))
+
+
+_TOGETHER = (WarpSync, Shuffle, ShuffleXor, WarpMma)
+
+
+def _has_cut(o: Op) -> bool:
+    inside = (x for region in o.regions for x in walk(region))
+    return isinstance(o, For | While | If) and any(isinstance(x, _TOGETHER) for x in inside)
+
+
+class _Masks:
+    """Ops are copied to `b`. A mask is a bool of each thread, whether it comes there; None where
+    all do."""
+
+    def __init__(self, func: Func) -> None:
+        self.level = uniformity_of(func).level
+        self.b = Builder(func.loc)
+        self.subst: Substitution = {}
+        self.users: dict[Value, list[Op]] = {}
+        for o in walk(func.body):
+            for v in o.operands:
+                self.users.setdefault(v, []).append(o)
+        self.masked: set[Value] = set()  # copies: without a meaning where the mask is false
+
+    def block(self, block: Block, mask: Value | None) -> list[Value]:
+        """Copy the ops of a block; what it yields."""
+        run: list[Op] = []
+        for o in block.ops:
+            if isinstance(o, Yield):
+                break
+            if isinstance(o, (*_TOGETHER, Alloc)) or _has_cut(o):
+                self.run(run, mask)
+                run = []
+                self.op(o, mask)
+            else:
+                run.append(o)
+        self.run(run, mask)
+        return [self.copy(v) for v in yielded(block)]
+
+    def copy(self, v: Value) -> Value:
+        return self.subst.get(v, v)
+
+    def run(self, ops: Sequence[Op], mask: Value | None) -> None:
+        """Copy ops that each thread does by itself, under the mask where they are more than
+        arithmetic."""
+        if mask is None or all(o.pure for o in ops):
+            for o in ops:
+                self.b.ops.append(clone(o, self.subst))
+                if not self.masked.isdisjoint(self.b.ops[-1].operands):
+                    self.masked.update(self.b.ops[-1].results)
+            return
+        inside = {x for o in ops for x in (o, *(y for r in o.regions for y in walk(r)))}
+        made = [r for o in ops for r in o.results]
+        needed = [r for r in made if not inside.issuperset(self.users.get(r, ()))]
+        then, orelse = Builder(ops[0].loc), Builder(ops[0].loc)
+        then.ops += [clone(o, self.subst) for o in ops]
+        then.emit(Yield, tuple(self.copy(r) for r in needed))
+        zeros = (orelse.value(Const, 0.0 if r.dtype.is_float else 0, r.dtype) for r in needed)
+        orelse.emit(Yield, tuple(zeros))
+        types = tuple(r.type for r in needed)
+        done = self.b.emit(If, mask, then.block(), orelse.block(), types, loc=ops[0].loc)
+        self.subst.update(zip(needed, done.results))
+        self.masked.update(done.results)
+
+    def op(self, o: Op, mask: Value | None) -> None:
+        self.b.loc = o.loc
+        if not isinstance(o, For | While | If):
+            self.b.ops.append(clone(o, self.subst))
+            self.masked.update(self.b.ops[-1].results if mask is not None else ())
+            return
+        parts = any(self.level(v) > Level.BLOCK or self.copy(v) in self.masked for v in decides(o))
+        match o:
+            case If() if parts:
+                results = self.parted(o, mask)
+            case For() | While() if parts or (isinstance(o, While) and mask is not None):
+                results = self.stepped(o, mask)
+            case _:
+                results = self.whole(o, mask)
+        self.subst.update(zip(o.results, results))
+        if mask is not None or parts:
+            self.masked.update(results)
+
+    # --- loops and branches ---
+
+    def whole(self, o: Op, mask: Value | None) -> Sequence[Value]:
+        """A loop or branch that all threads take alike, with the mask inside."""
+        outer = self.b
+        changed: dict[str, Any] = {}
+        for name in o.region_fields:
+            region = getattr(o, name)
+            args = tuple(Value(a.type, a.name) for a in region.args)
+            self.subst.update(zip(region.args, args))
+            if mask is not None:
+                self.masked.update(args[isinstance(o, For) :])
+            self.b = Builder(o.loc)
+            self.b.emit(Yield, tuple(self.block(region, mask)))
+            changed[name] = self.b.block(args)
+        self.b = outer
+        bare: dict[str, Any] = {n: Block((), ()) for n in o.region_fields}
+        made: Op = replace(clone(replace(o, **bare), self.subst), **changed)
+        self.b.ops.append(made)
+        return made.results
+
+    def parted(self, o: If, mask: Value | None) -> Sequence[Value]:
+        """Both branches, one after the other."""
+        cond = self.copy(o.cond)
+        then = self.block(o.then, self.both(mask, cond))
+        orelse = self.block(o.orelse, self.both(mask, self.b.value(Unary, "not", cond)))
+        return [self.b.value(Select, cond, x, y) for x, y in zip(then, orelse)]
+
+    def both(self, mask: Value | None, cond: Value) -> Value:
+        return cond if mask is None else self.b.value(Binary, "and", mask, cond)
+
+    def stepped(self, o: For | While, mask: Value | None) -> Sequence[Value]:
+        """A loop as long as any thread has an iteration left, under a mask of those that have."""
+        outer = self.b
+        left = outer.value(Alloc, BufferType((1,), INT32, "shared"), name="left")
+        zero, one = outer.value(Const, 0, INT32), outer.value(Const, 1, INT32)
+        first = () if isinstance(o, While) else (self.copy(o.lo),)
+        inits = (*first, *map(self.copy, o.inits))
+        outer.emit(Store, left, (zero,), zero)
+        inits = (self.vote(o, inits, mask, left, zero, one), *inits)
+        cond = Builder(o.loc)
+        going = cond.value(Compare, "ne", cond.value(Load, left, (zero,)), zero)
+        cond.emit(Yield, (going,))
+        mine, *args = before = tuple(Value(v.type, v.name) for v in inits)
+        self.masked.update(before)
+        self.b = Builder(o.loc)
+        self.subst.update(zip(o.body.args, args))
+        after = self.block(o.body, mine)
+        if isinstance(o, For):
+            after.insert(0, self.b.value(Binary, "add", args[0], self.copy(o.step)))
+        after = [self.b.value(Select, mine, new, old) for new, old in zip(after, args)]
+        self.b.emit(Store, left, (zero,), zero)
+        self.b.emit(Yield, (self.vote(o, after, mine, left, zero, one), *after))
+        body, self.b = self.b.block(before), outer
+        asked = (Value(v.type, v.name) for v in inits)
+        done = outer.emit(While, inits, cond.block(asked), body)
+        return done.results[1 + isinstance(o, For) :]
+
+    def vote(
+        self,
+        o: For | While,
+        carried: Sequence[Value],
+        mask: Value | None,
+        left: Value,
+        zero: Value,
+        one: Value,
+    ) -> Value:
+        """Whether this thread has an iteration left; `left` is 1 where any has."""
+        if isinstance(o, For):
+            again = self.b.value(Compare, "lt", carried[0], self.copy(o.hi))
+        else:
+            self.subst.update(zip(o.cond.args, carried))
+            (again,) = self.block(o.cond, mask)
+        mine = self.both(mask, again)
+        then = Builder(o.loc)
+        then.emit(Store, left, (zero,), one)
+        then.emit(Yield, ())
+        self.b.emit(If, mine, then.block(), Block((), (Yield((), loc=o.loc),)), ())
+        self.b.emit(WarpSync)
+        return mine
