@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -118,13 +119,76 @@ def direct(in_dtype, accum, ta, tb, first):
     "in_dtype, accum", [("float16", "float16"), ("bfloat16", "float32"), ("int8", "int32")]
 )
 def test_operands_in_every_order(target, ta, tb, first, in_dtype, accum):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     kind = ml_dtypes.bfloat16 if in_dtype == "bfloat16" else in_dtype
     a, b = random(64, 64, dtype=kind), random(64, 64, dtype=kind)
     c = np.zeros((64, 64), accum)
     run(direct(in_dtype, accum, ta, tb, first), target, a, b, c)
     left, right = (a.T if ta else a).astype("f8"), (b.T if tb else b).astype("f8")
     np.testing.assert_array_equal(c, left @ right)
+
+
+ATOMS = [
+    ("float16", "float16", 32, 16), ("float16", "float32", 8, 24), ("float32", "float32", 8, 16),
+    ("float32", "float32", 4, 8), ("float64", "float64", 8, 24), ("int8", "int32", 16, 8),
+    ("uint8", "int32", 32, 16), ("float8_e4m3", "float32", 32, 16),
+]  # fmt: skip
+
+
+def atoms(in_dtype, accum, chunk, columns, spare):
+    """By the names of TileLang's emitter: atoms one by one, and a stored tile of two dimensions;
+    A is in the ring's place `spare`."""
+    emitter = TensorCoreIntrinEmitter(
+        in_dtype, in_dtype, accum, False, True, 1, 2, 32, columns, chunk, is_m_first=None
+    )
+    m, n = 32, 2 * columns
+
+    @tilec.kernel
+    def matmul(
+        A: T.Tensor((m, 2 * chunk), in_dtype),
+        B: T.Tensor((n, 2 * chunk), in_dtype),
+        C: T.Tensor((m, n), accum),
+    ):
+        with T.Kernel(1, threads=emitter.threads):
+            A_s = T.alloc_shared((2, m, chunk), in_dtype)
+            B_s = T.alloc_shared((n, chunk), in_dtype)
+            C_s = T.alloc_shared((m, n), accum)
+            A_l = T.alloc_local(emitter.warp_rows * emitter.local_size_a, in_dtype)
+            B_l = T.alloc_local(emitter.warp_cols * emitter.local_size_b, in_dtype)
+            size = emitter.warp_rows * emitter.warp_cols * emitter.local_size_out
+            C_l = T.alloc_local(size, accum)
+            T.clear(C_l)
+            for ko in T.serial(2):
+                T.copy(A[0, ko * chunk], A_s[spare, :, :])
+                T.copy(B[0, ko * chunk], B_s)
+                for ki in T.serial(chunk // emitter.micro_size_k):
+                    emitter.ldmatrix_a(A_l, A_s[spare, 0:m, 0:chunk], ki)
+                    emitter.ldmatrix_b(B_l, B_s, ki)
+                    for i, j in T.grid(emitter.mma_num_inst_m, emitter.mma_num_inst_n):
+                        emitter.mma_atom(A_l, B_l, C_l, i, j, ki)
+            emitter.stmatrix(C_l, C_s)
+            T.copy(C_s, C)
+
+    return matmul
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("in_dtype, accum, chunk, columns", ATOMS)
+def test_atoms_of_all_dtypes(target, in_dtype, accum, chunk, columns):
+    if target == "hip:gfx942" and in_dtype != "float64":
+        pytest.skip("as on the CPU, by shuffles")
+    kind = ml_dtypes.float8_e4m3fn if in_dtype.startswith("float8") else in_dtype
+    a = abs(random(32, 2 * chunk)).astype(kind)
+    b = abs(random(2 * columns, 2 * chunk)).astype(kind)
+    c = np.full((32, 2 * columns), 77, accum)
+    kernel = atoms(in_dtype, accum, chunk, columns, 1)
+    run(kernel, target, a, b, c)
+    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8").T)
+    if target == "cuda:sm_90a":
+        emitted = kernel.compile(a, b, c, target=target).asm
+        shape = (
+            "m8n8k4" if in_dtype == "float64" else f"m16n8k{min(chunk, 256 // (8 * a.itemsize))}"
+        )
+        assert f"mma.sync.aligned.{shape}.row.col" in emitted
 
 
 WRONG = {
@@ -162,7 +226,10 @@ def wrong(A: T.Tensor((8, 8), "float32")):
         ({"block_col_warps": 0}, "block_col_warps is 0, not a multiple of 1"),
         ({"a_dtype": "float32"}, "no mma.sync of float32, float16, float16"),
         ({"b_dtype": "int8"}, "no mma.sync of float16, int8, float16"),
-        ({"reduce_k": 2}, "reduce_k=2"),
+        ({"num_elems_per_byte": 2}, "num_elems_per_byte=2"),
+        ({"warp_col_tiles": 20}, "warp_col_tiles is 20, not a multiple of 8"),
+        ({"chunk": 24}, "chunk is 24, not a multiple of 16"),
+        ({"reduce_k": 0}, "reduce_k is 0"),
     ],
 )
 def test_wrong_emitters(given, says):
@@ -216,3 +283,29 @@ def test_the_listing_on_a_gpu(dtypes):
         c.fill_(77)
         kernel(a, b, c)
         assert torch.equal(c.double(), a.double() @ b.double().T)
+
+
+REGIONS = {
+    "S[0, 0:8, 0:8][8, 0]": "index 8 in a slice of 8 of S",
+    "S[0, 0:8, 0:8][0]": "cannot be indexed again",
+    "S[0, 0, 0][0]": "cannot be indexed again",
+}
+
+
+@pytest.mark.parametrize("written", REGIONS)
+def test_elements_of_regions_that_are_none(written, tmp_path):
+    text = f"""
+import tilec, tilec.language as T
+@tilec.kernel
+def wrong(A: T.Tensor((8, 8), "float32")):
+    with T.Kernel(1, threads=64):
+        S = T.alloc_shared((2, 16, 16), "float32")
+        A[0, 0] = {written}
+"""
+    file = tmp_path / "wrong.py"
+    file.write_text(text)
+    names = {}
+    exec(compile(text, str(file), "exec"), names)
+    with pytest.raises(tilec.CompileError, match=REGIONS[written]) as caught:
+        names["wrong"].compile(np.zeros((8, 8), "float32"), target="cuda:sm_80")
+    assert caught.value.loc.line == 7

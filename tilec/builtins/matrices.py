@@ -24,9 +24,11 @@ def ptx_mma(
     """`mma.sync` of one warp: C += A B, each thread with its own elements in local buffers, from
     the given indices on. PTX ISA, "Warp-level matrix instructions".
 
-    `shape`: "m16n8k16" of float16 and bfloat16, "m16n8k32" of int8; "row" and "col" layouts. The
-    dtypes are those of the buffers, C is float32 (of float16 also float16) or int32. All lanes of
-    the warp come here. Targets without the instruction exchange the elements by shuffles. Raises
-    CompileError for buffers that are not local, and for dtypes that there is no instruction for.
+    `shape`: "m16n8k16" of float16 and bfloat16, "m16n8k8" of float32 (rounded to TF32), "m16n8k32"
+    of float8 and int8, "m8n8k4" of float64; half of k, too, but of float8 and float64; "row" and
+    "col" layouts. The dtypes are those of the buffers, C is float32 (of float16 also float16),
+    int32 or float64. All lanes of the warp come here. Targets without the instruction exchange the
+    elements by shuffles. Raises CompileError for buffers that are not local, and for dtypes that
+    there is no instruction for.
     """
     only_inside("ptx_mma")

@@ -10,6 +10,7 @@ from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
 from tilec.ir.ops import WarpMma
+from tilec.ir.types import FLOAT32, TFLOAT32
 from tilec.support.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -29,25 +30,27 @@ def ptx_mma(t: Expressions, c: Call) -> None:
             'write "row", "col": what each lane holds does not depend on how memory is laid out',
         )
     dtypes = [b.type.dtype for b in buffers]
+    taken = [TFLOAT32 if d is FLOAT32 else d for d in dtypes[:2]]
     found = [
         i
-        for i in instructions.instructions_of(*dtypes)
+        for i in instructions.instructions_of(taken[0], taken[1], dtypes[2])
         if isinstance(i, instructions.MmaInstruction)
     ]
-    shapes = {f"m{i.m}n{i.n}k{i.k}": i for i in found if i.n == 8 and i.a_dtype.bits < 32}
+    shapes = {f"m{i.m}n{i.n}k{i.k}": i for i in found}
     if c["shape"] not in shapes:
         known = ", ".join(shapes) or "none"
         names = ", ".join(d.name for d in dtypes)
         raise t.error(
             f"there is no mma {c['shape']} of {names} (A, B, C); there are: {known}",
-            'write "m16n8k16" of float16 or bfloat16 with float32, "m16n8k32" of int8 with int32',
+            'write "m16n8k16" of float16 or bfloat16 with float32, "m16n8k8" of float32, '
+            '"m16n8k32" of float8 with float32 or of int8 with int32, "m8n8k4" of float64',
             c.place("shape"),
         )
     instr = shapes[c["shape"]]
     counts = [n * pack for n, pack in zip(instr.registers, instr.packs)]
     operands = [
-        [t.load(_element(t, b, at, k)).value for k in range(count)]
-        for b, at, count in zip(buffers, first, counts)
+        [t.convert(t.load(_element(t, b, at, k)), dtype).value for k in range(count)]
+        for b, at, count, dtype in zip(buffers, first, counts, (*taken, dtypes[2]))
     ]
     made = t.emit(WarpMma, instr.name, *map(tuple, operands))
     for k, result in enumerate(made.results):

@@ -320,6 +320,25 @@ class Expressions(Containers):
 
     # --- subscripts -------------------------------------------------------------------------------
 
+    def _element_of(self, region: Region, indices: Sequence[object]) -> object:
+        """An element of `A[stage, i:i + m, j:j + n]`, by indices into its slices."""
+        slices = [d for d, e in enumerate(region.extents) if e is not None]
+        known = not region.steps and not region.counts and len(slices) == len(indices)
+        if not slices or not known or not all(isinstance(x, int | Scalar) for x in indices):
+            hint = f"index once: {region.buffer.name}[i, j]"
+            raise self.error(f"{describe(region)} cannot be indexed again", hint)
+        offsets: list[Any] = list(region.offsets)
+        for d, index in zip(slices, indices):
+            extent = region.extents[d]
+            assert extent is not None
+            if isinstance(index, int) and not -extent <= index < extent:
+                said = f"index {index} in a slice of {extent} of {region.buffer.name}"
+                raise self.error(said, "write an index inside of the slice")
+            if isinstance(index, int) and index < 0:
+                index += extent
+            offsets[d] = self.binary("add", offsets[d], index)  # type: ignore[arg-type]
+        return self.subscript(region.buffer, offsets)
+
     def _subscript(self, node: ast.Subscript) -> object:
         owner = self.expression(node.value)
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -333,8 +352,7 @@ class Expressions(Containers):
             case Lanes():
                 return self.container_item(owner.items, node.slice)
             case Region():
-                hint = f"index once: {owner.buffer.name}[i, j]"
-                raise self.error(f"{describe(owner)} cannot be indexed again", hint)
+                return self._element_of(owner, [self._subscript_item(n) for n in items])
             case type() if issubclass(owner, T.Tensor):
                 key = self.expression(node.slice)
                 return self.annotation(owner, key if isinstance(key, tuple) else (key,))

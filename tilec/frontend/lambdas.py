@@ -53,7 +53,7 @@ def index_function(t: Expressions, node: ast.expr, rank: int) -> Callable[..., A
 
 def _is_ours(function: FunctionType) -> bool:
     module = function.__module__
-    return module.split(".", 1)[0] == "tilec" and module != "tilec.intrinsics"
+    return module.split(".", 1)[0] == "tilec" and module != "tilec.intrinsics.swizzles"
 
 
 class _Lifter(ast.NodeTransformer):

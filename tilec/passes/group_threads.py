@@ -17,6 +17,7 @@ import numpy as np
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, rewrite, walk
 from tilec.ir.errors import CompileError
+from tilec.ir.instr import find_instruction
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -86,7 +87,7 @@ def group_threads(func: Func, target: Target) -> Func:
                 return replace(o, engine="")
             case Gemm(asynchronous=True) if not target.has("wgmma"):
                 return replace(o, asynchronous=False)
-            case WarpMma() if not target.has("mma"):
+            case WarpMma() if not target.has(find_instruction(o.instr).feature):
                 return by_shuffles(o, target)
             case CpAsyncCommit() | CpAsyncWait() if not target.has("cp_async"):
                 return []

@@ -1,9 +1,9 @@
 """Matrix instructions of a warp, by shuffles, for targets that lack them.
 
 Which lane holds which element, in which of its registers, is what the instruction's own layouts
-say (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane l has of C the rows l / 4 and l / 4 + 8 in
-the columns 2 (l % 4) and the next; for each step along k it is sent the elements of A and B that
-these need."""
+say (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Lane l has of C the rows l / 4 and (of 16) l / 4
++ 8 in the columns 2 (l % 4) and the next; for each step along k it is sent the elements of A and B
+that these need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ LANES = 32
 
 
 def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
-    """What `o` computes, each product and sum in float32 or int32."""
+    """What `o` computes, each product and sum in float32, float64 or int32."""
     b, instr = Builder(o.loc), find_instruction(o.instr)
-    wide = FLOAT32 if o.c[0].dtype.is_float else INT32
+    dtype = o.c[0].dtype
+    wide = dtype if dtype.bits == 64 else FLOAT32 if dtype.is_float else INT32
+    halves = instr.m // 8
 
     def number(value: int) -> Value:
         return b.value(Const, value, INT32)
@@ -35,7 +37,7 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
     first = b.value(Binary, "sub", combined("mod", thread, warp), lane)
     row = combined("floordiv", lane, 4)
     column = combined("mul", combined("mod", lane, 4), 2)
-    per = 32 // o.a[0].dtype.bits  # elements of a register
+    per = max(1, 32 // o.a[0].dtype.bits)  # elements of a register
     reach = 4 * per  # of the registers of four lanes along k
 
     def sent(value: Value, place: Value) -> Value:
@@ -47,12 +49,12 @@ def by_shuffles(o: WarpMma, target: Target) -> list[Op]:
     for k in range(instr.k):
         part, at = k // reach, k % reach // per
         of_row = b.value(Binary, "add", combined("mul", row, 4), number(at))
-        a = [sent(o.a[(part * 2 + half) * per + k % per], of_row) for half in range(2)]
+        a = [sent(o.a[(part * halves + h) * per + k % per], of_row) for h in range(halves)]
         right = []
         for c in range(2):
             place = combined("add", combined("mul", combined("add", column, c), 4), at)
             right.append(sent(o.b[part * per + k % per], place))
-        for i in range(4):
+        for i in range(2 * halves):
             product = b.value(Binary, "mul", a[i // 2], right[i % 2])
             sums[i] = b.value(Binary, "add", sums[i], product)
     named = {}

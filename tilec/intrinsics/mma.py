@@ -1,0 +1,184 @@
+"""`TensorCoreIntrinEmitter`: `mma.sync` for kernels that say which thread holds what.
+
+What lanes hold is in the PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbours: of A lane
+l has the rows l / 4 and l / 4 + 8, of B the column l / 4, of C the rows of A and two neighbouring
+columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec import language as T
+from tilec.builtins.annotations import dtype_of
+from tilec.intrinsics.warps import Warps
+from tilec.ir.caller import caller_loc
+from tilec.ir.errors import CompileError
+
+# mypy: disable-error-code="no-untyped-def"
+
+_INT8, _FLOAT8 = ("int8", "uint8"), ("float8_e4m3", "float8_e5m2")
+_PRODUCTS = (
+    ("float16", "float16", "float16"),
+    ("float16", "float16", "float32"),
+    ("bfloat16", "bfloat16", "float32"),
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+    *((a, b, "int32") for a in _INT8 for b in _INT8),
+    *((a, b, "float32") for a in _FLOAT8 for b in _FLOAT8),
+)
+
+
+class TensorCoreIntrinEmitter(Warps):
+    """Loads, products and stores of a block of `block_row_warps` x `block_col_warps` warps, each of
+    which computes `warp_row_tiles` x `warp_col_tiles` elements, `chunk` along k at a time, by
+    `mma.sync` (16x16 elements of C take two).
+
+    A is (rows, k) in shared memory, or (k, rows) if `a_transposed`; B is (k, columns), or (columns,
+    k) if `b_transposed`. dtypes: float16 or bfloat16 with float32, float16 with float16, float32
+    (multiplied as TF32) with float32, float8 (a GPU of sm_89) with float32, int8 and uint8 with
+    int32, float64 with float64. In local memory a thread has `local_size_a`, `local_size_b` and
+    `local_size_out` elements of each `micro_size_x` rows and `micro_size_y` columns of a step along
+    k, `micro_size_k`: `warp_rows` and `warp_cols` times. Elements are loaded and stored one by one,
+    not by `ldmatrix` and `stmatrix`. Threads are counted along all dimensions of the block, unless
+    `thread_var` gives their number; `reduce_k` warps, `rk` of the loads, may share the sums along
+    k. Warps that the block has beyond these do the same as others. Raises CompileError for other
+    dtypes, and for sizes that are no multiples.
+    """
+
+    WARP_SIZE = 32
+
+    def __init__(
+        self,
+        a_dtype: object = "float16",
+        b_dtype: object = "float16",
+        accum_dtype: object = "float16",
+        a_transposed: bool = False,
+        b_transposed: bool = False,
+        block_row_warps: int = 2,
+        block_col_warps: int = 2,
+        warp_row_tiles: int = 16,
+        warp_col_tiles: int = 16,
+        chunk: int = 16,
+        reduce_k: int = 1,
+        num_elems_per_byte: int = 1,
+        is_m_first: bool | None = False,
+        thread_var: Any = None,
+    ) -> None:
+        self.a_dtype, self.b_dtype, self.accum_dtype = a_dtype, b_dtype, accum_dtype
+        self.a_transposed, self.b_transposed = a_transposed, b_transposed
+        self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
+        self.warp_row_tiles, self.warp_col_tiles, self.chunk = warp_row_tiles, warp_col_tiles, chunk
+        self.is_m_first, self.thread_var, self.reduce_k = bool(is_m_first), thread_var, reduce_k
+        self.threads = self.WARP_SIZE * block_row_warps * block_col_warps * reduce_k
+        dtypes = tuple(dtype_of(d).name for d in (a_dtype, b_dtype, accum_dtype))
+        if dtypes not in _PRODUCTS:
+            known = "; ".join(", ".join(names) for names in _PRODUCTS)
+            message = f"no mma.sync of {', '.join(dtypes)} (A, B, sums)"
+            raise CompileError(message, caller_loc(), f"there are: {known}")
+        if num_elems_per_byte != 1:
+            message = f"num_elems_per_byte={num_elems_per_byte}"
+            hint = "leave it out: elements have a byte or more"
+            raise CompileError(message, caller_loc(), hint)
+        bits = dtype_of(a_dtype).bits
+        self.per = max(1, 32 // bits)  # elements of a register
+        self.micro_size_x, self.micro_size_k = (8, 4) if bits == 64 else (16, 256 // bits)
+        if self.micro_size_k == 2 * chunk and bits < 64:
+            self.micro_size_k = chunk
+        self.micro_size_y = 8 if bits == 64 or warp_col_tiles % 16 else 16
+        for what, size, unit in (
+            ("block_row_warps", block_row_warps, 1),
+            ("block_col_warps", block_col_warps, 1),
+            ("reduce_k", reduce_k, 1),
+            ("warp_row_tiles", warp_row_tiles, self.micro_size_x),
+            ("warp_col_tiles", warp_col_tiles, 8),
+            ("chunk", chunk, self.micro_size_k),
+        ):
+            if size < unit or size % unit:
+                message = f"{what} is {size}, not a multiple of {unit}"
+                raise CompileError(message, caller_loc(), f"write {max(unit, size // unit * unit)}")
+        self.k_dim, self.M_DIM, self.n_dim = self.micro_size_k, self.micro_size_x, self.micro_size_y
+        self.warp_rows = warp_row_tiles // self.micro_size_x
+        self.warp_cols = warp_col_tiles // self.micro_size_y
+        self.local_size_a = self.micro_size_x * self.micro_size_k // 32
+        self.local_size_b = self.micro_size_y * self.micro_size_k // 32
+        self.local_size_out = self.local_size_c = self.micro_size_x * self.micro_size_y // 32
+        self.mma_prefix = self.shape = f"m{self.M_DIM}n8k{self.micro_size_k}"
+
+    @property
+    def mma_num_inst_m(self) -> int:
+        """How many times `mma_atom` goes along the rows."""
+        return self.warp_rows
+
+    @property
+    def mma_num_inst_n(self) -> int:
+        """How many times `mma_atom` goes along the columns."""
+        return self.warp_cols
+
+    @T.macro
+    def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
+        """This warp's rows of A, step `ki` along k, to local memory."""
+        lane, _, warp = self.place()
+        halves = self.micro_size_x // 8
+        for i in T.unroll(self.warp_rows):
+            for e in T.unroll(self.local_size_a):
+                unit, within = e // self.per, e % self.per
+                row = warp * self.warp_row_tiles + i * self.micro_size_x
+                row = row + lane // 4 + 8 * (unit % halves)
+                k = rk * self.chunk + ki * self.micro_size_k + unit // halves * (4 * self.per)
+                k = k + lane % 4 * self.per + within
+                if self.a_transposed:
+                    A_local[i * self.local_size_a + e] = A_shared[k, row]
+                else:
+                    A_local[i * self.local_size_a + e] = A_shared[row, k]
+
+    @T.macro
+    def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
+        """This warp's columns of B, step `ki` along k, to local memory."""
+        lane, warp, _ = self.place()
+        size = self.micro_size_k // 4  # elements of 8 columns
+        for j in T.unroll(self.warp_cols):
+            for e in T.unroll(self.local_size_b):
+                half, place = e // size, e % size
+                column = warp * self.warp_col_tiles + j * self.micro_size_y + half * 8 + lane // 4
+                k = rk * self.chunk + ki * self.micro_size_k + place // self.per * (4 * self.per)
+                k = k + lane % 4 * self.per + place % self.per
+                if self.b_transposed:
+                    B_local[j * self.local_size_b + e] = B_shared[column, k]
+                else:
+                    B_local[j * self.local_size_b + e] = B_shared[k, column]
+
+    @T.macro
+    def mma(self, A_local, B_local, C_local, k_inner=0):  # noqa: N803
+        """C += A B, of what the warp holds: one step along k, whatever `k_inner` is."""
+        for i in T.unroll(self.warp_rows):
+            for j in T.unroll(self.warp_cols):
+                self.mma_atom(A_local, B_local, C_local, i, j)
+
+    @T.macro
+    def mma_atom(self, A_local, B_local, C_local, inst_m_idx, inst_n_idx, k_inner=0):  # noqa: N803
+        """What `mma` does at (`inst_m_idx`, `inst_n_idx`) of `mma_num_inst_m` x `mma_num_inst_n`
+        places."""
+        halves = self.micro_size_y // 8
+        for half in T.unroll(halves):
+            T.ptx_mma(
+                self.accum_dtype,
+                self.shape,
+                "row",
+                "col",
+                self.a_dtype,
+                self.b_dtype,
+                self.accum_dtype,
+                A_local,
+                inst_m_idx * self.local_size_a,
+                B_local,
+                inst_n_idx * self.local_size_b + half * (self.local_size_b // halves),
+                C_local,
+                (inst_m_idx * self.warp_cols + inst_n_idx) * self.local_size_out
+                + half * (self.local_size_out // halves),
+            )
+
+    @T.macro
+    def store_at(self, lane, e):
+        """Row and column of a lane's element `e` of C, in micro_size_x x micro_size_y elements."""
+        rows = self.micro_size_x // 8
+        return lane // 4 + 8 * (e // 2 % rows), e // (2 * rows) * 8 + lane % 4 * 2 + e % 2

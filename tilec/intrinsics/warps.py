@@ -1,0 +1,72 @@
+"""What the emitters of all vendors have in common: which warp a thread belongs to, and where its
+sums go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec import language as T
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+class Warps:
+    """A block of `block_row_warps` x `block_col_warps` warps, the rows' or (`is_m_first`) the
+    columns' number running fastest."""
+
+    WARP_SIZE: int
+    block_row_warps: int
+    block_col_warps: int
+    warp_rows: int
+    warp_cols: int
+    micro_size_x: int
+    micro_size_y: int
+    local_size_out: int
+    is_m_first: bool
+    thread_var: Any
+    store_at: Any  # a macro: row and column of a lane's element of one tile of the sums
+
+    @T.macro
+    def extract_thread_binding(self, thread_id, is_m_first=None):
+        """(lane, warp among the columns, warp among the rows) of a thread's number."""
+        warp, rows, columns = (
+            thread_id // self.WARP_SIZE,
+            self.block_row_warps,
+            self.block_col_warps,
+        )
+        lane = thread_id % self.WARP_SIZE
+        if self.is_m_first if is_m_first is None else is_m_first:
+            return lane, warp % columns, warp // columns % rows
+        return lane, warp // rows % columns, warp % rows
+
+    @T.macro
+    def get_thread_binding(self):
+        """The number of this thread in its block."""
+        if self.thread_var is None:
+            return T.get_warp_idx(32) * 32 + T.get_lane_idx(32)
+        return self.thread_var
+
+    @T.macro
+    def place(self):
+        """`extract_thread_binding` of this thread."""
+        return self.extract_thread_binding(self.get_thread_binding())
+
+    @T.macro
+    def stmatrix(self, C_local, C_buf, pid_m=None, pid_n=None):  # noqa: N803
+        """The warp's sums to `C_buf`: a shared buffer of (rows / micro_size_x, columns /
+        micro_size_y, micro_size_x, micro_size_y) or of (rows, columns) elements, or, with the
+        block's indices, a tensor of two dimensions."""
+        lane, warp_n, warp_m = self.place()
+        for i in T.unroll(self.warp_rows):
+            for j in T.unroll(self.warp_cols):
+                for e in T.unroll(self.local_size_out):
+                    row, column = self.store_at(lane, e)
+                    m, n = warp_m * self.warp_rows + i, warp_n * self.warp_cols + j
+                    value = C_local[(i * self.warp_cols + j) * self.local_size_out + e]
+                    if pid_m is not None:
+                        m = pid_m * self.block_row_warps * self.warp_rows + m
+                        n = pid_n * self.block_col_warps * self.warp_cols + n
+                    if len(C_buf.shape) == 4:
+                        C_buf[m, n, row, column] = value
+                    else:
+                        C_buf[m * self.micro_size_x + row, n * self.micro_size_y + column] = value
