@@ -181,3 +181,35 @@ def test_conditions_that_part_a_warp(condition: str, tmp_path: Any) -> None:
             scope["k"].compile(np.zeros(128, np.int32), target=target)
         assert "a shuffle needs every thread of its scope" in str(e.value)
         assert e.value.loc.line == 7 and "T.get_warp_idx()" in e.value.hint
+
+
+@tilec.kernel
+def whole_block(X: T.Tensor((N,), "float32"), Y: T.Tensor((1,), "float32"), taken: T.Tensor((1,), "int32"), lanes: T.constexpr):  # fmt: skip  # noqa: E501
+    """The first warp reads the places of the warps that there are, and of no others; blocks add
+    their sums under a lock."""
+    with T.Kernel(3, threads=192) as block:
+        parts = T.alloc_shared((64,), "float32")
+        tx, lane, warp = T.get_thread_binding(0), T.get_lane_idx(), T.get_warp_idx()
+        warps = T.ceildiv(192, lanes)
+        total = T.alloc_var("float32", 0.0)
+        for i in T.serial(block * 192 + tx, N, 3 * 192):
+            total += X[i]
+        mine = T.warp_reduce_sum(total)
+        if lane == 0:
+            parts[warp] = mine
+        T.sync_threads()
+        if warp == 0:
+            whole = T.warp_reduce_sum(parts[lane] if lane < warps else 0.0)
+            if lane == 0:
+                while T.atomic_exchange(taken[0], 1, "acquire", return_prev=True) != 0:
+                    T.evaluate(0)
+                Y[0] += whole
+                T.atomic_exchange(taken[0], 0, "release")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_places_that_nobody_wrote_are_not_read(target: str, rng: np.random.Generator) -> None:
+    x, y, taken = rng.integers(-9, 10, 1001).astype(np.float32), np.zeros(1), np.zeros(1, np.int32)
+    y = y.astype(np.float32)
+    run(whole_block, target, x, y, taken, lanes=64 if target.startswith("hip") else 32)
+    assert y[0] == x.sum() and taken[0] == 0

@@ -72,7 +72,7 @@ class LoopEmitter(Emitter):
 
     def emit_while(self, o: ops.While) -> None:
         uneven = self.lanes > 1 and not self.varying.isdisjoint(o.results)
-        if not uneven and self.varying.isdisjoint(o.cond.args):
+        if not uneven and self.varying.isdisjoint((*o.cond.args, *yielded(o.cond))):
             super().emit_while(o)
             return
 

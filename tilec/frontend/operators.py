@@ -13,7 +13,7 @@ from tilec.frontend.lanes import lanewise
 from tilec.frontend.memory import Memory
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_literal
 from tilec.ir.core import Block, Op
-from tilec.ir.ops import Binary, If, Load, Select, Yield
+from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
 from tilec.ir.types import BOOL, DType, find_dtype
 
 BINARY: dict[type[ast.operator], str] = {
@@ -211,13 +211,17 @@ class Operators(Memory):
         self, cond: Scalar, on_true: Callable[[], Number], on_false: Callable[[], Number]
     ) -> Number:
         """One of two values at run time. Both are computed where that is harmless; otherwise (an
-        on-chip read that may be out of bounds, a division) only the one that is chosen."""
+        on-chip read that may be out of bounds, or of what nobody may have written, a division) only
+        the one that is chosen."""
         hazards, test = self.hazards, self.tests.get(cond.value)
         with self.inside(conditional=True, guard=test) as then:
             a = on_true()
         with self.inside(conditional=True, guard=negated(test)) as other:
             b = on_false()
-        harmless = hazards == self.hazards and all(_harmless(o) for o in (*then.ops, *other.ops))
+        ops = (*then.ops, *other.ops)
+        harmless = hazards == self.hazards and all(_harmless(o) for o in ops)
+        if self.parallel is None and not any(isinstance(o, Shuffle | ShuffleXor) for o in ops):
+            harmless &= not any(isinstance(o, Load) and _on_chip(o) for o in ops)
         self.hazards = hazards
         if harmless:
             self.builder.ops += then.ops + other.ops
@@ -263,6 +267,10 @@ def _at_run_time(value: object) -> bool:
 
 def _harmless(o: Op) -> bool:
     return o.pure or isinstance(o, Load)
+
+
+def _on_chip(o: Load) -> bool:
+    return o.buffer.buffer.space == "shared"
 
 
 def _same(a: object, b: object) -> bool:
