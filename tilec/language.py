@@ -217,6 +217,7 @@ from tilec.builtins.pointers import (
     lds32 as lds32,
     lds64 as lds64,
     make_tensor as make_tensor,
+    make_tensor_from_addr as make_tensor_from_addr,
     ptr as ptr,
     ptx_cp_async as ptx_cp_async,
     stg128 as stg128,

@@ -95,7 +95,6 @@ PLANNED = frozenset(
     """
     ClusterKernel alloc_cluster_barrier alloc_tmem c2d_im2col cluster_sync
     device_assert gemm_blockscaled gemm_sp im2col
-    make_tensor_from_addr
     tcgen05_gemm
     """.split()
 )

@@ -11,10 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilec.builtins.annotations import only_inside
+from tilec.ir.types import INT64
 
 
 class Pointer:
-    """The annotation of a parameter whose dtype and shape the body says."""
+    """The annotation of a parameter whose dtype and shape the body says, and the dtype of a table
+    of addresses."""
+
+    dtype = INT64  # of an address
 
     def __call__(self) -> Pointer:
         return self
@@ -26,16 +30,33 @@ class Pointer:
 ptr = Pointer()
 
 
-def make_tensor(ptr: Any, shape: Any, dtype: object = "float32", strides: Any = None) -> Any:
+def make_tensor(
+    ptr: Any, shape: Any, dtype: object = "float32", strides: Any = None, align: int = 16
+) -> Any:
     """`A = T.make_tensor(a, (M, K), "float16")`, above T.Kernel: what a parameter `a: T.ptr` points
-    to.
-
-    The call is given a tensor (no address) of that dtype and rank. Extents that are ints,
+    to. The call is given a tensor (no address) of that dtype and rank. Extents that are ints,
     T.constexpr parameters or sizes are checked; others, such as scalar parameters, are those of the
-    tensor that is given. Raises CompileError for anything but a parameter annotated T.ptr, and for
-    a second shape.
+    tensor that is given.
+
+    `A = T.make_tensor(table[g], (M, K), "float16")`, anywhere: the tensor in global memory at an
+    address, an int64: an element of a parameter `table: T.Tensor((n,), T.ptr)`, for which the call
+    is given int64 (of torch, `x.data_ptr()`), or a parameter `a: T.int64`. Extents and `strides`
+    (in elements; default: row-major) are ints, sizes and integer parameters. The address must be a
+    multiple of `align` bytes, which nothing checks: 16, or a smaller power of two, for which
+    accesses are as narrow. What is read and written there may overlap other tensors; what lies out
+    of bounds reads as 0 and is not written, as in any tensor. There are no TMA copies of it.
+
+    Raises CompileError for anything else, for a second shape of a parameter, for elements of less
+    than a byte, and in T.Parallel.
     """
     only_inside("make_tensor")
+
+
+def make_tensor_from_addr(
+    ptr: Any, shape: Any, dtype: object = "float32", strides: Any = None, align: int = 16
+) -> Any:
+    """`make_tensor` of an address."""
+    only_inside("make_tensor_from_addr")
 
 
 def access_ptr(

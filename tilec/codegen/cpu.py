@@ -122,8 +122,9 @@ def _bind(e: Emitter, p: Param, number: int) -> None:
     dtype = p.value.dtype
     value = fn.load(memory_type(dtype), pointer, dtype.bytes)
     e.env[p.value] = from_memory(fn, value, dtype)
-    if p.role in ("size", "stride"):
-        e.extents[p.value.name] = fn.cast("sext", value, "i64")
+    if p.role in ("size", "stride") or (p.role == "scalar" and dtype.is_int and dtype.bits > 8):
+        kind = "zext" if dtype.kind == "uint" else "sext"
+        e.extents[p.value.name] = fn.cast(kind, value, "i64")
 
 
 def _bind_tensor(e: Emitter, v: Value) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import (
+    Call,
+    builtin,
+    dtype_argument,
+    int_argument,
+    number_argument,
+)
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import (
     Address,
@@ -22,8 +28,18 @@ from tilec.frontend.values import (
     describe,
     is_number,
 )
-from tilec.ir.ops import Bitcast
-from tilec.ir.types import UINT32, DType, find_dtype
+from tilec.ir.core import Value
+from tilec.ir.ops import Bitcast, View
+from tilec.ir.types import (
+    FLOAT32,
+    INT64,
+    UINT32,
+    UINT64,
+    BufferType,
+    DType,
+    Extent,
+    find_dtype,
+)
 
 _WORD = 32
 
@@ -89,12 +105,98 @@ def access_ptr(t: Expressions, c: Call) -> Address:
 @builtin(T.make_tensor)
 def make_tensor(t: Expressions, c: Call) -> Buffer:
     given = c["ptr"]
-    if isinstance(given, Buffer) and given.is_global:
+    if isinstance(given, Buffer) and given.is_global and given.type.dtype is dtype_of(t, c):
         return given
+    return at_address(t, c, given)
+
+
+@builtin(T.make_tensor_from_addr)
+def make_tensor_from_addr(t: Expressions, c: Call) -> Buffer:
+    return at_address(t, c, c["ptr"])
+
+
+def dtype_of(t: Expressions, c: Call) -> DType:
+    return FLOAT32 if c["dtype"] is None else dtype_argument(t, c, "dtype")
+
+
+def at_address(t: Expressions, c: Call, given: object) -> Buffer:
+    """The tensor at an address. All of memory is a tensor of units of `align` bytes, whose other
+    dimensions are those asked for: what lies at an address is a part of it, with one index."""
+    address = None if isinstance(given, Buffer) and not given.variable else given
+    number = t.number(address, "the address") if _is_place(address) else None
+    if not isinstance(number, Scalar) or number.dtype not in (INT64, UINT64):
+        raise t.error(
+            f"T.{c.builtin} takes a parameter annotated T.ptr, not {describe(given)}",
+            "give an address, an int64: an element of a T.Tensor((n,), T.ptr), or a T.int64",
+            c.place("ptr"),
+        )
+    if t.parallel is not None:
+        raise t.error(
+            f"T.{c.builtin} cannot stand in T.Parallel (line {t.parallel.line})",
+            "write it in front of the loop",
+        )
+    dtype, align = dtype_of(t, c), int_argument(t, c, "align", 1)
+    if dtype.bits < 8 or align & (align - 1) or not dtype.bits <= 8 * align <= 128:
+        raise t.error(
+            f"align of T.{c.builtin} is {align}, elements are {dtype.name}",
+            "write a dtype of whole bytes, and a power of two from its bytes to 16",
+            c.place("align"),
+        )
+    written = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
+    extents = [_named(t, c, "shape", e) for e in written]
+    if c["strides"] is None:
+        steps: list[tuple[Extent, int | Scalar]] = [(1, 1)] * len(extents)
+        for d in reversed(range(len(extents) - 1)):
+            (step, _), (inner, _) = steps[d + 1], extents[d + 1]
+            if isinstance(step, int) and isinstance(inner, int):
+                steps[d] = (step * inner, step * inner)
+            elif step == 1:
+                steps[d] = extents[d + 1]
+            else:
+                hint = "write strides=(…), of ints and parameters"
+                raise t.error(f"stride {d} is a product of sizes", hint, c.place("shape"))
+    else:
+        steps = [_named(t, c, "strides", e) for e in c["strides"]]
+        if len(steps) != len(extents):
+            said = f"{len(steps)} strides for {len(extents)} extents"
+            raise t.error(said, "give each dimension a stride", c.place("strides"))
+    shape, strides = tuple(e for e, _ in extents), tuple(s for s, _ in steps)
+    known = all(isinstance(s, int) for s in strides)
+    places = 1 << min(62, 65 - align.bit_length())
+    size = dtype.bits // 8
+    whole = BufferType(
+        (places, *shape), dtype, "global", (align // size, *strides), align if known else size
+    )
+    memory = Value(whole, f"memory{len(t.memories)}")
+    t.memories.append(memory)
+    units = t.binary("floordiv", t.convert(number, UINT64), align)
+    at = t.convert(units, INT64)
+    made = BufferType(shape, dtype, "global", strides, whole.align)
+    value = t.emit(View, memory, made, at.value).result
+    t.at_addresses.add(value)
+    return Buffer(value, tuple(v for _, v in extents), t.loc, tuple(v for _, v in steps))
+
+
+def _is_place(given: object) -> bool:
+    element = isinstance(given, Region) and given.is_element
+    return element or isinstance(given, Buffer) or is_number(given)
+
+
+def _named(t: Expressions, c: Call, name: str, given: object) -> tuple[Extent, int | Scalar]:
+    """An extent or a stride as types have it, and as a value."""
+    known = static_int(given)
+    if known is not None and known > 0:
+        return known, known
+    for size, value in t.sizes.items():
+        if value is given and isinstance(value, Scalar):
+            return size, value
+    if isinstance(given, Scalar) and given.value in t.scalar_names:
+        return t.scalar_names[given.value], t.to_index(given)
     raise t.error(
-        f"T.make_tensor takes a parameter annotated T.ptr, not {describe(given)}",
-        "pass each tensor as a parameter; addresses that are kept in memory are not supported",
-        c.place("ptr"),
+        f"{name} of T.{c.builtin} has {describe(given)}",
+        "write positive ints, sizes of tensors' annotations and integer parameters; of extents "
+        "that memory has, the largest, and an if around what lies beyond",
+        c.place(name),
     )
 
 

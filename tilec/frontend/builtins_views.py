@@ -35,6 +35,9 @@ def _source(t: Expressions, c: Call) -> Buffer:
             "name a tensor, or what T.alloc_shared, T.alloc_fragment or T.alloc_local made",
             c.place("src"),
         )
+    if source.value in t.at_addresses:
+        hint = "call T.make_tensor again, with the other shape and dtype"
+        raise t.error(f"a view of {describe(source)}, which T.make_tensor made", hint)
     return source
 
 

@@ -156,6 +156,9 @@ class Context:
         self.given_layouts: dict[Value, tuple[object, int]] = {}
         self.made: dict[int, tuple[object, Builder]] = {}
         self.attributes: dict[str, object] = {}
+        self.memories: list[Value] = []  # tensors of all memory, of which T.make_tensor shows parts
+        self.at_addresses: set[Value] = set()  # these parts
+        self.scalar_names: dict[Value, str] = {}  # of the parameters that are integers
         self.carried: set[Value] = set()
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}

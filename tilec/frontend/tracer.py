@@ -67,7 +67,7 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
 
     - `params`, in ABI order: tensors (parameters in order, then those of `T.empty`), scalars, sizes
       (role "size": i32, i64 if wide, named after the size; `arg` and `dim` say where it is read),
-      strides that are not known (role "stride": i64).
+      strides that are not known (role "stride": i64), what T.make_tensor takes parts of ("memory").
     - `grid`: a block that computes the extents from sizes and scalars and yields up to three of
       them, in the index dtype; it yields nothing if the launch gives the grid.
     - `body`: ends in an empty Yield. Indices and offsets are i32, i64 if wide.
@@ -122,7 +122,8 @@ class _KernelTracer(WholeLoops):
         self._check_returned(self.run_body())
         if self.grid is None and self.known.grid is None:
             raise self._no_grid()
-        params = (self.tensors, self.scalar_params, self.size_params, self.stride_params)
+        memories = {str(n): Param(v, "memory", "") for n, v in enumerate(self.memories)}
+        params = (self.tensors, self.scalar_params, self.size_params, self.stride_params, memories)
         cluster = {} if self.cluster is None else {"cluster_dims": self.cluster}
         self.builder.emit(Yield, loc=self.loc)
         return Func(
@@ -135,6 +136,7 @@ class _KernelTracer(WholeLoops):
                 "outputs": tuple(self.outputs),
                 "grid_from_launch": self.known.grid is not None,
                 **cluster,
+                **({"may_alias": True} if memories else {}),
                 **({} if self.segment is None else {"segment": self.segment}),
                 **({} if self.warp_size == LANES else {"warp_size": self.warp_size}),
                 **self.attributes,
@@ -278,6 +280,8 @@ class _KernelTracer(WholeLoops):
         value = Value(ScalarType(dtype or INT32), p.name)
         self.scalar_params[p.name] = Param(value, "scalar", p.name)
         self.names[p.name] = self.scalar(value)
+        if value.dtype.kind in ("int", "uint"):
+            self.scalar_names[value] = p.name
 
     def _constant_parameter(self, p: Parameter) -> None:
         value = self.known.constants.get(p.name, p.default)

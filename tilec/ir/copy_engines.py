@@ -19,6 +19,7 @@ from tilec.ir.types import BOOL, BufferType, DType
 from tilec.target import Target
 
 TMA_ALIGN = 16  # bytes: base address and strides of a tensor map
+TMA_MOST = 1 << 32  # the largest extent of a tensor map (CUDA driver API, cuTensorMapEncodeTiled)
 CP_ASYNC = (4, 8, 16)  # bytes that one cp.async brings
 ACCESS_REGISTERS = 3  # of what a narrow access has brought: its address, and the elements
 ELEMENT_REGISTERS = 2  # of a thread's elements that are neighbours in a column: one address
@@ -249,6 +250,7 @@ def tensor_map_fits(t: BufferType) -> bool:
         and t.strides is not None
         and t.strides[-1] == 1
         and t.dtype.bits % 8 == 0
+        and all(isinstance(e, str) or e <= TMA_MOST for e in t.shape)
         and alignment(t) == TMA_ALIGN
     )
 

@@ -251,7 +251,7 @@ class Param:
     tensor argument `arg` has), "tensor_map" (a descriptor made from tensor argument `arg`), "grid"
     (blocks of the user's grid along `dim`), "workspace" and "counters" (memory of the launch's own,
     `dim` bytes for each block of the user's grid: any content; and zeros, which the kernel leaves
-    as zeros)."""
+    as zeros), "memory" (all of it: a null pointer, from which addresses are counted)."""
 
     value: Value
     role: str

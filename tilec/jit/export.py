@@ -121,6 +121,8 @@ def _describe(image: Image, p: AbiParam) -> str:
             whole = "" if image.cluster == (1, 1, 1) else ", rounded up to whole clusters"
             content = "any content" if p.role == "workspace" else "zeros, and zeros again after it"
             return f"{kind} to {p.dim} bytes for each block of the grid{whole}: {content}"
+        case "memory":
+            return f"{kind}: null"
         case "tensor_map":
             return f"{kind} (128 bytes, 64-byte aligned) of {p.tensor_map}"
     return f"{kind} {p.arg}"

@@ -48,8 +48,38 @@ def resolve_views(func: Func) -> Func:
     element of a tensor, through a view of another dtype."""
     if not any(isinstance(o, View) for o in walk(func.body)):
         return func
-    func = func.with_body(_narrowest_first(func.body))
+    func = func.with_body(_narrowest_first(_parts(func.body)))
     return func.with_body(_Views(func).block(func.body))
+
+
+def _parts(body: Block) -> Block:
+    """`body` where what goes to the part of a buffer that a view with `at` is goes to the buffer,
+    with one index more."""
+    part = {o.result: o for o in walk(body) if isinstance(o, View) and o.at is not None}
+    if not part:
+        return body
+
+    def visit(o: Op) -> Sequence[Op] | Op | None:
+        if isinstance(o, View) and o.result in part:
+            return []
+        changed: dict[str, object] = {}
+        for name in o.operand_fields:
+            got = getattr(o, name)
+            if isinstance(got, Region) and got.buffer in part:
+                view = part[got.buffer]
+                assert view.at is not None
+                offsets = (view.at, *got.offsets)
+                changed[name] = Region(view.source, offsets, (1, *got.extents))
+            elif isinstance(got, Value) and got in part:
+                view = part[got]
+                changed[name] = view.source
+                if hasattr(o, "indices"):
+                    changed["indices"] = (view.at, *o.indices)
+        if isinstance(o, Reduce | Scan) and "source" in changed:
+            changed["dim"] = o.dim + 1
+        return replace(o, **changed) if changed else None  # type: ignore[arg-type]
+
+    return rewrite(body, visit)
 
 
 def _narrowest_first(body: Block) -> Block:

@@ -152,6 +152,8 @@ def argument_values(
                 values.append(kernel.tensor_map(number, tensors[p.arg]))
             case "grid":
                 values.append(grid[p.dim])
+            case "memory":
+                values.append(0)
             case "workspace" | "counters":
                 values.append(0)  # `Kernel.ready` knows the stream, and puts an address here
             case _:

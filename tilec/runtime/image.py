@@ -197,7 +197,8 @@ class Image:
 _FORMATS = ("cubin", "ptx", "hsaco", "object")
 OWN_MEMORY = ("workspace", "counters")
 """Roles of parameters that point to memory which the launch brings along."""
-_ROLES = ("tensor", "size", "stride", "elements", "scalar", "grid", "tensor_map", *OWN_MEMORY)
+_OF_NOTHING = ("scalar", "grid", "memory", *OWN_MEMORY)  # that no tensor of the call gives
+_ROLES = ("tensor", "size", "stride", "elements", "tensor_map", *_OF_NOTHING)
 
 
 def _check(image: Image) -> None:
@@ -210,9 +211,7 @@ def _check(image: Image) -> None:
     for p in image.params:
         of = arguments.get(p.arg)
         rank = 3 if p.role == "grid" else 0 if of is None else len(of.shape)
-        takes = p.role in ("scalar", "grid", *OWN_MEMORY) or (
-            of is not None and of.kind == "tensor"
-        )
+        takes = p.role in _OF_NOTHING or (of is not None and of.kind == "tensor")
         if p.role not in _ROLES or not takes or (p.role == "scalar" and of is None):
             raise ValueError(f"a parameter is the {p.role} of {p.arg}")
         if p.role in ("size", "stride", "grid") and not 0 <= p.dim < rank:

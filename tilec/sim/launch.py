@@ -18,6 +18,7 @@ from tilec.ir.errors import LaunchError, shown
 from tilec.sim.block import Launch, Setting
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Findings
+from tilec.sim.host_memory import host_memory
 from tilec.sim.records import Program, read_program
 from tilec.sim.regions import GlobalMemory
 from tilec.sim.report import Report
@@ -141,7 +142,11 @@ def _run_clusters(
 
 
 def _globals(launch: Launch, wishes: Wishes) -> GlobalMemory:
-    return GlobalMemory(launch.tensors, wishes.checks, keep=wishes.schedules > 1)
+    keep = wishes.schedules > 1
+    elsewhere = None
+    if any(p.role == "memory" for p in launch.func.params):
+        elsewhere = functools.partial(host_memory, checks=wishes.checks, keep=keep)
+    return GlobalMemory(launch.tensors, wishes.checks, keep, elsewhere)
 
 
 # --- which blocks ---

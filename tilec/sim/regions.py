@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -331,11 +331,17 @@ def _share(tensors: Sequence[TensorMemory]) -> None:
 
 class GlobalMemory:
     """The tensors of one launch. `checks` False: nothing but bounds is checked. `keep`: what the
-    arrays hold now can be had back by `restore`."""
+    arrays hold now can be had back by `restore`. `elsewhere`: what there is at an address that is
+    in none of them."""
 
     def __init__(
-        self, tensors: Sequence[GlobalTensor], checks: bool = True, keep: bool = False
+        self,
+        tensors: Sequence[GlobalTensor],
+        checks: bool = True,
+        keep: bool = False,
+        elsewhere: Callable[[int], TensorMemory | None] | None = None,
     ) -> None:
+        self._elsewhere, self._found = elsewhere, list[TensorMemory]()
         self._by_number = {t.number: TensorMemory(t, checks, keep and t.written) for t in tensors}
         if checks:
             _share(list(self._by_number.values()))
@@ -344,7 +350,7 @@ class GlobalMemory:
 
     def restore(self) -> None:
         """Give the arrays what they held when this memory was made."""
-        for t in self._by_number.values():
+        for t in (*self._by_number.values(), *self._found):
             if isinstance(t.storage, Restorable):
                 t.storage.restore()
 
@@ -365,6 +371,8 @@ class GlobalMemory:
                 lost |= mine
             else:
                 found.append((one, np.flatnonzero(mine)))
+        if self._elsewhere is not None:
+            found += self._outside(at, lost)
         if lost.any():
             active.report(
                 "out of bounds",
@@ -372,6 +380,22 @@ class GlobalMemory:
                 threads=threads_at(active, at, lost),
             )
         return found
+
+    def _outside(self, at: Ints, lost: Mask) -> Iterator[tuple[TensorMemory, Ints]]:
+        """What is elsewhere, as `regions` gives it; it is `lost` no more."""
+        missing = np.zeros_like(lost)
+        while (left := lost & ~missing).any():
+            address = int(at[left][0])
+            held = [t for t in self._found if t.start <= address < t.start + t.storage.size]
+            one = held[0] if held else self._elsewhere(address) if self._elsewhere else None
+            if one is None:
+                missing |= at == address
+                continue
+            if not held:
+                self._found.append(one)
+            mine = left & (at >= one.start) & (at < one.start + one.storage.size)
+            lost &= ~mine
+            yield one, np.flatnonzero(mine)
 
     # --- at the end ---
 

@@ -46,17 +46,22 @@ class Alloc(Op):
 @op("view", pure=True)
 class View(Op):
     """The memory of `source`, in row-major order, as a buffer of another shape or dtype and of as
-    many bits. Stands in what the front end gives alone (`resolve_views`)."""
+    many bits; with `at` what lies at that index of its first dimension. Stands in what the front
+    end gives alone (`resolve_views`)."""
 
     source: Value
     type: BufferType
+    at: Value | None = None
 
     def infer(self) -> Sequence[Type]:
         return (self.type,)
 
     def verify(self) -> None:
         shapes = (self.source.buffer.shape, self.type.shape)
-        if all(isinstance(e, int) for shape in shapes for e in shape):
+        if self.at is not None:
+            if shapes[0][1:] != shapes[1] or self.source.dtype is not self.type.dtype:
+                raise InternalError(f"a view of {self.type} in {self.source.type}", self.loc)
+        elif all(isinstance(e, int) for shape in shapes for e in shape):
             bits = [b.size * b.dtype.bits for b in (self.source.buffer, self.type)]
             if bits[0] != bits[1]:
                 raise InternalError(f"a view of {bits[1]} bits of {bits[0]}", self.loc)
