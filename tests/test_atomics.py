@@ -226,7 +226,7 @@ ERRORS = {
     "variable": ("T.atomic_add(v, 1.0)", "dst of T.atomic_add is"),
     "number": ("T.atomic_add(3, 1.0)", "dst of T.atomic_add is the int 3, not an element"),
     "order": ("T.atomic_add(A[0], 1.0, memory_order='strong')", "memory_order of T.atomic_add"),
-    "bits": ("T.atomic_or(A[0], 1)", "T.atomic_or combines the bits of ints, A is"),
+    "bits": ("T.atomic_or(A[0], 1)", "T.atomic_or combines the bits of ints, not those of A"),
     "dtype": ("T.atomic_add(B[0], 1)", "there are no atomics on float8_e4m3"),
     "tile shape": ("T.atomic_add(A[0:4], f)", "32"),
     "tile returns": ("T.atomic_add(A[0], f, return_prev=True)", "gives no previous values"),

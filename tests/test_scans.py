@@ -277,7 +277,7 @@ def test_mistakes() -> None:
         (tensor, "src of T.cumsum is C .*; it must be a fragment or a shared tile"),
         (shapes, "T.cummax of x .* gives a tile of that shape, but dst is y"),
         (dimension, "dim of T.cumsum is the int 2, but x .* has 2 dimensions"),
-        (bools, "T.cumsum is of numbers, x is"),
+        (bools, "T.cumsum is of numbers, not of x"),
         (inside, "T.cumsum works on whole tiles"),
         (number, "the argument of T.any_of is the int 3"),
     ):

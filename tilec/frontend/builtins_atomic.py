@@ -94,7 +94,7 @@ def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str)
         )
     if kind in _BITS and dtype.is_float:
         raise t.error(
-            f"T.{c.builtin} combines the bits of ints, {buffer.name} is {describe(buffer)}",
+            f"T.{c.builtin} combines the bits of ints, not those of {describe(buffer)}",
             "use an int tensor",
         )
 

@@ -52,8 +52,7 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     for tile in (source, dest):
         if kind.startswith("bit") and tile.buffer.type.dtype.is_float:
             raise t.error(
-                f"T.{c.builtin} combines the bits of ints, {tile.buffer.name} is "
-                f"{describe(tile.buffer)}",
+                f"T.{c.builtin} combines the bits of ints, not those of {describe(tile.buffer)}",
                 "use T.reduce_max or T.reduce_sum, or an int tile",
             )
     int_argument(t, c, "batch", 1)
@@ -136,7 +135,7 @@ def _scan(t: Expressions, c: Call, kind: str) -> None:
     for tile in (source, dest):
         if tile.buffer.type.dtype is BOOL:
             raise t.error(
-                f"T.{c.builtin} is of numbers, {tile.buffer.name} is {describe(tile.buffer)}",
+                f"T.{c.builtin} is of numbers, not of {describe(tile.buffer)}",
                 "copy it to a tile of int32 first",
             )
     reverse = bool_argument(t, c, "reverse")
