@@ -93,6 +93,13 @@ from tilec.builtins.atomics import (
     atomic_load as atomic_load,
     atomic_store as atomic_store,
 )
+from tilec.builtins.clusters import (
+    alloc_cluster_barrier as alloc_cluster_barrier,
+    block_rank_in_cluster as block_rank_in_cluster,
+    cluster_arrive as cluster_arrive,
+    cluster_sync as cluster_sync,
+    cluster_wait as cluster_wait,
+)
 from tilec.builtins.barriers import (
     WarpSpecialize as WarpSpecialize,
     alloc_barrier as alloc_barrier,
@@ -360,6 +367,9 @@ def Kernel(*grid: Any, threads: Any = None, cluster_dims: Any = None, prelude: A
     `prelude`: a source text, as `import_source` takes it.
     """
     only_inside("Kernel")
+
+
+ClusterKernel = Kernel
 
 
 def program_id(axis: _Int = 0) -> Any:

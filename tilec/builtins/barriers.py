@@ -22,14 +22,16 @@ def alloc_barrier(arrive_count: _Int | Sequence[_Int]) -> Any:
     only_inside("alloc_barrier")
 
 
-def barrier_arrive(mbarrier: Any) -> None:
+def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
     """Arrive: each thread that comes here counts once, what it did before is known to those who
-    wait for the phase."""
+    wait for the phase. `cta_id`: at the barrier of the block with this number in the cluster, one
+    made by `alloc_cluster_barrier`."""
     only_inside("barrier_arrive")
 
 
-def mbarrier_arrive(mbarrier: Any) -> None:
-    """As `barrier_arrive`."""
+def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
+    """As `barrier_arrive`; at the barrier of block number `cta_id` of the cluster, one's own
+    too."""
     only_inside("mbarrier_arrive")
 
 

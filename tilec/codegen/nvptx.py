@@ -208,7 +208,8 @@ class NvptxEmitter(PrintingEmitter):
             self.execute(sync.setmaxnreg(o.registers, o.increase))
 
     def emit_cluster_barrier(self, o: ops.ClusterBarrier) -> None:
-        self.execute(cluster.CLUSTER_BARRIER)
+        halves = {"arrive": cluster.CLUSTER_ARRIVE, "wait": cluster.CLUSTER_WAIT}
+        self.execute(halves.get(o.part, cluster.CLUSTER_BARRIER))
 
     def emit_mbarrier_arrive(self, o: ops.MbarrierArrive) -> None:
         at = self.barrier_address(o.barrier, o.stage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import (
@@ -11,6 +13,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
 )
+from tilec.frontend.builtins_clusters import in_cluster
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
@@ -46,19 +49,18 @@ GROUP_THREADS = 128  # of a `T.ws`
 # --- barriers -------------------------------------------------------------------------------------
 
 
-@builtin(T.alloc_barrier)
-def alloc_barrier(t: Expressions, c: Call) -> Buffer:
+def _alloc_barrier(t: Expressions, c: Call) -> Buffer:
     tile_level(t, c)
     if len(t.builders) > 1:
         raise t.error(
-            "T.alloc_barrier stands in a loop or under a condition",
+            f"T.{c.builtin} stands in a loop or under a condition",
             "move it up to the other buffers: a barrier is initialised once",
         )
     given = c["arrive_count"]
     counts = [static_int(n) for n in (given if isinstance(given, tuple | list) else (given,))]
     if not counts or any(n is None or not 0 < n <= sync.MAX_ARRIVALS for n in counts):
         raise t.error(
-            f"arrive_count of T.alloc_barrier is {describe(given)}",
+            f"arrive_count of T.{c.builtin} is {describe(given)}",
             "write how many threads arrive in a phase, a compile-time int from 1 to "
             f"{sync.MAX_ARRIVALS}, or a list of such counts for as many barriers",
             c.place("arrive_count"),
@@ -68,6 +70,15 @@ def alloc_barrier(t: Expressions, c: Call) -> Buffer:
     for slot, n in enumerate(counts):
         t.emit(MbarrierInit, barrier, n, slot)
     return Buffer(barrier, made.static_shape, t.loc)
+
+
+builtin(T.alloc_barrier)(_alloc_barrier)
+
+
+@builtin(T.alloc_cluster_barrier)
+def alloc_cluster_barrier(t: Expressions, c: Call) -> Buffer:
+    in_cluster(t, c)
+    return _alloc_barrier(t, c)
 
 
 def _barrier(t: Expressions, c: Call, name: str = "mbarrier") -> tuple[Value, Value]:
@@ -112,7 +123,20 @@ def _thread_level(t: Expressions, c: Call) -> None:
 
 def _arrive(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
-    t.emit(MbarrierArrive, *_barrier(t, c))
+    if c["cta_id"] is None:
+        t.emit(MbarrierArrive, *_barrier(t, c))
+        return
+    in_cluster(t, c)
+    block, blocks = number_argument(t, c, "cta_id"), math.prod(t.cluster or ())
+    known = static_int(block)
+    if isinstance(block, float) or (known is not None and not 0 <= known < blocks):
+        raise t.error(
+            f"cta_id of T.{c.builtin} is {block}; the blocks of the cluster are 0 to {blocks - 1}",
+            "write T.block_rank_in_cluster() for one's own",
+            c.place("cta_id"),
+        )
+    value = t.convert(block, INT32).value
+    t.emit(MbarrierArrive, *_barrier(t, c), None, value, publish=True)
 
 
 builtin(T.barrier_arrive)(_arrive)
@@ -136,7 +160,7 @@ def _wait(t: Expressions, c: Call) -> None:
             parity = t.emit_scalar(
                 Binary, "and", number.value, t.constant(1, INT32).value, reach=Reach(0, 1)
             )
-    t.emit(MbarrierWait, barrier, slot, parity.value)
+    t.emit(MbarrierWait, barrier, slot, parity.value, acquire=t.cluster is not None)
 
 
 builtin(T.barrier_wait)(_wait)

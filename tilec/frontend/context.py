@@ -114,8 +114,8 @@ class Context:
     of bounds. `parallel` is the `T.Parallel` around the code, if there is one. `sizes` gives each
     size its value in this variant. `has_empty_tensor`: an argument is known to have no elements,
     so that a grid may well have no blocks. `threads`
-    of a block, where they are known. `tests` says of bools what comparison they are the
-    result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
+    of a block, where they are known, `cluster`: blocks along each dimension. `tests` says of bools
+    what comparison they are the result of, `guards` which conditions stand around the code (None: unknown). `quotients`: what
     T.ceildiv gave, `block_quotients` the indices of so many blocks. `padded` tensors
     have a safe value of the user's. `segment`: which launch of a
     T.Kernel with T.sync_grid this is. `codes` are the bits of numbers
@@ -145,6 +145,7 @@ class Context:
         self.sizes: Mapping[str, int | Scalar] = {}
         self.has_empty_tensor = False
         self.threads: int | None = None
+        self.cluster: tuple[int, int, int] | None = None
         self.tests: dict[Value, Condition] = {}
         self.guards: list[Condition | None] = []
         self.quotients: dict[Value, Quotient] = {}

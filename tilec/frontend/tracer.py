@@ -97,7 +97,6 @@ class _KernelTracer(WholeLoops):
         self.sizes = self.size_values
         self.outputs: list[tuple[str, tuple[Extent, ...], DType]] = []
         self.grid: Block | None = None
-        self.cluster: tuple[int, int, int] | None = None
         self.finished = False
         self.kernels = 0  # that have been met
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())

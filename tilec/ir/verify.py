@@ -80,6 +80,7 @@ OP_SPAN = {
     "warp_mma": ("TILE", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
+    "cluster_barrier": ("TILE", "LOWERED"),
     "cluster_index": ("TILE", "LOWERED"),
     "cluster_sum": ("TILE", "SCHEDULED"),
     "sum_parts": ("TILE", "SCHEDULED"),
@@ -398,13 +399,16 @@ def meets(block: Block) -> bool:
     return any(_needs(o) == Level.BLOCK for o in walk(block))
 
 
+_BARRIERS = ("barrier", "cluster_barrier")
+
+
 def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
     if o.opname in ("warp_sync", "shuffle", "shuffle_xor", "warp_mma"):
         return Level.WARP
-    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname == "barrier":
+    if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _BARRIERS:
         return Level.BLOCK
     if type(o) not in ELEMENTWISE:
         if not type(o).__module__.endswith(".tile") or o.opname in _FREE_TILE_OPS:
@@ -417,6 +421,7 @@ _SPELLED = {
     "scan": "T.cumsum (or T.cummax)",
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
+    "cluster_barrier": "T.cluster_sync()",
     "warp_sync": "T.sync_warp()",
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",

@@ -21,6 +21,7 @@ from tilec.ir.instr import find_instruction
 from tilec.ir.ops import (
     Alloc,
     Barrier,
+    ClusterBarrier,
     Const,
     Copy,
     CpAsyncCommit,
@@ -68,6 +69,12 @@ def group_threads(func: Func, target: Target) -> Func:
                 f"{target} has no mbarriers",
                 o.loc,
                 "write T.copy and T.gemm in T.Pipelined, which every target orders in its own way",
+            )
+        if isinstance(o, ClusterBarrier) and not target.has("cluster"):
+            raise CompileError(
+                f"{target} has no clusters whose blocks could meet",
+                o.loc,
+                "end the kernel there and launch another one, or write T.sync_grid()",
             )
     func = func.with_body(_Groups(func, target).block(func.body, None, False))
     engines = CopyEngines(func, target)

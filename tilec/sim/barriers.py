@@ -45,6 +45,7 @@ class Barriers:
         self.named: dict[int, Meeting] = {}
         self.all: Meeting | None = None  # of the whole cluster, kept by its first block
         self.whole: Meeting | None = None  # AMD's
+        self._arrived: dict[int, Meeting] = {}  # thread -> the cluster's meeting it is to wait for
         self.published = Published(block.order)
         self.registers = RegisterPool(block.threads, block.warp_size, at_launch)
         self._published: dict[int, Clock] = {}  # thread -> what its last release fence made known
@@ -302,6 +303,34 @@ class Barriers:
         self._met.update(dict.fromkeys(lanes.tolist(), clock))
 
     def cluster_sync(self, active: Threads) -> Waiting:
+        return _at(self._at_cluster(active), active)
+
+    def cluster_arrive(self, active: Threads) -> None:
+        meeting = self._at_cluster(active)
+        for lane in active.lanes.tolist():
+            if self._arrived.setdefault(lane, meeting) is not meeting:
+                active.report(
+                    "barrier divergence",
+                    "threads arrive at the barrier of the cluster, and have not waited since they "
+                    "arrived before",
+                    threads=[lane],
+                )
+
+    def cluster_wait(self, active: Threads) -> Waiting | None:
+        meetings = {self._arrived.pop(lane, None) for lane in active.lanes.tolist()}
+        if len(meetings) > 1 or None in meetings:
+            active.report(
+                "barrier divergence",
+                "threads wait at the barrier of the cluster without having arrived there",
+                threads=active.lanes[:8].tolist(),
+            )
+            return None
+        (meeting,) = meetings
+        assert meeting is not None
+        return _at(meeting, active)
+
+    def _at_cluster(self, active: Threads) -> Meeting:
+        """The meeting of the cluster, to which these threads have come."""
         first = self.cluster[0]
         if first.all is None:
             total = self.block.threads * len(self.cluster)
@@ -312,7 +341,7 @@ class Barriers:
             first.all = None
             for peer in self.cluster:
                 peer.published.meet()
-        return _at(meeting, active)
+        return meeting
 
     # --- registers ---
 

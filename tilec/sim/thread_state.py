@@ -251,6 +251,8 @@ class ThreadState(Threads):
     barrier_sync = _of_barriers(Barriers.named_sync)
     barrier_arrive = _of_barriers(Barriers.named_arrive)
     cluster_sync = _of_barriers(Barriers.cluster_sync)
+    cluster_arrive = _of_barriers(Barriers.cluster_arrive)
+    cluster_wait = _of_barriers(Barriers.cluster_wait)
     block_barrier = _of_barriers(Barriers.block_barrier)
     setmaxnreg = _of_barriers(Barriers.setmaxnreg)
     cp_async = _of_engines(Engines.cp_async)

@@ -8,7 +8,6 @@ from tilec.decorator import kernel as prim_func
 from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 
 __all__ = [
-    "ClusterKernel",
     "align_up",
     "annotate_compile_flags",
     "annotate_pass_configs",
@@ -32,7 +31,6 @@ class PrimExpr:
 
 Var = PrimExpr
 parallel = language.Parallel
-ClusterKernel = language.Kernel
 
 
 @language.macro

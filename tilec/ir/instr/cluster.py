@@ -12,22 +12,24 @@ import functools
 from tilec.ir.errors import InternalError
 from tilec.ir.instr.instruction import Asm, Instruction, Operands
 from tilec.ir.instr.machine import Machine, acting
-from tilec.ir.instr.semantics import Outcome, Word, waiting
+from tilec.ir.instr.semantics import Outcome, Semantics, Word, waiting
 
 MAX_BLOCKS = 8
 """Blocks of the largest cluster that every device takes (CUDA C++ Programming Guide, "Thread Block
 Clusters")."""
 
 
-def _barrier() -> Asm:
-    return Operands().asm(
-        "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;",
-        waiting(lambda m: m.cluster_sync()),
-    )
+def _barrier(half: str, text: str, act: Semantics) -> Instruction:
+    return Instruction(f"barrier.cluster{half}", "cluster", Operands().asm(text, act))
 
 
-CLUSTER_BARRIER = Instruction("barrier.cluster", "cluster", _barrier())
+_ARRIVE, _WAIT = "barrier.cluster.arrive.release;", "barrier.cluster.wait.acquire;"
+CLUSTER_BARRIER = _barrier("", f"{_ARRIVE} {_WAIT}", waiting(lambda m: m.cluster_sync()))
 """All threads of all blocks of the cluster meet; a warp's threads may come one by one."""
+
+CLUSTER_ARRIVE = _barrier(".arrive", _ARRIVE, lambda m: m.cluster_arrive())
+CLUSTER_WAIT = _barrier(".wait", _WAIT, waiting(lambda m: m.cluster_wait()))
+"""The two halves of it: each thread waits once for each of its arrivals."""
 
 
 def _arrive(order: str) -> Asm:
@@ -101,6 +103,8 @@ def cluster_load(words: int) -> Instruction:
 
 CLUSTER_INSTRUCTIONS: tuple[Instruction, ...] = (
     CLUSTER_BARRIER,
+    CLUSTER_ARRIVE,
+    CLUSTER_WAIT,
     MBARRIER_ARRIVE_AT,
     MBARRIER_PUBLISH_AT,
     MBARRIER_WAIT_ACQUIRE,

@@ -79,6 +79,12 @@ class Machine(Protocol):
         """`barrier.cluster.arrive.release`, then `.wait.acquire`: all threads of all blocks of the
         cluster meet."""
 
+    def cluster_arrive(self) -> None:
+        """The first half of `cluster_sync`."""
+
+    def cluster_wait(self) -> Waits:
+        """The second half of it: for all to have arrived since these threads did."""
+
     def block_barrier(self) -> Waits:
         """AMD's `s_barrier`: all waves of the block meet. It orders only what a fence has released
         before it, and only for those who acquire after it."""

@@ -8,6 +8,7 @@ from tilec.ir.core import Block, Effect, Effects, Op, Region, Value, op, walk
 from tilec.ir.effects import ORDER, update
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.schedule import (
+    ClusterBarrier,
     CpAsyncCommit,
     CpAsyncWait,
     MbarrierInit,
@@ -81,6 +82,7 @@ class BarrierArrive(Op):
 
 _ORDERED = (
     BarrierArrive,
+    ClusterBarrier,
     CpAsyncCommit,
     CpAsyncWait,
     MbarrierInit,

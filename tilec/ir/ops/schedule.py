@@ -186,7 +186,10 @@ class ClusterIndex(Op):
 
 @op("cluster_barrier", effects=ORDER)
 class ClusterBarrier(Op):
-    """Wait for all threads of all blocks of the cluster, their shared-memory accesses done."""
+    """Wait for all threads of all blocks of the cluster, their accesses to shared memory done, and
+    to global memory. `part`: only "arrive" there, or "wait" for those who have."""
+
+    part: str = ""
 
 
 @op("cluster_sum")
