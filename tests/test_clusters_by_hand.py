@@ -32,8 +32,6 @@ def neighbours(
             T.cluster_sync()
         elif how == "halves":
             T.cluster_arrive()
-            x = T.alloc_var("int32", 0)
-            x = bx
             T.cluster_wait()
         if tx == 64:
             B[bx] = A[bx - rank + (rank + 1) % dims[0]]
@@ -123,14 +121,11 @@ def test_ranks_on_every_target(target: str) -> None:
     np.testing.assert_array_equal(a, np.arange(6)[:, None] % 3 + np.arange(4) % 2 * 3)
 
 
+C2 = ", cluster_dims=2"
 ERRORS = {
     "no cluster": ("", "T.cluster_sync()", "T.cluster_sync in a kernel that is not launched in"),
     "no barrier": ("", "T.alloc_cluster_barrier(1)", "T.alloc_cluster_barrier in a kernel that is"),
-    "parallel": (
-        C2 := ", cluster_dims=2",
-        "for i in T.Parallel(4): T.cluster_sync()",
-        "T.Parallel",
-    ),
+    "parallel": (C2, "for i in T.Parallel(4): T.cluster_sync()", "cannot stand in T.Parallel"),
     "rank": (
         C2,
         "bar = T.alloc_cluster_barrier(1); T.mbarrier_arrive(bar, 2)",
