@@ -58,10 +58,13 @@ def test_the_listing_uses_the_instruction():
         *specs, target="cuda:sm_90a"
     )
     assert made.asm.count("mma.sync.aligned.m16n8k16") >= 8
+    assert made.asm.count("ldmatrix.sync.aligned.m8n8.x4.shared.b16") >= 8
+    assert "ld.shared" not in made.asm.split("mma.sync")[0]
     assert made.resources.spilled_bytes in (0, None)
     specs = [tilec.spec((64, 64), d) for d in ("int8", "int8", "int32")]
     made = listing()(64, 64, 64, "int8", "int32", "int32").compile(*specs, target="cuda:sm_80")
     assert "m16n8k32" in made.asm
+    assert "ldmatrix.sync.aligned.m8n8.x4.shared.b16" in made.asm
 
 
 def direct(in_dtype, accum, ta, tb, first):
@@ -122,7 +125,11 @@ def test_operands_in_every_order(target, ta, tb, first, in_dtype, accum):
     kind = ml_dtypes.bfloat16 if in_dtype == "bfloat16" else in_dtype
     a, b = random(64, 64, dtype=kind), random(64, 64, dtype=kind)
     c = np.zeros((64, 64), accum)
-    run(direct(in_dtype, accum, ta, tb, first), target, a, b, c)
+    kernel = direct(in_dtype, accum, ta, tb, first)
+    run(kernel, target, a, b, c)
+    asm = kernel.compile(a, b, c, target=target).asm
+    assert ("x4.shared.b16" in asm) == (tb or not ta)
+    assert (".trans" in asm) == (in_dtype != "int8")
     left, right = (a.T if ta else a).astype("f8"), (b.T if tb else b).astype("f8")
     np.testing.assert_array_equal(c, left @ right)
 

@@ -166,6 +166,7 @@ from tilec.builtins.layouts import (
     Layout as Layout,
     annotate_layout as annotate_layout,
 )
+from tilec.builtins.matrices import ldmatrix as ldmatrix
 from tilec.builtins.matrices import ptx_mma as ptx_mma
 from tilec.builtins.maths import (
     exp as exp,

@@ -32,3 +32,25 @@ def ptx_mma(
     there is no instruction for.
     """
     only_inside("ptx_mma")
+
+
+def ldmatrix(
+    src: Any,
+    dst: Any,
+    dst_index: Any = 0,
+    rows: Any = (0,),
+    columns: Any = (0,),
+    transposed: bool = False,
+) -> None:
+    """Matrices of 8 rows of 16 bytes from a shared buffer of two dimensions or more to the local
+    buffer `dst`, from `dst_index` on, as the 32 lanes of a warp take them: PTX ISA, `ldmatrix`.
+
+    `src` is an element, the same one for the whole warp; matrix i (of 1, 2 or 4) begins `rows[i]`
+    rows and `columns[i]` elements behind it, of four the last as far from the second as the third
+    from the first. Of each lane l gets the elements from number 4 (l % 4) / bytes of row l / 4 on,
+    as many as have 32 bits; if `transposed`, of 16 bits only, those of rows 2 (l % 4) and the next
+    in column l / 4. It is one instruction where each row lies in one piece and the target has it,
+    else a load of each element. Raises CompileError for elements of other than 8, 16 or 32 bits,
+    for buffers elsewhere, and in T.Parallel.
+    """
+    only_inside("ldmatrix")

@@ -9,6 +9,7 @@ from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
+from tilec.codegen.lanes import from_memory
 from tilec.codegen.ranges import Ranges
 from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
@@ -292,6 +293,17 @@ class NvptxEmitter(PrintingEmitter):
         got = self.execute(instr, self.shared_address(o.source, self.get(o.offset)))
         slots = self.pack_slots(o.dest, o.register, o.count, 32 // o.dest.dtype.bits)
         self.write_packs(o.dest, slots, got)
+
+    def emit_ldmatrix_values(self, o: ops.LdmatrixValues) -> None:
+        f, pack = self.f, 32 // o.source.dtype.bits
+        instr = moves.ldmatrix(o.count, o.transposed)
+        kind = memory_type(o.source.dtype)
+        results = iter(o.results)
+        for word in self.execute(instr, self.shared_address(o.source, self.get(o.offset))):
+            whole = f.cast("bitcast", word, kind if pack == 1 else f"<{pack} x {kind}>")
+            for part in [whole] if pack == 1 else f.unpack(whole, pack, kind):
+                r = next(results)
+                self.env[r] = from_memory(f, part, r.dtype)
 
     def emit_stmatrix(self, o: ops.Stmatrix) -> None:
         instr = moves.stmatrix(len(o.values), o.transposed)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, number_argument
-from tilec.frontend.builtins_threads import of_threads
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.builtins import Call, bool_argument, builtin, number_argument
+from tilec.frontend.builtins_pointers import place_of
+from tilec.frontend.builtins_threads import index_of_thread, of_threads
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, Number, Region, Scalar, describe
-from tilec.ir.ops import WarpMma
+from tilec.ir.ops import LoadMatrices, WarpMma
 from tilec.ir.types import FLOAT32, TFLOAT32
 from tilec.support.lazy import Lazy
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from tilec.ir import instr as instructions
 else:  # loaded by kernels that ask for it
     instructions = Lazy("tilec.ir.instr")
+
+_LANES = 32
 
 
 @builtin(T.ptx_mma)
@@ -57,11 +61,78 @@ def ptx_mma(t: Expressions, c: Call) -> None:
         t.store(_element(t, buffers[2], first[2], k), t.scalar(result))
 
 
+@builtin(T.ldmatrix)
+def ldmatrix(t: Expressions, c: Call) -> None:
+    of_threads(t, c)
+    dst, first = _local(t, c, "dst"), number_argument(t, c, "dst_index")
+    src = place_of(t, c["src"], "src of T.ldmatrix", c.place("src"))
+    stored, dtype = src.buffer.type, dst.type.dtype
+    if stored.space != "shared" or stored.rank < 2:
+        raise t.error(
+            f"src of T.ldmatrix is in {describe(src.buffer)}",
+            "name an element of a shared buffer of two dimensions",
+            c.place("src"),
+        )
+    transposed = bool_argument(t, c, "transposed")
+    if dtype.bits not in ((16,) if transposed else (8, 16, 32)):
+        raise t.error(
+            f"T.ldmatrix{' transposed' if transposed else ''} into {describe(dst)}",
+            "elements have 8, 16 or 32 bits (transposed 16); load others one by one",
+            c.place("dst"),
+        )
+    rows, columns = (_places(t, c, n) for n in ("rows", "columns"))
+    if len(rows) != len(columns) or (
+        len(rows) == 4 and any(x[0] + x[3] != x[1] + x[2] for x in (rows, columns))
+    ):
+        raise t.error(
+            f"rows {rows} and columns {columns} of T.ldmatrix",
+            "give one, two or four of both, of four the last as far from the second as the third "
+            "from the first",
+            c.place("rows"),
+        )
+    per = 32 // dtype.bits
+    t.check_element(src)
+    t.check_element(_behind(t, src, max(rows) + 7, max(columns) + 4 * per - 1))
+    if stored.dtype is dtype:
+        made = t.emit(LoadMatrices, src.buffer.value, t.indices_at(src), rows, columns, transposed)
+        loaded = [t.scalar(r) for r in made.results]
+    else:  # to convert: element by element
+        lane = t.binary("mod", index_of_thread(t, c), _LANES)
+        row, quarter = t.binary("floordiv", lane, 4), t.binary("mod", lane, 4)
+        loaded = []
+        for down, right in zip(rows, columns):
+            for e in range(per):
+                along = t.binary("add", t.binary("mul", quarter, per), e)
+                by = (along, row) if transposed else (row, along)
+                there = (t.binary("add", x, n) for x, n in zip(by, (down, right)))
+                loaded.append(t.load(_behind(t, src, *there)))
+    for k, value in enumerate(loaded):
+        t.store(_element(t, dst, first, k), value)
+
+
+def _behind(t: Expressions, element: Region, down: Number, right: Number) -> Region:
+    *outer, row, column = element.offsets
+    at = (t.binary("add", row, down), t.binary("add", column, right))
+    return Region(element.buffer, (*outer, *at), element.extents, element.loc)  # type: ignore[arg-type]
+
+
+def _places(t: Expressions, c: Call, name: str) -> tuple[int, ...]:
+    given = c[name] if isinstance(c[name], tuple | list) else (c[name],)
+    found = tuple(x for x in map(static_int, given) if x is not None and x >= 0)
+    if len(found) != len(given) or len(found) not in (1, 2, 4):
+        raise t.error(
+            f"{name} of T.ldmatrix is {describe(c[name])}",
+            "write one, two or four ints: (0, 8, 0, 8)",
+            c.place(name),
+        )
+    return found
+
+
 def _local(t: Expressions, c: Call, name: str) -> Buffer:
     found = c[name]
     if not isinstance(found, Buffer) or found.type.space != "local" or found.type.rank != 1:
         raise t.error(
-            f"{name} of T.ptx_mma is {describe(found)}, not a local buffer of one dimension",
+            f"{name} of T.{c.builtin} is {describe(found)}, not a local buffer of one dimension",
             'allocate one: T.alloc_local((8,), "float16")',
             c.place(name),
         )

@@ -38,11 +38,12 @@ class TensorCoreIntrinEmitter(Warps):
     (multiplied as TF32) with float32, float8 (a GPU of sm_89) with float32, int8 and uint8 with
     int32, float64 with float64. In local memory a thread has `local_size_a`, `local_size_b` and
     `local_size_out` elements of each `micro_size_x` rows and `micro_size_y` columns of a step along
-    k, `micro_size_k`: `warp_rows` and `warp_cols` times. Elements are loaded and stored one by one,
-    not by `ldmatrix` and `stmatrix`. Threads are counted along all dimensions of the block, unless
-    `thread_var` gives their number; `reduce_k` warps, `rk` of the loads, may share the sums along
-    k. Warps that the block has beyond these do the same as others. Raises CompileError for other
-    dtypes, and for sizes that are no multiples.
+    k, `micro_size_k`: `warp_rows` and `warp_cols` times. They are loaded by `ldmatrix`
+    (`T.ldmatrix`), but for float64 and, where the rows in shared memory do not run along k, what
+    has other than 16 bits; they are stored one by one. Threads are counted along all dimensions of
+    the block, unless `thread_var` gives their number; `reduce_k` warps, `rk` of the loads, may
+    share the sums along k. Warps that the block has beyond these do the same as others. Raises
+    CompileError for other dtypes, and for sizes that are no multiples.
     """
 
     WARP_SIZE = 32
@@ -104,6 +105,12 @@ class TensorCoreIntrinEmitter(Warps):
         self.local_size_out = self.local_size_c = self.micro_size_x * self.micro_size_y // 32
         self.mma_prefix = self.shape = f"m{self.M_DIM}n8k{self.micro_size_k}"
 
+    @staticmethod
+    def ldmatrix_may(dtype: object, transposed: bool) -> bool:
+        """Whether ldmatrix gives lanes what they need of an operand whose rows run along k, or
+        (`transposed`) do not."""
+        return dtype_of(dtype).bits in ((16,) if transposed else (8, 16, 32))
+
     @property
     def mma_num_inst_m(self) -> int:
         """How many times `mma_atom` goes along the rows."""
@@ -118,34 +125,51 @@ class TensorCoreIntrinEmitter(Warps):
     def ldmatrix_a(self, A_local, A_shared, ki, rk=0):  # noqa: N803
         """This warp's rows of A, step `ki` along k, to local memory."""
         lane, _, warp = self.place()
+        size, along = self.local_size_a, 4 * self.per  # along k: what four lanes have of a row
         halves = self.micro_size_x // 8
+        units = [(u % halves * 8, u // halves * along) for u in range(size // self.per)]
+        down, right = [m for m, _ in units], [k for _, k in units]
+        k0 = rk * self.chunk + ki * self.micro_size_k
         for i in T.unroll(self.warp_rows):
-            for e in T.unroll(self.local_size_a):
-                unit, within = e // self.per, e % self.per
-                row = warp * self.warp_row_tiles + i * self.micro_size_x
-                row = row + lane // 4 + 8 * (unit % halves)
-                k = rk * self.chunk + ki * self.micro_size_k + unit // halves * (4 * self.per)
-                k = k + lane % 4 * self.per + within
-                if self.a_transposed:
-                    A_local[i * self.local_size_a + e] = A_shared[k, row]
-                else:
-                    A_local[i * self.local_size_a + e] = A_shared[row, k]
+            m0 = warp * self.warp_row_tiles + i * self.micro_size_x
+            if self.ldmatrix_may(self.a_dtype, self.a_transposed) and self.a_transposed:
+                T.ldmatrix(A_shared[k0, m0], A_local, i * size, right, down, True)
+            elif self.ldmatrix_may(self.a_dtype, self.a_transposed):
+                T.ldmatrix(A_shared[m0, k0], A_local, i * size, down, right)
+            else:
+                for u, (m1, k1) in enumerate(units):
+                    for e in T.unroll(self.per):
+                        m = m0 + m1 + lane // 4
+                        k = k0 + k1 + lane % 4 * self.per + e
+                        if self.a_transposed:
+                            A_local[i * size + u * self.per + e] = A_shared[k, m]
+                        else:
+                            A_local[i * size + u * self.per + e] = A_shared[m, k]
 
     @T.macro
     def ldmatrix_b(self, B_local, B_shared, ki, rk=0):  # noqa: N803
         """This warp's columns of B, step `ki` along k, to local memory."""
         lane, warp, _ = self.place()
-        size = self.micro_size_k // 4  # elements of 8 columns
+        size, along = self.local_size_b, 4 * self.per
+        steps = self.micro_size_k // along
+        units = [(u // steps * 8, u % steps * along) for u in range(size // self.per)]
+        right, down = [n for n, _ in units], [k for _, k in units]
+        k0 = rk * self.chunk + ki * self.micro_size_k
         for j in T.unroll(self.warp_cols):
-            for e in T.unroll(self.local_size_b):
-                half, place = e // size, e % size
-                column = warp * self.warp_col_tiles + j * self.micro_size_y + half * 8 + lane // 4
-                k = rk * self.chunk + ki * self.micro_size_k + place // self.per * (4 * self.per)
-                k = k + lane % 4 * self.per + place % self.per
-                if self.b_transposed:
-                    B_local[j * self.local_size_b + e] = B_shared[column, k]
-                else:
-                    B_local[j * self.local_size_b + e] = B_shared[k, column]
+            n0 = warp * self.warp_col_tiles + j * self.micro_size_y
+            if self.ldmatrix_may(self.b_dtype, not self.b_transposed) and self.b_transposed:
+                T.ldmatrix(B_shared[n0, k0], B_local, j * size, right, down)
+            elif self.ldmatrix_may(self.b_dtype, not self.b_transposed):
+                T.ldmatrix(B_shared[k0, n0], B_local, j * size, down, right, True)
+            else:
+                for u, (n1, k1) in enumerate(units):
+                    for e in T.unroll(self.per):
+                        n = n0 + n1 + lane // 4
+                        k = k0 + k1 + lane % 4 * self.per + e
+                        if self.b_transposed:
+                            B_local[j * size + u * self.per + e] = B_shared[n, k]
+                        else:
+                            B_local[j * size + u * self.per + e] = B_shared[k, n]
 
     @T.macro
     def mma(self, A_local, B_local, C_local, k_inner=0):  # noqa: N803

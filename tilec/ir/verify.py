@@ -78,6 +78,8 @@ OP_SPAN = {
     "shuffle": ("TILE", "LOWERED"),
     "shuffle_xor": ("TILE", "LOWERED"),
     "warp_mma": ("TILE", "LOWERED"),
+    "load_matrices": ("TILE", "SCHEDULED"),
+    "ldmatrix_values": ("LOWERED", "LOWERED"),
     "lane": ("TILE", "LOWERED"),
     "warp": ("TILE", "LOWERED"),
     "cluster_barrier": ("TILE", "LOWERED"),
@@ -406,7 +408,13 @@ def _needs(o: Op) -> Level | None:
     """The level at which the threads that meet at `o` must agree; None where each may go its
     own way.
     """
-    if o.opname in ("warp_sync", "shuffle", "shuffle_xor", "warp_mma"):
+    if o.opname in (
+        "warp_sync",
+        "shuffle",
+        "shuffle_xor",
+        "warp_mma",
+        "load_matrices",
+    ):
         return Level.WARP
     if isinstance(o, Parallel | TmaCopy | SetRegisters | WgmmaWait) or o.opname in _BARRIERS:
         return Level.BLOCK
@@ -426,6 +434,7 @@ _SPELLED = {
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",
     "warp_mma": "T.ptx_mma",
+    "load_matrices": "T.ldmatrix",
     "set_registers": "T.set_max_nreg",
 }
 

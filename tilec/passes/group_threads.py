@@ -30,6 +30,7 @@ from tilec.ir.ops import (
     Gemm,
     If,
     Load,
+    LoadMatrices,
     MbarrierArrive,
     MbarrierExpect,
     MbarrierExpectTx,
@@ -50,6 +51,7 @@ from tilec.ir.ops import (
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
 from tilec.ir.verify import meets
+from tilec.passes.utils.warp_matrices import by_elements
 from tilec.passes.utils.warp_products import by_shuffles
 from tilec.passes.utils.whole_warps import whole_warps
 from tilec.target import Target
@@ -96,6 +98,8 @@ def group_threads(func: Func, target: Target) -> Func:
                 return replace(o, asynchronous=False)
             case WarpMma() if not target.has(find_instruction(o.instr).feature):
                 return by_shuffles(o, target)
+            case LoadMatrices() if not target.has("ldmatrix"):
+                return by_elements(o)
             case CpAsyncCommit() | CpAsyncWait() if not target.has("cp_async"):
                 return []
             case TmaStoreWait() if not target.has("tma"):

@@ -39,6 +39,7 @@ from tilec.ir.ops import (
     For,
     If,
     Load,
+    LoadMatrices,
     Lookup,
     Parallel,
     RegRead,
@@ -59,6 +60,7 @@ from tilec.passes.utils.held_once import held_once
 from tilec.passes.utils.loop_body import LoopBody
 from tilec.passes.utils.memory_access import MemoryFacts, in_memory, inside_at_corners
 from tilec.passes.utils.rings import only_if
+from tilec.passes.utils.warp_matrices import by_elements, by_ldmatrix
 from tilec.target import Target
 
 MOST_WRITTEN = 128
@@ -84,6 +86,8 @@ def lower_parallel(func: Func, target: Target) -> Func:
     def others(o: Op) -> None | list[Op]:
         if isinstance(o, AnnotateSafeValue):
             return []
+        if isinstance(o, LoadMatrices):
+            return lowering.matrices(o, subst)
         return lowering.scalar(o, subst) if in_memory(o) else None
 
     return func.with_body(rewrite(rewrite(func.body, loops), others, subst))
@@ -103,6 +107,14 @@ class Lowering:
         b = Builder(o.loc)
         LoopBody(self.known, b, None, 1, True, None).op(o, [subst])
         return b.ops
+
+    def matrices(self, o: LoadMatrices, subst: Substitution) -> list[Op]:
+        """Matrices for the lanes of a warp."""
+        whole = by_ldmatrix(o, self.known)
+        if whole is not None:
+            return whole
+        each = [self.scalar(x, subst) if in_memory(x) else [x] for x in by_elements(o)]
+        return [x for ops in each for x in ops]
 
     # --- parallel loops ---
 

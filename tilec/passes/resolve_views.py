@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     Gemm,
     If,
     Load,
+    LoadMatrices,
     Reduce,
     Scan,
     Select,
@@ -41,6 +42,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.types import DTYPES, INT32, BufferType, DType
 from tilec.passes.utils.addressing import Tensors
+from tilec.passes.utils.warp_matrices import by_elements
 
 
 def resolve_views(func: Func) -> Func:
@@ -125,6 +127,9 @@ class _Views:
                 b = Builder(o.loc)
                 subst[o.result] = self.load(b, o.source, o.indices)
                 return b.ops
+            case LoadMatrices() if o.source in self.source:
+                loads = Block((), tuple(by_elements(o)))
+                return rewrite(loads, lambda x: self.visit(x, subst), subst).ops
             case Store() if o.dest in self.source:
                 b = Builder(o.loc)
                 self.store(b, o.dest, o.indices, o.value)

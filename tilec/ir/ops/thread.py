@@ -134,6 +134,64 @@ class WarpMma(Op):
         return tuple(v.type for v in self.c)
 
 
+@op("load_matrices")
+class LoadMatrices(Op):
+    """Matrices of 8 rows of 16 bytes of a shared buffer, as the 32 lanes of a warp hold them: lane
+    l has, of each, the elements of 32 bits from number 32 / bits * (l % 4) of row l / 4 on; if
+    `transposed` (elements of 16 bits) those of rows 2 * (l % 4) and the next in column l / 4.
+    Matrix i begins `rows[i]` rows and `columns[i]` elements behind `indices`, which are the same
+    for all lanes; of four the last lies as far from the second as the third from the first. All
+    lanes take part."""
+
+    source: Value
+    indices: tuple[Value, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def per(self) -> int:
+        """What a lane has of each matrix."""
+        return 32 // self.source.dtype.bits
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.source.dtype),) * (self.per * len(self.rows))
+
+    def verify(self) -> None:
+        bits = self.source.dtype.bits
+        shaped = len(self.indices) == self.source.buffer.rank >= 2 and len(self.rows) in (1, 2, 4)
+        each = zip(self.rows, self.columns, strict=True)
+        first, *others = each
+        if len(others) == 3:  # addresses are computed from the bits of a matrix's number
+            shaped &= all(z + o == x + y for o, x, y, z in zip(first, *others))
+        if not shaped:
+            raise InternalError(f"matrices of {self.source.type}", self.loc)
+        if bits not in (8, 16, 32) or (self.transposed and bits != 16):
+            raise InternalError(f"matrices of elements of {bits} bits", self.loc)
+
+    def effects(self) -> Effects:
+        extents = (max(self.rows) + 8, max(self.columns) + 4 * self.per)
+        outer = (1,) * (len(self.indices) - 2)
+        return (read(self.source, self.indices, (*outer, *extents)), *ORDER)
+
+
+@op("ldmatrix_values")
+class LdmatrixValues(Op):
+    """`ldmatrix` of `count` matrices into values, each two (four, one) elements of 16 (8, 32) bits
+    after the other. Lane l gives the offset of row l % 8 of matrix l / 8."""
+
+    source: Value
+    offset: Value
+    count: int
+    transposed: bool = False
+
+    def infer(self) -> Sequence[Type]:
+        return (ScalarType(self.source.dtype),) * (self.count * 32 // self.source.dtype.bits)
+
+    def effects(self) -> Effects:
+        return (read(self.source), *ORDER)
+
+
 @op("check_index", effects=ORDER)
 class CheckIndex(Op):
     """Each of `indices` of a shared or local buffer must lie inside of its dimension, which nothing
