@@ -1,4 +1,4 @@
-"""T.ldmatrix: matrices of shared memory for the lanes of a warp, by the instruction or one by one."""
+"""T.ldmatrix: matrices of shared memory for the lanes of a warp, by the instruction or not."""
 
 from typing import Any
 
