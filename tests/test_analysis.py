@@ -305,7 +305,8 @@ def test_carried_values_are_as_uniform_as_what_flows_in() -> None:
         %w = binary.add %v, %z
         yield [%w]
       }}
-      %c = compare.lt %t, %z
+      %o = const 1, i32
+      %c = compare.lt %t, %o
       %k = if %c, types=(i32) then {{ yield [%z] }} orelse {{ yield [%M] }}
     }}""")
     loop, until = [o for o in func.body.ops if isinstance(o, For)]

@@ -497,17 +497,18 @@ def choices(S: T.Tensor((8,), "float32"), n: T.int32, m: T.int32):
     with T.Kernel(1) as _:
         s = T.alloc_shared((8,), "float32")
         T.copy(S[0], s)
-        safe = s[3] if n > 2 else 0.0
+        safe = n if n > 2 else 0
+        shared = s[3] if n > 2 else 0.0
         guarded = s[n] if n < 8 else 0.0
         divided = T.if_then_else(m != 0, n // m, 0)
         inside = n < 8 and s[n] > 0
         outside = n < 8 or S[n] > 0
-        S[0] = safe + guarded + divided + inside + outside
+        S[0] = safe + shared + guarded + divided + inside + outside
 
 
 def test_only_what_may_harm_is_branched_over() -> None:
     func = of(choices, S=(8,))
-    assert len(ops(func, If)) == 3 and len(ops(func, Select)) == 1
+    assert len(ops(func, If)) == 4 and len(ops(func, Select)) == 1
     assert [o.kind for o in ops(func, Binary) if str(o.result.dtype) == "i1"] == ["or"]
 
 

@@ -46,6 +46,7 @@ WITHOUT_GENERATOR = {
     "float4_e2m1": "the reference has no arrays of narrow elements; tests of their own",
 }
 MODULES_WITHOUT_GENERATOR = {
+    "clusters": "by hand, on one target only: which blocks meet is theirs to say",
     "barriers": "by hand: a random order of these is a race or a deadlock, not a program",
     "pointers": "by hand: what lies where is the target's, which the reference does not know",
     "lanes": "short vectors and pairs of floats, of which the reference has no numbers yet",
