@@ -1,6 +1,8 @@
 """Tables of addresses: T.Tensor((n,), T.ptr), and T.make_tensor of what an element of one says."""
 
+import ctypes
 import linecache
+import mmap
 from typing import Any
 
 import ml_dtypes
@@ -90,6 +92,25 @@ def test_products_of_operands_anywhere(target: str, n: int, k: int, stages: int)
         rows = min(-(-size // 16) * 16, most)
         np.testing.assert_array_equal(c[:rows], wanted[:rows])
         assert (c[rows:] == 99).all()
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_addresses_as_low_as_those_of_shared_memory(target: str) -> None:
+    low = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_32BIT", 0x40)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    at = libc.mmap(None, 1 << 16, mmap.PROT_READ | mmap.PROT_WRITE, low, -1, 0)
+    if not 0 < at < 1 << 40:
+        pytest.skip("this system has no low addresses to give")
+    room = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 16)).from_address(at))
+    a, b, c = (room[i << 14 :][: 32 * 32 * 2].view("f2").reshape(32, 32) for i in range(3))
+    rng = np.random.default_rng(7)
+    for x in (a, b):
+        x[...] = rng.integers(-3, 4, x.shape)
+    starts = np.zeros(1, np.int32)
+    launch(grouped([32], 32, 32, 16, 16, 32, 2), target, table([a]), table([b]), table([c]), starts)
+    np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8"))
 
 
 def test_what_is_emitted() -> None:

@@ -295,11 +295,11 @@ def test_engines_between_tensor_and_shared_memory():
     start, pieces = address(block), np.arange(16) * 16
     active = block.active([0])
     load, out = block.order.engine(("mbarrier", 0)), block.order.engine(("tma store", 0, "out"))
-    data = block.memory.engine_read(active, start + pieces, 16, load)
+    data = block.memory.engine_read(active, start + pieces, 16, load, space="global")
     assert data.tobytes() == array.tobytes()
     block.memory.engine_write(active, 1024 + pieces, data[::-1], load)
     block.order.acquire(T[:1], block.order.completion(load))
-    block.memory.engine_write(active, start + pieces, data[::-1], out)
+    block.memory.engine_write(active, start + pieces, data[::-1], out, space="global")
     assert (array.reshape(16, 4)[::-1].tobytes()) == data.tobytes() and not block.kinds()
     block.load(T, start + T * 4, space="global")
     assert block.kinds() == ["read before wait"]

@@ -513,7 +513,7 @@ def random_step(rng, block: Block, model: Model, engines, space: str) -> tuple[b
             bad = model.unordered_engine(int(one[0]), covered)
         data = rng.integers(0, 256, (2, 4), np.uint8)
         at = covered * 4 + (start or SHARED_BASE)
-        block.memory.engine_write(block.active(one), at, data, engine)
+        block.memory.engine_write(block.active(one), at, data, engine, space=space)
         model.note([engine] * 2, covered, True)
     elif what < 5:
         bad = False

@@ -25,7 +25,6 @@ SHARED_BASE = 1024
 
 RANK_BITS = 24  # the bit from which on an address of shared memory names a block of the cluster
 INSIDE_BLOCK = (1 << RANK_BITS) - 1
-GLOBAL_BASE = 1 << 40  # addresses of tensors begin here
 
 
 def at_block(address: Any, rank: Any) -> Any:

@@ -94,7 +94,9 @@ class Engines:
         for size in np.unique(np.clip(sizes, 0, bytes)).tolist():
             mine = np.clip(sizes, 0, bytes) == size
             if size:
-                got = memory.engine_read(active, source[mine], size, columns[mine], lanes[mine])
+                got = memory.engine_read(
+                    active, source[mine], size, columns[mine], lanes[mine], space="global"
+                )
                 data[mine, :size] = got
         memory.engine_write(active, active.full(dest), data, columns, lanes)
 
@@ -155,7 +157,7 @@ class Engines:
             column = peer.block.order.engine(("mbarrier", gate))
             if number == 0 and len(box.at):
                 size = box.inside.stop - box.inside.start
-                got = memory.engine_read(active, box.at, size, column, issuer)
+                got = memory.engine_read(active, box.at, size, column, issuer, space="global")
                 data[box.numbers, box.inside] = got
                 if kind.dtype == TFLOAT32:
                     data = _rounded(data)
@@ -210,7 +212,9 @@ class Engines:
             rows = got.reshape(-1, box.row_bytes)[box.numbers, box.inside]
             if rows.size:
                 out = order.engine(("tma store", lane, "out"))
-                memory.engine_write(active, box.at, np.ascontiguousarray(rows), out, issuer)
+                memory.engine_write(
+                    active, box.at, np.ascontiguousarray(rows), out, issuer, space="global"
+                )
                 if box.spilled:
                     name, last = kind.tensor.name, kind.sizes[0]
                     active.report(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tilec.ir.llvm import Inst
 from tilec.ir.loc import Loc
-from tilec.sim.buffers import GLOBAL_BASE, INSIDE_BLOCK, RANK_BITS, SharedBuffer
+from tilec.sim.buffers import INSIDE_BLOCK, RANK_BITS, SharedBuffer
 from tilec.sim.clocks import Ints, Order
 from tilec.sim.counts import Counts
 from tilec.sim.faults import tell_several
@@ -182,26 +182,36 @@ class BlockMemory:
         column: Any,
         issuers: Any = None,
         buffer: str = "",
+        *,
+        space: str = "shared",
     ) -> Bytes:
-        """What an engine reads: `size` bytes at each of n addresses (n, size). `column`: the
+        """What an engine reads: `size` bytes at each of n addresses (n, size) in `space` ("shared",
+        "global"), which no address tells: host memory lies at any. `column`: the
         engine, which all `issuers` (threads; None: the active ones) start; an array: one engine for
         each address, started by the thread of the same place in `issuers`. `buffer`: what it reads,
         where the record has several."""
         at = np.ascontiguousarray(at, np.int64)
         if not len(at):
             return np.zeros((0, size), np.uint8)
-        regions, places, align = self._reached(active, at, size, "read")
+        regions, places, align = self._reached(active, at, size, space, "read")
         by = self._engines(active, column, issuers)
         return self._read(regions, by, places, size, align, buffer=buffer)
 
     def engine_write(
-        self, active: Threads, at: Any, data: Bytes, column: Any, issuers: Any = None
+        self,
+        active: Threads,
+        at: Any,
+        data: Bytes,
+        column: Any,
+        issuers: Any = None,
+        *,
+        space: str = "shared",
     ) -> None:
         """As `engine_read`: write `data` (n, size)."""
         at, data = np.ascontiguousarray(at, np.int64), np.ascontiguousarray(data)
         if not len(at):
             return
-        regions, places, align = self._reached(active, at, data.shape[1], "write")
+        regions, places, align = self._reached(active, at, data.shape[1], space, "write")
         self._write(regions, self._engines(active, column, issuers), places, data, align)
 
     def _engines(self, active: Threads, column: Any, issuers: Any) -> Actors:
@@ -210,15 +220,13 @@ class BlockMemory:
         return Actors(active, self.order, team, engines)
 
     def _reached(
-        self, active: Threads, at: Ints, size: int, does: str
+        self, active: Threads, at: Ints, size: int, space: str, does: str
     ) -> tuple[Regions, Ints, int]:
         """The regions that an engine reaches, its addresses there, and what they must be aligned
         to."""
-        tensors = at[0] >= GLOBAL_BASE
         if self.counts is not None:
-            space = "global" if tensors else "shared"
             self.counts.engine(active.inst, f"{space} {does}", size * len(at))
-        if tensors:
+        if space == "global":
             return self.globals.regions(active, at), at, 1
         region = self._block_of(int(at[0]) >> RANK_BITS)
         return [(region, None)], at & INSIDE_BLOCK, min(size & -size, 16)
