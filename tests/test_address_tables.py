@@ -104,12 +104,15 @@ def test_addresses_as_low_as_those_of_shared_memory(target: str) -> None:
     if not 0 < at < 1 << 40:
         pytest.skip("this system has no low addresses to give")
     room = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 16)).from_address(at))
-    a, b, c = (room[i << 14 :][: 32 * 32 * 2].view("f2").reshape(32, 32) for i in range(3))
+    shapes = (32, 64), (64, 32), (32, 32)
+    a, b, c = (
+        room[i << 14 :][: m * n * 2].view("f2").reshape(m, n) for i, (m, n) in enumerate(shapes)
+    )
     rng = np.random.default_rng(7)
     for x in (a, b):
         x[...] = rng.integers(-3, 4, x.shape)
     starts = np.zeros(1, np.int32)
-    launch(grouped([32], 32, 32, 16, 16, 32, 2), target, table([a]), table([b]), table([c]), starts)
+    launch(grouped([32], 32, 64, 16, 16, 32, 2), target, table([a]), table([b]), table([c]), starts)
     np.testing.assert_array_equal(c, a.astype("f8") @ b.astype("f8"))
 
 
