@@ -307,7 +307,10 @@ SECTIONS = (
         "threads of a block would print is printed once, in a parallel loop each iteration prints, "
         "in thread-level code each thread that comes to it, and a whole buffer an element a line. "
         "For hip targets the simulator prints too; machine code for them with a `T.print` in it is "
-        "refused, because printing takes a library there.",
+        'refused, because printing takes a library there. `T.device_assert(x < 100, "big")` is '
+        'a finding, "assertion failed", where it does not hold, and the run goes on; what is '
+        "launched checks it under `TILEC_DEBUG=1`: a GPU's thread prints the line, its block and "
+        "its number and traps, and the CPU's launch raises DriverError.",
         running_sum,
         None,
         traced,

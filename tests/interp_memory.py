@@ -152,6 +152,11 @@ def _boxed(r: Region | None) -> Region:
     return r
 
 
+@executes(tile.DeviceAssert)
+def _device_assert(m: Machine, o: tile.DeviceAssert) -> None:
+    assert np.all(m.get(o.cond) | ~m.active()), o.text
+
+
 @executes(tile.Print)
 def _print(m: Machine, o: tile.Print) -> None:
     if o.buffer is not None:

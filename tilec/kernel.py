@@ -307,6 +307,8 @@ class Kernel(Launchable):
             key = dataclasses.replace(key, may_alias=True, packed=())
             variant = self._simulated(key)
         given = None if grid is None else spread_grid(grid, call.constants)
+        noted = bool(variant.image.asserts)
+        key = dataclasses.replace(key, debug=False, simulated=noted or key.simulated)
         return Planned(call, key, variant, outputs, variant.grid(call, given))
 
     @for_users
@@ -448,11 +450,16 @@ class Kernel(Launchable):
                 unload()
 
     def _simulated(self, key: SpecialisationKey) -> CompiledKernel:
-        """The variant whose records the simulator runs."""
+        """The variant whose records the simulator runs: it looks at assertions, debugging or not,
+        and goes on behind them."""
+        key = dataclasses.replace(key, debug=False)
         try:
-            return self.variant(key)
+            variant = self.variant(key)
         except build.OnlySimulated:
             return self.variant(dataclasses.replace(key, simulated=True))
+        if variant.image.asserts and not key.simulated:
+            return self.variant(dataclasses.replace(key, simulated=True))
+        return variant
 
     @collector_paused()
     def _build(self, key: SpecialisationKey) -> CompiledKernel:

@@ -266,6 +266,7 @@ from tilec.builtins.statements import (
     annotate_restrict_buffers as annotate_restrict_buffers,
     assume as assume,
     clamp as clamp,
+    device_assert as device_assert,
     evaluate as evaluate,
     grid as grid,
 )

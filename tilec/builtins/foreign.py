@@ -86,7 +86,6 @@ ADVICE: dict[str, str] = {
 
 # Builtins that tilec will get: what does the same today.
 MEANWHILE: dict[str, str] = {
-    "device_assert": "check on the host",
     "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
 }  # fmt: skip
 
@@ -94,7 +93,7 @@ MEANWHILE: dict[str, str] = {
 PLANNED = frozenset(
     """
     alloc_tmem c2d_im2col
-    device_assert gemm_blockscaled gemm_sp im2col
+    gemm_blockscaled gemm_sp im2col
     tcgen05_gemm
     """.split()
 )

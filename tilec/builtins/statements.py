@@ -20,6 +20,19 @@ def assume(cond: Any) -> None:
     only_inside("assume")
 
 
+def device_assert(condition: Any, msg: str = "") -> None:
+    """Check `condition` when the kernel runs, in every thread, or iteration, that comes here.
+
+    With the environment variable TILEC_DEBUG=1 when the kernel is compiled. Where it is false, a
+    thread of a GPU prints the line, the condition, `msg`, its block and its number, and the launch
+    fails; on the CPU the kernel goes on, and the launch raises DriverError at its end. Without
+    TILEC_DEBUG nothing is computed: let `condition` change nothing. The simulator always looks,
+    reports "assertion failed", and goes on. `msg` is a string, or an f-string of what is known at
+    compile time.
+    """
+    only_inside("device_assert")
+
+
 def evaluate(value: Any) -> None:
     """Evaluate `value` and forget it, e.g. `T.evaluate(0)` where a statement must stand."""
     only_inside("evaluate")

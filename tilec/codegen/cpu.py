@@ -195,6 +195,8 @@ def _module(e: Emitter, machine: Machine, metadata: Sequence[str]) -> str:
     functions = [e.f, *e.kernels.functions.values()]
     declared = {name: text for f in functions for name, text in f.declarations.items()}
     strings = [text_constant(name, text) for text, name in e.texts.items()]
+    if e.asserts:
+        strings.append(f"@{e.f.name}.failed = global i32 0")
     width = machine.vector_bytes * 8
     attributes = (
         f'attributes #0 = {{ "min-legal-vector-width"="{width}" "prefer-vector-width"="{width}" }}'

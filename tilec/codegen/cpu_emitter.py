@@ -60,6 +60,7 @@ class Emitter(BaseEmitter):
         self.tails: dict[Value, str] = {}
         self.extents: dict[str, Val] = {}
         self.texts: dict[str, str] = {}
+        self.asserts = False
         self.scratch = Val("ptr", "%scratch")
         self.scratch_bytes = 0
 

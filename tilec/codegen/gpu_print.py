@@ -1,4 +1,4 @@
-"""T.print on GPUs: a call of `vprintf`, CUDA's, with C's format of the values.
+"""T.print and T.device_assert on GPUs: a call of `vprintf`, CUDA's, with C's format of the values.
 
 NVIDIA's driver provides the function. On AMD it stands in the records for the simulator alone:
 machine code is made without (`without_prints`)."""
@@ -13,7 +13,7 @@ from tilec.codegen.gpu import Emitter
 from tilec.ir import ops
 from tilec.ir.core import Func
 from tilec.ir.llvm import Val, int_val
-from tilec.ir.types import FLOAT64, INT64
+from tilec.ir.types import FLOAT64, INT32, INT64
 from tilec.target import Target
 
 _CALL = re.compile(r"^.*@vprintf\(.*\n", re.MULTILINE)
@@ -46,6 +46,24 @@ class PrintingEmitter(Emitter):
             return
         mine = self.f.icmp("eq", self.f.binary("or", self.warp, self.lane), int_val(0))
         self.only_if(mine, lambda: self._vprintf(text, values), "print")
+
+    def emit_device_assert(self, o: ops.DeviceAssert) -> None:
+        """A record that only the simulator reads, or a message and a trap."""
+        f, cond = self.f, self.get(o.cond)
+        if not o.block:
+            if cond.literal != 1:
+                f.act("device_assert", (cond,), f"; {o.text}".replace("\n", " "))
+            return
+        text = o.text.replace("%", "%%") + ", block (%lld, %lld, %lld), thread %lld\n"
+        values = [self.scalars.cast(self.get(v), v.dtype, INT64) for v in o.block]
+        values.append(self.scalars.cast(self.thread, INT32, INT64))
+        f.declarations["llvm.trap"] = "declare void @llvm.trap()"
+
+        def fail() -> None:
+            self._vprintf(text, values)
+            f.act("call", (), "call void @llvm.trap()")
+
+        self.only_if(f.binary("xor", cond, int_val(1, "i1")), fail, "failed")
 
     def _vprintf(self, text: str, values: Sequence[Val]) -> None:
         """Print one line; each value takes 8 bytes of the argument block."""

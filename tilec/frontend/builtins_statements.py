@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+
 from tilec import language as T
 from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, LoopHeader, Number, describe, is_literal
+from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
+from tilec.ir.ops import DeviceAssert
 
 _MOST_BLOCKS = 32  # of a multiprocessor, on every target
 
@@ -19,6 +24,37 @@ def assume(t: Expressions, c: Call) -> None:
     if cond is False:
         hint = "leave it out, or mend it"
         raise t.error("this assumption is known to be false", hint, c.nodes["cond"])
+
+
+@builtin(T.device_assert, raw=True)
+def device_assert(t: Expressions, c: Call) -> None:
+    node = c.nodes["condition"]
+    msg = t.expression(c.nodes["msg"]) if "msg" in c.nodes else ""
+    if not isinstance(msg, str):
+        hint = 'write T.device_assert(i < n, "i is too large"), or leave the message out'
+        raise t.error(
+            f"msg of T.{c.builtin} is {describe(msg)}, not a string", hint, c.place("msg")
+        )
+    hazards, checks = t.hazards, t.asserts
+    with contextlib.nullcontext() if checks else t.inside():
+        cond = _asserted(t, node)
+    if not checks:
+        t.hazards = hazards
+    if cond is True:
+        return
+    text = f"{t.loc}: assertion failed: {ast.unparse(node)}" + (f": {msg}" if msg else "")
+    texts = t.attributes.get("asserts", ())
+    assert isinstance(texts, tuple)
+    t.attributes["asserts"] = texts = tuple(dict.fromkeys((*texts, text)))
+    if checks:
+        block = [block_index(t, d).value for d in range(3)] if checks == "fatal" else []
+        false = t.run_time(cond).value
+        t.emit(DeviceAssert, false, text, texts.index(text) + 1, tuple(block))
+
+
+def _asserted(t: Expressions, node: ast.expr) -> bool | Scalar:
+    with t.at(node):
+        return t.truth(t.number(t.expression(node), "condition of T.device_assert"))
 
 
 @builtin(T.evaluate)

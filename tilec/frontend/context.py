@@ -125,6 +125,7 @@ class Context:
     the function are what the user said of it. `carried` are the values that an iteration of a
     loop has from the one before. `foreign`: the functions of CUDA C++ that the user has
     imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
+    `asserts`: what becomes of T.device_assert, as `Specialisation` says.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -162,6 +163,7 @@ class Context:
         self.carried: set[Value] = set()
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}
+        self.asserts: str = ""
 
     # --- names and places -------------------------------------------------------------------------
 

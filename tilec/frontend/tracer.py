@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from tilec import language as T
 from tilec.frontend import narrow
@@ -50,7 +51,8 @@ class Specialisation:
     have one for each tensor of `T.empty`; `scalars` a dtype for each scalar parameter; `constants`
     a value for each constexpr parameter without a default. `threads` and `grid` are those of the
     launch: the grid's extents, "launch" if they are not known, None if there is none. `wide`:
-    indices need 64 bits. `warp_size`: lanes of a warp.
+    indices need 64 bits. `warp_size`: lanes of a warp. `asserts`: T.device_assert is left out (""),
+    checked by the simulator alone ("noted"), or "fatal".
     """
 
     tensors: Mapping[str, TensorFact]
@@ -60,6 +62,7 @@ class Specialisation:
     grid: tuple[int, ...] | str | None = None
     wide: bool = False
     warp_size: int = LANES
+    asserts: Literal["", "noted", "fatal"] = ""
 
 
 def trace(signature: Signature, specialisation: Specialisation) -> Func:
@@ -89,6 +92,7 @@ class _KernelTracer(WholeLoops):
         self.warp_size = known.warp_size
         self.signature = signature
         self.known = known
+        self.asserts = known.asserts
         self.tensors: dict[str, Param] = {}
         self.size_params: dict[str, Param] = {}
         self.stride_params: dict[str, Param] = {}

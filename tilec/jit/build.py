@@ -66,6 +66,7 @@ def trace_variant(
         grid="launch" if key.grid_given else None,
         wide=key.wide,
         warp_size=32 if target.kind == "cpu" else target.warp_size,
+        asserts="fatal" if key.debug else "noted" if key.simulated else "",
     )
     func = split_at_grid_sync(resolve_views(trace(signature, known)))
     if target.has("tma") and (ragged := _ragged(func, key)):
@@ -318,6 +319,8 @@ def _image(
         split=split_of(final),
         parts=parts_of(final),
         packed=key.packed,
+        asserts=tuple(str(text) for text in func.attrs.get("asserts", ())),
+        debug=key.debug,
         plan={} if plan is None else asdict(plan),
     )
 

@@ -8,6 +8,7 @@ machine code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,7 @@ class SpecialisationKey:
     `choice` says from what. `simulated`: for the simulator alone, which can do more. `source`
     stands for the kernel's text and what its names mean (`tilec.jit.revision`). `packed` are the
     tensors that the launch copies so that their rows begin at cache lines. Under `only_ranked` a
-    variant that would spill is not made.
+    variant that would spill is not made. `debug`: T.device_assert looks (TILEC_DEBUG=1).
     """
 
     source: str
@@ -169,6 +170,7 @@ class SpecialisationKey:
     simulated: bool = False
     packed: tuple[str, ...] = ()
     only_ranked: bool = field(default=False, compare=False)
+    debug: bool = False
 
     @property
     def traced(self) -> tuple[Argument, ...]:
@@ -242,6 +244,7 @@ class Asked:
             known.text,
             packed=known.packed,
             only_ranked=known.only_ranked,
+            debug=os.environ.get("TILEC_DEBUG", "0") not in ("", "0"),
         )
 
 

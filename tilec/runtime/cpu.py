@@ -205,10 +205,16 @@ class CpuKernel(NoTensorMaps):
         self.layout = BlockLayout(image.params)
         self._engine, address = load_object(image.binary, image.symbol)
         self._entry = _ENTRY(address)
+        at = self._engine.get_global_value_address(f"{image.symbol}.failed") if image.debug else 0
+        self._failed = ctypes.c_int32.from_address(at) if at else ctypes.c_int32(0)
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
         def call() -> int:
             run_blocks(self._entry, block.address, grid, thread_count())
+            if self._failed.value:
+                text = self.image.asserts[self._failed.value - 1]
+                self._failed.value = 0
+                raise DriverError(text)
             return 0
 
         return call

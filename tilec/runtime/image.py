@@ -132,6 +132,7 @@ class Image:
     grid must be a multiple of it, otherwise it is rounded up. `split`: launched blocks, neighbours
     in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
     tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
+    `asserts`: what is said where a T.device_assert does not hold; under `debug` the code looks.
     """
 
     name: str
@@ -152,6 +153,8 @@ class Image:
     split: int = 1
     parts: int = 1
     packed: tuple[str, ...] = ()
+    asserts: tuple[str, ...] = ()
+    debug: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 

@@ -29,6 +29,7 @@ Kind = Literal[
     "step limit",
     "parity can alias",
     "unknown asm",
+    "assertion failed",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_FINDINGS = 100  # different ones that are kept; all are counted

@@ -334,6 +334,8 @@ class _Reader:
             extents = self._object(tuple(map(int, re.findall(r"\d+", i.text))))
             indices = "".join(self._use(v) + ", " for v in i.operands)
             return [f"m.check_index({self._object(i)}, {extents}, ({indices}))"]
+        if i.opcode == "device_assert":
+            return [f"m.device_assert({self._object(i)}, {self._use(i.operands[0])})"]
         if i.opcode == "fence":
             ordered = f"m.order_memory({i.text.split()[2].rstrip(',')!r})"
             return [ordered, "m.device_fence()"] if '"agent"' in i.text else [ordered]

@@ -150,6 +150,16 @@ class ThreadState(Threads):
     def print_line(self, text: str, values: tuple[Any, ...]) -> None:
         self.block.print_line(self, text, values)
 
+    def device_assert(self, inst: Inst, cond: Any) -> None:
+        """T.device_assert: reported where it does not hold."""
+        self.inst = self.block.executing = inst
+        if is_undefined(cond):
+            (cond,) = self._report_undefined(inst, (cond,))
+        failed = ~np.asarray(self.full(cond), np.bool_)
+        if failed.any():
+            message = inst.text.partition("assertion failed: ")[2]
+            self.report("assertion failed", message, threads=self.lanes[failed].tolist())
+
     def written_register(self, inst: Inst, slot: str, value: Any) -> None:
         self.block.written_register(self, inst, slot, settled(value))
 

@@ -407,6 +407,21 @@ class Print(Op):
         return (*shown, Effect("output"))
 
 
+@op("device_assert")
+class DeviceAssert(Op):
+    """A check of debugging: where `cond` is false a GPU's thread prints `text` with `block`, its
+    block's indices, and traps; the CPU notes `number`, which its launch raises an error for.
+    Without `block` it is nothing on a GPU: the simulator looks."""
+
+    cond: Value
+    text: str
+    number: int
+    block: tuple[Value, ...] = ()
+
+    def effects(self) -> Effects:
+        return (Effect("output"),)
+
+
 @op("annotate_layout")
 class AnnotateLayout(Op):
     """The user's layout of an on-chip buffer: a `tilec.ir.layout.Layout`, or a `LayoutRequest`

@@ -21,6 +21,7 @@ from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
     Compare,
     Const,
+    DeviceAssert,
     If,
     Load,
     MbarrierArrive,
@@ -70,12 +71,13 @@ def _is_own(o: Op, facts: Uniformity) -> bool:
     if any(e.kind == "update" for e in memory):
         return True
     levels = [facts.level(v) for v in o.operands if isinstance(v.type, ScalarType)]
-    if isinstance(o, Print):
+    shows = isinstance(o, Print | DeviceAssert)
+    if shows:
         levels.append(facts.around(o))
     if max(levels, default=Level.BLOCK) == Level.BLOCK:
         return False  # all do the same
     reads_shared = isinstance(o, Load) and o.buffer.buffer.space == "shared"
-    return reads_shared or isinstance(o, Print) or any(e.writes for e in memory)
+    return reads_shared or shows or any(e.writes for e in memory)
 
 
 def _guarded(o: Op, asked: int) -> list[Op]:
