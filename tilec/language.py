@@ -87,6 +87,7 @@ from tilec.builtins.atomics import (
     atomic_and as atomic_and,
     atomic_or as atomic_or,
     atomic_xor as atomic_xor,
+    atomic_cas as atomic_cas,
     atomic_exchange as atomic_exchange,
     atomic_addx2 as atomic_addx2,
     atomic_addx4 as atomic_addx4,

@@ -80,6 +80,19 @@ def atomic_exchange(
     only_inside("atomic_exchange")
 
 
+def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = None) -> Any:
+    """Leave `value` where `dst` is `compare`; gives what was there, which is `compare` where it has
+    been replaced. `dst` is an element of ints, `compare` and `value` are ints. See `atomic_add`.
+
+    `while T.atomic_cas(lock[0], 0, 1, memory_order="acquire") != 0:` waits for a lock, which
+    `T.atomic_store(lock[0], 0, memory_order="release")` gives up. Threads of one warp must not wait
+    for one another so: not every GPU lets them go on apart.
+
+    Raises CompileError for elements that are no ints, and floats as `compare` or `value`.
+    """
+    only_inside("atomic_cas")
+
+
 def atomic_addx2(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
     """Add two neighbours of the last dimension, that begin at the places `dst` and `value`, each by
     an atomic of its own; with `return_prev` give what was there, a short vector."""

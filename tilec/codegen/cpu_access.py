@@ -278,22 +278,22 @@ class Access:
         self,
         memory: Memory,
         place: Place,
-        value: Index,
-        change: Callable[[Val, Val], Val],
+        values: Sequence[Index],
+        change: Callable[..., Val],
         lanes: int,
         mask: Val | None,
     ) -> Val:
-        """`change(pointer, value)` for one lane after the other, which gives what was there (0
+        """`change(pointer, *values)` for one lane after the other, which gives what was there (0
         where nothing is done)."""
         fn = self.fn
         ok = self._mask(place, mask, lanes)
-        values = self._each(self.vector(value, lanes), lanes)
+        given = zip(*(self._each(self.vector(v, lanes), lanes) for v in values))
         wanted = [None] * lanes if ok is None else self._each(ok, lanes)
         found = []
-        for at, v, inside in zip(self._pointers(memory, place, lanes), values, wanted):
+        for at, own, inside in zip(self._pointers(memory, place, lanes), given, wanted):
             if inside is not None:
                 at = fn.select(inside, at, self.nowhere)
-            got = change(at, v)
+            got = change(at, *own)
             if inside is not None:
                 got = fn.select(inside, got, constant(got.type, 0))
             found.append(got)

@@ -163,16 +163,23 @@ class Emitter(BaseEmitter):
 
     def emit_atomic(self, o: ops.Atomic) -> None:
         memory, place = self._place(o, o.dest)
-        dtype, value = memory.dtype, self.env[o.value]
+        dtype, values = memory.dtype, [self.env[o.value]]
+        if o.compare is not None:
+            values.append(self.env[o.compare])
         narrow = dtype.is_float and dtype.bits < 32 and o.kind != "exchange"
 
-        def change(at: Val, v: Val) -> Val:
+        def change(at: Val, v: Val, *compare: Val) -> Val:
+            if compare:
+                how = f"monotonic monotonic, align {dtype.bytes}"
+                return self.f.compare_exchange(at, *compare, v, how)
             if narrow:
                 return self._swapped(at, dtype, lambda x: self.scalars.binary(o.kind, x, v, dtype))
             text = f"{ops.atomicrmw(o.kind, dtype)} {at}, {v} monotonic, align {dtype.bytes}"
             return self.f.inst("atomicrmw", v.type, (at, v), f"atomicrmw {text}")
 
-        self.env[o.result] = self.access.atomic(memory, place, value, change, self.lanes, self.mask)
+        self.env[o.result] = self.access.atomic(
+            memory, place, values, change, self.lanes, self.mask
+        )
 
     def _swapped(self, at: Val, dtype: DType, changed: Callable[[Val], Val]) -> Val:
         """What lies in memory as the bits of a narrow float is compared and swapped until nobody

@@ -347,15 +347,22 @@ class Buffers(BaseEmitter):
         value = to_memory(f, self.get(o.value), dtype)
         at = self.pointer(o.dest, self.get(o.offset))
         guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
-        kind = ops.atomicrmw(o.kind, dtype)
-        how = f'syncscope("{self.device_scope}") monotonic, align {dtype.bits // 8}'
-        text = f"atomicrmw {kind} {at}, {value} {how}"
+        compare = None if o.compare is None else to_memory(f, self.get(o.compare), dtype)
+        scope, align = f'syncscope("{self.device_scope}")', f"align {dtype.bits // 8}"
+
+        def done() -> Val:
+            if compare is None:
+                kind = ops.atomicrmw(o.kind, dtype)
+                text = f"atomicrmw {kind} {at}, {value} {scope} monotonic, {align}"
+                return f.inst("atomicrmw", value.type, (at, value), text)
+            return f.compare_exchange(at, compare, value, f"{scope} monotonic monotonic, {align}")
+
         start = f.block.label
         if guard.literal == 1:
-            got = f.inst("atomicrmw", value.type, (at, value), text)
+            got = done()
         else:
             with self.branch(guard, "atomic"):
-                made = f.inst("atomicrmw", value.type, (at, value), text)
+                made = done()
                 end = f.block.label
             phi = f.phi(value.type)
             phi.incoming = [(zero_of(value.type), start), (made, end)]

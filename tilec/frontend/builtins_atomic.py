@@ -92,6 +92,11 @@ def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str)
             f"{describe(buffer)}",
             "use an int of 8 bits or more, or a float of 16 or more",
         )
+    if kind == "cas" and not dtype.is_int:
+        raise t.error(
+            f"T.{c.builtin} compares ints, not elements of {describe(buffer)}",
+            "use an int tensor, and T.reinterpret for the bits of floats",
+        )
     if kind in _BITS and dtype.is_float:
         raise t.error(
             f"T.{c.builtin} combines the bits of ints, not those of {describe(buffer)}",
@@ -99,22 +104,33 @@ def _check_buffer(t: Expressions, c: Call, buffer: Buffer, name: str, kind: str)
         )
 
 
-def _ordered(t: Expressions, c: Call, element: Region, value: Number, kind: str) -> Scalar:
+def _ordered(
+    t: Expressions,
+    c: Call,
+    element: Region,
+    value: Number,
+    kind: str,
+    compare: Number | None = None,
+) -> Scalar:
     """The op, between the fences that its order asks for."""
     order = c["memory_order"] if "memory_order" in c.values else None
     order = "relaxed" if order is None else choice_argument(t, c, "memory_order", ORDERS)
     if order in ("release", "acq_rel", "seq_cst"):
         t.emit(DeviceFence)
-    found = _emit(t, element, value, kind)
+    found = _emit(t, element, value, kind, compare)
     if order in ("acquire", "acq_rel", "seq_cst"):
         t.emit(DeviceFence)
     return found
 
 
-def _emit(t: Expressions, element: Region, value: Number, kind: str) -> Scalar:
-    converted = t.convert(value, element.buffer.type.dtype)
+def _emit(
+    t: Expressions, element: Region, value: Number, kind: str, compare: Number | None = None
+) -> Scalar:
+    dtype = element.buffer.type.dtype
+    converted = t.convert(value, dtype)
+    asked = None if compare is None else t.convert(compare, dtype).value
     indices = t.indices_at(element)
-    return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind)
+    return t.emit_scalar(Atomic, element.buffer.value, indices, converted.value, kind, asked)
 
 
 def _tile(t: Expressions, c: Call, kind: str, returned: bool, number: Number | None) -> None:
@@ -157,6 +173,22 @@ def _of_kind(kind: str) -> None:
 
 for _kind in ATOMICS:
     _of_kind(_kind)
+
+
+@builtin(T.atomic_cas)
+def atomic_cas(t: Expressions, c: Call) -> Scalar:
+    element = _element(t, c, "dst", "cas")
+    compare, value = (_int(t, c, name) for name in ("compare", "value"))
+    return _ordered(t, c, element, value, "cas", compare)
+
+
+def _int(t: Expressions, c: Call, name: str) -> Number:
+    number = number_argument(t, c, name)
+    is_float = number.dtype.is_float if isinstance(number, Scalar) else isinstance(number, float)
+    if is_float:
+        message = f"{name} of T.{c.builtin} is {describe(number)}, not an int"
+        raise t.error(message, "write an int, of the dtype of dst", c.place(name))
+    return number
 
 
 def _neighbours(count: int) -> Any:

@@ -347,6 +347,12 @@ class Function:
             return [result]
         return [self.extract_value(result, i, t) for i, t in enumerate(outputs)]
 
+    def compare_exchange(self, at: Val, compare: Val, value: Val, how: str) -> Val:
+        """What was at `at`, where `value` now is if that was `compare`."""
+        text = f"cmpxchg {at}, {compare}, {value} {how}"
+        pair = self.inst("cmpxchg", f"{{ {value.type}, i1 }}", (at, compare, value), text)
+        return self.extract_value(pair, 0, value.type)
+
     def extract_value(self, struct: Val, index: int, type: str) -> Val:
         return self.inst("extractvalue", type, (struct,), f"extractvalue {struct}, {index}")
 

@@ -255,6 +255,12 @@ class _Parser:
         place, value = text.value(), text.after(",").value()
         self._add("atomicrmw", Val(value.type, result), (place, value), f"atomicrmw {kind}")
 
+    def read_cmpxchg(self, result: str, text: LlvmText) -> None:
+        place, compare = text.value(), text.after(",").value()
+        value = text.after(",").value()
+        pair = Val(f"{{ {value.type}, i1 }}", result)
+        self._add("cmpxchg", pair, (place, compare, value), "cmpxchg")
+
     def read_call(self, result: str, text: LlvmText) -> None:
         text.flags()
         kind = "void" if text.skip("void") else text.result_type()

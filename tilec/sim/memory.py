@@ -130,20 +130,28 @@ class BlockMemory:
     def atomic(self, active: Threads, at: Ints, value: Any, kind: str, space: str) -> Any:
         """LLVM's atomicrmw `kind`, of one thread after the other."""
         regions = self._own if space == "shared" else self.globals.regions(active, at)
-        return self._atomics(active, regions, at, value, COMBINED[kind], kind == "xchg")
+        return self._atomics(active, regions, at, (value,), COMBINED[kind], kind == "xchg")
+
+    def compare_exchange(
+        self, active: Threads, at: Ints, compare: Any, value: Any, space: str
+    ) -> Any:
+        """LLVM's cmpxchg, of one thread after the other; gives what each has found."""
+        regions = self._own if space == "shared" else self.globals.regions(active, at)
+        return self._atomics(active, regions, at, (compare, value), _exchanged)
 
     def _atomics(
         self,
         active: Threads,
         regions: Regions,
         at: Ints,
-        value: Any,
-        combined: Callable[[Any, Any], Any],
+        values: tuple[Any, ...],
+        combined: Callable[..., Any],
         blind: bool = False,
     ) -> Any:
         """What each thread has found, one after the other. Atomics never conflict with one
         another."""
-        before, size = np.zeros_like(value), value.dtype.itemsize
+        before, dtype = np.zeros_like(values[0]), values[0].dtype
+        size = dtype.itemsize
         across = self.order.clocks.across
         by = self._threads(active)
         for region, mine, pick in self._inside(regions, active, at, size, size):
@@ -151,10 +159,10 @@ class BlockMemory:
                 region.note_atomic(by.part(pick), mine, size, blind)
             for i in range(len(mine)):
                 place, n = mine[i : i + 1], i if pick is None else int(pick[i])
-                before[n] = region.storage.gather(place, size).view(value.dtype)[0, 0]
+                before[n] = region.storage.gather(place, size).view(dtype)[0, 0]
                 with np.errstate(all="ignore"):
-                    after = combined(before[n : n + 1], value[n : n + 1])
-                made = np.ascontiguousarray(after.astype(value.dtype)).view(np.uint8)
+                    after = combined(before[n : n + 1], *(v[n : n + 1] for v in values))
+                made = np.ascontiguousarray(after.astype(dtype)).view(np.uint8)
                 region.storage.scatter(place, made.reshape(1, size))
                 if across is not None:
                     across.atomic(self.order, int(active.lanes[n]), int(at[n]))
@@ -163,7 +171,7 @@ class BlockMemory:
     def count_up(self, active: Threads, at: Ints, last: Any) -> Any:
         """See `Machine.count_up`."""
         most = np.asarray(last).astype(np.int32).view(np.uint32)
-        found = self._atomics(active, self.globals.regions(active, at), at, most, _counted_up)
+        found = self._atomics(active, self.globals.regions(active, at), at, (most,), _counted_up)
         return found.view(np.int32)
 
     def _threads(self, active: Threads, warps: bool = False) -> Actors:
@@ -338,6 +346,10 @@ def _part(x: NDArray[Any], pick: Ints | None) -> NDArray[Any]:
 
 def _counted_up(old: Any, last: Any) -> Any:
     return np.where(old >= last, np.uint32(0), old + np.uint32(1))
+
+
+def _exchanged(old: Any, compare: Any, value: Any) -> Any:
+    return np.where(old == compare, value, old)
 
 
 def _unsigned(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

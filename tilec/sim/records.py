@@ -339,6 +339,13 @@ class _Reader:
         if i.opcode == "fence":
             ordered = f"m.order_memory({i.text.split()[2].rstrip(',')!r})"
             return [ordered, "m.device_fence()"] if '"agent"' in i.text else [ordered]
+        if i.opcode == "cmpxchg":
+            assert i.result is not None
+            args = ", ".join(self._use(v) for v in i.operands)
+            space = "shared" if "(3)" in i.operands[0].type else "global"
+            kind = i.operands[1].type
+            call = f"m.compare_exchange({self._object(i)}, {kind!r}, {space!r}, {args})"
+            return [f"{self._define(i.result.ref)} = {call}"]
         if i.opcode == "atomicrmw":
             assert i.result is not None
             args = ", ".join(self._use(v) for v in i.operands)

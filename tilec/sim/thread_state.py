@@ -143,6 +143,19 @@ class ThreadState(Threads):
         given = np.asarray(self.full(value), numbers.kind_of(type))
         return self.block.memory.atomic(self, at, given, kind, space)
 
+    def compare_exchange(
+        self, inst: Inst, type: str, space: str, at: Any, compare: Any, value: Any
+    ) -> tuple[Any, Any]:
+        """LLVM's cmpxchg: what was there, and whether it was `compare`."""
+        self.inst = self.block.executing = inst
+        if isinstance(at, Lost) or is_undefined(value) or is_undefined(compare):
+            at, compare, value = self._report_undefined(inst, (at, compare, value))
+        at = np.ascontiguousarray(self.full(at), np.int64)
+        kind = numbers.kind_of(type)
+        asked, given = (np.asarray(self.full(x), kind) for x in (compare, value))
+        found = self.block.memory.compare_exchange(self, at, asked, given, space)
+        return found, found == asked
+
     def order_memory(self, order: str) -> None:
         """LLVM's `fence`: "release" or "acquire"."""
         self.block.barriers.fence(self, order)

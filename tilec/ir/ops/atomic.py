@@ -28,12 +28,14 @@ def atomicrmw(kind: str, dtype: DType) -> str:
 @op("atomic")
 class Atomic(Op):
     """Combine element `indices` of a global or shared buffer with `value`, of its dtype, by `kind`
-    (one of `ATOMICS`). Gives what it was. Out of a global tensor's bounds: nothing, and 0."""
+    (one of `ATOMICS`), or by "cas" replace it with that where it is `compare`. Gives what it was.
+    Out of a global tensor's bounds: nothing, and 0."""
 
     dest: Value
     indices: tuple[Value, ...]
     value: Value
     kind: str
+    compare: Value | None = None
 
     @property
     def buffer(self) -> Value:
@@ -43,10 +45,12 @@ class Atomic(Op):
         return (ScalarType(self.dest.dtype),)
 
     def verify(self) -> None:
-        if len(self.indices) != self.dest.buffer.rank or self.kind not in ATOMICS:
+        known = self.kind in ATOMICS if self.compare is None else self.kind == "cas"
+        if len(self.indices) != self.dest.buffer.rank or not known:
             raise InternalError(f"atomic {self.kind} at {self.indices}", self.loc)
-        if self.value.type != ScalarType(self.dest.dtype):
-            raise InternalError(f"atomic of {self.value.type} into {self.dest.type}", self.loc)
+        for value in (self.value, self.compare or self.value):
+            if value.type != ScalarType(self.dest.dtype):
+                raise InternalError(f"atomic of {value.type} into {self.dest.type}", self.loc)
 
     def effects(self) -> Effects:
         box = Region(self.dest, self.indices, (1,) * len(self.indices))
@@ -74,6 +78,7 @@ class MemAtomic(Op):
     value: Value
     kind: str
     guard: Value | None = None
+    compare: Value | None = None
 
     def infer(self) -> Sequence[Type]:
         return (ScalarType(self.dest.dtype),)

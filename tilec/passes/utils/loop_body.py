@@ -295,8 +295,9 @@ class LoopBody:
     def _atomic(self, o: Atomic, env: Substitution, known: Memory) -> None:
         guard = conjunction(self.b, self._conditions(o, env, known))
         value = env.get(o.value, o.value)
+        compare = None if o.compare is None else env.get(o.compare, o.compare)
         at = self._offset(o, env)
-        env[o.result] = self.b.value(MemAtomic, o.dest, at, value, o.kind, guard)
+        env[o.result] = self.b.value(MemAtomic, o.dest, at, value, o.kind, guard, compare)
 
     def _conditions(self, o: ElementAccess, env: Substitution, known: Memory) -> list[Value]:
         """What must hold where memory is changed."""
