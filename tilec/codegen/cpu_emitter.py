@@ -171,7 +171,7 @@ class Emitter(BaseEmitter):
         def change(at: Val, v: Val, *compare: Val) -> Val:
             if compare:
                 how = f"monotonic monotonic, align {dtype.bytes}"
-                return self.f.compare_exchange(at, *compare, v, how)
+                return self.f.compare_exchange(at, compare[0], v, how)
             if narrow:
                 return self._swapped(at, dtype, lambda x: self.scalars.binary(o.kind, x, v, dtype))
             text = f"{ops.atomicrmw(o.kind, dtype)} {at}, {v} monotonic, align {dtype.bytes}"
