@@ -408,5 +408,5 @@ def rms_norm(dtype: str, width: int) -> Any:
 
 
 def _row_threads(width: int) -> int:
-    """32 elements of a row in a thread."""
-    return min(max(width // 32, 32), 1024)
+    """8 elements of a short row in a thread, which is one access, and 32 of a long one."""
+    return min(max(width // 32, min(width // 8, 256), 32), 1024)

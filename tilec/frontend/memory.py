@@ -26,7 +26,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.core import Value
 from tilec.ir.errors import BoundsWarning, warn
 from tilec.ir.ops import Binary, Load, Store
-from tilec.ir.types import DType
+from tilec.ir.types import INT64, MOST_NARROW, DType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -180,7 +180,8 @@ class Memory(Arithmetic):
     def index_value(self, x: int | Scalar) -> Value:
         """An index or offset as an op takes it: of the kernel's index dtype.
 
-        A wider integer is clamped first, so that what was out of bounds stays so."""
+        A wider integer is clamped first, so that what was out of bounds stays so, and what was a
+        multiple of a power of two as well."""
         if not isinstance(x, Scalar):
             low, high = -(1 << (self.index_dtype.bits - 1)), (1 << (self.index_dtype.bits - 1)) - 1
             return self.constant(min(max(x, low), high), self.index_dtype).value
@@ -191,10 +192,11 @@ class Memory(Arithmetic):
         d, wanted = x.dtype, self.index_dtype
         unsigned_top = d.kind == "uint" and d.bits >= wanted.bits
         if d.kind == "int" and d.bits > wanted.bits or unsigned_top:
-            top = (1 << (wanted.bits - 1)) - 1
+            beyond = (1 << 31) - MOST_NARROW  # no tile is longer, and vectors' lengths divide it
+            top = (1 << (wanted.bits - 1)) - beyond
             x = self.emit_scalar(Binary, "min", x.value, self.constant(top, d).value)
             if d.kind == "int":
-                x = self.emit_scalar(Binary, "max", x.value, self.constant(-1, d).value)
+                x = self.emit_scalar(Binary, "max", x.value, self.constant(-beyond, d).value)
         return self.convert(x, wanted)
 
     # --- elements ---------------------------------------------------------------------------------
@@ -237,7 +239,11 @@ class Memory(Arithmetic):
         offsets, placed = element.offsets, self.placements.get(element.buffer.value)
         if placed is not None:
             offsets = placed.place(self, element.buffer.shape, offsets)
-        return tuple(map(self.index_value, offsets))
+        wide = element.buffer.is_global  # where memory is has 64 bits in any case
+        return tuple(
+            x.value if wide and isinstance(x, Scalar) and x.dtype == INT64 else self.index_value(x)
+            for x in offsets
+        )
 
     def check_element(self, element: Region) -> None:
         """Raise CompileError where an index of an on-chip buffer is known to be out of bounds."""

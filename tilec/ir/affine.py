@@ -28,7 +28,7 @@ from tilec.ir.ops import (
     While,
     yielded,
 )
-from tilec.ir.types import DType, ScalarType
+from tilec.ir.types import MOST_NARROW, DType, ScalarType
 
 LINEAR = (Binary, Cast, Const, Unary)  # ops that may make a sum
 _MOST_TERMS = 64  # a longer sum is an unknown of its own: chains of ops take linear time
@@ -145,7 +145,8 @@ class Forms:
                 found = self.reach(parts[0])
                 unsure = unsure or x.dtype.kind == "uint" and x.dtype.bits >= t.dtype.bits
             case Binary(kind=kind) if kind in RANGES:
-                found = RANGES[kind](*map(self.reach, parts))
+                ends = (_bounds(self.reach(x), v.dtype) for x, v in zip(parts, o.operands))
+                found = RANGES[kind](*ends)
             case Unary(kind="neg"):
                 found = negate(self.reach(parts[0]))
         if unsure and None in found:
@@ -204,12 +205,16 @@ def _is_index(dtype: DType) -> bool:
 
 
 def _bounds(found: Range, dtype: DType) -> Range:
-    """`found`, without the bounds that an index only has because its dtype ends there."""
+    """`found`, without the bounds that an index only has because its dtype ends there; beyond
+    `MOST_NARROW` no extent reaches."""
     if found == (None, None) or not _is_index(dtype):
         return found
-    limits = dtype_range(dtype)
-    lo, hi = (None if n == limit else n for n, limit in zip(found, limits))
-    return lo, hi
+    least, most = dtype_range(dtype)
+    slack, (lo, hi) = (1 << 31) - MOST_NARROW, found
+    return (
+        None if lo is None or lo < least + slack else lo,
+        None if hi is None or hi > most - slack else hi,
+    )
 
 
 class Origins:

@@ -141,6 +141,18 @@ class Facts(Forms):
             return None
         return form.terms.get(index, 0)
 
+    def holds_between(self, cond: Value, index: Value) -> bool:
+        """Whether a condition that holds for two values of a loop's `index` is known to hold for
+        all between them: it is made of comparisons of what grows evenly with the index."""
+        if index not in self.origins.of(cond):
+            return True
+        match self._defined.get(cond):
+            case Binary(kind="and", lhs=a, rhs=b):
+                return self.holds_between(a, index) and self.holds_between(b, index)
+            case Compare(kind=kind, lhs=a, rhs=b) if kind != "ne" and _is_integer(a):
+                return None not in (self.slope(a, index), self.slope(b, index))
+        return False
+
     # --- one pass in textual order ----------------------------------------------------------------
 
     def _set(self, value: Value, found: Range, divisor: int = 1) -> None:

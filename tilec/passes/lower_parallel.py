@@ -144,7 +144,7 @@ class Lowering:
         dim, run = leading_run(layout)
         arg = p.body.args[dim] if dim >= 0 else None
         accesses = [o for o in walk(p.body) if isinstance(o, ElementAccess) and in_memory(o)]
-        flat = all(self._together(o, arg) for o in p.body.ops if o.regions)
+        flat = all(self.known.one_branch(o, arg) for o in p.body.ops if o.regions)
         limit = run if flat else 1
         width = max((self.known.memory(o, arg, limit).width for o in accesses), default=1)
         needs = self.known.needs(p)
@@ -166,15 +166,6 @@ class Lowering:
         fast.emit(Yield)
         slow.emit(Yield)
         b.emit(If, conjunction(b, conds), fast.block(), slow.block())
-
-    def _together(self, o: Op, arg: Value | None) -> bool:
-        """Whether elements that are neighbours along `arg` always take the same branch of `o`."""
-        return (
-            isinstance(o, If)
-            and not o.results
-            and (arg is None or not self.known.moves(o.cond, arg))
-            and not any(x.regions for region in o.regions for x in region.ops)
-        )
 
     def _batch(self, p: Parallel, groups: int, most: int) -> int:
         """How many groups are taken together: in a loop that is not written out, at an edge, and

@@ -94,6 +94,9 @@ class LoopBody:
                 self._pure(o, envs)
             case If() if not o.results and len({e.get(o.cond, o.cond) for e in envs}) == 1:
                 self._inside(o, envs, first)  # a branch that all elements take together
+            case If() if min(self.width, len(envs)) > 1 and self.known.one_branch(o, self._arg):
+                for start in range(0, len(envs), self.width):
+                    self._whole(o, envs[start : start + self.width], first + start)
             case _ if o.region_fields:
                 for e, env in enumerate(envs, first):
                     self._inside(o, [env], e)
@@ -114,6 +117,27 @@ class LoopBody:
                     env[r] = envs[0][r]
             else:
                 self.b.ops.append(clone(o, env))
+
+    @property
+    def _arg(self) -> Value | None:
+        """The index of the loop along which the elements lowered together are neighbours."""
+        return self.loop.body.args[self.dim] if self.loop is not None and self.dim >= 0 else None
+
+    def _whole(self, o: If, envs: list[Substitution], first: int) -> None:
+        """A condition that holds for all neighbours if it does for the outer two: they take the
+        branch together where it holds, else each for itself."""
+        b, together, apart = self.b, Builder(o.loc), Builder(o.loc)
+        whole = conjunction(b, [env.get(o.cond, o.cond) for env in (envs[0], envs[-1])])
+        assert whole is not None
+        self.b = together
+        own = [dict(env) for env in envs]
+        for x in o.then.ops:
+            self.op(x, own, first)
+        self.b = apart
+        for e, env in enumerate(envs, first):
+            self._inside(o, [dict(env)], e)
+        self.b = b
+        b.emit(If, whole, together.block(), apart.block())
 
     def _inside(self, o: Op, envs: list[Substitution], first: int) -> None:
         """An op with regions, for elements that run them together: what is inside is lowered in
@@ -173,9 +197,8 @@ class LoopBody:
     # --- memory ---
 
     def _memory(self, o: ElementAccess, envs: list[Substitution]) -> None:
-        arg, limit = None, 1 if isinstance(o, Atomic) else min(self.width, len(envs))
-        if self.loop is not None and self.dim >= 0 and limit > 1:
-            arg = self.loop.body.args[self.dim]
+        limit = 1 if isinstance(o, Atomic) else min(self.width, len(envs))
+        arg = self._arg if limit > 1 else None
         known = self.known.memory(o, arg, limit)
         width = known.width
         for start in range(0, len(envs), width):

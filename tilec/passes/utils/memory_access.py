@@ -14,6 +14,7 @@ from tilec.ir.ops import (
     Compare,
     Const,
     ElementAccess,
+    If,
     Parallel,
 )
 from tilec.ir.types import INT32, BufferType
@@ -44,6 +45,16 @@ class MemoryFacts:
     def moves(self, v: Value, arg: Value) -> bool:
         """Whether `v` changes with `arg`."""
         return self.facts.slope(v, arg) != 0
+
+    def one_branch(self, o: Op, arg: Value | None) -> bool:
+        """Whether vectors of neighbours along `arg` may take a branch of `o` together: where its
+        condition, the same for all or made of comparisons, holds for all of them."""
+        return (
+            isinstance(o, If)
+            and not o.results
+            and (arg is None or self.facts.holds_between(o.cond, arg))
+            and not any(x.regions for region in o.regions for x in region.ops)
+        )
 
     def run(self, layout: Layout) -> int:
         """Elements of the last dimension that lie side by side, aligned to their number."""
