@@ -21,6 +21,7 @@ from tilec.ir.fold import fold, normal
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Unary
 from tilec.ir.ops.scalar import BINARY_KINDS, COMPARE_KINDS, UNARY_KINDS
+from tilec.ir.semantics import OF_BITS
 
 INTS = [t.BOOL, t.INT8, t.UINT8, t.INT16, t.INT32, t.UINT32, t.INT64, t.UINT64, t.INT4, t.UINT4]
 FLOATS = [t.FLOAT16, t.BFLOAT16, t.FLOAT32, t.FLOAT64]
@@ -103,10 +104,16 @@ def unary(kind: str, a: Any, dtype: t.DType) -> Any:
         return exact[kind](a) if kind in exact else None
     if kind == "not":
         return wrapped(~a, dtype)
-    if dtype == t.BOOL or kind not in ("neg", "abs", "popcount", "clz"):
+    if dtype == t.BOOL or kind not in ("neg", "abs", *OF_BITS):
         return None
     bits = a & ((1 << dtype.bits) - 1)
-    ones = {"popcount": bits.bit_count(), "clz": dtype.bits - bits.bit_length()}
+    spelled = f"{bits:0{dtype.bits}b}"
+    ones = {
+        "popcount": spelled.count("1"),
+        "clz": len(spelled) - len(spelled.lstrip("0")),
+        "ctz": len(spelled) - len(spelled.rstrip("0")),
+        "brev": int(spelled[::-1], 2),
+    }
     return wrapped(ones[kind] if kind in ones else -a if kind == "neg" else abs(a), dtype)
 
 

@@ -55,6 +55,7 @@ MODULES_WITHOUT_GENERATOR = {
     "allreduce": "what TileLang lowers to; programs that people write have T.reduce",
     "matrices": "one instruction of one vendor, whose operands lie in registers by hand",
     "random": "numbers of threads, which the reference has not; tests of their own",
+    "integers": "made of words that programs are written with; tests of their own",
     "externs": "other spellings of words that have one, and ones by hand; tests of their own",
     "moves": "the reference has no meaning of them yet; tests of their own",
     "formulas": "made of words that programs are written with; tests of their own, in ulp",

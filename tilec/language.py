@@ -148,6 +148,7 @@ from tilec.builtins.externs import (
     call_pure_extern as call_pure_extern,
     import_source as import_source,
 )
+from tilec.builtins.integers import byte_perm as byte_perm, ffs as ffs, mulhi as mulhi
 from tilec.builtins.lanes import (
     Broadcast as Broadcast,
     Ramp as Ramp,
@@ -194,6 +195,8 @@ from tilec.builtins.maths import (
     abs as abs,
     popcount as popcount,
     clz as clz,
+    ctz as ctz,
+    brev as brev,
     bitwise_not as bitwise_not,
     max as max,
     min as min,

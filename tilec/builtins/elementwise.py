@@ -47,6 +47,16 @@ def binary(name: str, kind: str, python: Callable[..., Any], doc: str) -> Elemen
     return Elementwise(name, kind, python, doc, 2)
 
 
+def trailing_zeros(x: int) -> int:
+    return (x & -x).bit_length() - 1 if x else 32
+
+
+def reversed_bits(x: int) -> int:
+    """Of an int32, as an int32."""
+    made = int(f"{x & 0xFFFF_FFFF:032b}"[::-1], 2)
+    return made - (made >> 31 << 32)
+
+
 def ceildiv(a: Any, b: Any) -> Any:
     return -(-a // b) if isinstance(a, int) else (a + (b - 1)) // b
 

@@ -38,6 +38,8 @@ isinf = unary("isinf", math.isinf, "whether x is infinite")
 abs = unary("abs", builtins.abs, "absolute value")
 popcount = unary("popcount", lambda x: x.bit_count(), "number of one bits")
 clz = unary("clz", lambda x: 32 - x.bit_length(), "number of leading zero bits")
+ctz = unary("ctz", python.trailing_zeros, "number of zero bits below the lowest one bit")
+brev = unary("brev", python.reversed_bits, "the bits in the other order")
 bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned over")
 
 max = binary("max", "max", builtins.max, "the larger of two, or of several")

@@ -314,6 +314,10 @@ class Scalars(Casts):
                 return intrinsic(f, "ctpop", [x])
             case "clz":
                 return intrinsic(f, "ctlz", [x], [int_val(0, "i1")])
+            case "ctz":
+                return intrinsic(f, "cttz", [x], [int_val(0, "i1")])
+            case "brev":
+                return intrinsic(f, "bitreverse", [x])
             case "floor" | "ceil" | "trunc" | "round":
                 return x
             case "isnan" | "isinf":

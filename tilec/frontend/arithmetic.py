@@ -15,6 +15,7 @@ from tilec.ir.affine import Affine
 from tilec.ir.errors import CompileWarning, warn
 from tilec.ir.intervals import dtype_range
 from tilec.ir.ops import Binary, Cast, Compare, Const, Select, Unary
+from tilec.ir.semantics import OF_BITS
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
@@ -351,7 +352,7 @@ class Arithmetic(Context):
                 f"{kind} of {describe(x)}: it is defined for floats",
                 f"write T.{kind}(T.float32(x))",
             )
-        if kind in ("popcount", "clz", "not") and dtype.is_float:
+        if kind in ("not", *OF_BITS) and dtype.is_float:
             message = f"{kind} of {describe(x)}: it is defined for integers"
             raise self.error(message, "convert it: T.int32(x)")
         if kind in _ROUNDINGS and dtype.is_int or kind == "abs" and dtype.kind == "uint":

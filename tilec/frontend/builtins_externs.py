@@ -13,6 +13,7 @@ from tilec.frontend import decoders
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, dtype_at
 from tilec.frontend.builtins_asm import meaning
+from tilec.frontend.builtins_integers import find_first_set, permuted_bytes, upper_product
 from tilec.frontend.builtins_pointers import moved, place_of
 from tilec.frontend.builtins_threads import of_threads
 from tilec.frontend.expressions import Expressions
@@ -90,7 +91,7 @@ def _call(t: Expressions, c: Call) -> object:
     found = known(name)
     if found is None:
         raise _unknown(t, c, name)
-    if name.startswith(("llvm.abs", "llvm.ctlz")) and len(given) > 1:
+    if name.startswith(("llvm.abs", "llvm.ctlz", "llvm.cttz")) and len(given) > 1:
         given.pop()  # whether some number has no result
     if "llvm" in c.builtin and len(given) == found.count + 1:
         given.pop(0)  # how many there are
@@ -315,6 +316,12 @@ def _compute(t: Expressions, found: Known, values: Sequence[Scalar]) -> Scalar:
     if word == "bits":
         assert found.result is not None
         return t.emit_scalar(Bitcast, x.value, found.result)
+    if word == "ffs":
+        return find_first_set(t, x)
+    if word == "mulhi":
+        return upper_product(t, x, values[1])
+    if word == "byte_perm":
+        return permuted_bytes(t, x, values[1], values[2])
     assert word == "dp4a"
     return _dp4a(t, values)
 

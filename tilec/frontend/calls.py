@@ -20,6 +20,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_clusters,
     builtins_externs,
     builtins_header,
+    builtins_integers,
     builtins_lanes,
     builtins_layout,
     builtins_matrices,

@@ -51,6 +51,8 @@ _HALVES = ("exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "sin
 
 _LLVM_TYPES = {"f16": FLOAT16, "bf16": BFLOAT16, "f32": FLOAT32, "f64": FLOAT64}
 _LLVM_INTS = {"i32": (INT32, UINT32), "i64": (INT64, UINT64)}
+_LLVM_BITS = {"ctpop": "popcount", "ctlz": "clz", "cttz": "ctz", "bitreverse": "brev"}
+_UPPER_PRODUCTS = {"mulhi": INT32, "umulhi": UINT32, "mul64hi": INT64, "umul64hi": UINT64}
 _C_TYPES = {
     "half": FLOAT16, "bfloat16": BFLOAT16, "float": FLOAT32, "double": FLOAT64, "int": INT32,
     "uint": UINT32, "ll": INT64, "ull": UINT64, "longlong": INT64,
@@ -106,16 +108,21 @@ def _of_ints() -> dict[str, Known]:
             found[f"{prefix}u{name}"] = Known(name, 2, UINT32)
             found[f"{prefix}ll{name}"] = Known(name, 2, INT64)
             found[f"{prefix}ull{name}"] = Known(name, 2, UINT64)
-    for name, word in (("popc", "popcount"), ("clz", "clz")):
-        for prefix in ("__", "__nv_"):
+    for prefix in ("__", "__nv_"):
+        for name, word in (("popc", "popcount"), ("clz", "clz"), ("ffs", "ffs")):
             found[prefix + name] = Known(word, 1, UINT32, INT32)
             found[f"{prefix}{name}ll"] = Known(word, 1, UINT64, INT32)
+        found[f"{prefix}brev"] = Known("brev", 1, UINT32)
+        found[f"{prefix}brevll"] = Known("brev", 1, UINT64)
+        for name, dtype in _UPPER_PRODUCTS.items():
+            found[prefix + name] = Known("mulhi", 2, dtype)
+        found[f"{prefix}byte_perm"] = Known("byte_perm", 3, UINT32)
     for kind, (signed, unsigned) in _LLVM_INTS.items():
         for name in ("min", "max"):
             found[f"llvm.s{name}.{kind}"] = Known(name, 2, signed)
             found[f"llvm.u{name}.{kind}"] = Known(name, 2, unsigned)
         found[f"llvm.abs.{kind}"] = Known("abs", 1, signed)
-        for name, word in (("ctpop", "popcount"), ("ctlz", "clz")):
+        for name, word in _LLVM_BITS.items():
             found[f"llvm.{name}.{kind}"] = Known(word, 1, unsigned)
     return found
 
@@ -134,7 +141,7 @@ _OF_ANY = {
     **{name: (word, 1) for name, word in _OF_FLOATS.items()},
     **{name: (word, 2) for name, word in _OF_TWO_FLOATS.items()},
     "fma": ("fma", 3), "max": ("max", 2), "min": ("min", 2), "abs": ("abs", 1),
-    "round": ("round", 1), "popcount": ("popcount", 1), "clz": ("clz", 1),
+    "round": ("round", 1), "popcount": ("popcount", 1), "clz": ("clz", 1), "ffs": ("ffs", 1),
     "bitwise_and": ("and", 2), "bitwise_or": ("or", 2), "bitwise_xor": ("xor", 2),
     "shift_left": ("shl", 2), "shift_right": ("shr", 2), "isnan": ("isnan", 1),
 }  # fmt: skip

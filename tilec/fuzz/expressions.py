@@ -260,5 +260,5 @@ def of_integers(w: Writer, a: str, b: str) -> str:
         divisor = a if "[" in a and w.chance(0.4) else w.between(1, 5)
         return f"({b} {w.one_of(('//', '%'))} {divisor})"
     if kind == 4:
-        return f"T.{w.one_of(('popcount', 'clz', 'bitwise_not'))}({b})"
+        return f"T.{w.one_of(('popcount', 'clz', 'ctz', 'brev', 'bitwise_not'))}({b})"
     return f"(~{b})"

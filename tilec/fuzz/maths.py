@@ -11,7 +11,7 @@ import numpy as np
 
 import tilec.language as T
 from tilec.fuzz.numbers import Array, Number, arithmetic, function_of, index, pair, select
-from tilec.ir.semantics import function, unary
+from tilec.ir.semantics import OF_BITS, function, unary
 from tilec.ir.types import BOOL
 
 Slope = Callable[[Array, Array], Array]
@@ -141,7 +141,7 @@ WORDS: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "bitwise_not": np.invert,
     **{kind: partial(_tested, kind) for kind in ("isnan", "isinf")},
-    **{kind: partial(_counted, kind) for kind in ("popcount", "clz")},
+    **{kind: partial(_counted, kind) for kind in OF_BITS},
     **{kind: partial(_whole, kind) for kind in ("floor", "ceil", "trunc", "round")},
     **{word: partial(arithmetic, kind) for word, kind in _TWO.items()},
     **{kind: partial(_smooth, kind, *how) for kind, how in _SLOPES.items()},

@@ -281,7 +281,7 @@ class Facts(Forms):
                 lo, hi = self.range(x)
                 top = None if lo is None or hi is None else max(abs(lo), abs(hi))
                 self._set(result, (0, top), self.divisor(x))
-            case Unary(kind="popcount" | "clz"):
+            case Unary(kind="popcount" | "clz" | "ctz"):
                 self._set(result, (0, result.dtype.bits))
             case Select(on_true=a, on_false=b):
                 both = union(self.range(a), self.range(b))

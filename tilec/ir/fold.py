@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from tilec.ir.core import Op, Value
 from tilec.ir.ops import Binary, Bitcast, Cast, Compare, Const, Select, Unary
-from tilec.ir.semantics import EXACT, INTEGERS, Array, array, literal, np, wrap
+from tilec.ir.semantics import EXACT, INTEGERS, OF_BITS, Array, array, literal, np, wrap
 from tilec.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, DType, ScalarType
 
 Number = bool | int | float
@@ -103,7 +103,7 @@ def _folds(o: Op, values: Sequence[Number]) -> bool:
         case Unary(kind=kind) if dtype.is_float:
             return kind in EXACT
         case Unary(kind=kind):
-            return kind == "not" or (not is_bool and kind in ("neg", "abs", "popcount", "clz"))
+            return kind == "not" or (not is_bool and kind in ("neg", "abs", *OF_BITS))
         case Cast() | Bitcast():
             nan = any(v != v for v in values)
             return _is_certain(o.dtype) and not (nan and isinstance(o, Bitcast))

@@ -193,6 +193,13 @@ _OWN: dict[str, Callable[..., Any]] = {
 _OF_FLOATS = {"min": np.fmin, "max": np.fmax}  # a nan is left out
 EXACT = ("neg", "abs", "floor", "ceil", "round", "trunc", "isnan", "isinf")
 """Of the kinds of `Unary` on floats those whose result is never rounded."""
+OF_BITS: dict[str, Callable[[int, int], int]] = {
+    "popcount": lambda x, bits: x.bit_count(),
+    "clz": lambda x, bits: bits - x.bit_length(),
+    "ctz": lambda x, bits: (x & -x).bit_length() - 1 if x else bits,
+    "brev": lambda x, bits: int(f"{x:0{bits}b}"[::-1], 2),
+}
+"""The kinds of `Unary` on the bits of ints, of an int from 0 and how many bits it has."""
 
 
 def function(kind: str) -> Callable[..., Any]:
@@ -225,10 +232,10 @@ def reduce(kind: str, x: Array, axis: int, dtype: DType, nan: bool = False) -> A
 
 def unary(kind: str, x: Array, dtype: DType) -> Array:
     """One `Unary` op."""
-    if kind in ("popcount", "clz"):
+    if kind in OF_BITS:
         bits = [int(v) & ((1 << dtype.bits) - 1) for v in np.asarray(x).reshape(-1)]
-        count = [v.bit_count() if kind == "popcount" else dtype.bits - v.bit_length() for v in bits]
-        return array(np.asarray(count, np.int64), dtype).reshape(np.shape(x))
+        found = np.asarray([OF_BITS[kind](v, dtype.bits) for v in bits], np.uint64)
+        return array(found, dtype).reshape(np.shape(x))
     if kind in ("isnan", "isinf"):
         return np.asarray(function(kind)(x.astype(np.float64)))
     if kind == "not":

@@ -23,6 +23,7 @@ globals().update(NAMED)
 # The fast forms of CUDA are tilec's functions: more exact, and slower than the hardware's.
 _FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")
 globals().update({f"__{name}": getattr(language, name) for name in _FAST})
+globals()["__ffs"] = language.ffs
 
 
 class PrimExpr:
@@ -58,13 +59,6 @@ def __ldg(x, index=None):  # type: ignore[no-untyped-def]
 def fast_rcp(x):  # type: ignore[no-untyped-def]
     """`1 / x`."""
     return 1 / x
-
-
-@language.macro
-def __ffs(value):  # type: ignore[no-untyped-def]
-    """The place of the lowest bit that is 1, counted from 1; 0 of 0."""
-    lowest = value & (~value + 1)
-    return language.if_then_else(value == 0, 0, language.popcount(lowest - 1) + 1)
 
 
 @language.macro

@@ -58,8 +58,7 @@ UNARY_KINDS = (
     "trunc",
     "isnan",
     "isinf",
-    "popcount",
-    "clz",
+    *semantics.OF_BITS,
 )
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
 
