@@ -354,3 +354,26 @@ def test_whole_buffers(target: str, asks: bool) -> None:
     run(by_the_block, target, a, b, c, asks=asks)
     assert a.tolist() == [3 * (2 + asks * (1 + 500 + 21000))]
     assert b.tolist() == [9] * 5 and c.tolist() == [95 * asks]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_neighbours_named_by_a_vector(target: str, rng: np.random.Generator) -> None:
+    @tilec.kernel
+    def kernel(
+        A: T.Tensor((8,), "float32"), V: T.Tensor((8,), "float32"), P: T.Tensor((8,), "float32")
+    ):
+        with T.Kernel(1, threads=1):
+            P[0:2] = T.atomic_addx2(A[T.Ramp(0, 1, 2)], V[T.Ramp(2, 1, 2)], return_prev=True)
+            P[2:4] = T.atomic_addx2(A[T.Ramp(2, 2, 2)], V[T.Ramp(1, 1, 2)] * 2, return_prev=True)
+            T.atomic_addx4(A[T.Ramp(4, 1, 4)], V[4:8])
+
+    a, v = (rng.standard_normal(8).astype(np.float32) for _ in range(2))
+    p, before = np.zeros(8, np.float32), a.copy()
+    want = before.copy()
+    want[0:2] += v[2:4]
+    first = want[[2, 4]].copy()
+    want[[2, 4]] += v[1:3] * 2
+    want[4:8] += v[4:8]
+    run(kernel, target, a, v, p)
+    np.testing.assert_allclose(a, want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(p[:4], [*before[:2], *first])

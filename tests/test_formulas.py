@@ -271,3 +271,39 @@ def test_roundings_on_the_gpu(name: str, mode: str, rng: np.random.Generator, to
     d = torch.zeros(x.shape[1], device="cuda")
     rounding(name, count, mode)(torch.from_numpy(x).cuda(), d)
     np.testing.assert_array_equal(d.cpu().numpy(), c)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_halves_away_from_zero(dtype: str, rng: np.random.Generator) -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((N,), dtype)):
+        with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
+            for i in T.Parallel(128):
+                B[b * 128 + i] = T.round(A[b * 128 + i], "ties-away-from-zero")
+                C[b * 128 + i] = T.round(A[b * 128 + i], rounding_mode="ties-to-even")
+
+    halves = np.array([0.5, -0.5, 1.5, -2.5, 0.3, -0.3, 0.0, -0.0, np.inf, -np.inf, 1001.5])
+    a = np.concatenate([halves, rng.standard_normal(100) * 50, [0.49999997, np.nan]]).astype(dtype)
+    exact = a.astype(np.float64)
+    for target in ("cpu", *TARGETS):
+        b, c = np.zeros_like(a), np.zeros_like(a)
+        if target == "cpu":
+            kernel(a, b, c)
+        else:
+            assert tilec.simulate(kernel, a, b, c, target=target).ok
+        away = np.copysign(np.floor(abs(exact) + 0.5), exact)
+        np.testing.assert_array_equal(b, away.astype(dtype))
+        np.testing.assert_array_equal(np.signbit(b), np.signbit(a))
+        np.testing.assert_array_equal(c, np.rint(a))
+
+
+def test_a_rounding_that_there_is_not() -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=8):
+            for i in T.Parallel(8):
+                A[i] = T.round(A[i], "up")
+
+    with pytest.raises(tilec.CompileError, match="rounding_mode of T.round is the str 'up'") as e:
+        kernel.compile(tilec.spec((8,), "float32"), target="cpu")
+    assert "ties-away-from-zero" in str(e.value)

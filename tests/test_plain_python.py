@@ -167,3 +167,42 @@ def test_asserts_about_sizes() -> None:
     np.testing.assert_array_equal(a, b)
     with pytest.raises(tilec.CompileError, match="assertion failed: the shapes differ: 20"):
         differ(a, np.zeros((33, 21), np.float32))
+
+
+ELSEWHERE: Any = np.zeros(3)
+
+
+def test_whether_an_array_is_there() -> None:
+    """All that a kernel may ask of an array from outside; another answer is another kernel."""
+    global ELSEWHERE
+
+    @tilec.kernel
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=4):
+            if ELSEWHERE is not None:
+                A[T.get_thread_binding()] += 1
+            else:
+                A[T.get_thread_binding()] += 2
+
+    a = np.zeros(4, np.float32)
+    kernel(a)
+    np.testing.assert_array_equal(a, 1)
+    ELSEWHERE = None
+    kernel(a)
+    np.testing.assert_array_equal(a, 3)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_names_of_a_dtype_with_annotations(n: int) -> None:
+    @tilec.kernel
+    def kernel(A):
+        dtype: str = "float32"
+        A: T.Tensor((N,), dtype)
+        B = T.empty((N,), dtype)
+        with T.Kernel(1, threads=16):
+            for i in T.serial(N):
+                B[i] = A[i] + 1
+        return B
+
+    a = np.arange(n, dtype=np.float32)
+    np.testing.assert_array_equal(kernel(a), a + 1)

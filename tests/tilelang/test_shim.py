@@ -311,3 +311,63 @@ def test_files_that_import_tilelang_run_as_they_are(tmp_path: Path) -> None:
     assert first == "[1, 2, 3, 4, 5] ['--x'] False", done.stderr
     assert "tvm.ir.make_node is a part of TileLang's compiler" in "".join(rest)
     assert "tilelang.nothing is not part of tilec's spelling of TileLang" in done.stderr
+
+
+def test_a_macro_may_hold_the_kernel() -> None:
+    @T.macro
+    def doubled_into(A, B):
+        n = A.shape[0]
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+            for i in T.Parallel(32):
+                B[b * 32 + i] = A[b * 32 + i] * 2
+
+    @tilelang.jit
+    def in_the_body(A, B):
+        n = T.const("n")
+        A: T.Tensor((n,), "float32")
+        B: T.Tensor((n,), "float32")
+        doubled_into(A, B)
+
+    @tilelang.jit
+    def in_the_head(A: T.Tensor((9,), "float32"), B: T.Tensor((9,), "float32")):
+        doubled_into(A, B)
+
+    a = numbers(9)
+    for kernel in (in_the_body, in_the_head):
+        b = np.zeros_like(a)
+        kernel(a, b)
+        assert np.array_equal(b, 2 * a)
+
+
+def test_pointers_by_the_names_of_tvm() -> None:
+    @T.prim_func
+    def main(a: T.handle, B: T.Tensor((16,), "float32")):
+        A = T.match_buffer(a, (16,), "float32")
+        W = T.alloc_buffer((16,), "float32")
+        with T.Kernel(1, threads=16):
+            tx = T.get_thread_binding()
+            W[tx] = A[tx] * 3
+            B[tx] = W[tx]
+
+    a, b = numbers(16), np.zeros(16, np.float32)
+    tilelang.compile(main)(a, b)
+    assert np.array_equal(b, 3 * a)
+
+
+def test_instances_of_numbers() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=4):
+            x = A[T.get_thread_binding()] + 1
+            assert isinstance(x, T.PrimExpr)
+            assert not isinstance(2.0, T.PrimExpr)
+            A[T.get_thread_binding()] = x
+
+    a = np.zeros(4, np.float32)
+    tilelang.compile(main)(a)
+    assert np.array_equal(a, np.ones(4))
+
+
+def test_names_of_options() -> None:
+    assert tilelang.PassConfigKey.TL_ENABLE_FAST_MATH.value == "TL_ENABLE_FAST_MATH"
+    assert tilelang.layout.SwizzleMode.SWIZZLE_128B.name == "SWIZZLE_128B"

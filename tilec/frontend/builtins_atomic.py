@@ -191,25 +191,45 @@ def _int(t: Expressions, c: Call, name: str) -> Number:
     return number
 
 
+def _instead(c: Call, place: Region) -> Call:
+    return Call(c.builtin, c.node, {**c.values, "dst": place}, c.nodes)
+
+
+def _places(t: Expressions, c: Call, count: int) -> list[Region]:
+    """The elements that `dst` names: one after the other from a place, or those of a vector."""
+    dst = c["dst"]
+    if isinstance(dst, Lanes) and len(dst.items) == count:
+        named = [x for x in dst.items if isinstance(x, Region)]
+        if len(named) == count:
+            return named
+    place = place_of(t, dst, f"dst of T.{c.builtin}", c.place("dst"))
+    first = _element(t, _instead(c, place), "dst", "add")
+    return [t.neighbour(first, n) for n in range(count)]
+
+
+def _addends(t: Expressions, c: Call, count: int) -> list[Number]:
+    """What is added to each of them: neighbours, too, or the numbers of a vector."""
+    value = c["value"]
+    if isinstance(value, Lanes) and len(value.items) == count:
+        return [t.number(x, "the value") for x in value.items]
+    if isinstance(value, Buffer | Region | Address) and not getattr(value, "variable", False):
+        value = place_of(t, value, f"value of T.{c.builtin}", c.place("value"))
+    if not isinstance(value, Region) or not value.is_element:
+        raise t.error(
+            f"value of T.{c.builtin} is {describe(value)}, not the element where {count} "
+            "neighbours begin",
+            "name it: x[i, j]",
+            c.place("value"),
+        )
+    return [t.number(t.neighbour(value, n), "the value") for n in range(count)]
+
+
 def _neighbours(count: int) -> Any:
     def update(t: Expressions, c: Call) -> Lanes | None:
-        place = place_of(t, c["dst"], f"dst of T.{c.builtin}", c.place("dst"))
-        where = Call(c.builtin, c.node, {**c.values, "dst": place}, c.nodes)
-        dst, value = _element(t, where, "dst", "add"), c["value"]
-        if isinstance(value, Buffer | Region | Address) and not getattr(value, "variable", False):
-            value = place_of(t, value, f"value of T.{c.builtin}", c.place("value"))
-        if not isinstance(value, Region) or not value.is_element:
-            raise t.error(
-                f"value of T.{c.builtin} is {describe(value)}, not the element where {count} "
-                "neighbours begin",
-                "name it: x[i, j]",
-                c.place("value"),
-            )
-        found: list[Number] = []
-        for n in range(count):
-            number = t.number(t.neighbour(value, n), "the value")
-            found.append(_emit(t, t.neighbour(dst, n), number, "add"))
-        return Lanes(tuple(found)) if bool_argument(t, c, "return_prev") else None
+        targets = [_element(t, _instead(c, place), "dst", "add") for place in _places(t, c, count)]
+        numbers = _addends(t, c, count)
+        found = tuple(_emit(t, at, x, "add") for at, x in zip(targets, numbers))
+        return Lanes(found) if bool_argument(t, c, "return_prev") else None
 
     return update
 

@@ -42,6 +42,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
 from tilec.frontend.builtins_lanes import vector
 from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
+from tilec.frontend.formulas import round_away
 from tilec.frontend.functions import Functions
 from tilec.frontend.lanes import lanewise
 from tilec.frontend.plain_python import (
@@ -149,6 +150,8 @@ class Calls(Functions):
         if function in (T.max, T.min) and len(node.args) > 2 and not node.keywords:
             numbers = [self.number_of(a, "this operand") for a in node.args]
             return self._folded(function.kind, list(numbers))
+        if function is T.round and len(node.args) + len(node.keywords) == 2:
+            return self._round(node)
         values = self._plain_arguments(f"T.{function.name}", node, function.arity)
         if any(isinstance(v, T.Size) for v in values):  # in the shape of an annotation
             return function.python(*values)
@@ -160,6 +163,28 @@ class Calls(Functions):
             with self.at(place):
                 numbers.append(self.number(v, f"an argument of T.{function.name}"))
         return builtins_scalar.elementwise(self, function, numbers)
+
+    def _round(self, node: ast.Call) -> object:
+        """`T.round(x, mode)`."""
+        args, kwargs = self.arguments(node)
+        modes = ("ties-to-even", "ties-away-from-zero")
+        mode = args[1] if len(args) == 2 else kwargs.get("rounding_mode")
+        if mode not in modes:
+            place = node.args[1] if len(args) == 2 else node.keywords[0]
+            message = f"rounding_mode of T.round is {describe(mode)}"
+            raise self.error(message, f"write {modes[0]!r} or {modes[1]!r}", place)
+
+        def one(value: object) -> Number:
+            x = self.number(value, "an argument of T.round")
+            whole = not (x.dtype.is_float if isinstance(x, Scalar) else isinstance(x, float))
+            if mode == modes[0] or whole:
+                return builtins_scalar.elementwise(self, T.round, [x])
+            return self.number(self.trace_function(round_away, [x], {}), "the result")
+
+        if isinstance(args[0], Lanes):
+            return lanewise(self, one, args[0])
+        with self.at(node.args[0]):
+            return one(args[0])
 
     def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)

@@ -129,6 +129,14 @@ def cbrt(x: Any) -> Any:
     return T.cast(copysign(T.if_then_else(plain, a, root), x), _dtype(x))
 
 
+def round_away(x: Any) -> Any:
+    """`T.round(x, "ties-away-from-zero")`. What `T.trunc` leaves is exact."""
+    a = _wide(x)
+    whole = T.trunc(a)
+    more = T.cast(copysign(T.cast(1, a.dtype), a), a.dtype)
+    return T.cast(T.if_then_else(T.abs(a - whole) >= 0.5, whole + more, whole), _dtype(x))
+
+
 FORMULAS = (
     copysign,
     nearbyint,

@@ -130,7 +130,8 @@ class Operators(Memory):
 
     def comparison(self, node: ast.Compare) -> object:
         """`a < b <= c`: each operand is evaluated once."""
-        left, left_node = self.expression(node.left), node.left
+        left_node = node.left
+        left = True if self._is_array_here(node) else self.expression(left_node)
         result: bool | Scalar = True
         for op, right_node in zip(node.ops, node.comparators):
             right = self.expression(right_node)
@@ -145,6 +146,17 @@ class Operators(Memory):
                 result = self.logical_and(result, one)
             left = right
         return result
+
+    def _is_array_here(self, node: ast.Compare) -> bool:
+        """Whether this asks of an array from outside of the kernel whether it is None, which is all
+        that a kernel may ask of it."""
+        against = node.comparators[0]
+        if not isinstance(node.left, ast.Name) or node.left.id in self.names:
+            return False
+        if not isinstance(node.ops[0], ast.Is | ast.IsNot) or not isinstance(against, ast.Constant):
+            return False
+        found, value = self.frame.source.lookup(node.left.id)
+        return found and hasattr(value, "shape") and hasattr(value, "dtype")
 
     def _compare_once(
         self, op: ast.cmpop, left: object, right: object, nodes: tuple[ast.expr, ast.expr]

@@ -280,6 +280,9 @@ class _Reader:
                 self._read_pointer(call)
             elif isinstance(s, ast.Assign) and n < last:
                 self.evaluation.assign(s)
+            elif isinstance(s, ast.AnnAssign) and s.value is not None and n < last:
+                # dtype: str = "float16"
+                self.evaluation.assign(ast.copy_location(ast.Assign([s.target], s.value), s))
             if isinstance(s, ast.Assign) and self._calls(s.value, T.empty, T.alloc_global):
                 self.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
 

@@ -3,6 +3,7 @@ of their kernels need them, so that imports succeed and every use raises."""
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -75,6 +76,11 @@ def unchanged(program: Any, *_: object, **__: object) -> Any:
     return program
 
 
+def requires_package(*names: str) -> Any:
+    """`tvm.testing.requires_package`: `tilelang.testing`'s, which needs pytest."""
+    return importlib.import_module("tilec.tilelang.testing").requires_package(*names)
+
+
 # What tilec has elsewhere, or does anyway, by the name that modules without a counterpart give it.
 HERE: dict[str, Any] = {
     "GemmWarpPolicy": GemmWarpPolicy,
@@ -86,6 +92,7 @@ HERE: dict[str, Any] = {
     "get_swizzle_layout": get_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,
     "nvcc": machine,
+    "requires_package": requires_package,
     "simplify_prim_func": unchanged,
     "apply_simplify": unchanged,
     "check_cuda_availability": machine.check_cuda_availability,

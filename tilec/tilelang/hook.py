@@ -17,6 +17,7 @@ RENAMED = {
     "tilelang.carver.arch": f"{OURS}.arch",
     "tilelang.language.dtypes": f"{OURS}.dtypes",
     "tilelang.language.fp8": f"{OURS}.dtypes",
+    "tilelang.layout.swizzle": f"{OURS}.layout",
     "tilelang.language.tir": f"{OURS}.tirx",
     "tilelang.language.tir.ir": f"{OURS}.tirx",
     "tilelang.language.tir.op": f"{OURS}.tirx",

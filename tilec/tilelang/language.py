@@ -5,14 +5,18 @@ from typing import Any
 
 from tilec import language
 from tilec.decorator import kernel as prim_func
+from tilec.frontend import values
 from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
 
 __all__ = [
     "align_up",
+    "alloc_buffer",
     "annotate_compile_flags",
     "annotate_pass_configs",
     "cp_async_barrier_noinc",
     "dtype",
+    "handle",
+    "match_buffer",
     "pdl_sync",
     "pdl_trigger",
     "prim_func",
@@ -26,12 +30,21 @@ globals().update({f"__{name}": getattr(language, name) for name in _FAST})
 globals()["__ffs"] = language.ffs
 
 
-class PrimExpr:
-    """What annotations and `isinstance` call a number of TVM's: tilec's numbers are none."""
+class _OfNumbers(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        variable = isinstance(value, values.Buffer) and value.variable
+        return variable or isinstance(value, values.Scalar | values.Region)
+
+
+class PrimExpr(metaclass=_OfNumbers):
+    """What annotations and `isinstance` call a number that is known at run time."""
 
 
 Var = PrimExpr
 parallel = language.Parallel
+handle = language.ptr  # of a tensor, as a parameter
+match_buffer = language.make_tensor
+alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
 
 
 @language.macro

@@ -1,8 +1,19 @@
 """`tilelang.layout`: `tilec.layout`."""
 
+import enum
 from typing import Any
 
 from tilec import language, layout
+
+
+class SwizzleMode(enum.Enum):
+    """How wide the lines are in which a tile's elements are exchanged."""
+
+    NONE = 0
+    SWIZZLE_128B = 1
+    SWIZZLE_64B = 2
+    SWIZZLE_32B = 3
+
 
 
 def __getattr__(name: str) -> Any:

@@ -71,6 +71,10 @@ class Profiler:
                 made.append(torch.randint(0, 2, shape, device=device).to(dtype))
         return made
 
+    def run_once(self) -> Any:
+        """What the kernel gives for inputs."""
+        return self.kernel(*self.inputs())
+
     def do_bench(
         self,
         func: Callable[..., Any] | None = None,

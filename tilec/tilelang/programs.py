@@ -37,11 +37,18 @@ WITHOUT_MEANING = frozenset(
 )
 
 
+class _OptionName(str):
+    @property
+    def value(self) -> str:
+        """The text, as of a member of an enumeration."""
+        return str(self)
+
+
 class _PassConfigNames(type):
-    def __getattr__(cls, name: str) -> str:
+    def __getattr__(cls, name: str) -> _OptionName:
         if not name.isupper():
             raise AttributeError(name)
-        return name
+        return _OptionName(name)
 
 
 class TensorSupplyType(enum.Enum):
@@ -210,6 +217,17 @@ def _annotated_in_body(function: Callable[..., Any]) -> set[str]:
     return {target.id for target in notes if isinstance(target, ast.Name)}
 
 
+def _is_eager(function: Callable[..., Any]) -> bool:
+    """Whether the body is the kernel: it names T.Kernel, or it is given tensors, which a macro that
+    it calls makes one of."""
+    if "Kernel" in function.__code__.co_names:
+        return True
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    notes = function.__annotations__.values()
+    given = any(isinstance(a, T.Tensor) or (isinstance(a, str) and "Tensor" in a) for a in notes)
+    return given or bool(_annotated_in_body(function) & set(names))
+
+
 class _Eager:
     """A kernel whose tensors are annotated in its body; its other parameters are compile-time
     values. A call launches it."""
@@ -268,7 +286,7 @@ def jit(
     def decorate(function: Callable[..., Any]) -> Any:
         if isinstance(function, Kernel):  # above @T.prim_func
             return JITKernel(function, out_idx, target)
-        if "Kernel" not in function.__code__.co_names:
+        if not _is_eager(function):
             return _Lazy(function, out_idx, target)
         if out_idx is not None:
             message = f"out_idx of {function.__name__}, whose body is the kernel"
