@@ -15,7 +15,6 @@ class SwizzleMode(enum.Enum):
     SWIZZLE_32B = 3
 
 
-
 def __getattr__(name: str) -> Any:
     # A layout that is missing says so where it is made, not where a file imports its name.
     if name.startswith("make_") and not hasattr(layout, name):
