@@ -15,8 +15,6 @@ import tilec.language as T
 
 M, N, K, G = T.dynamic("M, N, K, G")
 
-LOG2_E, RMS_EPSILON = 1.4426950408889634, 1e-6
-
 # dtype of the operands -> (dtype of shared tiles, of the accumulator, of the result)
 DTYPES = {
     "float16": ("float32", "float16"),
@@ -357,56 +355,3 @@ def copied(dtype: str) -> Any:
                 B[by * 32 + i, bx * 128 + j] = A[by * 32 + i, bx * 128 + j]
 
     return copies
-
-
-@functools.cache
-def softmax(dtype: str, width: int) -> Any:
-    """B = softmax of A's rows, each in the registers of one block; `width`: at least their
-    length."""
-
-    @tilec.kernel
-    def softmax_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
-        with T.Kernel(M, threads=_row_threads(width)) as row:
-            T.annotate_safe_value({A: -T.infinity(dtype)})
-            x = T.alloc_fragment((1, width), "float32")
-            high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
-            T.copy(A[row, 0], x)
-            T.reduce_max(x, high, dim=1)
-            for i, j in T.Parallel(1, width):
-                x[i, j] = T.exp2(x[i, j] * LOG2_E - high[i] * LOG2_E)
-            T.reduce_sum(x, total, dim=1)
-            for i in T.Parallel(1):
-                total[i] = 1 / total[i]
-            for i, j in T.Parallel(1, width):
-                x[i, j] *= total[i]
-            T.copy(x, B[row, 0])
-
-    return softmax_rows
-
-
-@functools.cache
-def rms_norm(dtype: str, width: int) -> Any:
-    """B = A's rows, each divided by the root of its mean square; `width`: at least their length."""
-
-    @tilec.kernel
-    def rms_norm_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
-        with T.Kernel(M, threads=_row_threads(width)) as row:
-            x = T.alloc_fragment((1, width), "float32")
-            square = T.alloc_fragment((1, width), "float32")
-            total = T.alloc_fragment((1,), "float32")
-            T.copy(A[row, 0], x)
-            for i, j in T.Parallel(1, width):
-                square[i, j] = x[i, j] * x[i, j]
-            T.reduce_sum(square, total, dim=1)
-            for i in T.Parallel(1):
-                total[i] = T.rsqrt(total[i] / N + RMS_EPSILON)
-            for i, j in T.Parallel(1, width):
-                x[i, j] *= total[i]
-            T.copy(x, B[row, 0])
-
-    return rms_norm_rows
-
-
-def _row_threads(width: int) -> int:
-    """8 elements of a short row in a thread, which is one access, and 32 of a long one."""
-    return min(max(width // 32, min(width // 8, 256), 32), 1024)

@@ -3,6 +3,7 @@ copies, softmax and RMS norm of rows."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import tilec
-from benchmarks import kernels
+from benchmarks import kernels, row_kernels
 from benchmarks.case import Candidate, Case, Config, Tensors
 from benchmarks.peers import CUBLAS, version
 from benchmarks.products import random, tilec_candidate
@@ -36,6 +37,8 @@ class Form:
     launches: int = 1
     by_row: bool = False
     of_rows: bool = False  # the kernel is made for rows of a length
+    of_odd: Callable[[str, int], Any] | None = None  # the one for rows that begin anywhere
+    of_long: Callable[[str, int], Any] | None = None  # the one for rows that blocks share
 
 
 ADD = Form(
@@ -70,19 +73,22 @@ COPY = Form(
 )
 SOFTMAX = Form(
     "softmax",
-    kernels.softmax,
+    row_kernels.softmax,
     ("a",),
     lambda t: torch.softmax(t["a"], 1, out=t["out"]),
     lambda a: torch.softmax(a, 1),
     of_rows=True,
+    of_odd=row_kernels.odd_softmax,
+    of_long=row_kernels.long_softmax,
 )
 RMS_NORM = Form(
     "RMS norm",
-    kernels.rms_norm,
+    row_kernels.rms_norm,
     ("a",),
-    lambda t: F.rms_norm(t["a"], t["a"].shape[1:], eps=kernels.RMS_EPSILON),
-    lambda a: F.rms_norm(a, a.shape[1:], eps=kernels.RMS_EPSILON),
+    lambda t: F.rms_norm(t["a"], t["a"].shape[1:], eps=row_kernels.RMS_EPSILON),
+    lambda a: F.rms_norm(a, a.shape[1:], eps=row_kernels.RMS_EPSILON),
     of_rows=True,
+    of_odd=row_kernels.odd_rms_norm,
 )
 
 
@@ -93,8 +99,44 @@ def cases() -> list[Case]:
         case(GATE, EVEN, "float16"),
         case(SUM, EVEN, "float16"),
         case(SUM, EVEN, "float32"),
-        *(case(f, s, "float16") for f in (COPY, SOFTMAX, RMS_NORM) for s in (EVEN, (16384, 1000))),
+        *(
+            case(f, s, "float16")
+            for f in (COPY, SOFTMAX, RMS_NORM)
+            for s in (EVEN, (16384, 1000), (16384, 4097))
+        ),
+        *(case(f, (1024, 65536), "float16") for f in (COPY, SOFTMAX)),
     ]
+
+
+VECTOR = 8  # elements of 16 bits
+LONG = 32768  # the longest row that a block holds
+
+
+def _program(
+    f: Form, shape: tuple[int, int], dtype: str, out_shape: tuple[int, ...], out_dtype: str
+) -> tuple[Any, list[Any], Callable[[Tensors], tuple[Any, ...]]]:
+    """The kernel, what it is compiled for, and its arguments."""
+    names = (*f.operands, "out")
+    specs = [*[tilec.spec(shape, dtype)] * len(f.operands), tilec.spec(out_shape, out_dtype)]
+    rows, length = shape
+    if f.of_odd is not None and length % VECTOR:
+        flat = [tilec.spec((rows * length,), dtype)] * 2
+        kernel = f.of_odd(dtype, _up(length + VECTOR - 1, 192 * 24))
+        return kernel, [*flat, length], lambda t: (*(t[x].view(-1) for x in names), length)
+    if f.of_long is not None and length > LONG:
+        parts = (rows * row_kernels.PARTS, 2)
+        scratch = functools.cache(lambda device: torch.empty(parts, device=device))
+        return (
+            f.of_long(dtype, length // row_kernels.PARTS),
+            [*specs, tilec.spec(parts, "float32")],
+            lambda t: (*(t[x] for x in names), scratch(t["out"].device)),
+        )
+    widths = (1 << (length - 1).bit_length(),) if f.of_rows else ()
+    return f.kernel(dtype, *widths), specs, lambda t: tuple(t[x] for x in names)
+
+
+def _up(n: int, by: int) -> int:
+    return -(-n // by) * by
 
 
 def case(f: Form, shape: tuple[int, int], dtype: str) -> Case:
@@ -111,12 +153,7 @@ def case(f: Form, shape: tuple[int, int], dtype: str) -> Case:
         return lambda: f.peer(t)
 
     def candidates() -> list[Candidate]:
-        widths = (1 << (shape[1] - 1).bit_length(),) if f.of_rows else ()
-        ours = tilec_candidate(
-            f.kernel(dtype, *widths),
-            [*[tilec.spec(shape, dtype)] * len(f.operands), tilec.spec(out_shape, out_dtype)],
-            lambda t: tuple(t[name] for name in (*f.operands, "out")),
-        )
+        ours = tilec_candidate(*_program(f, shape, dtype, out_shape, out_dtype))
         return [ours, Candidate(TORCH, lambda _: version(CUBLAS), bind, launches=f.launches)]
 
     moved = len(f.operands) * prod(shape) * kind.itemsize + prod(out_shape) * out_kind.itemsize

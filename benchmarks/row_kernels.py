@@ -1,0 +1,176 @@
+"""The tilec kernels of rows that are measured: softmax and RMS norm, of rows that a block holds, of
+rows that begin anywhere, and of rows that several blocks share."""
+
+# mypy: ignore-errors
+# (kernels: their annotations and arithmetic are not Python's)
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tilec
+import tilec.language as T
+
+L, M, N = T.dynamic("L, M, N")
+
+LOG2_E, RMS_EPSILON = 1.4426950408889634, 1e-6
+
+PARTS = 8
+"""Blocks that share a row of `long_softmax`."""
+
+
+@functools.cache
+def softmax(dtype: str, width: int) -> Any:
+    """B = softmax of A's rows, each in the registers of one block; `width`: at least their
+    length."""
+
+    @tilec.kernel
+    def softmax_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, threads=_row_threads(width)) as row:
+            T.annotate_safe_value({A: -T.infinity(dtype)})
+            x = T.alloc_fragment((1, width), "float32")
+            high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A[row, 0], x)
+            T.reduce_max(x, high, dim=1)
+            for i, j in T.Parallel(1, width):
+                x[i, j] = T.exp2(x[i, j] * LOG2_E - high[i] * LOG2_E)
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(1):
+                total[i] = 1 / total[i]
+            for i, j in T.Parallel(1, width):
+                x[i, j] *= total[i]
+            T.copy(x, B[row, 0])
+
+    return softmax_rows
+
+
+@functools.cache
+def rms_norm(dtype: str, width: int) -> Any:
+    """B = A's rows, each divided by the root of its mean square; `width`: at least their length."""
+
+    @tilec.kernel
+    def rms_norm_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, threads=_row_threads(width)) as row:
+            x = T.alloc_fragment((1, width), "float32")
+            square = T.alloc_fragment((1, width), "float32")
+            total = T.alloc_fragment((1,), "float32")
+            T.copy(A[row, 0], x)
+            for i, j in T.Parallel(1, width):
+                square[i, j] = x[i, j] * x[i, j]
+            T.reduce_sum(square, total, dim=1)
+            for i in T.Parallel(1):
+                total[i] = T.rsqrt(total[i] / N + RMS_EPSILON)
+            for i, j in T.Parallel(1, width):
+                x[i, j] *= total[i]
+            T.copy(x, B[row, 0])
+
+    return rms_norm_rows
+
+
+@functools.cache
+def odd_softmax(dtype: str, width: int) -> Any:
+    """B = softmax of rows of n elements, which begin anywhere in A: each is read and written from
+    the vector on in which it begins. `width`: at least n + 7."""
+
+    @tilec.kernel
+    def odd_softmax_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
+        with T.Kernel(L // n, threads=width // 24) as row:
+            T.annotate_min_blocks_per_sm(6)
+            start = T.cast(row, "int64") * n
+            base = start // 8 * 8
+            first = T.cast(start - base, "int32")
+            x = T.alloc_fragment((width,), "float32")
+            high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A[base], x)
+            for i in T.Parallel(width):
+                inside = i >= first and i < first + n
+                x[i] = T.if_then_else(inside, x[i], -T.infinity("float32"))
+            T.reduce_max(x, high, dim=0)
+            for i in T.Parallel(width):
+                x[i] = T.exp2(T.fma(x[i], LOG2_E, -high[0] * LOG2_E))
+            T.reduce_sum(x, total, dim=0)
+            for i in T.Parallel(1):
+                total[i] = 1 / total[i]
+            for i in T.Parallel(width):
+                if i >= first and i < first + n:
+                    B[base + i] = x[i] * total[0]
+
+    return odd_softmax_rows
+
+
+@functools.cache
+def odd_rms_norm(dtype: str, width: int) -> Any:
+    """As `rms_norm`, of rows as in `odd_softmax`."""
+
+    @tilec.kernel
+    def odd_rms_norm_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
+        with T.Kernel(L // n, threads=width // 24) as row:
+            T.annotate_min_blocks_per_sm(6)
+            start = T.cast(row, "int64") * n
+            base = start // 8 * 8
+            first = T.cast(start - base, "int32")
+            x = T.alloc_fragment((width,), "float32")
+            square = T.alloc_fragment((width,), "float32")
+            total = T.alloc_fragment((1,), "float32")
+            T.copy(A[base], x)
+            for i in T.Parallel(width):
+                inside = i >= first and i < first + n
+                square[i] = T.if_then_else(inside, x[i] * x[i], 0)
+            T.reduce_sum(square, total, dim=0)
+            for i in T.Parallel(1):
+                total[i] = T.rsqrt(total[i] / n + RMS_EPSILON)
+            for i in T.Parallel(width):
+                if i >= first and i < first + n:
+                    B[base + i] = x[i] * total[0]
+
+    return odd_rms_norm_rows
+
+
+@functools.cache
+def long_softmax(dtype: str, width: int) -> Any:
+    """B = softmax of A's rows, which `PARTS` blocks share: each has its part of a row in registers,
+    and tells the others of its cluster its maximum and its sum by way of S."""
+
+    @tilec.kernel
+    def long_softmax_rows(
+        A: T.Tensor((M, N), dtype),
+        B: T.Tensor((M, N), dtype),
+        S: T.Tensor((M * PARTS, 2), "float32"),
+    ):
+        with T.ClusterKernel(M * PARTS, cluster_dims=(PARTS, 1, 1), threads=width // 64) as block:
+            T.annotate_min_blocks_per_sm(5)
+            T.annotate_safe_value({A: -T.infinity(dtype)})
+            row, part = block // PARTS, block % PARTS
+            x = T.alloc_fragment((1, width), "float32")
+            high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            highs = T.alloc_fragment((1, PARTS), "float32")
+            totals = T.alloc_fragment((1, PARTS), "float32")
+            top, sum = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A[row, part * width], x)
+            T.reduce_max(x, high, dim=1)
+            for i, j in T.Parallel(1, width):
+                x[i, j] = T.exp2(x[i, j] * LOG2_E - high[i] * LOG2_E)
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(1):
+                S[block, 0] = high[i]
+                S[block, 1] = total[i]
+            T.cluster_sync()
+            for i, p in T.Parallel(1, PARTS):
+                highs[i, p] = S[row * PARTS + p, 0]
+                totals[i, p] = S[row * PARTS + p, 1]
+            T.reduce_max(highs, top, dim=1)
+            for i, p in T.Parallel(1, PARTS):
+                totals[i, p] *= T.exp2((highs[i, p] - top[i]) * LOG2_E)
+            T.reduce_sum(totals, sum, dim=1)
+            for i in T.Parallel(1):
+                total[i] = T.exp2((high[i] - top[i]) * LOG2_E) / sum[i]
+            for i, j in T.Parallel(1, width):
+                x[i, j] *= total[i]
+            T.copy(x, B[row, part * width])
+
+    return long_softmax_rows
+
+
+def _row_threads(width: int) -> int:
+    """8 elements of a short row in a thread, which is one access, and 32 of a long one."""
+    return min(max(width // 32, min(width // 8, 256), 32), 1024)
