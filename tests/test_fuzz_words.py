@@ -38,7 +38,6 @@ WITHOUT_GENERATOR = {
     "reducer_init": "the reference has no reducers yet; tests of their own",
     "reducer_update": "the reference has no reducers yet; tests of their own",
     "finalize_reducer": "the reference has no reducers yet; tests of their own",
-    "atomic_cas": "the reference has no meaning of it yet; tests of its own",
     "atomic_addx2": "two of atomic_add; tests of its own",
     "atomic_addx4": "four of atomic_add; tests of its own",
     "int4": "the reference has no arrays of narrow elements; tests of their own",

@@ -39,8 +39,8 @@ def _place(w: Writer, s: Scope, to: Buffer) -> str:
     return to.element(entries)
 
 
-def _options(w: Writer) -> str:
-    return f', memory_order="{w.one_of(ORDERS)}"' if w.chance(0.15) else ""
+def _options(w: Writer, chance: float = 0.15) -> str:
+    return f', memory_order="{w.one_of(ORDERS)}"' if w.chance(chance) else ""
 
 
 @statement(weight=2)
@@ -86,12 +86,14 @@ def atomic_previous(w: Writer) -> None:
     tiles = [t for t in w.tiles if t.space == "shared" and t.dtype in INTS]
     to = w.one_of(tiles) if tiles and w.chance(0.6) else _ints(w)
     kept = w.tile(to.shape, w.one_of((to.dtype, "int64")), "shared")
-    kind = w.one_of((*KINDS, "exchange", "load", "store"))
+    kind = w.one_of((*KINDS, "exchange", "load", "store", "cas"))
     with w.elements(to.shape, to, reads=False) as s:
-        mine, x, order = to.element(s.names), value(w, s, to.dtype, 1), _options(w)
+        mine, x, order = to.element(s.names), value(w, s, to.dtype, 1), _options(w, 0.3)
         found = f"T.atomic_{kind}({mine}, {x}, return_prev=True{order})"
         if kind == "exchange" and w.chance(0.5):
             found = f"T.atomic_exchange({mine}, {x}{order})"
+        if kind == "cas":
+            found = f"T.atomic_cas({mine}, {w.between(0, 9)}, T.cast({x}, {to.dtype!r}){order})"
         if kind in ("load", "store"):
             if kind == "store":
                 w.emit(f"T.atomic_store({mine}, {x}{order})")

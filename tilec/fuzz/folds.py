@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 
 from tilec.fuzz.buffers import Buffer, Invalid, Place, Region
-from tilec.fuzz.numbers import MANTISSA, Array, Number, grain, index, largest, select, unit
+from tilec.fuzz.numbers import (
+    MANTISSA,
+    Array,
+    Number,
+    grain,
+    index,
+    largest,
+    select,
+    unit,
+)
+from tilec.fuzz.numbers import (
+    compare as compared,
+)
 from tilec.ir import semantics
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
@@ -129,6 +141,12 @@ class Folds:
     atomic_or = partialmethod(_atomic, "or")
     atomic_xor = partialmethod(_atomic, "xor")
     atomic_exchange = partialmethod(_atomic, "exchange")
+
+    def atomic_cas(
+        self, dst: Element, compare: Any, value: Any, memory_order: Any = None
+    ) -> Number:
+        asked, given = (dst.buffer.converted(x) for x in (compare, value))
+        return _replaced(dst, lambda old: select(compared("eq", old, asked), given, old))
 
     def atomic_load(self, src: Element, memory_order: str = "seq_cst") -> Number:
         return _replaced(src, lambda old: old)
