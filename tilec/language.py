@@ -217,7 +217,7 @@ from tilec.builtins.maths import (
     max_value as max_value,
     min_value as min_value,
 )
-from tilec.builtins.moves import dp4a as dp4a, transpose as transpose
+from tilec.builtins.moves import dp4a as dp4a, im2col as im2col, transpose as transpose
 from tilec.builtins.pointers import (
     access_ptr as access_ptr,
     address_of as address_of,

@@ -85,15 +85,12 @@ ADVICE: dict[str, str] = {
 }
 
 # Builtins that tilec will get: what does the same today.
-MEANWHILE: dict[str, str] = {
-    "im2col": "gather in an element-wise loop: tile[i, j] = A[…] in T.Parallel",
-}  # fmt: skip
+MEANWHILE: dict[str, str] = {}
 
 # Builtins of the language that are not built yet.
 PLANNED = frozenset(
     """
-    alloc_tmem c2d_im2col
-    gemm_blockscaled gemm_sp im2col
+    alloc_tmem gemm_blockscaled gemm_sp
     tcgen05_gemm
     """.split()
 )

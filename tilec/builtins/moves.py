@@ -1,4 +1,4 @@
-"""Tiles the other way round, and sums of four products of bytes."""
+"""Tiles the other way round, rows of a convolution, and sums of four products of bytes."""
 
 from typing import Any
 
@@ -13,6 +13,31 @@ def transpose(src: Any, dst: Any) -> None:
     Raises CompileError where the extents do not fit, and for a buffer onto itself.
     """
     only_inside("transpose")
+
+
+def im2col(
+    img: Any,
+    col: Any,
+    nhw_step: Any,
+    c_step: Any,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+    eviction_policy: Any = None,
+    annotations: Any = None,
+) -> None:
+    """A tile of the matrix whose product with the weights is a convolution: `col`, a shared tile or
+    fragment of (pixels, taps), is the part that begins at row `nhw_step * pixels` and column
+    `c_step * taps`.
+
+    `img` is a tensor (N, H, W, C). A row stands for a pixel of the result, counted along (N, OH,
+    OW) with OH = (H + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1; a column for a tap,
+    counted along (kernel, kernel, C). What lies in the padding, or beyond the matrix, is 0.
+    `eviction_policy` and `annotations` are accepted and decide nothing. Raises CompileError for
+    buffers of other ranks or places.
+    """
+    only_inside("im2col")
 
 
 def dp4a(A: Any, B: Any, C: Any) -> None:

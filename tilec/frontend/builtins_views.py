@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 
 from tilec import language as T
@@ -25,6 +26,14 @@ def view(t: Expressions, c: Call) -> Buffer:
     source = _source(t, c)
     dtype = source.dtype if c["dtype"] is None else dtype_argument(t, c, "dtype")
     return _view(t, c, source, dtype)
+
+
+def of_memory(
+    t: Expressions, source: Buffer, shape: object, dtype: object, node: ast.Call
+) -> Buffer:
+    """`T.Tensor(shape, dtype, A.data)` in a kernel: `T.view(A, shape, dtype)`."""
+    nodes = dict(zip(("shape", "dtype", "src"), node.args))
+    return view(t, Call("view", node, {"src": source, "shape": shape, "dtype": dtype}, nodes))
 
 
 def _source(t: Expressions, c: Call) -> Buffer:

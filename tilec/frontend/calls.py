@@ -20,6 +20,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_clusters,
     builtins_externs,
     builtins_header,
+    builtins_im2col,
     builtins_integers,
     builtins_lanes,
     builtins_layout,
@@ -97,6 +98,8 @@ class Calls(Functions):
                 return self.call_closure(function, node)
             case type() if issubclass(function, T.Tensor):
                 args, kwargs = self.arguments(node)
+                if len(args) == 3 and isinstance(args[2], Buffer):  # T.Tensor(shape, dtype, A.data)
+                    return builtins_views.of_memory(self, args[2], args[0], args[1], node)
                 return self.annotation(function, args, **kwargs)
         if getattr(builtins, getattr(function, "__name__", ""), None) is function:
             return self._python_builtin(function, node)

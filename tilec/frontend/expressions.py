@@ -272,6 +272,8 @@ class Expressions(Containers):
                 return buffer.shape
             case "dtype":
                 return buffer.dtype
+            case "data" if buffer.is_global:  # of T.Tensor(shape, dtype, A.data), a view
+                return buffer
             case "strides" if buffer.is_global:
                 return buffer.strides
             case "astype" if buffer.variable:

@@ -144,7 +144,9 @@ def has_macros(kind: Any) -> bool:
     return any(isinstance(v, T.Macro) for v in getattr(kind, "__dict__", {}).values())
 
 
-IN_THE_LANGUAGE = frozenset({"tilec.frontend.formulas", "tilec.frontend.ieee"})
+IN_THE_LANGUAGE = frozenset(
+    {"tilec.frontend.builtins_im2col", "tilec.frontend.formulas", "tilec.frontend.ieee"}
+)
 
 
 def is_library(value: Any) -> bool:

@@ -13,6 +13,7 @@ __all__ = [
     "alloc_buffer",
     "annotate_compile_flags",
     "annotate_pass_configs",
+    "c2d_im2col",
     "cp_async_barrier_noinc",
     "dtype",
     "handle",
@@ -44,6 +45,7 @@ Var = PrimExpr
 parallel = language.Parallel
 handle = language.ptr  # of a tensor, as a parameter
 match_buffer = language.make_tensor
+c2d_im2col = language.im2col
 alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
 
 
