@@ -208,6 +208,13 @@ def test_of_constants(target: str) -> None:
     ]
 
 
+def test_of_pythons_numbers() -> None:
+    """Of 32 bits, or 64 where a number has more; negative ones as two's complement."""
+    found = [f(x) for f in (T.popcount, T.clz, T.ctz) for x in (-1, 0, 1 << 31, 1 << 40)]
+    assert found == [32, 0, 1, 1, 0, 32, 0, 23, 0, 32, 31, 40]
+    assert [T.brev(x) for x in (-1, 2, 1 << 40)] == [-1, 1 << 30, 1 << 23]
+
+
 INSTRUCTIONS = {
     "cuda:sm_80": {"brev": "brev.b32", "mulhi": "mul.hi"},
     "hip:gfx942": {"brev": "v_bfrev_b32", "mulhi": "mul_hi"},

@@ -47,14 +47,29 @@ def binary(name: str, kind: str, python: Callable[..., Any], doc: str) -> Elemen
     return Elementwise(name, kind, python, doc, 2)
 
 
+def _bits(x: int) -> str:
+    """Those of an int known now: 32, or 64 where it has more."""
+    width = 32 if -(1 << 31) <= x < 1 << 32 else 64
+    return f"{x & (1 << width) - 1:0{width}b}"
+
+
+def popcount(x: int) -> int:
+    return _bits(x).count("1")
+
+
+def leading_zeros(x: int) -> int:
+    return len(_bits(x)) - len(_bits(x).lstrip("0"))
+
+
 def trailing_zeros(x: int) -> int:
-    return (x & -x).bit_length() - 1 if x else 32
+    return len(_bits(x)) - len(_bits(x).rstrip("0"))
 
 
 def reversed_bits(x: int) -> int:
-    """Of an int32, as an int32."""
-    made = int(f"{x & 0xFFFF_FFFF:032b}"[::-1], 2)
-    return made - (made >> 31 << 32)
+    """As a signed int."""
+    bits = _bits(x)
+    made = int(bits[::-1], 2)
+    return made - (1 << len(bits) if bits[-1] == "1" else 0)
 
 
 def ceildiv(a: Any, b: Any) -> Any:
