@@ -105,7 +105,6 @@ def odd_rms_norm(dtype: str, width: int) -> Any:
     @tilec.kernel
     def odd_rms_norm_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
         with T.Kernel(L // n, threads=width // 24) as row:
-            T.annotate_min_blocks_per_sm(6)
             start = T.cast(row, "int64") * n
             base = start // 8 * 8
             first = T.cast(start - base, "int32")
@@ -114,13 +113,15 @@ def odd_rms_norm(dtype: str, width: int) -> Any:
             total = T.alloc_fragment((1,), "float32")
             T.copy(A[base], x)
             for i in T.Parallel(width):
-                inside = i >= first and i < first + n
-                square[i] = T.if_then_else(inside, x[i] * x[i], 0)
+                x[i] = T.if_then_else(i >= first and i < first + n, x[i], 0)
+            for i in T.Parallel(width):
+                square[i] = x[i] * x[i]
             T.reduce_sum(square, total, dim=0)
             for i in T.Parallel(1):
                 total[i] = T.rsqrt(total[i] / n + RMS_EPSILON)
             for i in T.Parallel(width):
-                if i >= first and i < first + n:
+                # Said anew: what was computed above would be kept in registers until here.
+                if base + i >= start and base + i < start + n:
                     B[base + i] = x[i] * total[0]
 
     return odd_rms_norm_rows

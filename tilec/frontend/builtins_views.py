@@ -33,7 +33,9 @@ def of_memory(
 ) -> Buffer:
     """`T.Tensor(shape, dtype, A.data)` in a kernel: `T.view(A, shape, dtype)`."""
     nodes = dict(zip(("shape", "dtype", "src"), node.args))
-    return view(t, Call("view", node, {"src": source, "shape": shape, "dtype": dtype}, nodes))
+    made = view(t, Call("view", node, {"src": source, "shape": shape, "dtype": dtype}, nodes))
+    assert isinstance(made, Buffer)
+    return made
 
 
 def _source(t: Expressions, c: Call) -> Buffer:
