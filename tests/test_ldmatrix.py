@@ -73,6 +73,16 @@ CASES = {
 }
 
 
+def on_a_gpu(kernel: Any, a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    there = [
+        torch.from_numpy(x.view(np.uint8)).cuda().view(getattr(torch, dtype)).reshape(x.shape)
+        for x in (a, b)
+    ]
+    kernel(*there)
+    return there[1].view(torch.uint8).cpu().numpy().view(b.dtype).reshape(b.shape)
+
+
 def check(case: str, target: str, layout: str, **more: Any) -> str:
     dtype, shape, r, c, down, right, transposed, _ = CASES[case]
     kernel = loads(dtype, shape, r, c, np.atleast_1d(down).tolist(), np.atleast_1d(right).tolist(),
@@ -84,6 +94,8 @@ def check(case: str, target: str, layout: str, **more: Any) -> str:
     b = np.zeros((stages, 64, count), numpy)
     if target == "cpu":
         kernel(a, b)
+    elif target == "gpu":
+        b = on_a_gpu(kernel, a, b, dtype)
     else:
         report = tilec.simulate(kernel, a, b, target=target)
         assert report.ok, report
@@ -93,7 +105,7 @@ def check(case: str, target: str, layout: str, **more: Any) -> str:
             wanted = held(as_held[2 * k], r + 8 * warp, c, np.atleast_1d(down),
                           np.atleast_1d(right), transposed)  # fmt: skip
             np.testing.assert_array_equal(b[k, 32 * warp :][:32], wanted.astype(numpy))
-    return "" if target == "cpu" else str(kernel.compile(a, b, target=target).asm)
+    return "" if target in ("cpu", "gpu") else str(kernel.compile(a, b, target=target).asm)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -123,6 +135,14 @@ def test_layouts(case: str, layout: str, by_one: bool, target: str) -> None:
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 def test_in_a_pipeline(target: str) -> None:
     assert "ldmatrix.sync" in check("four", target, "swizzled", stages=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_matrices_on_a_gpu(case: str, layout: str) -> None:
+    if layout == "none" or CASES[case][1][1] % 32 == 0:  # swizzles are of whole rows of 64 bytes
+        check(case, "gpu", layout, stages=3)
 
 
 def test_another_dtype() -> None:
