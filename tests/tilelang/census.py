@@ -52,6 +52,15 @@ OTHER_HARDWARE = {
 
 # Files whose main leaves kernels out, and what asks for them there.
 ASKED = {
+    "examples/analyze/example_conv_analyze.py": """
+sizes = dict(N=N, C=C, H=H, W=W, F=F, K=K, S=S, D=D, P=P)
+blocks = dict(block_M=64, block_N=128, block_K=32, num_stages=3)
+kernel.compile(**sizes, **blocks, threads=256)
+""",
+    "examples/analyze/example_gemm_analyze.py": """
+blocks = dict(block_M=64, block_N=128, block_K=32, num_stages=3)
+kernel.compile(**blocks, thread_num=128, enable_rasteration=False)
+""",
     "examples/deepseek_v32/inference/kernel.py": """
 act_quant_kernel(7168)
 fp8_gemm_kernel(7168, 2048)
@@ -308,7 +317,7 @@ def watch(recorder: Recorder) -> None:
             made.append(torch.empty(shape, dtype=getattr(torch, dtype), device="cpu"))
         return made[0] if len(made) == 1 else tuple(made) or None
 
-    def compiled(kernel: Any, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+    def compiled(kernel: Any, /, *args: Any, target: Any = None, **kwargs: Any) -> Any:
         recorder.compile(kernel, lambda: ([spec_of(a) for a in args], kwargs))
         return types.SimpleNamespace(asm=AnySource(), stages={})
 

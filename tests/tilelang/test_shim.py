@@ -371,3 +371,108 @@ def test_instances_of_numbers() -> None:
 def test_names_of_options() -> None:
     assert tilelang.PassConfigKey.TL_ENABLE_FAST_MATH.value == "TL_ENABLE_FAST_MATH"
     assert tilelang.layout.SwizzleMode.SWIZZLE_128B.name == "SWIZZLE_128B"
+
+
+def walk(m: int, n: int, swizzle: int, by_column: bool) -> list[tuple[int, int]]:
+    """Tiles in the order of a walk: panels of `swizzle` along the slow direction."""
+    fast, slow = (m, n) if by_column else (n, m)
+    order = [
+        (f, s)
+        for first in range(0, slow, swizzle)
+        for f in range(fast)
+        for s in range(first, min(first + swizzle, slow))
+    ]
+    return order if by_column else [(s, f) for f, s in order]
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("m", "n", "swizzle"), [(4, 3, 1), (5, 7, 3), (1, 1, 8), (3, 4, 2)])
+def test_persistent_tiles(m: int, n: int, swizzle: int, cluster: int, by_column: bool) -> None:
+    @T.prim_func
+    def main(A: T.Tensor((3, 64, 4), "int32"), B: T.Tensor((64, 2), "int32"), rows: T.int32):
+        with T.Kernel(3, threads=1) as block:
+            sched = T.PersistentTileScheduler(
+                rows, n, 3, swizzle_size=swizzle, column_major=by_column, cluster_size=cluster
+            )
+            sched.init(block)
+            while sched.valid():
+                at = sched.current_iter
+                A[block, at, 0] = sched.m_idx
+                A[block, at, 1] = sched.n_idx
+                A[block, at, 2] = sched.linear_idx
+                A[block, at, 3] = 1
+                sched.next_tile()
+            plain = T.PersistentTileScheduler(rows, n, 3, swizzle, by_column, cluster, False)
+            if block == 0:
+                for tile in range(64):
+                    row, column = plain.coord(tile)
+                    B[tile, 0] = row
+                    B[tile, 1] = column
+
+    a, b = np.zeros((3, 64, 4), np.int32), np.zeros((64, 2), np.int32)
+    tilelang.compile(main)(a, b, m)
+    order = walk(-(-m // cluster), n, swizzle, by_column)
+    for block in range(3):
+        mine = [(*order[t], t, 1) for t in range(block, len(order), 3)]
+        assert a[block, : len(mine)].tolist() == [list(x) for x in mine]
+        assert not a[block, len(mine) :].any()
+    assert b[: len(order)].tolist() == [list(x) for x in order]
+
+
+def test_a_scheduler_without_state_has_no_tile_at_hand() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=1):
+            sched = T.PersistentTileScheduler(4, 2, num_workers=1, stateful=False)
+            A[0] = sched.m_idx
+
+    with pytest.raises(tilec.CompileError, match="has no attribute 'm_idx'"):
+        tilelang.compile(main)(np.zeros(4, np.int32))
+
+
+def nth_bit(mask: int, base: int, offset: int) -> int:
+    bits = range(base, 32) if offset >= 0 else range(base, -1, -1)
+    if offset == 0:
+        return base if mask >> base & 1 else 0xFFFFFFFF
+    ones = [b for b in bits if mask >> b & 1]
+    return ones[abs(offset) - 1] if len(ones) >= abs(offset) else 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 20, -1, -4])
+def test_the_nth_bit(offset: int) -> None:
+    masks = np.random.default_rng(3).integers(0, 1 << 32, 32, dtype=np.uint32)
+    masks[:2] = 0, 0xFFFFFFFF
+
+    @T.prim_func
+    def main(A: T.Tensor((32,), "uint32"), B: T.Tensor((32,), "uint32")):
+        with T.Kernel(1, threads=32):
+            tx = T.launch_thread("threadIdx.x", 32)
+            B[tx] = T.__fns(A[tx], tx, offset)
+
+    found = np.zeros(32, np.uint32)
+    tilelang.compile(main)(masks, found)
+    assert found.tolist() == [nth_bit(int(m), n, offset) for n, m in enumerate(masks)]
+
+
+def test_other_threads_than_the_kernel_has() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            A[T.launch_thread("threadIdx.x", 64)] = 1
+
+    with pytest.raises(tilec.CompileError, match="T.Kernel has other threads"):
+        tilelang.compile(main)(np.zeros(32, np.int32))
+
+
+def test_annotations_of_other_tools() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_shared((8,), "float32")
+            T.copy(A, x, annotations={"own.note": "first"})
+            T.copy(x, B, annotations={"own.note": 2, "coalesced_width": 1})
+
+    a, b = numbers(8), np.zeros(8, np.float32)
+    tilelang.compile(main)(a, b)
+    assert np.array_equal(a, b)

@@ -76,12 +76,24 @@ def named_barrier_arrive(barrier_id: _Int, thread_count: _Int) -> None:
     only_inside("named_barrier_arrive")
 
 
-def tma_copy(src: Any, dst: Any, barrier: Any = None) -> None:
+def tma_copy(
+    src: Any,
+    dst: Any,
+    barrier: Any = None,
+    cluster_mask: _Int | None = None,
+    leader_scope_threads: _Int | None = None,
+    eviction_policy: Any = None,
+    annotations: Any = None,
+) -> None:
     """Copy a tile of a tensor to a shared tile of its dtype by TMA, without waiting.
 
     One of the threads that come here starts the copy and announces its bytes on `barrier`; nobody
     arrives there. Who has waited for that phase may read the tile. What lies out of the tensor's
     bounds arrives as 0. Where TMA cannot bring it the threads copy.
+
+    `leader_scope_threads=32`: each warp has a tile of its own, which its lanes copy. `cluster_mask`
+    names blocks of the cluster that are given one tile, which no block's index may name: each of
+    them brings it. `eviction_policy` and `annotations` are accepted and decide nothing.
 
     From a whole shared tile to a tensor there is no barrier: the tile may be written again, by the
     threads that come here, when the copy has read it, and what it writes is there when the kernel
@@ -101,10 +113,12 @@ def tma_store_wait(count: _Int = 0, read: Any = True) -> None:
     only_inside("tma_store_wait")
 
 
-def async_copy(src: Any, dst: Any, coalesced_width: _Int | None = None) -> None:
+def async_copy(
+    src: Any, dst: Any, coalesced_width: _Int | None = None, annotations: Any = None
+) -> None:
     """Copy a tile of a tensor to a shared tile of its dtype without waiting (cp.async), as one
     group: after `ptx_wait_group` the tile is there. Where the target, or the tensor's alignment,
-    does not suit cp.async it is `copy`."""
+    does not suit cp.async it is `copy`. `annotations` are accepted and decide nothing."""
     only_inside("async_copy")
 
 

@@ -17,6 +17,7 @@ from tilec.frontend.builtins_clusters import in_cluster
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
+from tilec.frontend.tma_scopes import check_cluster_mask, copy_by_warp, is_for_each_warp
 from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, describe
 from tilec.ir.core import Value
 from tilec.ir.ops import (
@@ -236,7 +237,12 @@ def tma_copy(t: Expressions, c: Call) -> None:
             "T.tma_copy needs the barrier that counts its bytes",
             f"write T.tma_copy(…, {d.name}, barrier=bar), with bar = T.alloc_barrier(1)",
         )
-    t.emit(TmaCopy, t.box(source), t.box(dest), *_barrier(t, c, "barrier"))
+    barrier = _barrier(t, c, "barrier")
+    check_cluster_mask(t, c, source)
+    if is_for_each_warp(t, c):
+        copy_by_warp(t, source, dest)
+    else:
+        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier)
 
 
 @builtin(T.tma_store_wait)

@@ -139,6 +139,7 @@ def _annotated(t: Expressions, c: Call) -> Call:
     if not isinstance(given, dict):
         message = f"annotations of T.copy are {describe(given)}, no dict"
         raise t.error(message, f"it has: {', '.join(names)}", place)
+    given = {n: v for n, v in given.items() if "." not in str(n)}  # of other tools: test.copy
     for name in given:
         if name not in known:
             near = did_you_mean(str(name), names)

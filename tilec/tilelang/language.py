@@ -7,8 +7,10 @@ from tilec import language
 from tilec.decorator import kernel as prim_func
 from tilec.frontend import values
 from tilec.tilelang.dtypes import NAMED, TextDtype, dtype
+from tilec.tilelang.schedule import PersistentTileScheduler
 
 __all__ = [
+    "PersistentTileScheduler",
     "align_up",
     "alloc_buffer",
     "annotate_compile_flags",
@@ -17,6 +19,7 @@ __all__ = [
     "cp_async_barrier_noinc",
     "dtype",
     "handle",
+    "launch_thread",
     "match_buffer",
     "pdl_sync",
     "pdl_trigger",
@@ -74,6 +77,35 @@ def __ldg(x, index=None):  # type: ignore[no-untyped-def]
 def fast_rcp(x):  # type: ignore[no-untyped-def]
     """`1 / x`."""
     return 1 / x
+
+
+@language.macro
+def __fns(mask, base, offset):  # type: ignore[no-untyped-def]
+    """The place of the `offset`-th bit that is 1, counted from bit `base` on, upwards or (negative)
+    downwards; of `offset` 0 it is `base` if that bit is 1. 0xFFFFFFFF where there is none."""
+    found = language.alloc_var("uint32", 0xFFFFFFFF)
+    left = language.alloc_var("int32", language.max(language.abs(offset), 1))
+    for n in language.serial(32):
+        at = language.int32(base) + language.if_then_else(offset < 0, -n, n)
+        one = (at >= 0) & (at < 32) & ((language.uint32(mask) >> language.uint32(at)) & 1 == 1)
+        if one & ((offset != 0) | (n == 0)):
+            left = left - 1
+            if left == 0:
+                found = language.uint32(at)
+    return found
+
+
+_AXES = {f"{what}Idx.{axis}": d for what in ("block", "thread") for d, axis in enumerate("xyz")}
+
+
+@language.macro
+def launch_thread(tag, extent):  # type: ignore[no-untyped-def]
+    """The index that TVM names `tag` ("threadIdx.x"), in a kernel that has as many of them."""
+    assert tag in _AXES, "launch_thread: threadIdx and blockIdx, each with .x, .y or .z"
+    if tag[0] == "b":
+        return language.get_block_binding(_AXES[tag])
+    assert language.get_thread_extent(_AXES[tag]) == extent, "T.Kernel has other threads"
+    return language.get_thread_binding(_AXES[tag])
 
 
 @language.macro

@@ -1,0 +1,94 @@
+"""T.tma_copy for each warp, and of one tile for several blocks of a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilec
+import tilec.language as T
+from tilec.ir.errors import CompileError
+
+TARGET = "cuda:sm_90a"
+M, K, N = T.dynamic("M, K, N")
+
+
+@tilec.kernel
+def rows(A: T.Tensor((M, K), "float32"), B: T.Tensor((M,), "float32"), wait: T.constexpr = True):
+    """The sum of each row, a warp's: its lanes take what the warp's copy has brought."""
+    with T.Kernel(T.ceildiv(M, 4), threads=128) as b:
+        warp, lane = T.get_warp_idx(32), T.get_lane_idx(32)
+        row = b * 4 + warp
+        tile = T.alloc_shared((4, 96), "float32")
+        bars = T.alloc_barrier([32] * 4)
+        T.tma_copy(A[row, 0:96], tile[warp, 0:96], barrier=bars[warp], leader_scope_threads=32)
+        T.mbarrier_arrive(bars[warp])
+        if wait:
+            T.mbarrier_wait_parity(bars[warp], 0)
+        total = T.alloc_var("float32", 0.0)
+        for step in T.serial(3):
+            total = total + tile[warp, (lane * 3 + step + 7) % 96]
+        total = T.warp_reduce_sum(total)
+        if (lane == 0) & (row < M):
+            B[row] = total
+
+
+@pytest.mark.parametrize("shape", [(8, 96), (5, 100), (1, 1), (7, 95)])
+def test_each_warp_has_a_tile(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal(shape).astype(np.float32), np.zeros(shape[0], np.float32)
+    report = tilec.simulate(rows, a, b, target=TARGET)
+    assert report.ok, report
+    want = a[:, :96].astype(np.float64).sum(axis=1)
+    np.testing.assert_allclose(b, want, rtol=1e-5, atol=1e-5)
+
+
+def test_lanes_that_copy_have_met(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 96)).astype(np.float32), np.zeros(4, np.float32)
+    report = tilec.simulate(rows, a, b, wait=False, target=TARGET)
+    np.testing.assert_allclose(b, a.sum(axis=1), rtol=1e-4, atol=1e-4)
+    assert report.ok, report
+
+
+@tilec.kernel
+def shared_tiles(A: T.Tensor((N, 16, 32), "float32"), B: T.Tensor((4, N, 16, 32), "float32")):
+    """Every block of a cluster is given each of N tiles, in a ring of two."""
+    with T.Kernel(4, threads=128, cluster_dims=2) as b:
+        tile = T.alloc_shared((2, 16, 32), "float32")
+        bars = T.alloc_barrier([128] * 2)
+        for k in T.serial(N):
+            T.tma_copy(A[k, :, :], tile[k % 2, :, :], barrier=bars[k % 2], cluster_mask=0b11)
+            T.mbarrier_arrive(bars[k % 2])
+            T.mbarrier_wait_parity(bars[k % 2], k // 2 % 2)
+            T.copy(tile[k % 2, :, :], B[b, k, :, :])
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_blocks_are_given_one_tile(n: int, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((n, 16, 32)).astype(np.float32)
+    b = np.zeros((4, n, 16, 32), np.float32)
+    report = tilec.simulate(shared_tiles, a, b, target=TARGET)
+    assert report.ok, report
+    np.testing.assert_array_equal(b, np.broadcast_to(a, b.shape))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"leader_scope_threads": 64}, "leader_scope_threads of T.tma_copy is 64: a copy is that"),
+        ({"cluster_mask": 0}, "cluster_mask of T.tma_copy is 0"),
+        ({"cluster_mask": 0b101}, "is 0b101; a cluster has 2 blocks"),
+        ({"cluster_mask": 0b11}, "named by the index of each block"),
+    ],
+)
+def test_errors(keywords: dict[str, Any], message: str) -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(4, threads=128, cluster_dims=2) as b:
+            tile = T.alloc_shared((16, 32), "float32")
+            bar = T.alloc_barrier(128)
+            T.tma_copy(A[b * 16, 0], tile, barrier=bar, **keywords)
+
+    with pytest.raises(CompileError, match=message):
+        kernel.compile(tilec.spec((64, 32), "float32"), target=TARGET)
