@@ -476,3 +476,10 @@ def test_annotations_of_other_tools() -> None:
     a, b = numbers(8), np.zeros(8, np.float32)
     tilelang.compile(main)(a, b)
     assert np.array_equal(a, b)
+
+
+def test_inputs_of_parameters() -> None:
+    pytest.importorskip("torch")
+    supply = tilelang.profiler.get_tensor_supply(tilelang.TensorSupplyType.Auto)
+    made = [supply(p) for p in scaled(9, 16, dtype="float16").parameters]
+    assert [(tuple(x.shape), str(x.dtype)) for x in made] == [((9,), "torch.float16")] * 2

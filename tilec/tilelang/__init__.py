@@ -55,6 +55,7 @@ HERE |= {
     "DataType": DataType,
     "PassConfigKey": PassConfigKey,
     "TensorSupplyType": TensorSupplyType,
+    "get_tensor_supply": profiler.get_tensor_supply,
     "lower": lower,
     "tir": tirx,
     "tirx": tirx,

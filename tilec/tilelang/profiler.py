@@ -112,3 +112,14 @@ class Profiler:
             wrong = int((~near).sum())
             if wrong > max_mismatched_ratio * got.numel():
                 raise AssertionError(f"{wrong} of {got.numel()} elements differ")
+
+
+def get_tensor_supply(tensor_supply_type: object = None) -> Callable[[Parameter], Any]:
+    """A function that makes an input of a kernel's parameter, as `Profiler.inputs` does whatever
+    the type of supply. It raises LaunchError where an extent has no value."""
+    del tensor_supply_type
+
+    def supply(parameter: Parameter) -> Any:
+        return Profiler(lambda: None, [parameter]).inputs()[0]
+
+    return supply
