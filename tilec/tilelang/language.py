@@ -45,7 +45,7 @@ class PrimExpr(metaclass=_OfNumbers):
 
 
 Var = PrimExpr
-parallel = language.Parallel
+parallel, Serial = language.Parallel, language.serial
 handle = language.ptr  # of a tensor, as a parameter
 match_buffer = language.make_tensor
 c2d_im2col = language.im2col
