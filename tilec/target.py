@@ -22,10 +22,10 @@ class Speeds:
 
     `clock` in Hz; `dram` bytes/s of the whole chip, `l2_bytes` the size of its L2 cache; per
     multiprocessor and clock: `l2` bytes from the L2 cache, `shared` bytes that matrix instructions
-    read from shared memory, `vector` multiply-adds and the like, `products` flops of matrix
-    instructions, by the feature that a row needs and the bits of its inputs ("wgmma.16").
-    `latency`: seconds from asking for a tile to having it. `launch`: seconds that an empty kernel
-    takes."""
+    read from shared memory, `vector` multiply-adds and the like, `special` exponentials, roots and
+    reciprocals, `products` flops of matrix instructions, by the feature that a row needs and the
+    bits of its inputs ("wgmma.16"). `latency`: seconds from asking for a tile to having it.
+    `launch`: seconds that an empty kernel takes."""
 
     clock: float = 2e9
     dram: float = 4e10
@@ -33,6 +33,7 @@ class Speeds:
     l2: float = 32.0
     shared: float = 64.0
     vector: float = 16.0
+    special: float = 16.0
     products: tuple[tuple[str, float], ...] = ()
     latency: float = 1e-7
     launch: float = 5e-6

@@ -69,6 +69,7 @@ def annotate_schedule(
     split: int | Sequence[int] | None = None,
     raster_group: int | None = None,
     store: str | None = None,
+    overlap: bool | None = None,
     stages: int | None = None,
 ) -> None:
     """Fix parts of the schedule; what is not named stays tilec's choice.
@@ -80,8 +81,9 @@ def annotate_schedule(
     `split`: blocks that share one sum, as a cluster or through global memory; two numbers are the
     blocks of a cluster, and how many such clusters share it. `raster_group`: blocks along grid
     dimension 1 that are visited before dimension 0 advances. `store`: "tma" (through shared memory)
-    or "direct". `stages`: stages of the buffers of each T.Pipelined, also where num_stages (above
-    1) asks for others.
+    or "direct". `overlap`: threads compute with the result of one product of an iteration while
+    others run (a softmax beside the products of attention). `stages`: stages of the buffers of each
+    T.Pipelined, also where num_stages (above 1) asks for others.
 
     The CPU target has no schedules and ignores it. Raises ResourceError where a GPU target cannot
     hold such a schedule, and says what would fit.

@@ -31,6 +31,7 @@ from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
 DIMS = "xyz"
+WARPGROUP = 4  # warps
 FLOAT8 = {FLOAT8_E4M3: "e4m3", FLOAT8_E5M2: "e5m2"}
 
 
@@ -166,13 +167,25 @@ class NvptxEmitter(PrintingEmitter):
         return self.scalars.binary("add", at, int_val(first), INT32)
 
     def emit_ordered_wait(self, o: ops.OrderedWait) -> None:
-        """`bar.sync` of the group's own barrier with the group before it, which only arrives."""
-        both = int_val(2 * self.group_threads)
-        self.execute(sync.BARRIER_SYNC, self._group_id(o.id), both)
+        """`bar.sync` of one's own barrier with the group before, which only arrives."""
+        self._ordered(sync.BARRIER_SYNC, o, 0)
 
     def emit_ordered_arrive(self, o: ops.OrderedArrive) -> None:
-        both = int_val(2 * self.group_threads)
-        self.execute(sync.BARRIER_ARRIVE, self._group_id(o.id, 1), both)
+        self._ordered(sync.BARRIER_ARRIVE, o, 1)
+
+    def _ordered(
+        self, instr: Instruction, o: ops.OrderedWait | ops.OrderedArrive, ahead: int
+    ) -> None:
+        if not o.warpgroups:
+            both = int_val(2 * self.group_threads)
+            self.execute(instr, self._group_id(o.id, ahead), both)
+            return
+        at = self.scalars.binary("floordiv", self.warp, int_val(WARPGROUP), INT32)
+        if ahead:
+            at = self.scalars.binary("add", at, int_val(ahead), INT32)
+            at = self.scalars.binary("mod", at, int_val(o.warpgroups), INT32)
+        number = self.scalars.binary("add", at, int_val(o.id), INT32)
+        self.execute(instr, number, int_val(2 * 32 * WARPGROUP))
 
     def emit_warp_sync(self, o: ops.WarpSync) -> None:
         self.execute(sync.WARP_SYNC)

@@ -153,6 +153,56 @@ class Facts(Forms):
                 return None not in (self.slope(a, index), self.slope(b, index))
         return False
 
+    def trend(self, value: Value, index: Value) -> int | None:
+        """Whether `value` grows with a block's or a loop's `index` (1), falls (-1) or has nothing
+        to do with it (0); None where that is not known."""
+        found: dict[Value, int | None] = {index: 1}
+        origins = self.origins.of(index)
+        left = [value]
+        while left:
+            v = left[-1]
+            o = self._defined.get(v)
+            if v in found or o is None or not origins & self.origins.of(v):
+                found.setdefault(v, 0 if not origins & self.origins.of(v) else None)
+                left.pop()
+                continue
+            o = self._rounding_up(o) or o
+            if todo := [x for x in o.operands if x not in found]:
+                left += todo
+            else:
+                found[v] = self._trend(o, [found[x] for x in o.operands])
+                left.pop()
+        return found[value]
+
+    def _rounding_up(self, o: Op) -> Op | None:
+        """The division that `x // y + (x % y != 0)` is but for the rounding."""
+        match o:
+            case Binary(kind="add", lhs=whole, rhs=more):
+                match self._defined.get(whole), self._defined.get(more):
+                    case Binary(kind="floordiv") as division, Cast(operand=flag):
+                        match self._defined.get(flag):
+                            case Compare(kind="ne", lhs=rest):
+                                left = self._defined.get(rest)
+                                if isinstance(left, Binary) and left.kind == "mod":
+                                    same = left.operands == division.operands
+                                    return division if same else None
+        return None
+
+    def _trend(self, o: Op, parts: list[int | None]) -> int | None:
+        """Of what `o` makes of operands with these trends."""
+        match o:
+            case Cast(operand=x) if o.result.dtype.is_int and o.result.dtype.bits >= x.dtype.bits:
+                return parts[0]
+            case Binary(kind="add" | "min" | "max"):
+                found = set(parts) - {0}
+            case Binary(kind="sub"):
+                found = {parts[0], None if parts[1] is None else -parts[1]} - {0}
+            case Binary(kind="mul" | "floordiv" | "truncdiv", rhs=by) if parts[1] == 0:
+                found = {parts[0] if self.non_negative(by) else None} - {0}
+            case _:
+                return None
+        return found.pop() if len(found) == 1 else None if found else 0
+
     # --- one pass in textual order ----------------------------------------------------------------
 
     def _set(self, value: Value, found: Range, divisor: int = 1) -> None:

@@ -1,4 +1,5 @@
-"""Who reads what whom has written: the live ranges of buffers, and what is read from before.
+"""Who reads what whom has written: the live ranges of buffers, what is read from before, and what
+the statements of a loop's iterations owe one another.
 
 A *live range* begins with an op that fills a buffer whole and ends with the last op that reads what
 it left there. Where all that is read of a buffer lies in such ranges, each within one straight list
@@ -7,13 +8,15 @@ The ranges are drawn from the ops' effects alone (`Op.effects`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tilec.ir.core import Block, Effect, Op, Value
-from tilec.ir.effects import buffers_written
+from tilec.ir.effects import buffers_written, effects_in
 from tilec.ir.ops import For, If, Parallel, Scope, While
 
+_V = TypeVar("_V")
 Path = tuple[tuple[Block, int], ...]  # the blocks around an op, from outside, and where it is there
 
 
@@ -171,3 +174,79 @@ def _source(
         if direct >= 0:
             return block, direct
     return None
+
+
+# --- the statements of a loop ---
+
+
+@dataclass(frozen=True, slots=True)
+class ModRef:
+    """What a statement does to a buffer (LLVM's word for it): `whole`, it overwrites all of it and
+    reads nothing."""
+
+    reads: bool
+    writes: bool
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Statement `sink` of an iteration comes behind statement `source` of the iteration `distance`
+    before it: it reads what that wrote ("flow"), writes what that read ("anti"), or writes what it
+    wrote ("output"). Edges that follow from others are left out."""
+
+    source: int
+    sink: int
+    distance: int
+    kind: str
+
+
+def modref(o: Op, covers: Callable[[Parallel], Collection[Value]]) -> dict[Value, ModRef]:
+    """What a statement does to each buffer. `covers`: what a loop over elements writes each element
+    of."""
+    found: dict[Value, ModRef] = {}
+    filled = covers(o) if isinstance(o, Parallel) else ()
+    for _, e in effects_in(Block((), (o,))):
+        if e.region is None or e.buffer is None or not (e.reads or e.writes):
+            continue
+        whole = e.buffer in filled or (e.kind == "write" and e.region.is_whole)
+        old = found.get(e.buffer)
+        reads, writes = e.reads, e.writes
+        if old is not None:
+            reads, writes, whole = reads or old.reads, writes or old.writes, whole or old.whole
+        found[e.buffer] = ModRef(reads, writes, whole)
+    return {v: ModRef(a.reads, a.writes, a.whole and not a.reads) for v, a in found.items()}
+
+
+def disturbs(a: Mapping[_V, ModRef], b: Mapping[_V, ModRef], chained: bool) -> bool:
+    """Whether what does `a` may not be done while what does `b` goes on: it touches what that
+    writes, or writes what that reads. `chained`: both are products, which add to one result one
+    behind the other."""
+    both = ((x, b[v]) for v, x in a.items() if v in b)
+    return any((x.writes or y.writes) and not (chained and x == y) for x, y in both)
+
+
+def edges(statements: Sequence[Mapping[Value, ModRef]]) -> tuple[Edge, ...]:
+    """What orders the statements of a loop's body, each given by its `modref`: those of each
+    buffer are walked twice round the loop."""
+    found: dict[Edge, None] = {}
+    for v in dict.fromkeys(v for s in statements for v in s):
+        writer: tuple[int, int] | None = None  # the last one, and its iteration
+        readers: list[tuple[int, int]] = []  # since then
+        for turn in (0, 1):
+            for n, s in enumerate(statements):
+                if v not in s:
+                    continue
+                before = []
+                if writer is not None:
+                    before.append((writer, "flow" if s[v].reads else "output"))
+                if s[v].writes:
+                    before += [(r, "anti") for r in readers]
+                for (source, at), kind in before if turn else ():
+                    if (source, at) != (n, turn):
+                        found.setdefault(Edge(source, n, turn - at, kind))
+                if s[v].writes:
+                    writer, readers = (n, turn), []
+                else:
+                    readers.append((n, turn))
+    return tuple(found)

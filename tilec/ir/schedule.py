@@ -24,7 +24,9 @@ class Plan:
     blocks of a cluster share the iterations of one sum. `parts`: how many such clusters (blocks,
     where `split` is 1) share it through global memory. `raster_group`: how many blocks along grid
     dimension 1 are visited before dimension 0 advances (L2 reuse), where the user gave no swizzle.
-    `staged_store`: a fragment goes to global memory through shared memory and TMA. `single_buffer`:
+    `staged_store`: a fragment goes to global memory through shared memory and TMA. `overlap`: where
+    a loop holds several asynchronous products, threads compute with the result of one while others
+    run (`passes/arrange.py`). `single_buffer`:
     a tile that comes through registers has one stage in shared memory, not two. `stages`: stages of
     a pipelined loop's buffers. A loop with a number of its own has at least so many, and more only
     where it holds a tile product."""
@@ -38,6 +40,7 @@ class Plan:
     parts: int = 1
     raster_group: int = 8
     staged_store: bool = False
+    overlap: bool = False
     single_buffer: bool = False
     stages: int = 2
     threads: int | None = None
@@ -75,7 +78,35 @@ def name_of(plan: Plan) -> str:
     kinds += ["persistent"] if plan.persistent and plan.consumer_groups == 1 else []
     extras = ["direct stores"] if plan.specialise and not plan.staged_store else []
     extras += ["stores by TMA"] if plan.staged_store and not plan.specialise else []
+    extras += ["overlapped products"] if plan.overlap else []
     extras += ["one buffer"] if plan.single_buffer else []
     extras += ["clusters"] if plan.cluster != (1, 1, 1) else []
     extras += ["shared sums"] if plan.split * plan.parts > 1 else []
     return ", ".join([" ".join(kinds) or "plain", *extras])
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the iterations of a loop with several asynchronous products overlap (software
+    pipelining): what `passes/arrange.py` decides and `passes/utils/software_pipeline.py` obeys.
+
+    `order`: the numbers of the loop's statements as one iteration of the steady state does them.
+    `stage`: of each statement, how many iterations later than the first ones it is done (0 or 1).
+    `waits`: (statement, n): before it at most n products are in flight. `turns`: the warpgroups of
+    the scope start their products one after the other. `registers` of a thread, in fragments, at
+    most. `bounds`: clocks that an iteration of all warpgroups keeps each unit busy; `stream`: that
+    one of them takes alone, and `in_order` in the order in which the statements were written."""
+
+    order: tuple[int, ...]
+    stage: tuple[int, ...]
+    waits: tuple[tuple[int, int], ...]
+    turns: bool
+    registers: int
+    bounds: tuple[tuple[str, int], ...]
+    stream: int
+    in_order: int
+
+    @property
+    def clocks(self) -> int:
+        """Clocks of an iteration, where the warpgroups have drifted apart."""
+        return max(self.stream, *(n for _, n in self.bounds))

@@ -8,7 +8,7 @@ program whose kernels all come from the disk cache never loads LLVM for a GPU ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from tilec import passes
@@ -26,7 +26,7 @@ from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Copy, For, Print
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import grid_text
-from tilec.ir.schedule import Plan
+from tilec.ir.schedule import Arrangement, Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
@@ -264,10 +264,34 @@ def _plan_text(
         for at, name, stages, engine in final.attrs.get("ahead", ())
     ]
     lines += [f"line {at}: not ahead: {why}" for at, why in final.attrs.get("not_ahead", ())]
+    for at, a, statements in final.attrs.get("arranged", ()):
+        lines += _arranged_text(at, a, statements)
     lines += [f"packed: {', '.join(key.packed)}"] if key.packed else []
     lines += [f"tried: {plan.describe()}: {why.message}" for plan, why in others if why is not None]
     choice = key.choice()
     return "\n".join(lines) + "\n" + (f"predicted, best first:\n{choice}" if choice else "")
+
+
+def _arranged_text(
+    line: int, a: Arrangement, statements: Sequence[tuple[int, str]]
+) -> Iterator[str]:
+    """How the iterations of a loop overlap, as a table: its statements in the order in which an
+    iteration of the steady state does them; those of stage 1 are of the iteration before."""
+    units = ", ".join(f"{unit} {n}" for unit, n in a.bounds)
+    most = "stream" if a.stream == a.clocks else max(a.bounds, key=lambda x: x[1])[0]
+    yield f"line {line}: iterations overlap; {a.registers} registers of a thread hold fragments"
+    yield f"  clocks of an iteration: {units}; one warpgroup's stream {a.stream}"
+    yield f"  ({a.in_order} in the order of the source); bound by {most}"
+    yield "  stage  line  statement"
+    waits = dict(a.waits)
+    started = [n for n in a.order if statements[n][1].startswith("gemm")]
+    for n in a.order:
+        at, what = statements[n]
+        notes = [f"at most {waits[n]} products in flight before it"] if n in waits else []
+        if a.turns and n in (started[0], started[-1]):
+            notes.append("takes the turn" if n == started[0] else "passes the turn on")
+        more = f" ({'; '.join(notes)})" if notes else ""
+        yield f"  {a.stage[n]:5}  {at:4}  {what}{more}"
 
 
 def _arguments(signature: Signature, key: SpecialisationKey, func: Func) -> list[Argument]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilec.ir.core import Func, Op
 from tilec.ir.schedule import Plan
 from tilec.ir.verify import verify
+from tilec.passes.arrange import arrange
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
 from tilec.passes.check_consumer_groups import check_consumer_groups
@@ -106,6 +107,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (widen_copies, "LAID_OUT"),
     (split_reductions, "LAID_OUT"),  # its scratch is placed and ordered like any other
     (convert_fragments, "LAID_OUT"),
+    (arrange, "LAID_OUT"),
     (expand_scopes, "SCHEDULED"),
     (exchange_partial_sums, "SCHEDULED"),
     (expand_pipeline, "SCHEDULED"),

@@ -6,7 +6,8 @@ the blocks `block_index(0), block_index(0) + grid_size(0), …` of the user's gr
 `group` neighbours in dimension 1 follow each other (they share columns of one operand in the L2
 cache while the rows of the other stay there). Otherwise the two leading indices are renumbered in
 place, where the user asks for it or the plan has rasterisation groups and the blocks load tiles in
-a loop.
+a loop. Where a pipelined loop is the longer the larger a block index is (a causal mask), that index
+runs backwards, so that the longest blocks begin first and short ones fill up the end.
 
 In a kernel launched in clusters (attribute `cluster`) it is whole clusters that are numbered so:
 the blocks of one have neighbouring indices along the cluster's dimensions, and the others the same.
@@ -79,6 +80,18 @@ def can_persist(func: Func) -> bool:
     )
 
 
+def _growing(func: Func) -> frozenset[int]:
+    """The dimensions of the grid along which a pipelined loop gets longer."""
+    facts = Facts(func)
+    indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
+    loops = [o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined"]
+    return frozenset(
+        d
+        for d, v in indices.items()
+        if any(facts.trend(o.hi, v) == 1 and facts.trend(o.lo, v) == 0 for o in loops)
+    )
+
+
 def _grouped(
     n: Numbers, tile: Value, across: Value, along: Value, group: int
 ) -> tuple[Value, Value]:
@@ -96,8 +109,18 @@ def _grouped(
     return x, y
 
 
-def _decode(n: Numbers, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
-    """The user's block indices of the `tile`-th block."""
+def _decode(
+    n: Numbers, tile: Value, grid: list[Value], group: int, along: int, backwards: frozenset[int]
+) -> list[Value]:
+    """The user's block indices of the `tile`-th block; some run `backwards`."""
+    found = _forwards(n, tile, grid, group, along)
+    for d in backwards & {*range(len(found))}:
+        last = n.op("sub", grid[d], n.const(1))
+        found[d] = n.op("max", n.op("sub", last, found[d]), n.const(0))
+    return found
+
+
+def _forwards(n: Numbers, tile: Value, grid: list[Value], group: int, along: int) -> list[Value]:
     if len(grid) == 1:
         return [tile]
     plane = n.op("mul", grid[0], grid[1])
@@ -162,7 +185,7 @@ def _renumber(func: Func, group: int, along: int) -> Func:
     grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
     mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
     tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
-    at = _decode(n, tile, grid, max(1, group // c[along]), along)
+    at = _decode(n, tile, grid, max(1, group // c[along]), along, _growing(func))
     indices = _in_clusters(n, at, func)
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
@@ -193,7 +216,8 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     tile = Value(ScalarType(INT32), "tile")
     inner = Builder(func.loc)
     m = Numbers(inner, nonzero=True)
-    indices = _in_clusters(m, _decode(m, tile, clusters, max(1, group // c[along]), along), func)
+    at = _decode(m, tile, clusters, max(1, group // c[along]), along, _growing(func))
+    indices = _in_clusters(m, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)
     inner.ops += [o for o in body if not isinstance(o, Yield)]

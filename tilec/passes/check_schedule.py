@@ -293,6 +293,8 @@ class _Thread:
                     for stage in phases.filling:
                         self.seen[stage] = self.machine.landed[stage]
                         self.machine.awaited[stage] = self.machine.landed[stage]
+                case OrderedWait() | OrderedArrive() if o.warpgroups:
+                    pass  # the scope's one thread here is of the first warpgroup, whose turn comes
                 case OrderedWait():
                     while not self.machine.turns[self.group]:
                         yield o
@@ -308,10 +310,13 @@ class _Thread:
 
     def _for(self, o: For) -> Iterator[MbarrierWait | OrderedWait | None]:
         lo, hi, step = (self.env.get(v, 1) for v in (o.lo, o.hi, o.step))
-        indices = range(lo, hi, max(int(step), 1))
+        step = max(int(step), 1)
+        early = max(o.stage, default=0)  # iterations whose beginnings stand in front of the loop
+        indices = range(lo - early * step, hi, step)
         first = self.program.stages + 2 if o.kind == "pipelined" else 2
         if self.program.consumer_groups == 1 and len(indices) > first + 2:
             indices = (*indices[:first], *indices[-2:])  # type: ignore[assignment]
+        indices = indices[early:]
         values = [self.env.get(v, 0) for v in o.inits]
         for i in indices:
             self.env[o.body.args[0]] = i

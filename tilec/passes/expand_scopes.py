@@ -24,7 +24,6 @@ from tilec.ir.ops import (
     Barrier,
     ClusterBarrier,
     Compare,
-    Copy,
     For,
     Gemm,
     If,
@@ -43,16 +42,22 @@ from tilec.passes.utils.rings import (
     Ring,
     TensorMaps,
     elected,
+    is_brought,
     only_if,
     tma_boxes,
 )
 from tilec.passes.utils.slicing import Slice
+from tilec.passes.utils.software_pipeline import (
+    SoftwarePipeline,
+    give_first_turn,
+    held_in_flight,
+)
 from tilec.target import Target
 
 
 def expand_scopes(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    tiles = [o for o in walk(func.body) if isinstance(o, Copy) and o.engine == "tma"]
+    tiles = [o for o in walk(func.body) if is_brought(o)]
     count = int(func.attrs.get("consumer_groups", 1))
     multicast = Multicast(func)
     if not multicast.shares:
@@ -72,7 +77,7 @@ def expand_scopes(func: Func, target: Target) -> Func:
         if len(r.links) > 1:
             r.number = multicast.number(top)
     producer = _producer(func, part, rings, ring_of, maps, multicast)
-    consumer = _Consumers(func, rings, spans).body(private, groups)
+    consumer = _Consumers(func, rings, spans, warps // 4).body(private, groups)
     warps *= count
     helpers = producer_warps(warps)
     registers = register_split(warps, target)
@@ -136,7 +141,7 @@ def _make_rings(func: Func, warps: int, multicast: Multicast) -> tuple[list[Ring
     """One ring for the buffers that are filled in the same places and have the same first and last
     readers; and in each block where the first and last op stand that need what a ring holds (the
     last copy twice, where nothing does)."""
-    copies = [o for o in walk(func.body) if isinstance(o, Copy) and o.engine == "tma"]
+    copies = [o for o in walk(func.body) if is_brought(o)]
     groups: dict[tuple[object, ...], list[Value]] = {}
     found: dict[Value, list[LiveRange]] = {}
     for v, ranges in live_ranges(func.body, {o.dest.buffer: o for o in copies}).items():
@@ -186,8 +191,10 @@ def _producer(
     started: dict[Ring, tuple[Value, Value]] = {}
     left = {r: len(r.buffers) for r in rings}
 
-    def visit(o: Op) -> None | list[Op]:
-        if not (isinstance(o, Copy) and o.engine == "tma"):
+    def visit(o: Op) -> None | Op | list[Op]:
+        if isinstance(o, For) and o.order:
+            return replace(o, order=(), stage=(), turns=False)  # they are the consumers'
+        if not is_brought(o):
             return None
         ring = ring_of[o.dest.buffer]
         at = positions[ring]
@@ -216,9 +223,10 @@ class _Consumers:
     """The program of the user's threads: in front of the first reader of what a ring's stage holds
     they wait for it, behind the last one they free it."""
 
-    def __init__(self, func: Func, rings: list[Ring], spans: Spans) -> None:
+    def __init__(self, func: Func, rings: list[Ring], spans: Spans, warpgroups: int) -> None:
         self.func = func
         self.spans = spans
+        self.warpgroups = warpgroups
         # Sums of a product under a condition: where such a sum goes on in another loop, whose
         # products stay in flight, ptxas serialises all of them (C7515).
         branches = (o for o in walk(func.body) if isinstance(o, If))
@@ -226,6 +234,8 @@ class _Consumers:
         self.conditional = {o.c for o in inside if isinstance(o, Gemm)}
         self.top = Builder(func.loc)
         self.positions = {r: Position(self.top, r.stages, 0, r.name) for r in rings}
+        if any(isinstance(o, For) and o.turns for o in walk(func.body)):
+            give_first_turn(self.top, warpgroups)
 
     def body(self, private: dict[Value, Value], groups: ConsumerGroups | None) -> Block:
         if groups is None:
@@ -262,7 +272,7 @@ class _Consumers:
             if isinstance(o, Yield) and products:
                 assert loop is not None
                 self._free_before(b, loop, stages, products)
-            if not (_is_shared(o) or (isinstance(o, Copy) and o.engine == "tma")):
+            if not (_is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
                 b.ops += (
                     rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
@@ -287,6 +297,9 @@ class _Consumers:
     def loop(self, loop: For) -> list[Op]:
         """A loop, and behind it what ends with it."""
         here = self.spans.get(loop.body, {})
+        if loop.order:
+            positions = {r: self.positions[r] for r in here}
+            return SoftwarePipeline(loop, positions, self.warpgroups).ops()
         products: list[Gemm] = []
         if here and all(r.release_every == 4 and 1 == len(x) < r.stages for r, x in here.items()):
             products = free_running(loop, [v for r in here for v in r.buffers])
@@ -330,7 +343,7 @@ def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
     accumulators = {o.c for o in products}
     if len(accumulators) != len(products) or any(o.clear for o in products):
         return []
-    inputs = _fragment_inputs(products)
+    inputs = held_in_flight(products)[len(products) :]
     if accumulators & set(inputs):
         return []
     besides = {r.buffer for o in products for r in (o.a, o.b)}.difference(ringed)
@@ -338,14 +351,3 @@ def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
         if o not in products and (accumulators | besides) & set(o.operands):
             return []
     return products
-
-
-def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
-    """The fragments that products use while they are in flight."""
-    return (*(o.c for o in products), *_fragment_inputs(products))
-
-
-def _fragment_inputs(products: list[Gemm]) -> tuple[Value, ...]:
-    """The fragments that products read while they are in flight."""
-    inputs = dict.fromkeys(o.a.buffer for o in products)
-    return tuple(v for v in inputs if v.buffer.space == "fragment")

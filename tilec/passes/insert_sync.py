@@ -371,12 +371,14 @@ class _Placer:
             rings = {x.root for x in walk(o.body) if isinstance(x, RingStage)} - self.own_rings
         kept = rings - self.emptied(o, rings)
         ring_spans = set().union(*(self.span(v) for v in kept)) if kept else set()
+        filled = kept - self.refilled  # what TMA fills its readers wait for by themselves
+        written = set().union(*(self.span(v) for v in filled)) if filled else set()
         self.own_rings |= rings
         (body,) = self._repeated((o.body,), state, ops)
         if runs(o, self.numbers):
             self.block(o.body, state)
         self.own_rings -= rings
-        state.add(self.group, _Known(reads=set(ring_spans), writes=set(ring_spans)))
+        state.add(self.group, _Known(reads=set(ring_spans), writes=written))
         return replace(o, body=body)
 
     def _repeated(

@@ -141,7 +141,7 @@ def estimate(n: Numbers, plan: Plan, made: Realised, threads: int, target: Targe
     waves = max(1, math.ceil(blocks / multiprocessors))
     loop = _loop(n, plan, made, threads, resident, waves, target)
     work = max(loop.compute + loop.vector, loop.from_cache) / (plan.split * plan.parts)
-    if plan.consumer_groups > 1:
+    if plan.consumer_groups > 1 or plan.overlap:
         work = max(loop.compute, loop.vector, loop.from_cache)
     busy = work / s.clock
     if waves == 1 and any(r is not None and r.warps > 1 for r in made.instrs):

@@ -137,6 +137,17 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
                 'consumers="pingpong": no T.Pipelined of this kernel holds a T.gemm',
                 "leave it out, or pipeline the loop around the product",
             )
+    if plan.overlap and not may_overlap(func):
+        return refuse(
+            "overlap=True: no T.Pipelined of this kernel holds several T.gemm",
+            "leave it out: one product has nothing to overlap with but the next iteration's",
+        )
+    if plan.overlap and (plan.consumer_groups > 1 or not plan.specialise):
+        return refuse(
+            "overlap=True lets products run beside what threads compute, on tiles that producer "
+            'warps bring: it needs specialise=True and consumers="cooperative"',
+            "leave those two out",
+        )
     if not target.has("cluster"):
         if plan.split > 1:
             sizes = f"split=({plan.split}, {plan.parts})"
@@ -156,6 +167,13 @@ def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
     loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
     return any(isinstance(o, Gemm) for loop in loops for o in walk(loop.body))
+
+
+@functools.lru_cache(maxsize=8)
+def may_overlap(func: Func) -> bool:
+    """Whether a pipelined loop holds several tile products, between which threads may compute."""
+    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    return any(sum(isinstance(x, Gemm) for x in loop.body.ops) > 1 for loop in loops)
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:
@@ -205,6 +223,13 @@ def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
         made += [
             _plan(specialise=True, staged_store=s, threads=t)
             for t in choices
+            for s in (True, False)
+        ]
+    if may_overlap(func):
+        made += [
+            _plan(specialise=True, persistent=p, staged_store=s, overlap=True, threads=t)
+            for t in choices
+            for p in (True, False)
             for s in (True, False)
         ]
     made += [_plan(threads=t) for t in choices]

@@ -30,7 +30,9 @@ class For(Op):
     next values. Results are the carried values after the last iteration (`inits` if there was
     none). `kind` says how the user wrote it; `num_stages` (-1: left to the plan), `order` and
     `stage` belong to "pipelined" (`order`/`stage`: one int per op of the body that acts, or empty
-    to let tilec infer them)."""
+    to let tilec infer them). Once `arrange` has decided them, `order` are the statements' numbers
+    as an iteration does them, `stage` how many iterations late each is, and with `turns` the
+    warpgroups of a scope start their products one after the other."""
 
     kind: str
     lo: Value
@@ -41,6 +43,7 @@ class For(Op):
     num_stages: int = 0
     order: tuple[int, ...] = ()
     stage: tuple[int, ...] = ()
+    turns: bool = False
     reversible: bool = False
 
     def infer(self) -> Sequence[Type]:

@@ -48,16 +48,19 @@ class OrderedWait(Op):
     Two groups that take turns at starting asynchronous products keep the tensor cores busy with one
     while the other does something else; and the order keeps a group from waiting for a phase of a
     ring's barrier that is more than one turn of the ring away. `id`: the first group's named
-    barrier; the others' follow."""
+    barrier; the others' follow. With `warpgroups` it is so many warpgroups of one group that take
+    turns, and the last one has given its turn on before (`ordered_arrive`)."""
 
     id: int
+    warpgroups: int = 0
 
 
 @op("ordered_arrive", effects=ORDER)
 class OrderedArrive(Op):
-    """Give the turn to the next group. See `turn_wait`."""
+    """Give the turn to the next group, or warpgroup. See `ordered_wait`."""
 
     id: int
+    warpgroups: int = 0
 
 
 @op("ring_stage", pure=True)

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from tilec.ir.core import (
     Block,
@@ -66,6 +67,11 @@ def ring_copies(loop: For) -> list[Copy]:
     if loop.kind != "pipelined":
         return []
     return [o for o in once(loop.body) if isinstance(o, Copy) and o.ahead]
+
+
+def is_brought(o: Op) -> TypeGuard[Copy]:
+    """Whether producer warps bring the tile that an op fills."""
+    return isinstance(o, Copy) and o.engine == "tma"
 
 
 def with_stages(func: Func, stages: Mapping[Value, int], ahead: bool) -> Func:
@@ -229,11 +235,15 @@ class Ring:
         b.emit(MbarrierInit, self.full, 1)
         b.emit(MbarrierInit, self.empty, self.arrivals * len(self.links))
 
-    def wait_full(self, b: Builder, at: Position) -> Value:
-        """Wait until the stage at `at` is filled; returns the stage."""
+    def wait_full(self, b: Builder, at: Position, only: Value | None = None) -> Value:
+        """Wait until the stage at `at` is filled (`only` threads for which this holds); returns the
+        stage."""
         assert self.full is not None
         stage = at.get_stage(b)
-        b.emit(MbarrierWait, self.full, stage, at.get_phase(b))
+        wait = Builder(b.loc) if only is not None else b
+        wait.emit(MbarrierWait, self.full, stage, at.get_phase(b))
+        if only is not None:
+            only_if(b, only, wait.ops)
         return stage
 
     def wait_empty(self, b: Builder, at: Position) -> Value:

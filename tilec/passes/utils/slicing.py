@@ -44,7 +44,7 @@ class Slice:
             inside = [self._mark_around(region) for region in o.regions]
             if o in self.keep:
                 any_kept = True
-                for v in o.operands:
+                for v in _used(o):
                     self.need(v)
             elif any(inside):
                 any_kept = True
@@ -122,6 +122,16 @@ class Slice:
             ops.append(Yield(tuple(subst.get(v, v) for v in values), loc=o.loc))
             regions[name] = Block(args, tuple(ops))
         return replace(done, **regions, results=fresh(of(o.results)))
+
+
+def _used(o: Op) -> list[Value]:
+    """The values that `o`, or what is inside it, uses of what is made outside."""
+    if not o.region_fields:
+        return [*o.operands]
+    inside = list(walk(Block((), (o,))))
+    own = {r for x in inside for r in x.results}
+    own.update(a for x in inside for region in x.regions for a in region.args)
+    return [v for x in inside for v in x.operands if v not in own]
 
 
 def is_separable(block: Block, keep: Iterable[Op]) -> bool:

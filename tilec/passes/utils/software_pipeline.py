@@ -1,0 +1,194 @@
+"""Software pipelines: a loop whose statements are `arrange`d, as the consumers of a scope do it.
+
+Of a loop with stages 0 and 1 the first iteration's stage 0 stands before the loop (the prologue),
+the last one's stage 1 behind it (the epilogue); between, an iteration does stage 0 of its own and
+stage 1 of the one before (the steady state). Products are started and left in flight. Who touches
+what one of them uses waits for it first, and the stages of rings that it was the last to read are
+freed right behind that wait: a stage is free when nobody reads it any more, not when the product
+that does was started.
+
+With `turns` the warpgroups of the scope start the products of an iteration one after the other, so
+that one computes while the other's products run, however they began. As each is behind the first
+one in its turn, only the first waits for what TMA brings to these products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilec.ir.analysis import acting
+from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, walk
+from tilec.ir.dependence import disturbs, modref
+from tilec.ir.ops import (
+    Alloc,
+    Compare,
+    For,
+    Gemm,
+    OrderedArrive,
+    OrderedWait,
+    RingStage,
+    Warp,
+    WarpSync,
+    WgmmaWait,
+    Yield,
+)
+from tilec.passes.utils.accesses import covered
+from tilec.passes.utils.addressing import Numbers
+from tilec.passes.utils.consumer_groups import FIRST_ORDERED
+from tilec.passes.utils.rings import Position, Ring, is_brought, only_if
+from tilec.passes.utils.slicing import Slice
+
+ORDERED = FIRST_ORDERED + 1  # the first of the warpgroups' named barriers
+
+
+def give_first_turn(b: Builder, warpgroups: int) -> None:
+    """What a scope with turns begins with: its last warpgroup gives the turn to the first."""
+    n = Numbers(b)
+    last = b.value(Compare, "ge", b.value(Warp), n.const(4 * (warpgroups - 1)))
+    arrive = Builder(b.loc)
+    arrive.emit(OrderedArrive, ORDERED, warpgroups)
+    only_if(b, last, arrive.ops)
+
+
+def held_in_flight(products: list[Gemm]) -> tuple[Value, ...]:
+    """The fragments that products use while they are in flight."""
+    inputs = dict.fromkeys(r.buffer for o in products for r in (o.a, o.b))
+    return (*(o.c for o in products), *(v for v in inputs if v.buffer.space == "fragment"))
+
+
+@dataclass
+class _Iteration:
+    """What is done of the iterations at one place: `subst` for each stage, the products in flight
+    with the rings that each frees, and the stages of rings that are held."""
+
+    b: Builder
+    subst: dict[int, Substitution]
+    flying: list[tuple[Gemm, list[Ring]]] = field(default_factory=list)
+    held: dict[Ring, tuple[Value, Value]] = field(default_factory=dict)
+    first: Value | None = None  # whether this is the first warpgroup, which waits for all
+
+
+class SoftwarePipeline:
+    """A loop with `order` and `stage`, whose statements read rings at these positions, in a scope
+    of so many `warpgroups`."""
+
+    def __init__(self, loop: For, positions: Mapping[Ring, Position], warpgroups: int) -> None:
+        self.loop = loop
+        self.positions = positions
+        self.warpgroups = warpgroups
+        every = acting(loop.body)
+        rings = {v: r for r in positions for v in r.buffers}
+        self.stage: dict[Op, int] = {}
+        self.reads: dict[Op, list[Ring]] = {}
+        for n in loop.order:
+            o = every[n]
+            if not is_brought(o):
+                used = (v for x in walk(Block((), (o,))) for v in x.operands if v in rings)
+                self.stage[o] = loop.stage[n]
+                self.reads[o] = list(dict.fromkeys(rings[v] for v in used))
+        products = [o for o in self.stage if isinstance(o, Gemm)]
+        self.turn = (products[0], products[-1]) if loop.turns else None
+        self.uses = {o: modref(o, covered) for o in self.stage}
+        self.last = {r: o for o, read in self.reads.items() for r in read}
+        self.parts = {
+            s: Slice(loop.body, [o for o in self.stage if self.stage[o] == s])
+            for s in set(self.stage.values())
+        }
+
+    def ops(self) -> list[Op]:
+        """What the loop becomes."""
+        loop, b = self.loop, Builder(self.loop.loc)
+        b.ops += [o for o in loop.body.ops if isinstance(o, Alloc) and o.type.space != "shared"]
+        index = loop.body.args[0]
+        if len(self.parts) == 1:
+            body = Builder(loop.loc)
+            self._iteration(body, {s: index for s in self.parts}, self.turn)
+            body.emit(Yield)
+            b.ops.append(replace(loop, body=body.block(loop.body.args)))
+            return b.ops
+        first, steady, last = (Builder(loop.loc) for _ in range(3))
+        self._iteration(first, {0: loop.lo})
+        n = Numbers(first, loop.lo.dtype)
+        second = n.op("add", loop.lo, loop.step)
+        before = Numbers(steady, loop.lo.dtype).op("sub", index, loop.step)
+        self._iteration(steady, {0: index, 1: before}, self.turn)
+        steady.emit(Yield)
+        n = Numbers(last, loop.lo.dtype)
+        trips = n.op("floordiv", n.op("sub", n.op("sub", loop.hi, loop.lo), n.const(1)), loop.step)
+        self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
+        rest = replace(loop, lo=second, body=steady.block(loop.body.args))
+        runs = b.value(Compare, "gt", loop.hi, loop.lo)
+        only_if(b, runs, [*first.ops, rest, *last.ops])
+        return b.ops
+
+    def _iteration(
+        self, b: Builder, indices: Mapping[int, Value], turn: tuple[Gemm, Gemm] | None = None
+    ) -> None:
+        """At `b` the statements of these stages, of the iterations with these indices; the products
+        from one to another in `turn`."""
+        at = _Iteration(b, {s: self._scalars(b, s, index) for s, index in indices.items()})
+        if turn is not None:
+            one = Numbers(b).op("floordiv", b.value(Warp), Numbers(b).const(4))
+            at.first = b.value(Compare, "eq", one, Numbers(b).const(0))
+        for o, s in self.stage.items():
+            if s in indices:
+                b.loc = o.loc
+                self._statement(at, o, at.subst[s], turn)
+        self._wait(at, len(at.flying))
+
+    def _scalars(self, b: Builder, stage: int, index: Value) -> Substitution:
+        """What the statements of a stage need of iteration `index`, computed at `b`."""
+        part, subst = self.parts[stage], {self.loop.body.args[0]: index}
+        for o in self.loop.body.ops:
+            if o not in self.stage and any(r in part.needed for r in o.results):
+                if not isinstance(o, Alloc):
+                    b.ops.append(clone(o, subst))
+        return subst
+
+    def _statement(
+        self, at: _Iteration, o: Op, subst: Substitution, turn: tuple[Gemm, Gemm] | None
+    ) -> None:
+        b = at.b
+        chained = isinstance(o, Gemm)
+        for i in reversed(range(len(at.flying))):
+            if disturbs(self.uses[o], self.uses[at.flying[i][0]], chained):
+                self._wait(at, i + 1)
+                break
+        for r in self.reads[o]:
+            if r not in at.held:
+                position = self.positions[r]
+                phase = position.get_phase(b)
+                at.held[r] = r.wait_full(b, position, at.first), phase
+                subst.update((v, self._slot(b, v, at.held[r][0])) for v in r.buffers)
+        freed = [r for r in self.reads[o] if self.last[r] is o]
+        if isinstance(o, Gemm):
+            if turn is not None and o is turn[0]:
+                b.emit(OrderedWait, ORDERED, self.warpgroups)
+            b.ops.append(clone(replace(o, asynchronous=True), subst))
+            if turn is not None and o is turn[1]:
+                b.emit(OrderedArrive, ORDERED, self.warpgroups)
+                at.first = None
+            at.flying.append((o, freed))
+        else:
+            b.ops.append(clone(o, subst))
+            self._free(at, freed)
+
+    def _slot(self, b: Builder, v: Value, stage: Value) -> Value:
+        return b.value(RingStage, v, stage, name=v.name)
+
+    def _wait(self, at: _Iteration, count: int) -> None:
+        """Wait for the oldest products, and free what they were the last to read."""
+        if not count:
+            return
+        ended, at.flying = at.flying[:count], at.flying[count:]
+        at.b.emit(WgmmaWait, len(at.flying), held_in_flight([o for o, _ in ended]))
+        for _, freed in ended:
+            self._free(at, freed)
+
+    def _free(self, at: _Iteration, rings: list[Ring]) -> None:
+        for r in rings:
+            if r.release_every == 1:
+                at.b.emit(WarpSync)
+            stage, phase = at.held.pop(r)
+            r.release(at.b, stage)
+            self.positions[r].advance(at.b, stage, phase)
