@@ -66,7 +66,7 @@ def exposed(
     body: Block,
     buffers: Container[Value],
     numbers: Mapping[Value, object],
-    covers: Callable[[Parallel], Collection[Value]],
+    covers: Covers,
 ) -> Effect | None:
     """The first read of what was in one of the `buffers` before `body`, or may have been: not all
     of it has certainly been overwritten. `numbers`: values that are known; `covers`: what a loop
@@ -75,16 +75,7 @@ def exposed(
 
     def fills(o: Op) -> Collection[Value]:
         if o not in filled:
-            inside = [{v for x in region.ops for v in fills(x)} for region in o.regions]
-            match o:
-                case For():
-                    filled[o] = inside[0] if runs(o, numbers) else ()
-                case While() | If():
-                    filled[o] = inside[0] & inside[1] if isinstance(o, If) else inside[0]
-                case Parallel():
-                    filled[o] = covers(o)
-                case _:
-                    filled[o] = buffers_written(o.effects(), whole=True)
+            filled[o] = _fills(o, numbers, covers)
         return filled[o]
 
     for path, _, e in _accesses(body, buffers, ()):
@@ -92,6 +83,22 @@ def exposed(
         if e.reads and not any(e.buffer in fills(o) for o in before):
             return e
     return None
+
+
+Covers = Callable[[Parallel], Collection[Value]]
+
+
+def _fills(o: Op, numbers: Mapping[Value, object], covers: Covers) -> Collection[Value]:
+    """The buffers all of which `o` certainly writes."""
+    inside = [{v for x in region.ops for v in _fills(x, numbers, covers)} for region in o.regions]
+    match o:
+        case For():
+            return inside[0] if runs(o, numbers) else ()
+        case While() | If():
+            return inside[0] & inside[1] if isinstance(o, If) else inside[0]
+        case Parallel():
+            return covers(o)
+    return buffers_written(o.effects(), whole=True)
 
 
 def runs(o: For, numbers: Mapping[Value, object]) -> bool:
@@ -201,21 +208,17 @@ class Edge:
     kind: str
 
 
-def modref(o: Op, covers: Callable[[Parallel], Collection[Value]]) -> dict[Value, ModRef]:
+def modref(o: Op, covers: Covers) -> dict[Value, ModRef]:
     """What a statement does to each buffer. `covers`: what a loop over elements writes each element
     of."""
     found: dict[Value, ModRef] = {}
-    filled = covers(o) if isinstance(o, Parallel) else ()
+    filled = _fills(o, {}, covers)
     for _, e in effects_in(Block((), (o,))):
-        if e.region is None or e.buffer is None or not (e.reads or e.writes):
-            continue
-        whole = e.buffer in filled or (e.kind == "write" and e.region.is_whole)
-        old = found.get(e.buffer)
-        reads, writes = e.reads, e.writes
-        if old is not None:
-            reads, writes, whole = reads or old.reads, writes or old.writes, whole or old.whole
-        found[e.buffer] = ModRef(reads, writes, whole)
-    return {v: ModRef(a.reads, a.writes, a.whole and not a.reads) for v, a in found.items()}
+        if e.buffer is not None and (e.reads or e.writes):
+            old = found.get(e.buffer, ModRef(False, False, False))
+            reads, writes = e.reads or old.reads, e.writes or old.writes
+            found[e.buffer] = ModRef(reads, writes, e.buffer in filled and not reads)
+    return found
 
 
 def disturbs(a: Mapping[_V, ModRef], b: Mapping[_V, ModRef], chained: bool) -> bool:

@@ -27,6 +27,7 @@ from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
+from tilec.passes.fuse_exponents import fuse_exponents
 from tilec.passes.group_threads import group_threads
 from tilec.passes.hoist_accesses import hoist_accesses
 from tilec.passes.infer_layouts import infer_layouts
@@ -68,6 +69,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
     (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
+    (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
     (version_loops, "TILE"),  # what is left without a condition may be a copy
     (recognise_idioms, "TILE"),

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import acting
@@ -35,7 +35,7 @@ from tilec.ir.dependence import Edge, ModRef, disturbs, edges, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.ops import Binary, Copy, Fill, For, Gemm, Parallel, Reduce, Unary
+from tilec.ir.ops import Binary, Copy, Fill, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.registers import budget
@@ -185,8 +185,7 @@ class _Body:
                 for v, a in self.uses[n].items():
                     i = buffers.index(v)
                     uses[i] = _then(uses[i], a) if i in uses else a
-                for unit, count in _clocks(self.statements[n], groups, target).items():
-                    clocks[unit] = clocks.get(unit, 0.0) + count
+                clocks = _sum((clocks, _clocks(self.statements[n], groups, target)))
             held: tuple[int, ...] = ()
             first = self.statements[group[0]]
             if isinstance(first, Gemm):
@@ -277,6 +276,9 @@ def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
             count = math.prod(o.source.extents) / groups
             each = 2 if o.kind in ("max", "min", "absmax") else 1
             return {"vector": count * each / s.vector + QUAD}
+        case If():  # most iterations go the shorter way
+            ways = [_sum(_clocks(x, groups, target) for x in region.ops) for region in o.regions]
+            return min(ways, key=lambda found: max(found.values(), default=0.0))
         case Copy() | Fill():
             count = math.prod(o.dest.extents) / groups
             converts = isinstance(o, Copy) and o.source.dtype != o.dest.dtype
@@ -285,6 +287,14 @@ def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
                 clocks["shared"] = count * o.dest.dtype.bits / 8 / s.shared
             return clocks
     return {}
+
+
+def _sum(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for clocks in found:
+        for unit, n in clocks.items():
+            total[unit] = total.get(unit, 0.0) + n
+    return total
 
 
 def _elementwise(o: Parallel, vector: float, special: float) -> dict[str, float]:
@@ -449,11 +459,8 @@ def _most_live(graph: Graph, order: Sequence[int], waits: Waits) -> int:
 
 def _bounds(graph: Graph, groups: int) -> tuple[tuple[str, int], ...]:
     """Clocks that an iteration of all warpgroups keeps each unit busy."""
-    units: dict[str, float] = {}
-    for node in graph.nodes:
-        for unit, n in node.clocks:
-            units[unit] = units.get(unit, 0.0) + n * groups
-    return tuple((unit, round(n)) for unit, n in units.items())
+    units = _sum(dict(node.clocks) for node in graph.nodes)
+    return tuple((unit, round(n * groups)) for unit, n in units.items())
 
 
 def _stream(graph: Graph, order: Sequence[int], waits: Waits) -> int:

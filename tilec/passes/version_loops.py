@@ -1,11 +1,12 @@
 """version_loops: a test inside of an element loop is made once for the whole tile.
 
-Before: TILE; a `parallel` whose iterations act under a condition on their indices, as in
-`if row + i < end: C[row + i, j] = tile[i, j]`. After: an `if` outside of the loop asks for the
-corner of the tile where the condition is hardest to meet. Where it holds there, it holds
-everywhere, and the loop has no condition (so that it may be a copy, and leave as one); otherwise
-the loop is as before. Only conditions that are linear in the indices, and made of what all threads
-know before the loop, are split."""
+Before: TILE; a `parallel` whose iterations act under a condition on their indices, as in `if row +
+i < end: C[row + i, j] = tile[i, j]`. After: an `if` outside of the loop asks for the corner of the
+tile where the condition is hardest to meet. Where it holds there, it holds everywhere, and the loop
+has no condition (so that it may be a copy, and leave as one); otherwise the loop is as before. So
+it is with what fills a fragment in a pipelined loop by a choice of numbers, as a causal mask does:
+most iterations lie wholly on one side of it. Only conditions that are linear in the indices, and
+made of what all threads know before the loop, are split."""
 
 from __future__ import annotations
 
@@ -21,9 +22,22 @@ from tilec.ir.core import (
     inputs,
     rewrite,
     upstream,
+    walk,
 )
 from tilec.ir.effects import is_clonable, written_tensors
-from tilec.ir.ops import Binary, Compare, Const, If, Load, Parallel, Yield
+from tilec.ir.ops import (
+    Binary,
+    Compare,
+    Const,
+    For,
+    If,
+    Load,
+    Parallel,
+    Select,
+    Store,
+    Yield,
+    constants,
+)
 from tilec.ir.types import ScalarType
 from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
@@ -35,9 +49,11 @@ _FALLING = ("gt", "ge")
 def version_loops(func: Func, target: Target) -> Func:
     """See the module's opening."""
     known = _Known(func)
+    pipelined = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
+    repeated = {x for o in pipelined for x in walk(o.body)}
 
     def visit(o: Op) -> None | list[Op]:
-        return _Guarded(o, known).split() if isinstance(o, Parallel) else None
+        return _Guarded(o, known, o in repeated).split() if isinstance(o, Parallel) else None
 
     return func.with_body(rewrite(func.body, visit))
 
@@ -49,6 +65,7 @@ class _Known:
         self.uniformity = uniformity_of(func)
         self.written = written_tensors(func.body)
         self.facts = facts_of(func)
+        self.numbers = constants(func.body)
 
     def same(self, v: Value) -> bool:
         """Whether `v`, from before a loop, is no scalar or the same for all threads."""
@@ -56,17 +73,18 @@ class _Known:
 
 
 class _Guarded:
-    """One `parallel`."""
+    """One `parallel`; `repeated`: it stands in a pipelined loop."""
 
-    def __init__(self, o: Parallel, known: _Known) -> None:
+    def __init__(self, o: Parallel, known: _Known, repeated: bool) -> None:
         self.o = o
         self.known = known
+        self.repeated = repeated
         self.made = {r: x for x in o.body.ops for r in x.results}
         self.before: set[Value] = set()
         self.b = Builder(o.loc)
 
     def split(self) -> list[Op] | None:
-        guard = self.guard()
+        guard = self.guard() or self.mask()
         if guard is None:
             return None
         conds = [self.at_corner(c) for c in self.conjuncts(guard.cond)]
@@ -88,6 +106,19 @@ class _Guarded:
         if not isinstance(o, If) or o.results or any(x.regions for x in o.then.ops):
             return None
         return o if all(isinstance(x, Yield) for x in o.orelse.ops) else None
+
+    def mask(self) -> Select | None:
+        """The choice of a number that is all that the body stores, in a fragment."""
+        acts = [x for x in self.o.body.ops if not x.pure and not isinstance(x, Yield)]
+        if self.o.layout is not None or len(acts) != 1 or not self.repeated:
+            return None
+        (o,) = acts
+        if not isinstance(o, Store) or o.dest.buffer.space != "fragment":
+            return None
+        made = self.made.get(o.value)
+        if not isinstance(made, Select):
+            return None
+        return made if made.on_true in self.known.numbers else None
 
     def conjuncts(self, cond: Value) -> list[Value]:
         found, left = [], [cond]
@@ -139,13 +170,16 @@ class _Guarded:
 
     # --- the two loops ----------------------------------------------------------------------------
 
-    def without(self, guard: If) -> Block:
+    def without(self, guard: If | Select) -> Block:
         """The loop for tiles where the condition always holds."""
         subst: Substitution = {}
         args = tuple(self.fresh(a, subst) for a in self.o.body.args)
         ops: list[Op] = []
         for x in self.o.body.ops:
-            inside = guard.then.ops if x is guard else (x,)
+            if x is guard and isinstance(guard, Select):
+                subst[guard.result] = subst.get(guard.on_true, guard.on_true)
+                continue
+            inside = guard.then.ops if x is guard and isinstance(guard, If) else (x,)
             ops += [clone(y, subst) for y in inside if not isinstance(y, Yield)]
         ops.append(Yield(loc=self.o.loc))
         loop = Parallel(
