@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import re
 import sys
 import threading
@@ -86,6 +87,33 @@ def test_a_function_is_verified_once_for_each_contract(monkeypatch: pytest.Monke
     # Each group of passes verifies what it begins with.
     assert asked and max(asked.values()) <= 2
     assert sum(asked.values()) < 3 * (len(passes.NORMALISE) + len(passes.DECIDE))
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cpu"])
+def test_a_kernel_is_traced_once_for_its_choice_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    build = importlib.import_module("tilec.jit.build")
+    traced: list[Any] = []
+    trace = build.trace
+
+    def counted(signature: Any, known: Any) -> Func:
+        traced.append(known.constants)
+        return trace(signature, known)
+
+    monkeypatch.setattr(build, "trace", counted)
+    monkeypatch.setenv("TILEC_DISABLE_CACHE", "1")
+
+    @tilec.kernel
+    def scale(A: T.Tensor((N,), "float32"), BN: T.constexpr = T.auto(64, 128)):
+        with T.Kernel(T.ceildiv(N, BN), threads=128) as b:
+            for i in T.Parallel(BN):
+                A[b * BN + i] *= 2.0
+
+    scale.compile(tilec.spec((1024,), "float32"), target=target)
+    assert sorted(c["BN"] for c in traced) == [64, 128]
+    scale.compile(tilec.spec((1024,), "float32"), target=target, BN=32)
+    assert [c["BN"] for c in traced[2:]] == [32]
 
 
 def test_operands_of_every_op_are_those_of_its_fields() -> None:

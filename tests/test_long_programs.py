@@ -60,6 +60,7 @@ THREADS = {  # bodies of one thread
 
 INDICES = {  # of two thousand steps (of an update, too), and of a hundred T.min of a T.max
     "steps": [*["j = j + i - i"] * 2000, "B[i] = A[j]"],
+    "wrapped": [*["j = (j + 3) % 128"] * 2000, "B[i] = A[j]"],
     "updated": [*["j = (j + 3) % 128"] * 1000, "B[j] += A[i]"],
     "folded": [f"j = T.min(T.max(j - {k % 7}, {k} - b), N - {k} + b)" for k in range(100)]
     + ["B[i] = A[j]"],

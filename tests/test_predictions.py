@@ -56,7 +56,8 @@ def check(kernel: Any, arrays: list[Any], meta: dict[str, int], name: str) -> No
     """Compare the configuration that is recommended with what the passes make of it."""
     found = kernel.recommend(*arrays, target=name, topk=1, **meta)
     asked = kernel.described(arrays, name, dict(meta))
-    func = trace_variant(asked.signature, asked.key(), found[0].constants)
+    asked.call.constants.update(found[0].constants)
+    func = trace_variant(asked.signature, asked.key())
     kept: dict[str, Func] = {}
     plan = found[0].plan
     ranked = (plan,) if plan else ()

@@ -330,7 +330,8 @@ class Kernel(Launchable):
         """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
         tests. Raises ResourceError where the plan does not fit."""
         key = dataclasses.replace(self.key_of(args, target, kwargs), packed=())
-        made: CompiledKernel = build.compile_variant(self.signature, key, plan)
+        func = self._choices.traced(self.signature, key)
+        made: CompiledKernel = build.compile_variant(self.signature, key, func, plan)
         return made
 
     @for_users
@@ -470,7 +471,8 @@ class Kernel(Launchable):
                 revision.signature.loc,
                 "call it, or compile it, again",
             )
-        made: CompiledKernel = build.compile_variant(revision.signature, key)
+        func = self._choices.traced(revision.signature, key)
+        made: CompiledKernel = build.compile_variant(revision.signature, key, func)
         return made
 
 

@@ -8,7 +8,7 @@ program whose kernels all come from the disk cache never loads LLVM for a GPU ta
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 from tilec import passes
@@ -46,11 +46,8 @@ class OnlySimulated(CompileError):
     """The target cannot do what the simulator can do for it."""
 
 
-def trace_variant(
-    signature: Signature, key: SpecialisationKey, chosen: Mapping[str, int] | None = None
-) -> Func:
-    """The kernel's TILE form under `key`, the arguments that were left open with the `chosen`
-    values. Raises CompileError."""
+def trace_variant(signature: Signature, key: SpecialisationKey) -> Func:
+    """The kernel's TILE form under `key`. Raises CompileError."""
     target = find_target(key.target)
     if key.threads is not None and target.kind != "cpu":
         check_threads(key.threads, target, None)  # the launch asks for them
@@ -61,7 +58,7 @@ def trace_variant(
             if a.kind == "tensor"
         },
         scalars={a.name: DTYPES[a.dtype] for a in key.arguments if a.kind == "scalar"},
-        constants={**key.values, **(chosen or {})},
+        constants=key.values,
         threads=key.threads,
         grid="launch" if key.grid_given else None,
         wide=key.wide,
@@ -93,15 +90,15 @@ def _dense(func: Func, key: SpecialisationKey) -> tuple[tuple[str, int], ...]:
 
 
 def compile_variant(
-    signature: Signature, key: SpecialisationKey, plan: Plan | None = None
+    signature: Signature, key: SpecialisationKey, func: Func, plan: Plan | None = None
 ) -> CompiledKernel:
-    """Trace the kernel under `key` and compile it, keeping every stage: with this plan where one
+    """Compile `func`, the kernel traced under `key`, keeping every stage: with this plan where one
     is given, else with the first without fault of those that were chosen, then of the safe ones
     (unless under `key.only_ranked`: a ResourceError if all of them spill).
 
     Raises CompileError and its kinds: OnlySimulated where the simulator can run it for the target,
     InternalError where the parts of the compiler contradict one another."""
-    func, target = trace_variant(signature, key), find_target(key.target)
+    target = find_target(key.target)
     if not key.simulated and not target.has("printf"):
         _refuse_prints(func, key.target)
     if not key.simulated and not target.has("inline_asm"):

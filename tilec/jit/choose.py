@@ -19,6 +19,7 @@ from tilec.ir.errors import LaunchError, ResourceError
 from tilec.jit.collector import collector_paused
 from tilec.jit.compiled import FEW_SPILLED, CompiledKernel
 from tilec.jit.disk import load_choices, store_choices
+from tilec.jit.fingerprint import describe
 from tilec.jit.launchpath import spread_grid
 from tilec.jit.packing import MOST_BYTES, copied, packable, packed_copy
 from tilec.jit.specialise import Asked, Chosen, SpecialisationKey
@@ -28,7 +29,9 @@ from tilec.target import CACHE_LINE, find_target
 
 if TYPE_CHECKING:
     from tilec import tune
+    from tilec.frontend import Signature
     from tilec.ir import schedule
+    from tilec.ir.core import Func
     from tilec.ir.schedule import Plan
     from tilec.jit import build
     from tilec.tune import Choice, packing
@@ -42,6 +45,7 @@ MOST_VARIANTS = 24  # tiles and plans that one kernel is compiled for under othe
 _ALL = 1_000_000
 _MOST_REMEMBERED = 4096
 _MOST_CHOOSERS = 32  # each holds the traced kernel
+_MOST_TRACED = 64  # most of which a chooser holds, too
 
 Grid = tuple[int, int, int]
 Variant = tuple[tuple[tuple[str, int], ...], "Plan | None", tuple[str, ...]]
@@ -56,6 +60,7 @@ class Choices:
         self._choosers: dict[SpecialisationKey, tune.Chooser] = {}
         self._stored: dict[SpecialisationKey, dict[str, Any]] = {}
         self._known: dict[SpecialisationKey, set[Variant]] = {}
+        self._traced: dict[SpecialisationKey, Func] = {}
         self._lock = threading.Lock()
 
     def key(self, asked: Asked) -> SpecialisationKey:
@@ -86,6 +91,22 @@ class Choices:
                 chosen = choices[0] if len(choices) == 1 else self._first_good(choices, key_for)
             self._keep(base, where, chosen)
         return key_for(chosen)
+
+    def traced(
+        self, signature: Signature, key: SpecialisationKey, chosen: Mapping[str, int] | None = None
+    ) -> Func:
+        """`trace_variant`, once for what is chosen and for what is compiled: whichever plan was
+        chosen, the form is one. Raises CompileError."""
+        chosen = chosen or {}
+        texts = ((n, describe(chosen[n]) if n in chosen else t) for n, t in key.constants)
+        facts = replace(key, constants=tuple(texts), values={**key.values, **chosen}, plan=None)
+        found = self._traced.get(facts)
+        if found is None:
+            found = build.trace_variant(signature, facts)
+            if len(self._traced) >= _MOST_TRACED:
+                self._traced.clear()
+            self._traced[facts] = found
+        return found
 
     def _first_good(
         self, choices: Sequence[Chosen], key_for: Callable[[Chosen], SpecialisationKey]
@@ -142,7 +163,7 @@ class Choices:
             if len(self._choosers) >= _MOST_CHOOSERS:
                 self._choosers.clear()
             chooser = self._choosers[base] = tune.Chooser(
-                functools.partial(build.trace_variant, asked.signature, base),
+                functools.partial(self.traced, asked.signature, base),
                 {name: a.values for name, a in open_.items()},
                 find_target(base.target),
                 {name: a.fine for name, a in open_.items() if a.fine},
@@ -222,7 +243,7 @@ class Choices:
         call, signature = asked.call, asked.signature
         names, plain = packable(base, call), found.best
         if names and plain is not None:
-            func = build.trace_variant(signature, base, found.constants)
+            func = self.traced(signature, base, found.constants)
             free = packing.operands(func) - build.stored(func)
             free -= {p.name for p in signature.parameters if p.strides is not None}
             names = tuple(n for n in names if n in free)

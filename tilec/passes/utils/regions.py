@@ -32,8 +32,10 @@ class LoopRegions:
         for index in indices:
             slopes = {a: self.facts.slope(index, a) for a, e in self.extents.items() if e > 1}
             along = [a for a, slope in slopes.items() if slope != 0]
+            if len(along) > 1 or any(slopes[a] != 1 or a in order for a in along):
+                return None
             offset = self.at_first(index)
-            if offset is None or len(along) > 1 or any(slopes[a] != 1 or a in order for a in along):
+            if offset is None:
                 return None
             order += along
             offsets.append(offset)
