@@ -22,12 +22,12 @@ from tilec.frontend.signature import (
 )
 from tilec.frontend.values import Buffer, EmptyTensor, KernelHeader, Number, Scalar, describe
 from tilec.frontend.whole_loop_forms import WholeLoops
-from tilec.ir.analysis import LANES
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
 from tilec.ir.python_text import linear_text, size_text
 from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType
+from tilec.ir.uniformity import LANES
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tilec.ir.analysis import Level, Uniformity, uniformity_of
 from tilec.ir.core import Block, Func, Op, Region, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
@@ -37,6 +36,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.printer import print_op
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType
+from tilec.ir.uniformity import Level, Uniformity, uniformity_of
 
 CONTRACTS = ("TILE", "LAID_OUT", "SCHEDULED", "LOWERED")
 

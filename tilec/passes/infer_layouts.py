@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import permutations
 from math import prod
 
-from tilec.ir.analysis import facts_of, uniformity_of
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes
 from tilec.ir.errors import LayoutError
@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     Parallel,
     Reduce,
 )
+from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import fragment_accesses, is_by_each_thread, parallel_accesses
 from tilec.passes.utils.building import with_types
 from tilec.passes.utils.coalescing import Coalescing, Row, neighbours, walk_price

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import runs
 from tilec.ir.effects import buffers_read, effects_in, written_tensors
@@ -52,6 +51,7 @@ from tilec.ir.ops import (
     While,
     constants,
 )
+from tilec.ir.uniformity import uniformity_of
 from tilec.ir.verify import allowed
 from tilec.passes.utils.accesses import together
 from tilec.passes.utils.rings import meeting, waited_by_all

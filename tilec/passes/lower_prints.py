@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import Compare, Const, For, If, Load, Parallel, Print, ThreadIndex, Yield
 from tilec.ir.types import INT32, ScalarType
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import Tensors
 from tilec.target import Target
 

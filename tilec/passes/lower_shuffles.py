@@ -6,7 +6,6 @@ it wants; the warp meets again before the array is used anew."""
 
 from __future__ import annotations
 
-from tilec.ir.analysis import LANES
 from tilec.ir.core import Builder, Func, Op, Substitution, Value, rewrite, walk
 from tilec.ir.ops import (
     Alloc,
@@ -22,6 +21,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
+from tilec.ir.uniformity import LANES
 from tilec.target import Target
 
 

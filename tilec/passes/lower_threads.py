@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec.ir.analysis import Level, asks_for_threads, uniformity_of
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import (
     Block,
     Builder,
@@ -53,6 +53,7 @@ from tilec.ir.ops import (
 )
 from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.ir.varying import varying
 from tilec.target import Target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilec.ir.analysis import asks_for_threads, uniformity_of
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, in_turn, is_private, loop_of
 from tilec.ir.errors import CompileError
@@ -23,6 +23,7 @@ from tilec.ir.types import (
     DType,
     ScalarType,
 )
+from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import is_by_each_thread
 from tilec.passes.utils.building import whole
 from tilec.passes.utils.reduction_loops import reduction_loops

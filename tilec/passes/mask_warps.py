@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.analysis import Level, asks_for_threads, uniformity_of
+from tilec.ir.analysis import asks_for_threads
 from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, walk
 from tilec.ir.ops import (
     Alloc,
@@ -41,6 +41,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import INT32, BufferType
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilec.ir.analysis import uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.errors import ResourceError
 from tilec.ir.memory import alignment_bytes, stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, Parallel, Scope, While
+from tilec.ir.uniformity import uniformity_of
 from tilec.passes.utils.accesses import together
 from tilec.target import Target
 

@@ -10,7 +10,7 @@ made of what all threads know before the loop, are split."""
 
 from __future__ import annotations
 
-from tilec.ir.analysis import Level, facts_of, uniformity_of
+from tilec.ir.analysis import facts_of
 from tilec.ir.core import (
     Block,
     Builder,
@@ -39,6 +39,7 @@ from tilec.ir.ops import (
     constants,
 )
 from tilec.ir.types import ScalarType
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.utils.addressing import conjunction
 from tilec.target import Target
 

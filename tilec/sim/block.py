@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Func, Op, Value, defining_ops, walk
 from tilec.ir.llvm import Function, Inst
 from tilec.ir.ops import MemLoad, MemStore
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.sim.barriers import Barriers
 from tilec.sim.buffers import RegisterBuffer, SharedBuffer, shared_buffers
 from tilec.sim.clocks import Clocks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from tilec.ir.analysis import Level, Uniformity
 from tilec.ir.core import Op, Value, walk
 from tilec.ir.effects import buffers_read, buffers_written, effects_in
 from tilec.ir.layout import Layout
@@ -20,6 +19,7 @@ from tilec.ir.ops import (
     While,
     decides,
 )
+from tilec.ir.uniformity import Level, Uniformity
 
 
 @dataclass(frozen=True)

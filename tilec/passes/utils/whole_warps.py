@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilec.ir.analysis import LANES, Level, Uniformity, uniformity_of
 from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
 from tilec.ir.ops import (
     Compare,
@@ -36,6 +35,7 @@ from tilec.ir.ops import (
     Yield,
 )
 from tilec.ir.types import INT32, ScalarType
+from tilec.ir.uniformity import LANES, Level, Uniformity, uniformity_of
 from tilec.ir.verify import meets
 from tilec.target import Target
 

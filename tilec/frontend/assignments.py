@@ -1,0 +1,337 @@
+"""Assignments: to a name, to an element, to several of them, and what changes in place."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tilec import language as T
+from tilec.frontend.builtins_reducers import contribute, takes
+from tilec.frontend.builtins_tile import new_variable
+from tilec.frontend.for_loops import ForLoops
+from tilec.frontend.lanes import elements_of, lanewise, numbers_of
+from tilec.frontend.operators import BINARY, CONTAINERS
+from tilec.frontend.plain_python import at_run_time, is_object
+from tilec.frontend.values import (
+    Buffer,
+    EmptyTensor,
+    KernelHeader,
+    Lanes,
+    LoopHeader,
+    Number,
+    Region,
+    Scalar,
+    describe,
+)
+from tilec.ir.errors import CompileError
+from tilec.ir.types import DType, find_dtype
+
+
+class Assignments(ForLoops):
+    """Traces assignments. What makes an output is left to a subclass."""
+
+    def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
+        """The tensor that `name = T.empty(…)` makes."""
+        raise NotImplementedError
+
+    def annotated(self, node: ast.AnnAssign) -> None:
+        """`x: T.float32 = 1`, a variable of that dtype; `n: int = 1`, a name for what is known."""
+        known = self.expression(node.annotation)
+        plain = known in (int, float, bool, str, T.constexpr)
+        dtype = find_dtype(known) if isinstance(known, str | DType) else None
+        if not isinstance(node.target, ast.Name) or not (plain or dtype):
+            raise self.error(
+                f"the annotation of {ast.unparse(node.target)} is {describe(known)}",
+                "a local name is annotated with a dtype: x: T.float32 = 0; a tensor parameter "
+                "where it stands in the def, or at the top of the body",
+                node.annotation,
+            )
+        if dtype is None:
+            if node.value is not None:
+                self._assign_to(node.target, self.expression(node.value), node.value)
+            return
+        init = None if node.value is None else self.number_of(node.value, "this value")
+        variable = new_variable(self, dtype, init)
+        variable.value.name = node.target.id
+        self.names[node.target.id] = variable
+
+    def assign(self, node: ast.Assign) -> None:
+        if self.reducers and self._contributes(node):
+            return
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple | ast.List):
+            value = self._unpackable(node.value)
+        else:
+            value = self.expression(node.value)
+        if value is None and isinstance(node.value, ast.Call):
+            raise self._no_result(node.value)
+        for target in node.targets:
+            self._assign_to(target, value, node.value)
+
+    def _contributes(self, node: ast.Assign) -> bool:
+        """Whether it is `acc[i] = T.max(acc[i], x)` of a reducer in T.Parallel; it is done then."""
+        target, call = node.targets[0], node.value
+        if self.parallel is None or not isinstance(call, ast.Call) or len(call.args) != 2:
+            return False
+        word = self.expression(call.func)
+        kind = "max" if word is T.max else "min" if word is T.min else ""
+        values = [a for a in call.args if ast.unparse(a) != ast.unparse(target)]
+        if not kind or len(values) != 1 or not isinstance(target, ast.Subscript):
+            return False
+        element = self.expression(target)
+        if not takes(self, element, kind):
+            return False
+        assert isinstance(element, Region)
+        with self.at(target):
+            contribute(self, element, self.number_of(values[0], "this value"))
+        return True
+
+    def _no_result(self, call: ast.Call) -> CompileError:
+        """What to say of a name for what a call gives, where it gives nothing."""
+        shown = ast.unparse(call.func)
+        hint = f"write {ast.unparse(call)} in a line of its own: it changes its operands"
+        if isinstance(self.expression(call.func), T.Macro):
+            hint = f"end {shown} with a return, or call it in a line of its own"
+        return self.error(f"{shown} gives no value", hint, at=call)
+
+    def _unpackable(self, node: ast.expr) -> object:
+        """The right side of `a, b = …`, read before anything is assigned."""
+        value = self.expression(node)
+        if not isinstance(value, tuple | list):
+            return value
+        return tuple(self.read_value(v) for v in value)
+
+    def _assign_to(self, target: ast.expr, value: object, place: ast.expr) -> None:
+        """Give `value`, which is written at `place`, to a name, an element or several of them."""
+        match target:
+            case ast.Name():
+                self._assign_name(target.id, value, place)
+            case ast.Subscript():
+                self._store(target, value, place)
+            case ast.Attribute():
+                self._set_attribute(target, value)
+            case ast.Tuple() | ast.List():
+                starred = [t for t in target.elts if isinstance(t, ast.Starred)]
+                if starred:
+                    raise self.error(
+                        "* in an assignment is not allowed in a kernel",
+                        "name each value, or take it by its index: x[0]",
+                        starred[0],
+                    )
+                if not isinstance(value, tuple | list):
+                    hint = "write one name, or a value for each: a, b = x, y"
+                    raise self.error(f"{describe(value)} cannot be unpacked", hint, target)
+                if len(value) != len(target.elts):
+                    hint = "write as many names as values"
+                    message = f"{len(value)} values for {len(target.elts)} names"
+                    raise self.error(message, hint, target)
+                for t, v in zip(target.elts, value):
+                    self._assign_to(t, v, place)
+            case _:
+                raise self.error(
+                    "this cannot be assigned to in a kernel",
+                    "assign to a name or an element: x = …, A[i, j] = …",
+                    target,
+                )
+
+    def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
+        old = self.names.get(name)
+        if isinstance(old, Buffer) and old.is_global and value is not old and len(self.frames) == 1:
+            dims = ", ".join("ijklmn"[: old.type.rank])
+            hint = f"{name}[{dims}] = … writes an element, T.copy(tile, {name}[{dims}]) a tile"
+            raise self.error(
+                f"this does not write to {describe(old)}: it gives its name to {describe(value)}",
+                hint,
+            )
+        if name in self.frame.references and isinstance(old, Region):
+            self.store(old, self._stored(old.buffer, value, place))
+            return
+        if isinstance(value, EmptyTensor):
+            self.names[name] = self.declare_output(name, value)
+            return
+        if isinstance(value, LoopHeader | KernelHeader):
+            loop = isinstance(value, LoopHeader)
+            raise self.error(
+                f"{describe(value)} cannot be given a name",
+                "write it in the for itself" if loop else f"write with T.Kernel(…) as {name}:",
+                place,
+            )
+        if isinstance(value, T.Tensor):
+            raise self.error(
+                "T.Tensor says what a parameter is; it makes no tensor",
+                f'write {name} = T.alloc_shared((m, n), "float16") for a tile, '
+                f"{name} = T.empty(shape, dtype) above T.Kernel for an output",
+                place,
+            )
+        fresh = isinstance(value, Buffer) and not value.value.name
+        if isinstance(old, Buffer) and old.variable and not fresh:
+            self._store_variable(old, value, place)
+            return
+        if isinstance(old, Lanes) and old.variable and not _is_fresh(value):
+            self._store_lanes(old, value, place)
+            return
+        if isinstance(value, Lanes) and _is_fresh(value):
+            for n, x in enumerate(value.items):
+                assert isinstance(x, Buffer)
+                x.value.name = f"{name}_{n}"
+            self.names[name] = value
+            return
+        value = self.read_value(value)
+        self.names[name] = value
+        if isinstance(value, Buffer | Scalar) and not value.value.name:
+            value.value.name = name
+
+    def read_value(self, value: object) -> object:
+        """What `x = value` keeps: an element or a variable is read, anything else stays itself."""
+        variable = isinstance(value, Buffer) and value.variable and value.value.name
+        if variable or (isinstance(value, Region) and value.is_element):
+            return self.number(value, "this value")
+        return Lanes(tuple(numbers_of(self, value))) if isinstance(value, Lanes) else value
+
+    def _store_lanes(self, lanes: Lanes, value: object, place: ast.expr) -> None:
+        """Write each lane of a vector, all of which are read before."""
+        with self.at(place):
+            numbers = lanewise(self, lambda x, _: x, value, Lanes((0,) * len(lanes.items)))
+        for x, number in zip(lanes.items, numbers.items):
+            if isinstance(x, Buffer):
+                self._store_variable(x, number, place)
+            elif isinstance(x, Region):
+                self.store(x, self._stored(x.buffer, number, place))
+            else:
+                raise self.error(
+                    "a vector of numbers cannot be assigned to",
+                    "name elements, A[T.Ramp(i, 1, 4)] = …, or a vector of T.alloc_var",
+                    place,
+                )
+
+    def _store_variable(self, variable: Buffer, value: object, place: ast.expr) -> None:
+        if self.parallel is not None and variable not in self.parallel.variables:
+            raise self.error(
+                f"{variable.name} is changed by every iteration of T.Parallel, in any order",
+                "use T.serial, or a fragment with an element for each iteration",
+            )
+        number = self._stored(variable, value, place)
+        self.store(self.whole_element(variable), number)
+
+    def _stored(self, buffer: Buffer, value: object, place: ast.expr) -> Number:
+        """A value, written at `place`, as a number that the buffer can hold."""
+        with self.at(place):
+            number = self.number(value, "this value")
+            if not isinstance(number, Scalar):
+                try:
+                    self.constant(number, buffer.type.dtype)
+                except CompileError as e:
+                    hint = f"write one that it holds, or give {buffer.name} another dtype"
+                    raise self.error(f"{e.message}: it goes to {describe(buffer)}", hint) from None
+        return number
+
+    def _container(self, node: ast.Subscript) -> list[object] | dict[Any, object] | None:
+        """The list or dict that `node` is an item of, where it may be changed."""
+        if isinstance(node.value, ast.Name) and isinstance(
+            found := self.names.get(node.value.id), list | dict
+        ):
+            self.check_changeable(found, ast.unparse(node))
+            return found
+        return None
+
+    def _set_item(self, items: Any, node: ast.Subscript, value: object) -> None:
+        """`items[key] = value` of a list or dict known at compile time."""
+        key = self.expression(node.slice)
+        if at_run_time(key) and not isinstance(key, Buffer):
+            hint = "keep the values in a buffer: T.alloc_local, T.alloc_shared"
+            raise self.error(f"an index of this {type(items).__name__} is {describe(key)}", hint)
+        try:
+            items[key] = self.read_value(value)
+        except (IndexError, TypeError) as e:
+            hint = f"its items are 0 to {len(items) - 1}" if isinstance(items, list) else ""
+            raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
+
+    def _set_attribute(self, node: ast.Attribute, value: object) -> None:
+        """`state.x = value` of an object made in this block."""
+        owner = self.expression(node.value)
+        if not is_object(owner):
+            hint = "assign to a name or an element: x = …, A[i, j] = …"
+            raise self.error("this cannot be assigned to in a kernel", hint, node)
+        self.check_changeable(owner, ast.unparse(node))
+        try:
+            setattr(owner, node.attr, self.read_value(value))
+        except Exception as e:
+            hint = "its class does not allow that: make another object"
+            raise self.error(f"{ast.unparse(node)}: {e}", hint, node) from None
+
+    def _store(self, target: ast.Subscript, value: object, place: ast.expr) -> None:
+        items = self._container(target)
+        if items is not None:
+            self._set_item(items, target, value)
+            return
+        element = self.expression(target)
+        if isinstance(element, Region) and not element.is_element and isinstance(value, Lanes):
+            with self.at(target):
+                element = Lanes(tuple(elements_of(self, element, len(value.items))))
+        if isinstance(element, Lanes):
+            self._store_lanes(element, value, place)
+            return
+        if not isinstance(element, Region):
+            raise self.error(
+                f"{describe(element)} is known at compile time and cannot be assigned to",
+                "keep what changes in a buffer: T.alloc_shared, T.alloc_fragment, T.alloc_local",
+                target,
+            )
+        if not element.is_element:
+            raise self.error(
+                f"{describe(element)} cannot be assigned to as a whole",
+                "copy a tile with T.copy(src, dst), set it with T.fill(dst, value)",
+                at=target,
+            )
+        self.store(element, self._stored(element.buffer, value, place))
+
+    def _changed_lanes(self, kind: str, lanes: Lanes, by: ast.expr) -> Lanes:
+        return lanewise(self, lambda x, y: self.binary(kind, x, y), lanes, self.expression(by))
+
+    def augmented(self, node: ast.AugAssign) -> None:
+        kind = BINARY.get(type(node.op))
+        if kind is None:
+            raise self.error("@= is not an operator on tiles", "use T.gemm(A, B, C)")
+        if isinstance(node.target, ast.Name):
+            load = ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target)
+            old = self.expression(load)
+            changed: object
+            if isinstance(old, CONTAINERS):
+                changed = self.of_containers(kind, old, self.expression(node.value))
+            elif isinstance(old, Lanes):
+                changed = self._changed_lanes(kind, old, node.value)
+            else:
+                with self.at(node.target):
+                    before = self.number(old, "this operand")
+                changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
+            self._assign_name(node.target.id, changed, node.value)
+            return
+        element = self.expression(node.target)
+        if isinstance(element, Lanes):
+            self._store_lanes(element, self._changed_lanes(kind, element, node.value), node.value)
+            return
+        items = self._container(node.target) if isinstance(node.target, ast.Subscript) else None
+        if not isinstance(element, Region) or (items is not None and not element.is_element):
+            with self.at(node.target):
+                before = self.number(element, "this operand")
+            changed = self.binary(kind, before, self.number_of(node.value, "this operand"))
+            self._assign_to(node.target, changed, node.value)
+            return
+        if not element.is_element:
+            raise self.error(
+                f"{describe(element)} cannot be changed in place",
+                "index one element",
+                at=node.target,
+            )
+        now = self.number_of(node.value, "this operand")
+        if takes(self, element, kind):
+            with self.at(node.target):
+                contribute(self, element, now)
+            return
+        self.store(element, self.binary(kind, self.load(element), now))
+
+
+def _is_fresh(value: object) -> bool:
+    """Whether it is a vector of variables that has no name yet."""
+    if not isinstance(value, Lanes) or not value.variable:
+        return False
+    return not any(isinstance(x, Buffer) and x.value.name for x in value.items)
