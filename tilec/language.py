@@ -18,312 +18,52 @@ infinity, as Python's do; integer divisions by zero give 0. docs/language.md has
 op for all operands. A Python float that a run-time loop changes is float32, an int an index.
 """
 
-# ruff: noqa: I001 (`as` makes a name public; sorted, each would be an import of its own)
+# ruff: noqa: F403 (a module of builtins says by `__all__` what is the language's)
 from __future__ import annotations
 
 import enum
 from builtins import bool as _Bool
 from builtins import float as _Float
 from builtins import int as _Int
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
-from tilec.builtins.formulas import (
-    copysign as copysign,
-    nearbyint as nearbyint,
-    fmod as fmod,
-    ldexp as ldexp,
-    expm1 as expm1,
-    sinh as sinh,
-    cosh as cosh,
-    asinh as asinh,
-    acosh as acosh,
-    atanh as atanh,
-    atan as atan,
-    asin as asin,
-    acos as acos,
-    hypot as hypot,
-    cbrt as cbrt,
-)
-from tilec.builtins.ieee import (
-    ieee_add as ieee_add,
-    ieee_sub as ieee_sub,
-    ieee_mul as ieee_mul,
-    ieee_fmaf as ieee_fmaf,
-    ieee_fdiv as ieee_fdiv,
-    ieee_frcp as ieee_frcp,
-    ieee_fsqrt as ieee_fsqrt,
-    ieee_frsqrt as ieee_frsqrt,
-)
-from tilec.builtins.allreduce import (
-    attr as attr,
-    comm_reducer as comm_reducer,
-    tvm_thread_allreduce as tvm_thread_allreduce,
-)
-from tilec.builtins.annotations import (
-    Buffer as Buffer,
-    FragmentBuffer as FragmentBuffer,
-    LocalBuffer as LocalBuffer,
-    Macro as Macro,
-    Ref as Ref,
-    SharedBuffer as SharedBuffer,
-    Size as Size,
-    StridedTensor as StridedTensor,
-    Tensor as Tensor,
-    const as const,
-    constexpr as constexpr,
-    dtype as dtype,
-    dynamic as dynamic,
-    macro as macro,
-    symbolic as symbolic,
-    only_inside,
-)
-from tilec.builtins.atomics import (
-    atomic_add as atomic_add,
-    atomic_max as atomic_max,
-    atomic_min as atomic_min,
-    atomic_and as atomic_and,
-    atomic_or as atomic_or,
-    atomic_xor as atomic_xor,
-    atomic_cas as atomic_cas,
-    atomic_exchange as atomic_exchange,
-    atomic_addx2 as atomic_addx2,
-    atomic_addx4 as atomic_addx4,
-    atomic_load as atomic_load,
-    atomic_store as atomic_store,
-)
-from tilec.builtins.clusters import (
-    alloc_cluster_barrier as alloc_cluster_barrier,
-    block_rank_in_cluster as block_rank_in_cluster,
-    cluster_arrive as cluster_arrive,
-    cluster_sync as cluster_sync,
-    cluster_wait as cluster_wait,
-)
-from tilec.builtins.barriers import (
-    WarpSpecialize as WarpSpecialize,
-    alloc_barrier as alloc_barrier,
-    annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
-    annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
-    async_copy as async_copy,
-    barrier_arrive as barrier_arrive,
-    barrier_wait as barrier_wait,
-    dec_max_nreg as dec_max_nreg,
-    disable_warp_group_reg_alloc as disable_warp_group_reg_alloc,
-    fence_proxy_async as fence_proxy_async,
-    inc_max_nreg as inc_max_nreg,
-    mbarrier_arrive as mbarrier_arrive,
-    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
-    mbarrier_expect_tx as mbarrier_expect_tx,
-    mbarrier_wait_parity as mbarrier_wait_parity,
-    named_barrier_arrive as named_barrier_arrive,
-    no_set_max_nreg as no_set_max_nreg,
-    ptx_commit_group as ptx_commit_group,
-    ptx_fence_barrier_init as ptx_fence_barrier_init,
-    ptx_wait_group as ptx_wait_group,
-    set_max_nreg as set_max_nreg,
-    tma_copy as tma_copy,
-    tma_store_arrive as tma_store_arrive,
-    tma_store_wait as tma_store_wait,
-    wait_wgmma as wait_wgmma,
-    warpgroup_arrive as warpgroup_arrive,
-    warpgroup_commit_batch as warpgroup_commit_batch,
-    warpgroup_fence_operand as warpgroup_fence_operand,
-    warpgroup_wait as warpgroup_wait,
-    ws as ws,
-)
-from tilec.builtins.choices import (
-    Auto as Auto,
-    annotate_schedule as annotate_schedule,
-    auto as auto,
-)
-from tilec.builtins.elementwise import Elementwise as Elementwise
-from tilec.builtins.externs import (
-    asm as asm,
-    call_extern as call_extern,
-    call_intrin as call_intrin,
-    call_llvm_intrin as call_llvm_intrin,
-    call_llvm_pure_intrin as call_llvm_pure_intrin,
-    call_pure_extern as call_pure_extern,
-    import_source as import_source,
-)
-from tilec.builtins.integers import byte_perm as byte_perm, ffs as ffs, mulhi as mulhi
-from tilec.builtins.lanes import (
-    Broadcast as Broadcast,
-    Ramp as Ramp,
-    VectorDType as VectorDType,
-    abs2 as abs2,
-    add2 as add2,
-    extract_lane as extract_lane,
-    fma2 as fma2,
-    max2 as max2,
-    min2 as min2,
-    mul2 as mul2,
-    sub2 as sub2,
-    find_vector as _find_vector,
-)
-from tilec.builtins.layouts import (
-    Fragment as Fragment,
-    Layout as Layout,
-    annotate_layout as annotate_layout,
-)
-from tilec.builtins.matrices import ldmatrix as ldmatrix
-from tilec.builtins.matrices import ptx_mma as ptx_mma
-from tilec.builtins.maths import (
-    exp as exp,
-    exp2 as exp2,
-    exp10 as exp10,
-    log as log,
-    log2 as log2,
-    log10 as log10,
-    log1p as log1p,
-    sqrt as sqrt,
-    rsqrt as rsqrt,
-    sin as sin,
-    cos as cos,
-    tan as tan,
-    tanh as tanh,
-    sigmoid as sigmoid,
-    erf as erf,
-    floor as floor,
-    ceil as ceil,
-    round as round,
-    trunc as trunc,
-    isnan as isnan,
-    isinf as isinf,
-    abs as abs,
-    popcount as popcount,
-    clz as clz,
-    ctz as ctz,
-    brev as brev,
-    bitwise_not as bitwise_not,
-    max as max,
-    min as min,
-    pow as pow,
-    atan2 as atan2,
-    ceildiv as ceildiv,
-    cdiv as cdiv,
-    floordiv as floordiv,
-    floormod as floormod,
-    truncdiv as truncdiv,
-    truncmod as truncmod,
-    bitwise_and as bitwise_and,
-    bitwise_or as bitwise_or,
-    bitwise_xor as bitwise_xor,
-    shift_left as shift_left,
-    shift_right as shift_right,
-    infinity as infinity,
-    max_value as max_value,
-    min_value as min_value,
-)
-from tilec.builtins.moves import dp4a as dp4a, im2col as im2col, transpose as transpose
-from tilec.builtins.pointers import (
-    access_ptr as access_ptr,
-    address_of as address_of,
-    ldg128 as ldg128,
-    ldg256 as ldg256,
-    ldg32 as ldg32,
-    ldg64 as ldg64,
-    lds128 as lds128,
-    lds32 as lds32,
-    lds64 as lds64,
-    make_tensor as make_tensor,
-    make_tensor_from_addr as make_tensor_from_addr,
-    ptr as ptr,
-    ptx_cp_async as ptx_cp_async,
-    stg128 as stg128,
-    stg256 as stg256,
-    stg32 as stg32,
-    stg64 as stg64,
-    sts128 as sts128,
-    sts32 as sts32,
-    sts64 as sts64,
-)
-from tilec.builtins.random import (
-    rng_init as rng_init,
-    rng_rand as rng_rand,
-    rng_rand_float as rng_rand_float,
-)
-from tilec.builtins.reductions import (
-    all_of as all_of,
-    alloc_reducer as alloc_reducer,
-    any_of as any_of,
-    cummax as cummax,
-    cumsum as cumsum,
-    finalize_reducer as finalize_reducer,
-    reducer_init as reducer_init,
-    reducer_update as reducer_update,
-    reduce as reduce,
-    reduce_absmax as reduce_absmax,
-    reduce_abssum as reduce_abssum,
-    reduce_bitand as reduce_bitand,
-    reduce_bitor as reduce_bitor,
-    reduce_bitxor as reduce_bitxor,
-    reduce_max as reduce_max,
-    reduce_min as reduce_min,
-    reduce_sum as reduce_sum,
-)
-from tilec.builtins.statements import (
-    annotate_l2_hit_ratio as annotate_l2_hit_ratio,
-    annotate_min_blocks_per_sm as annotate_min_blocks_per_sm,
-    annotate_restrict_buffers as annotate_restrict_buffers,
-    assume as assume,
-    clamp as clamp,
-    device_assert as device_assert,
-    evaluate as evaluate,
-    grid as grid,
-)
-from tilec.builtins.threads import (
-    get_thread_bindings as get_thread_bindings,
-    get_block_bindings as get_block_bindings,
-    get_lane_idx as get_lane_idx,
-    get_warp_idx as get_warp_idx,
-    get_warp_idx_sync as get_warp_idx_sync,
-    get_warp_group_idx as get_warp_group_idx,
-    sync_threads as sync_threads,
-    sync_grid as sync_grid,
-    sync_warp as sync_warp,
-    shfl_sync as shfl_sync,
-    shfl_xor as shfl_xor,
-    shfl_up as shfl_up,
-    shfl_down as shfl_down,
-    warp_reduce_sum as warp_reduce_sum,
-    warp_reduce_max as warp_reduce_max,
-    warp_reduce_min as warp_reduce_min,
-    warp_reduce_bitand as warp_reduce_bitand,
-    warp_reduce_bitor as warp_reduce_bitor,
-)
-from tilec.builtins.views import (
-    reshape as reshape,
-    view as view,
-)
-from tilec.builtins.votes import (
-    activemask as activemask,
-    all_sync as all_sync,
-    any_sync as any_sync,
-    ballot as ballot,
-    ballot_sync as ballot_sync,
-    get_block_extent as get_block_extent,
-    get_block_extents as get_block_extents,
-    get_thread_extent as get_thread_extent,
-    get_thread_extents as get_thread_extents,
-    match_all_sync as match_all_sync,
-    match_any_sync as match_any_sync,
-    shuffle_elect as shuffle_elect,
-    syncthreads_and as syncthreads_and,
-    syncthreads_count as syncthreads_count,
-    syncthreads_or as syncthreads_or,
-)
+from tilec.builtins.allreduce import *
+from tilec.builtins.annotations import *
+from tilec.builtins.annotations import only_inside
+from tilec.builtins.atomics import *
+from tilec.builtins.barriers import *
+from tilec.builtins.choices import *
+from tilec.builtins.clusters import *
+from tilec.builtins.elementwise import *
+from tilec.builtins.externs import *
+from tilec.builtins.formulas import *
+from tilec.builtins.ieee import *
+from tilec.builtins.integers import *
+from tilec.builtins.lanes import *
+from tilec.builtins.lanes import find_vector as _find_vector
+from tilec.builtins.layouts import *
+from tilec.builtins.loops import *
+from tilec.builtins.maths import *
+from tilec.builtins.matrices import *
+from tilec.builtins.moves import *
+from tilec.builtins.pointers import *
+from tilec.builtins.random import *
+from tilec.builtins.reductions import *
+from tilec.builtins.statements import *
+from tilec.builtins.threads import *
+from tilec.builtins.views import *
+from tilec.builtins.votes import *
 from tilec.ir.caller import caller_loc as _caller_loc
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import (
     BFLOAT16,
     BOOL,
     FLOAT4_E2M1,
-    FLOAT8_E8M0,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
+    FLOAT8_E8M0,
     FLOAT16,
     FLOAT32,
     FLOAT64,
@@ -338,6 +78,8 @@ from tilec.ir.types import (
     UINT16,
     UINT32,
     UINT64,
+)
+from tilec.ir.types import (
     DType as DType,
 )
 
@@ -582,76 +324,6 @@ def Cast(dtype: object, value: Any) -> Any:
 def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
     only_inside("fma")
-
-
-# --- loops ----------------------------------------------------------------------------------------
-
-
-def Parallel(*extents: Any, coalesced_width: _Int | None = None, loop_layout: Any = None) -> Any:
-    """`for i, j in T.Parallel(m, n):` iterations in any order, spread over the block's threads.
-
-    Extents are compile-time ints. An iteration must not read what another one writes, nor update
-    (`+=`) what another one updates: see docs/language.md. Raises CompileError where that is certain
-    or the index of an update is read from memory; warns (CompileWarning) where it may be.
-
-    `loop_layout`: a `T.Fragment` of the extents, which says which thread runs which iteration;
-    targets without threads, and loops that each thread runs for itself, leave it out.
-    """
-    only_inside("Parallel")
-
-
-def Pipelined(
-    start: Any,
-    stop: Any = None,
-    num_stages: _Int | None = None,
-    order: Sequence[_Int] | None = None,
-    stage: Sequence[_Int] | None = None,
-    reversible: _Bool = False,
-) -> Any:
-    """A loop whose copies run at least `num_stages` iterations ahead of its computation.
-
-    0 or 1: nothing runs ahead. Without a number, and in a loop with a tile product where more than
-    `num_stages` fit: as many as fit in shared memory, at most 8. `annotate_schedule(stages=)` fixes
-    the number. A copy from global to shared memory runs ahead, at the top of the body or under a
-    condition, where it fills its buffer whole before that is read; several loops may fill one
-    buffer. Where producer warps bring tiles (TMA), so do copies in front of the loop or in loops
-    inside. A CompileWarning says why another copy of a loop with `num_stages` does not, the stage
-    `plan` what does.
-
-    A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
-    `order` and `stage` have one int per statement of the body that acts (a copy, a product, a loop
-    over elements …): its place in the code, and in which stage of the pipeline it works. Copies of
-    stage s run as many iterations ahead as the last stage is above s; those of the last stage do
-    not. -1 leaves a statement to tilec. What one iteration computes stays as it is written: data
-    that a later stage needs decide the order. `reversible`: the iterations may run in the opposite
-    order.
-    """
-    only_inside("Pipelined")
-
-
-def serial(start: Any, stop: Any = None, step: _Int = 1) -> Any:
-    """An ordinary loop, the same as `range`."""
-    only_inside("serial")
-
-
-def unroll(start: Any, stop: Any = None, step: _Int = 1) -> Any:
-    """A loop whose iterations are written out in the compiled code."""
-    only_inside("unroll")
-
-
-def vectorized(start: Any, stop: Any = None) -> Any:
-    """A loop whose iterations become one vector instruction where that can be done."""
-    only_inside("vectorized")
-
-
-def Persistent(domain: Any, wave_size: Any = None, index: Any = None, group_size: _Int = 8) -> Any:
-    """`for bx, by in T.Persistent([gx, gy], num_blocks, block):` the tiles that fall to this block.
-
-    Tiles are dealt round robin to `wave_size` blocks (default: the whole grid), of which this is
-    `index` (default: this block). Neighbouring tiles come in groups of `group_size` along the
-    first dimension, which then varies fastest, for the L2 cache. Every tile is visited once.
-    """
-    only_inside("Persistent")
 
 
 # --- scheduling and annotations -------------------------------------------------------------------

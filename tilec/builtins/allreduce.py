@@ -4,6 +4,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["attr", "comm_reducer", "tvm_thread_allreduce"]
+
 
 def comm_reducer(combine: Any, identity: Any) -> Any:
     """How `tvm_thread_allreduce` combines two values, `lambda x, y: x + y`, which must be

@@ -18,6 +18,11 @@ from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.ir.lines import keep_lines
 from tilec.ir.types import DTYPES, DType, find_dtype
 
+__all__ = [
+    "Buffer", "FragmentBuffer", "LocalBuffer", "Macro", "Ref", "SharedBuffer", "Size",
+    "StridedTensor", "Tensor", "const", "constexpr", "dtype", "dynamic", "macro", "symbolic",
+]  # fmt: skip
+
 
 def dtype_of(name: object, hint: str = f"known: {', '.join(DTYPES)}") -> DType:
     """The dtype that `name` means. Raises CompileError."""

@@ -7,6 +7,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor", "atomic_cas",
+    "atomic_exchange", "atomic_addx2", "atomic_addx4", "atomic_load", "atomic_store",
+]  # fmt: skip
+
 
 def atomic_add(
     dst: Any,

@@ -11,6 +11,17 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "WarpSpecialize", "alloc_barrier", "annotate_consumer_reg_alloc",
+    "annotate_producer_reg_dealloc", "async_copy", "barrier_arrive", "barrier_wait", "dec_max_nreg",
+    "disable_warp_group_reg_alloc", "fence_proxy_async", "inc_max_nreg", "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "mbarrier_wait_parity",
+    "named_barrier_arrive", "no_set_max_nreg", "ptx_commit_group", "ptx_fence_barrier_init",
+    "ptx_wait_group", "set_max_nreg", "tma_copy", "tma_store_arrive", "tma_store_wait",
+    "wait_wgmma", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_fence_operand",
+    "warpgroup_wait", "ws",
+]  # fmt: skip
+
 
 def alloc_barrier(arrive_count: _Int | Sequence[_Int]) -> Any:
     """An mbarrier in shared memory whose phases end after `arrive_count` arrivals (1 to 2^20 - 1)

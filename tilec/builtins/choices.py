@@ -12,6 +12,8 @@ from tilec.builtins.annotations import only_inside
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError, shown
 
+__all__ = ["Auto", "annotate_schedule", "auto"]
+
 DEFAULT_VALUES = (16, 32, 64, 128, 192, 224, 256)
 """Not only powers of two: 192 fills registers where 256 does not fit, and 14336, the width of many
 feed-forward layers, is 64 tiles of 224: with two rows of tiles few of 132 units are idle."""

@@ -13,6 +13,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "alloc_cluster_barrier", "block_rank_in_cluster", "cluster_arrive", "cluster_sync",
+    "cluster_wait",
+]  # fmt: skip
+
 
 def block_rank_in_cluster() -> Any:
     """The number of this block in its cluster, from 0, dimension 0 fastest: an index. 0 without

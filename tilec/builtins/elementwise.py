@@ -10,6 +10,8 @@ from typing import Any
 from tilec.ir.caller import caller_loc
 from tilec.ir.errors import CompileError
 
+__all__ = ["Elementwise"]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:

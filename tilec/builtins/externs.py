@@ -5,6 +5,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "asm", "call_extern", "call_intrin", "call_llvm_intrin", "call_llvm_pure_intrin",
+    "call_pure_extern", "import_source",
+]  # fmt: skip
+
 
 def import_source(source: Any = None) -> None:
     """Make known the functions of a source text, LLVM IR or PTX, which `call_extern` calls: those

@@ -14,6 +14,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "copysign", "nearbyint", "fmod", "ldexp", "expm1", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "atan", "asin", "acos", "hypot", "cbrt",
+]  # fmt: skip
+
 
 def copysign(x: Any, y: Any) -> Any:
     """The size of `x` with the sign of `y`, that of -0.0 and nans, too. Exact."""

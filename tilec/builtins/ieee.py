@@ -13,6 +13,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "ieee_add", "ieee_sub", "ieee_mul", "ieee_fmaf", "ieee_fdiv", "ieee_frcp", "ieee_fsqrt",
+    "ieee_frsqrt",
+]  # fmt: skip
+
 
 def ieee_add(x: Any, y: Any, rounding_mode: str = "rn") -> Any:
     """`x + y`, a float32. Raises CompileError for another mode than rn, rz, ru, rd."""

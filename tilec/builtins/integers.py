@@ -9,6 +9,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["byte_perm", "ffs", "mulhi"]
+
 
 def ffs(x: Any) -> Any:
     """The place of the lowest bit of `x` that is 1, counted from 1, as int32; 0 where none is.

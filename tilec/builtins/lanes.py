@@ -13,6 +13,11 @@ from typing import Any, NoReturn
 from tilec.builtins.annotations import only_inside
 from tilec.ir.types import DType, find_dtype
 
+__all__ = [
+    "Broadcast", "Ramp", "VectorDType", "abs2", "add2", "extract_lane", "fma2", "max2", "min2",
+    "mul2", "sub2",
+]  # fmt: skip
+
 MOST_LANES = 32
 
 

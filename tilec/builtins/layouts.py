@@ -14,6 +14,8 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout import Fragment as _Fragment
 from tilec.ir.layout import Layout as _Layout
 
+__all__ = ["Fragment", "Layout", "annotate_layout"]
+
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Fix the layout of buffers: `{A_s: make_swizzled_layout(A_s)}`, `{A_s: T.Layout(…)}` for

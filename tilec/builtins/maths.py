@@ -12,6 +12,14 @@ from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError
 from tilec.ir.types import BOOL, FLOAT4_E2M1, FLOAT8_E4M3
 
+__all__ = [
+    "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "tanh", "sigmoid", "erf", "floor", "ceil", "round", "trunc", "isnan", "isinf", "abs",
+    "popcount", "clz", "ctz", "brev", "bitwise_not", "max", "min", "pow", "atan2", "ceildiv",
+    "cdiv", "floordiv", "floormod", "truncdiv", "truncmod", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "shift_left", "shift_right", "infinity", "max_value", "min_value",
+]  # fmt: skip
+
 Number = int | float | bool
 
 exp = unary("exp", math.exp, "e to the power x")

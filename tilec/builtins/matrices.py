@@ -4,6 +4,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["ldmatrix", "ptx_mma"]
+
 
 def ptx_mma(
     accum_dtype: object,

@@ -4,6 +4,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["dp4a", "im2col", "transpose"]
+
 
 def transpose(src: Any, dst: Any) -> None:
     """`dst[…, j, i] = src[…, i, j]`: a tile of (…, M, N) elements onto one of (…, N, M), of shared

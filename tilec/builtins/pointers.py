@@ -13,6 +13,12 @@ from typing import Any
 from tilec.builtins.annotations import only_inside
 from tilec.ir.types import INT64
 
+__all__ = [
+    "access_ptr", "address_of", "ldg128", "ldg256", "ldg32", "ldg64", "lds128", "lds32", "lds64",
+    "make_tensor", "make_tensor_from_addr", "ptr", "ptx_cp_async", "stg128", "stg256", "stg32",
+    "stg64", "sts128", "sts32", "sts64",
+]  # fmt: skip
+
 
 class Pointer:
     """The annotation of a parameter whose dtype and shape the body says, and the dtype of a table

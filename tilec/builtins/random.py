@@ -9,6 +9,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["rng_init", "rng_rand", "rng_rand_float"]
+
 PHILOX = "curandStatePhilox4_32_10_t"
 
 

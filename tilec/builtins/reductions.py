@@ -6,6 +6,12 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "all_of", "alloc_reducer", "any_of", "cummax", "cumsum", "finalize_reducer", "reducer_init",
+    "reducer_update", "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor",
+    "reduce_bitxor", "reduce_max", "reduce_min", "reduce_sum",
+]  # fmt: skip
+
 
 def reduce(
     buffer: Any,

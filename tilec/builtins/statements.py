@@ -10,6 +10,11 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = [
+    "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "annotate_restrict_buffers", "assume",
+    "clamp", "device_assert", "evaluate", "grid",
+]  # fmt: skip
+
 
 def assume(cond: Any) -> None:
     """Say that `cond` holds, as TileLang's programs do.

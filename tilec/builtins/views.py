@@ -4,6 +4,8 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
+__all__ = ["reshape", "view"]
+
 
 def reshape(src: Any, shape: Any) -> Any:
     """The elements of `src` (a tensor, or a shared, fragment or local buffer), in row-major order,

@@ -8,6 +8,12 @@ from typing import Any
 from tilec.builtins.annotations import only_inside
 from tilec.builtins.threads import ALL_LANES
 
+__all__ = [
+    "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "get_block_extent",
+    "get_block_extents", "get_thread_extent", "get_thread_extents", "match_all_sync",
+    "match_any_sync", "shuffle_elect", "syncthreads_and", "syncthreads_count", "syncthreads_or",
+]  # fmt: skip
+
 
 def get_thread_extent(dim: int = 0) -> Any:
     """How many threads a block has along a dimension: an int. Raises CompileError where the
