@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tilec.frontend.context import Context
 from tilec.frontend.values import Buffer, describe
+from tilec.ir.core import squeeze
 from tilec.ir.errors import CompileWarning, LayoutError, warn
 from tilec.ir.layout import Fragment, FragmentMisfitError, Layout, LayoutRequest
 from tilec.ir.loc import Loc
-from tilec.ir.ops import AnnotateLayout, squeeze
+from tilec.ir.ops import AnnotateLayout
 
 _THREADS = 128  # of a block whose threads are tilec's choice; more hold copies
 

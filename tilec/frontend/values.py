@@ -15,9 +15,8 @@ from typing import TypeGuard
 from tilec import language as T
 from tilec.frontend.source import Source
 from tilec.ir.affine import Affine
-from tilec.ir.core import Value
+from tilec.ir.core import Value, squeeze
 from tilec.ir.loc import Loc
-from tilec.ir.ops import squeeze
 from tilec.ir.types import BufferType, DType
 
 Literal = bool | int | float

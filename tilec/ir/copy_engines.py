@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tilec.ir.analysis import Facts, facts_of
-from tilec.ir.core import Func, Region, Value, walk
+from tilec.ir.core import Func, Region, Value, squeeze, walk
 from tilec.ir.effects import written_tensors
 from tilec.ir.instr.memory import tma_gives
 from tilec.ir.layout import Layout, blocked
-from tilec.ir.ops import AnnotateSafeValue, Copy, constants, squeeze
+from tilec.ir.ops import AnnotateSafeValue, Copy, constants
 from tilec.ir.types import BOOL, BufferType, DType
 from tilec.target import Target
 

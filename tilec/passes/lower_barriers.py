@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilec.ir.analysis import facts_of
-from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, Value, rewrite, squeeze, walk
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout import tma_box
 from tilec.ir.ops import (
@@ -31,7 +31,6 @@ from tilec.ir.ops import (
     TmaLoad,
     WgmmaWait,
     constants,
-    squeeze,
 )
 from tilec.passes.select_copies import MAX_BOX
 from tilec.passes.utils.addressing import narrow

@@ -66,107 +66,13 @@ Linear layouts over GF(2) for GPU tiles are Triton's (LinearLayout.h); mixed rad
 power-of-two atom is what tiles of 96 or 176 ask for.
 """
 
-from tilec.ir.layout.chunks import CHUNK_ROWS, Chunks, chunks
-from tilec.ir.layout.core import Layout, row_major_strides
-from tilec.ir.layout.descriptors import WgmmaOperand, tma_box, wgmma_operand
-from tilec.ir.layout.exchange import Exchange, exchange, single_registers, widened
-from tilec.ir.layout.fragment import Fragment, FragmentMisfitError, in_warps
-from tilec.ir.layout.named import (
-    FRAGMENTS,
-    MMA4_A,
-    MMA4_B,
-    MMA4_C,
-    MMA8_A,
-    MMA8_B,
-    MMA16_A,
-    MMA16_B,
-    MMA32_A,
-    MMA32_B,
-    MMA_C,
-    WGMMA_A,
-    LayoutRequest,
-    blocked,
-    mfma_a,
-    mfma_c,
-    mma_a,
-    mma_b,
-    padded,
-    row_major,
-    swizzle_of,
-    swizzled,
-    wgmma_a,
-    wgmma_c,
-)
-from tilec.ir.layout.normal import OWNERS, Digit
-from tilec.ir.layout.queries import (
-    Conversion,
-    MatrixAccess,
-    bank_conflicts,
-    conversion,
-    has_runs,
-    ldmatrix_ok,
-    leading_run,
-    matrix_access,
-    matrix_rows,
-    rows_at_once,
-    stmatrix_ok,
-    vector_width,
-)
-from tilec.ir.layout.terms import Term
-
-__all__ = [
-    "CHUNK_ROWS",
-    "FRAGMENTS",
-    "Fragment",
-    "FragmentMisfitError",
-    "MMA16_A",
-    "MMA16_B",
-    "MMA32_A",
-    "MMA32_B",
-    "MMA4_A",
-    "MMA4_B",
-    "MMA4_C",
-    "MMA8_A",
-    "MMA8_B",
-    "MMA_C",
-    "OWNERS",
-    "WGMMA_A",
-    "Chunks",
-    "Conversion",
-    "Digit",
-    "Exchange",
-    "Layout",
-    "LayoutRequest",
-    "MatrixAccess",
-    "Term",
-    "WgmmaOperand",
-    "bank_conflicts",
-    "blocked",
-    "chunks",
-    "conversion",
-    "exchange",
-    "ldmatrix_ok",
-    "has_runs",
-    "in_warps",
-    "leading_run",
-    "matrix_access",
-    "matrix_rows",
-    "mfma_a",
-    "mfma_c",
-    "mma_a",
-    "mma_b",
-    "padded",
-    "row_major",
-    "row_major_strides",
-    "rows_at_once",
-    "single_registers",
-    "stmatrix_ok",
-    "swizzle_of",
-    "swizzled",
-    "tma_box",
-    "vector_width",
-    "wgmma_a",
-    "wgmma_c",
-    "wgmma_operand",
-    "widened",
-]
+# ruff: noqa: F403 (a module says by `__all__` what it has for others)
+from tilec.ir.layout.chunks import *
+from tilec.ir.layout.core import *
+from tilec.ir.layout.descriptors import *
+from tilec.ir.layout.exchange import *
+from tilec.ir.layout.fragment import *
+from tilec.ir.layout.named import *
+from tilec.ir.layout.normal import *
+from tilec.ir.layout.queries import *
+from tilec.ir.layout.terms import *

@@ -13,6 +13,8 @@ from tilec.ir.layout.exchange import lane_steps
 from tilec.ir.layout.named import SWIZZLES
 from tilec.ir.layout.normal import is_inside
 
+__all__ = ["CHUNK_ROWS", "Chunks", "chunks"]
+
 CHUNK_ROWS = 16  # what one warp's stmatrix writes
 WIDEST_ACCESS = 16  # bytes
 _QUADS = (

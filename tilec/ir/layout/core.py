@@ -18,6 +18,8 @@ from tilec.ir.layout import fit, reshaping
 from tilec.ir.layout.normal import OWNERS, Digit, is_inside, normal_form
 from tilec.ir.layout.terms import Term, forward_terms, inverse_terms, weighted
 
+__all__ = ["Layout", "row_major_strides"]
+
 Ints = NDArray[np.int32]
 
 

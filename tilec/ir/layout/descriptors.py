@@ -16,6 +16,8 @@ import numpy as np
 from tilec.ir.layout.core import Ints, Layout
 from tilec.ir.layout.named import SWIZZLES, row_major, swizzle_of, swizzled
 
+__all__ = ["tma_box", "WgmmaOperand", "wgmma_operand"]
+
 MAX_BOX = 256
 """Elements of a TMA box along any dimension."""
 MAX_BOX_DIMS = 5

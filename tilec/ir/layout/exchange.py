@@ -36,6 +36,8 @@ import numpy as np
 from tilec.ir.layout.core import Ints, Layout
 from tilec.ir.layout.normal import Digit, is_inside
 
+__all__ = ["Exchange", "exchange", "widened", "single_registers"]
+
 Step = tuple[int, ...]
 WORD_BITS = 32
 

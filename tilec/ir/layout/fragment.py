@@ -26,6 +26,8 @@ from tilec.ir.layout import fit
 from tilec.ir.layout.core import Layout
 from tilec.ir.layout.normal import Digit
 
+__all__ = ["FragmentMisfitError", "Fragment", "in_warps"]
+
 _Array = NDArray[np.int64]
 
 

@@ -11,6 +11,12 @@ from tilec.ir.errors import LayoutError
 from tilec.ir.layout.core import Layout, name_constants, named, parse_dims
 from tilec.ir.layout.normal import Digit
 
+__all__ = [
+    "LayoutRequest", "row_major", "padded", "swizzled", "swizzle_of", "blocked", "mma_a", "mma_b",
+    "MMA16_A", "MMA16_B", "MMA_C", "MMA8_A", "MMA8_B", "MMA32_A", "MMA32_B", "MMA4_A", "MMA4_B",
+    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "FRAGMENTS",
+]  # fmt: skip
+
 CHUNK_BITS = 128
 """Swizzles move whole chunks of 16 bytes."""
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from tilec.ir.errors import LayoutError
 
+__all__ = ["OWNERS", "Digit"]
+
 OWNERS = ("reg", "lane", "warp", "offset")
 
 

@@ -17,6 +17,11 @@ from tilec.ir.layout.core import Ints, Layout
 from tilec.ir.layout.exchange import exchange
 from tilec.ir.layout.normal import Digit
 
+__all__ = [
+    "vector_width", "has_runs", "leading_run", "rows_at_once", "bank_conflicts", "Conversion",
+    "conversion", "MatrixAccess", "matrix_rows", "matrix_access", "ldmatrix_ok", "stmatrix_ok",
+]  # fmt: skip
+
 BANKS = 32
 BANK_BYTES = 4
 PHASE_BYTES = 128

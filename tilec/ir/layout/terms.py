@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from tilec.ir.errors import LayoutError
 from tilec.ir.layout.normal import Digit, is_inside, set_bits
 
+__all__ = ["Term"]
+
 
 @dataclass(frozen=True, slots=True)
 class Term:

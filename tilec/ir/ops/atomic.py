@@ -12,6 +12,8 @@ from tilec.ir.effects import update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import DType, ScalarType, Type
 
+__all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic"]
+
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange")
 _OF_INTS = {"max": "max", "min": "min", "exchange": "xchg"}
 _OF_UINTS = {"max": "umax", "min": "umin", "exchange": "xchg"}

@@ -19,6 +19,8 @@ from tilec.ir.ops.schedule import (
 )
 from tilec.ir.ops.tile import Gemm
 
+__all__ = ["TmaCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_by_hand"]
+
 
 @op("tma_copy")
 class TmaCopy(Op):

@@ -9,6 +9,8 @@ from tilec.ir.core import Block, Op, Value, op
 from tilec.ir.errors import InternalError
 from tilec.ir.types import Type
 
+__all__ = ["Yield", "For", "While", "If", "Parallel", "yielded", "decides", "handed_on"]
+
 if TYPE_CHECKING:
     from tilec.ir.layout import Layout
 

@@ -13,6 +13,8 @@ from tilec.ir.errors import CompileError
 from tilec.ir.semantics import Array, array, np
 from tilec.ir.types import DType, ScalarType, Type
 
+__all__ = ["Meaning", "Asm", "AsmEffect", "Extern", "ExternEffect"]
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:

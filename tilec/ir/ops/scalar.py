@@ -10,6 +10,11 @@ from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
 from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
 
+__all__ = [
+    "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
+    "BlockIndex", "GridSize", "ThreadIndex",
+]  # fmt: skip
+
 # Arithmetic on two values of one dtype. `floordiv` and `mod` round to minus infinity as Python's
 # do, `truncdiv` and `truncmod` to zero as C's do; `div` is of floats only. Shifts: `shr` is
 # arithmetic for signed, logical for unsigned.

@@ -14,6 +14,13 @@ from tilec.ir.effects import ORDER, read, update
 from tilec.ir.errors import InternalError
 from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, Type
 
+__all__ = [
+    "Scope", "ConsumerGroup", "OrderedWait", "OrderedArrive", "RingStage", "Barrier", "GridSync",
+    "WarpSync", "ProxyFence", "MbarrierInit", "MbarrierInitFence", "MbarrierExpect",
+    "MbarrierArrive", "MbarrierWait", "ClusterIndex", "ClusterBarrier", "ClusterSum", "SumParts",
+    "DeviceFence", "CpAsyncCommit", "CpAsyncWait", "WgmmaWait", "TmaStoreCommit", "TmaStoreWait",
+]  # fmt: skip
+
 
 @op("scope")
 class Scope(Op):

@@ -15,6 +15,13 @@ from tilec.ir.effects import ORDER, read, update, write
 from tilec.ir.errors import InternalError
 from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
 
+__all__ = [
+    "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
+    "WarpMma", "LoadMatrices", "LdmatrixValues", "CheckIndex", "MemLoad", "Misaligned", "Realign",
+    "MemStore", "ClusterLoad", "CountUp", "CpAsync", "Ldmatrix", "Stmatrix", "Mma", "Wgmma",
+    "TmaLoad", "TmaStore", "PrefetchMap",
+]  # fmt: skip
+
 
 @op("lane", pure=True)
 class Lane(Op):

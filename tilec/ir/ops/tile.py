@@ -17,6 +17,12 @@ from tilec.ir.ops.atomic import Atomic
 from tilec.ir.semantics import Array
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, ScalarType, Type
 
+__all__ = [
+    "Alloc", "View", "Load", "Store", "ElementAccess", "Copy", "Fill", "Gemm", "Reduce", "Scan",
+    "Print", "DeviceAssert", "AnnotateLayout", "AnnotateSafeValue", "UseSwizzle",
+    "AnnotateSchedule",
+]  # fmt: skip
+
 # who works beside the threads, by what moves a copy's data or by the family of the instruction
 # that multiplies
 ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma", "wgmma": "wgmma"}
