@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import BufferType, DType, Type
+from tilec.ir.types import BufferType, DType, ScalarType, Type
 
 
 class Value:
@@ -198,10 +198,13 @@ _T = TypeVar("_T", bound=type[Op])
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-def op(name: str, *, pure: bool = False, effects: Effects | None = None) -> Callable[[_T], _T]:
+def op(
+    name: str, *, pure: bool = False, effects: Effects | None = None, result: DType | None = None
+) -> Callable[[_T], _T]:
     """Make a class an op called `name`. `pure`: no effect but its results, may be removed or
-    repeated. `effects`: those of every op of the class, where they do not depend on its fields.
-    Raises InternalError for a class that does not say what it does."""
+    repeated. `effects`: those of every op of the class, where they do not depend on its fields;
+    `result`: so of the dtype of its one result, a scalar. Raises InternalError for a class that
+    does not say what it does."""
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
@@ -222,6 +225,9 @@ def op(name: str, *, pure: bool = False, effects: Effects | None = None) -> Call
             setattr(cls, "effects", lambda o: effects)  # noqa: B010
         elif not pure and not regions and cls.effects is Op.effects:
             raise InternalError(f"{name} is not pure and does not state its effects")
+        if result is not None:
+            types = (ScalarType(result),)
+            setattr(cls, "infer", lambda o: types)  # noqa: B010
         cls.opname, cls.pure = name, pure
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)

@@ -226,29 +226,20 @@ class Bitcast(Op):
         return semantics.bitcast(operand, self.dtype)
 
 
-@op("block_index", pure=True)
+@op("block_index", pure=True, result=INT32)
 class BlockIndex(Op):
     """Index of this block in grid dimension `dim` (0, 1 or 2): i32."""
 
     dim: int
 
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
-
-@op("grid_size", pure=True)
+@op("grid_size", pure=True, result=INT32)
 class GridSize(Op):
     """Number of blocks in grid dimension `dim`: i32."""
 
     dim: int
 
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
-
-@op("thread_index", pure=True)
+@op("thread_index", pure=True, result=INT32)
 class ThreadIndex(Op):
     """Linear index of this thread among the threads that run the user's code: i32."""
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tilec.ir.core import Block, Effect, Effects, Op, Value, op
 from tilec.ir.effects import ORDER, read, update
 from tilec.ir.errors import InternalError
-from tilec.ir.types import BOOL, INT32, BufferType, ScalarType, Type
+from tilec.ir.types import BOOL, INT32, BufferType, Type
 
 __all__ = [
     "Scope", "ConsumerGroup", "OrderedWait", "OrderedArrive", "RingStage", "Barrier", "GridSync",
@@ -39,12 +39,9 @@ class Scope(Op):
     consumer_groups: int = 1
 
 
-@op("consumer_group", pure=True)
+@op("consumer_group", pure=True, result=INT32)
 class ConsumerGroup(Op):
     """Which group of its scope a thread belongs to: i32, the same in all threads of the group."""
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
 
 @op("ordered_wait", effects=ORDER)
@@ -179,15 +176,12 @@ class MbarrierWait(Op):
         return (read(self.barrier), *ORDER)
 
 
-@op("cluster_index", pure=True)
+@op("cluster_index", pure=True, result=INT32)
 class ClusterIndex(Op):
     """Index of this block in its cluster along grid dimension `dim` (0, 1 or 2): i32, the same in
     the whole block. The blocks of a cluster are numbered with dimension 0 fastest."""
 
     dim: int
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
     def verify(self) -> None:
         if self.dim not in (0, 1, 2):
@@ -217,7 +211,7 @@ class ClusterSum(Op):
         return (*(update(v) for v in self.fragments), *ORDER)
 
 
-@op("sum_parts")
+@op("sum_parts", result=BOOL)
 class SumParts(Op):
     """Leave `fragments` in global memory, as part number `part` of the `parts` that make up the sum
     number `sum` (i32, both), and count who has come: true in the block that is the last one, the
@@ -228,9 +222,6 @@ class SumParts(Op):
     sum: Value
     part: Value
     parts: int
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(BOOL),)
 
     def verify(self) -> None:
         _check_fragments(self, self.fragments)

@@ -23,32 +23,23 @@ __all__ = [
 ]  # fmt: skip
 
 
-@op("lane", pure=True)
+@op("lane", pure=True, result=INT32)
 class Lane(Op):
     """This thread's index in its warp: i32."""
 
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
-
-@op("warp", pure=True)
+@op("warp", pure=True, result=INT32)
 class Warp(Op):
     """This warp's index in its scope: i32, the same in all lanes (and known to be by the back
     end)."""
 
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
-
-@op("lookup", pure=True)
+@op("lookup", pure=True, result=INT32)
 class Lookup(Op):
     """`table[index]`, where `index` is a number once loops are unrolled: i32."""
 
     table: tuple[int, ...]
     index: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
 
 @op("reg_read")
@@ -233,16 +224,13 @@ class MemLoad(Op):
         return (read(self.source),)
 
 
-@op("misaligned", pure=True)
+@op("misaligned", pure=True, result=INT32)
 class Misaligned(Op):
     """How many elements the address of element `offset` of a global tensor lies past a multiple of
     16 bytes: i32."""
 
     source: Value
     offset: Value
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
 
 @op("realign", pure=True)
@@ -304,7 +292,7 @@ class ClusterLoad(Op):
         return (read(self.source),)
 
 
-@op("count_up")
+@op("count_up", result=INT32)
 class CountUp(Op):
     """Add one to element `offset` of `dest`, an int32 tensor, at once with regard to all threads of
     the device; where it held `last` it becomes 0. Gives what it held. It orders nothing by itself:
@@ -313,9 +301,6 @@ class CountUp(Op):
     dest: Value
     offset: Value
     last: int
-
-    def infer(self) -> Sequence[Type]:
-        return (ScalarType(INT32),)
 
     def verify(self) -> None:
         t = self.dest.buffer
