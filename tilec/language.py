@@ -35,7 +35,6 @@ from tilec.builtins.annotations import only_inside
 from tilec.builtins.atomics import *
 from tilec.builtins.barriers import *
 from tilec.builtins.choices import *
-from tilec.builtins.clusters import *
 from tilec.builtins.elementwise import *
 from tilec.builtins.externs import *
 from tilec.builtins.formulas import *

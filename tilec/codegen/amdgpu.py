@@ -12,8 +12,8 @@ from __future__ import annotations
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
+from tilec.codegen.lanes import in_words
 from tilec.codegen.numerics import FORMATS, FORMATS_FNUZ
-from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
 from tilec.ir.core import Value
 from tilec.ir.errors import CompileError, InternalError

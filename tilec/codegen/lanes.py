@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import prod
 
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BOOL, FLOAT32, FLOAT64, TFLOAT32, DType
 
 _FLOATS = ("half", "bfloat", "float", "double")
+_BITS = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
@@ -164,3 +166,21 @@ def from_memory(fn: Function, v: Val, dtype: DType) -> Val:
 def to_memory(fn: Function, v: Val, dtype: DType) -> Val:
     """A value in a register as it is stored."""
     return v if dtype != BOOL else convert(fn, "zext", v, "i8")
+
+
+def in_words(f: Function, x: Val, move: Callable[[Val], Val]) -> Val:
+    """`x`, a scalar or vector of any type, after `move`, which takes it to another lane, has been
+    applied to each of its words: machines move 32 bits."""
+    elem = elem_of(x.type)
+    bits = prod((lanes_of(x.type), _BITS.get(elem) or int(elem[1:])))
+    whole = f.cast("bitcast", x, f"i{bits}")
+    if bits < 32:
+        moved = f.cast("trunc", move(f.cast("zext", whole, "i32")), f"i{bits}")
+    elif bits == 32:
+        moved = move(whole)
+    else:
+        count = bits // 32
+        words = f.cast("bitcast", whole, f"<{count} x i32>")
+        parts = [move(w) for w in f.unpack(words, count, "i32")]
+        moved = f.cast("bitcast", f.pack(parts), f"i{bits}")
+    return f.cast("bitcast", moved, x.type)

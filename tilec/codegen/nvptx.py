@@ -9,9 +9,8 @@ from tilec.codegen.casts import memory_type
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
-from tilec.codegen.lanes import from_memory
+from tilec.codegen.lanes import from_memory, in_words
 from tilec.codegen.ranges import Ranges
-from tilec.codegen.shuffles import in_words
 from tilec.ir import ops
 from tilec.ir.clusters import SINGLE, launched_cluster
 from tilec.ir.core import Value

@@ -13,7 +13,7 @@ from tilec.frontend.builtins import (
     int_argument,
     number_argument,
 )
-from tilec.frontend.builtins_clusters import in_cluster
+from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach

@@ -1,4 +1,4 @@
-"""Builtins of threads: indices, meetings, shuffles."""
+"""Builtins of threads: indices, meetings, shuffles, and of the blocks of a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from tilec.frontend.guards import Condition
 from tilec.frontend.index import Reach
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.core import Block, Op, Value, upstream, walk
-from tilec.ir.ops import Barrier, GridSync, Load, Shuffle, ShuffleXor, ThreadIndex, WarpSync
+from tilec.ir.ops import (
+    Barrier,
+    ClusterBarrier,
+    GridSync,
+    Load,
+    Shuffle,
+    ShuffleXor,
+    ThreadIndex,
+    WarpSync,
+)
 from tilec.ir.types import DType
 from tilec.support.lazy import Lazy
 
@@ -278,3 +287,40 @@ def _reduction(kind: str) -> None:
 
 for _kind in _COMBINE:
     _reduction(_kind)
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+@builtin(T.block_rank_in_cluster)
+def block_rank_in_cluster(t: Expressions, c: Call) -> Number:
+    rank: Number = 0
+    for dim, blocks in reversed([*enumerate(t.cluster or ())]):
+        if blocks > 1:
+            own = t.binary("mod", block_index(t, dim), blocks)
+            rank = t.binary("add", t.binary("mul", rank, blocks), own)
+    return rank
+
+
+def in_cluster(t: Expressions, c: Call) -> None:
+    """Raise CompileError in a kernel that is not launched in clusters."""
+    if t.cluster is None:
+        raise t.error(
+            f"T.{c.builtin} in a kernel that is not launched in clusters",
+            "write with T.Kernel(…, cluster_dims=2)",
+        )
+
+
+def _meet(part: str) -> None:
+    name = f"cluster_{part or 'sync'}"
+
+    def meet(t: Expressions, c: Call) -> None:
+        of_threads(t, c)
+        in_cluster(t, c)
+        t.emit(ClusterBarrier, part)
+
+    builtin(getattr(T, name))(meet)
+
+
+for _part in ("", "arrive", "wait"):
+    _meet(_part)

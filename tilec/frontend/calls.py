@@ -17,7 +17,6 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_asm,
     builtins_atomic,
     builtins_barriers,
-    builtins_clusters,
     builtins_externs,
     builtins_header,
     builtins_im2col,

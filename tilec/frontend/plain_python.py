@@ -27,7 +27,7 @@ from tilec.frontend.values import (
     Scalar,
     Undefined,
 )
-from tilec.ir.named import named_in
+from tilec.ir.lines import named_in
 from tilec.ir.types import DType
 
 RUN_TIME = (

@@ -8,8 +8,7 @@ from typing import Any
 
 from tilec import language as T
 from tilec.frontend.builtins import Call, int_argument
-from tilec.frontend.builtins_clusters import in_cluster
-from tilec.frontend.builtins_threads import sources_of
+from tilec.frontend.builtins_threads import in_cluster, sources_of
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Scalar, Tile
 from tilec.ir.ops import BlockIndex
