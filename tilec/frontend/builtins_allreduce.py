@@ -49,7 +49,7 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
             "name one: reduced[0]",
             c.place("result"),
         )
-    dim = _dimension(t, c, c["thread"])
+    dim = _dimension(t, c["thread"])
     value = t.run_time(number_argument(t, c, "value"))
     cond = c["cond"]
     if isinstance(cond, Scalar):
@@ -71,7 +71,7 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
     t.store(result, t.number(found, "what is combined"))
 
 
-def _dimension(t: Expressions, c: Call, index: object) -> int:
+def _dimension(t: Expressions, index: object) -> int:
     found = t.thread_dims.get(index.value) if isinstance(index, Scalar) else None
     if isinstance(index, int) and index == 0:
         found = len(t.block_shape)  # a dimension of one thread

@@ -200,11 +200,9 @@ class Context:
         """Add an op at the current place."""
         return self.builder.emit(cls, *args, name=name, loc=self.loc, **kwargs)
 
-    def emit_scalar(
-        self, cls: type[Op], *args: Any, reach: Reach | None = None, name: str = ""
-    ) -> Scalar:
+    def emit_scalar(self, cls: type[Op], *args: Any, reach: Reach | None = None) -> Scalar:
         """`emit` of an op whose one result is a number."""
-        o = self.emit(cls, *args, name=name)
+        o = self.emit(cls, *args)
         if o.result.dtype.kind in ("int", "uint") and isinstance(o, LINEAR):
             self.indices.note(o)
         return self.scalar(o.result, reach)

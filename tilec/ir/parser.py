@@ -54,9 +54,9 @@ _TENSOR_MAP = re.compile(
 )
 
 
-def parse_func(text: str, file: str = "<ir>") -> Func:
+def parse_func(text: str) -> Func:
     """The kernel written in `text`. Raises ParseError; does not verify."""
-    parser = _Parser(text, file)
+    parser = _Parser(text, "<ir>")
     made = parser.func()
     parser.end()
     return made

@@ -129,9 +129,9 @@ def print_func(func: Func, locs: bool = False) -> str:
     return "\n".join(printer.lines) + "\n"
 
 
-def print_block(block: Block, locs: bool = False) -> str:
+def print_block(block: Block) -> str:
     """The ops of one block (not its arguments), one per line."""
-    printer = _Printer(locs)
+    printer = _Printer(locs=False)
     for arg in block.args:
         printer.name(arg)
     printer.block(block, "")

@@ -48,7 +48,7 @@ def plan_shared(func: Func, target: Target) -> Func:
         placed.append(life)
     total = max((p.address + p.size for p in placed), default=0)
     if total > target.shared_bytes:
-        raise _too_much(func, lives, total, target)
+        raise _too_much(lives, total, target)
     where = {p.alloc.result: p.address for p in placed}
 
     def visit(o: Op) -> Op | None:
@@ -124,7 +124,7 @@ def _lifetimes(func: Func) -> list[_Life]:
     return used
 
 
-def _too_much(func: Func, lives: list[_Life], total: int, target: Target) -> ResourceError:
+def _too_much(lives: list[_Life], total: int, target: Target) -> ResourceError:
     rows = sorted(lives, key=lambda x: -x.size)
     rows, others = rows[:5], rows[5:]
     stages = max((x.alloc.type.stages for x in lives), default=1)

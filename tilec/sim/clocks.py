@@ -253,11 +253,11 @@ class Order:
         """A time: what was done so far was done before it."""
         return self.clocks.tick(None)
 
-    def completion(self, column: int, time: int | None = None) -> Clock:
-        """What an engine did until now (or `time`), for those who learn of its completion."""
+    def completion(self, column: int) -> Clock:
+        """What an engine did until now, for those who learn of its completion."""
         clocks = self.clocks
         seen = np.zeros(clocks.width, np.int32)
-        seen[column] = self.mark() if time is None else time
+        seen[column] = self.mark()
         return Clock(seen, np.zeros(0, np.int32) if clocks.generic[column] else seen)
 
     def learn(self, lanes: Any, columns: Any, times: Any) -> None:
@@ -339,7 +339,7 @@ class NoOrder(Order):
         super().__init__(clocks, rank)
         self._everything = clocks.everything
 
-    def completion(self, column: int, time: int | None = None) -> Clock:
+    def completion(self, column: int) -> Clock:
         return self._everything
 
     def learn(self, lanes: Any, columns: Any, times: Any) -> None:

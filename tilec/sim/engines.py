@@ -110,7 +110,7 @@ class Engines:
 
     # --- TMA ---
 
-    def _map(self, active: Threads, number: Any) -> TensorMap:
+    def _map(self, number: Any) -> TensorMap:
         found: TensorMap = self.maps[int(np.atleast_1d(number)[0])]
         return found
 
@@ -124,7 +124,7 @@ class Engines:
         blocks: Any = None,
     ) -> None:
         """See `Machine.tma_load`."""
-        kind = self._map(active, map)
+        kind = self._map(map)
         columns = [active.full(x) for x in (dest, barrier, *corner)]
         masks = None if blocks is None else active.full(blocks)
         for i, lane in enumerate(active.lanes.tolist()):
@@ -198,7 +198,7 @@ class Engines:
     ) -> None:
         """See `Machine.tma_store`. The reads of shared memory and the writes of the tensor have a
         column each, since `wait_group.read` waits for the former only."""
-        kind = self._map(active, map)
+        kind = self._map(map)
         columns = [active.full(x) for x in (source, *corner)]
         acts = np.ones(len(active.lanes), np.bool_) if where is None else active.full(where)
         memory, order = self.memory, self.block.order

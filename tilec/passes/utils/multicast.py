@@ -213,7 +213,7 @@ def cut(layout: Layout, bits: int, parts: int) -> tuple[int, int, tuple[int, ...
         smaller = _smaller(box, along, extent)
         if smaller is None:
             continue
-        step = _step(layout, bits, swizzle, along, extent, smaller, parts)
+        step = _step(layout, bits, swizzle, along, smaller, parts)
         count = int(np.prod([e // x for e, x in zip(layout.shape, smaller)])) // parts
         if step is not None and (best is None or count < best[0]):
             best = count, (along, extent, smaller, step)
@@ -235,7 +235,6 @@ def _step(
     bits: int,
     swizzle: int,
     along: int,
-    extent: int,
     box: tuple[int, ...],
     parts: int,
 ) -> int | None:
