@@ -18,23 +18,18 @@ from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid, write_path
 from tilec.jit.packing import Packing
 from tilec.jit.recipe import Recipe
 from tilec.jit.stages import Stages
-from tilec.runtime.arguments import (
-    REQUIRED,
-    Call,
-    Parameter,
-    alignment,
-    alignment_fact,
-    as_index,
-    bind_call,
-    dense_fact,
-    is_wide,
-    overlapping,
-    read_arguments,
-    row_fact,
-)
+from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index, bind_call, read_arguments
 from tilec.runtime.devices import driver
 from tilec.runtime.driver import Grid, Kernel, Ready, argument_block, check_grid, launched_grid
 from tilec.runtime.expressions import evaluate
+from tilec.runtime.facts import (
+    alignment,
+    alignment_fact,
+    dense_fact,
+    is_wide,
+    overlapping,
+    row_fact,
+)
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
 from tilec.runtime.tensors import allocator, common_kind, read_tensor, usual_array
 from tilec.support.lazy import Lazy

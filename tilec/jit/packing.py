@@ -14,9 +14,10 @@ from typing import Any
 
 from tilec.ir.types import DTYPES
 from tilec.jit.specialise import SpecialisationKey
-from tilec.runtime.arguments import FACT_LIMIT, Call, read_arguments
+from tilec.runtime.arguments import Call, read_arguments
 from tilec.runtime.block import TENSOR_MAP_BYTES, Block
 from tilec.runtime.driver import DriverError, Grid, Ready, argument_block, launched_grid
+from tilec.runtime.facts import FACT_LIMIT
 from tilec.runtime.image import AbiParam, Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 from tilec.runtime.workspace import ForOwner

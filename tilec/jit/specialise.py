@@ -18,19 +18,16 @@ from tilec.builtins.choices import Auto
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.jit.fingerprint import describe
-from tilec.runtime.arguments import (
+from tilec.runtime.arguments import REQUIRED, Call, Parameter, as_index
+from tilec.runtime.expressions import evaluate, names_in
+from tilec.runtime.facts import (
     FACT_LIMIT,
-    REQUIRED,
-    Call,
-    Parameter,
     alignment_fact,
-    as_index,
     dense_fact,
     fact_strides,
     is_wide,
     row_fact,
 )
-from tilec.runtime.expressions import evaluate, names_in
 from tilec.runtime.image import Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 from tilec.support.lazy import Lazy

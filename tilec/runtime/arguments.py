@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilec.ir.errors import LaunchError, did_you_mean, shown
-from tilec.ir.types import DTYPES, MOST_NARROW
+from tilec.ir.types import DTYPES
 from tilec.runtime.devices import cuda_device_of
 from tilec.runtime.expressions import evaluate, is_name, names_in
 from tilec.runtime.tensors import Tensor, accepts, array_dtype, contiguous_strides, read_tensor
 
 REQUIRED = object()
-FACT_LIMIT = 16  # bytes; the widest access of a thread, and what a tensor map asks of strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +393,6 @@ def _converted(p: Parameter, value: object, to: Callable[[Any], int | float]) ->
         raise LaunchError(message, hint="pass a Python number") from e
 
 
-def alignment(address: int) -> int:
-    """The largest power of two up to 16 that divides `address`."""
-    return min(address & -address, FACT_LIMIT) if address else FACT_LIMIT
-
-
 def normal_strides(t: Tensor) -> tuple[int, ...]:
     """The tensor's strides; a dimension of one element, whose stride is never used, gets the
     contiguous one, and so do all of a tensor without elements."""
@@ -411,24 +405,6 @@ def normal_strides(t: Tensor) -> tuple[int, ...]:
             strides[dim] = step
         step = max(step, t.shape[dim] * abs(strides[dim]))
     return tuple(strides)
-
-
-def is_wide(t: Tensor) -> bool:
-    """Whether an extent of the tensor, an index into it, or an offset from its first element may
-    exceed 31 bits, also when it is rounded up to whole tiles."""
-    most = max(t.elements_spanned(), *map(abs, t.strides), *t.shape, 0)
-    return most > MOST_NARROW
-
-
-def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """Pairs of arguments whose memory may overlap (their address ranges do)."""
-    spans = sorted((t.span(), name) for name, t in tensors.items())
-    return [
-        (name, other)
-        for i, ((_, end), name) in enumerate(spans)
-        for (begin, _), other in spans[i + 1 :]
-        if begin < end
-    ]
 
 
 @dataclass(slots=True)
@@ -486,48 +462,3 @@ def read_arguments(
     plain = {n: dataclasses.replace(t, strides=normal_strides(t)) for n, t in tensors.items()}
     first = bound[next(iter(tensors))] if tensors else None
     return Call(plain, scalars, constants, sizes, device, index, first)
-
-
-def fact_strides(name: str, t: Tensor, shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The strides as a variant is compiled for them: 1 in the innermost dimension and the
-    contiguous stride above compile-time extents are ints, any other is the name of a run-time
-    value."""
-    facts: list[int | str] = []
-    step: int | None = 1
-    for dim in reversed(range(len(shape))):
-        known = step is not None and t.strides[dim] == step
-        facts.append(t.strides[dim] if known else f"{name}_stride{dim}")
-        extent = shape[dim]
-        step = step * extent if step is not None and isinstance(extent, int) else None
-    return tuple(reversed(facts))
-
-
-def alignment_fact(t: Tensor, strides: Sequence[int | str]) -> int:
-    """The power of two up to 16 that divides the address and, in bytes, every run-time stride
-    (those that `strides` holds names for). A stride below one element apart leaves only the
-    element's own, and so does a tensor without elements: it may have no address, and no tensor
-    map describes it."""
-    if t.is_empty:
-        return t.itemsize
-    fact = alignment(t.pointer)
-    for stride, known in zip(t.strides, strides):
-        if isinstance(known, str):
-            fact = min(fact, alignment(stride * t.itemsize) if stride > 0 else t.itemsize)
-    return fact
-
-
-def dense_fact(t: Tensor) -> int:
-    """The power of two up to 16 that divides the address of a tensor whose rows follow one another
-    without gaps; 0 where they do not, and for a vector."""
-    whole = len(t.shape) > 1 and not t.is_empty and t.strides == contiguous_strides(t.shape)
-    return alignment(t.pointer) if whole else 0
-
-
-def row_fact(t: Tensor, align: int) -> int:
-    """The power of two up to 16 that divides the bytes of a row (the extent of the last dimension),
-    where rows begin at multiples of 16 bytes; 16 where they do not, and for a vector."""
-    if align < 16 or t.is_empty or len(t.shape) < 2:
-        return 16
-    if any(n > 1 and s * t.itemsize % 16 for n, s in zip(t.shape[:-1], t.strides)):
-        return 16
-    return alignment(t.shape[-1] * t.itemsize)
