@@ -10,7 +10,7 @@ from tilec.frontend.arithmetic import PYTHON, SYMBOLS
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
 from tilec.frontend.lanes import lanewise
-from tilec.frontend.memory import Memory
+from tilec.frontend.regions import Regions
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe, is_literal
 from tilec.ir.core import Block, Op
 from tilec.ir.ops import Binary, If, Load, Select, Shuffle, ShuffleXor, Yield
@@ -27,7 +27,7 @@ _COMPARE: dict[type[ast.cmpop], str] = {
 }  # fmt: skip
 
 
-class Operators(Memory):
+class Operators(Regions):
     """Evaluates operators; their operands are left to a subclass."""
 
     def expression(self, node: ast.expr) -> object:

@@ -1,0 +1,159 @@
+"""The regions that tile builtins work on, and both sides of a copy."""
+
+from __future__ import annotations
+
+import ast
+
+from tilec.frontend.arithmetic import static_int
+from tilec.frontend.memory import Memory, barrier_of, counted
+from tilec.frontend.values import OPEN, Buffer, Region, Tile, describe, is_number
+from tilec.ir import core
+
+
+class Regions(Memory):
+    """Names tiles."""
+
+    def region(self, operand: object, what: str) -> Region:
+        """The operand of a tile builtin as a region; a bare buffer is the whole of it."""
+        match operand:
+            case Region() | Buffer() if barrier_of(operand) is not None:
+                raise self.error(
+                    f"{what} is {describe(operand)}, not a tile",
+                    "pass a shared tile or fragment; barriers are for T.barrier_arrive, "
+                    "T.barrier_wait and T.tma_copy(…, barrier=)",
+                )
+            case Region():
+                return operand
+            case Buffer():
+                zeros = (0,) * operand.type.rank
+                extents: list[int] = []
+                for dim, extent in enumerate(operand.shape):
+                    known = static_int(extent)
+                    if known is None:
+                        raise self.error(
+                            f"{what} is the whole of {describe(operand)}, whose extent "
+                            f"{operand.type.shape[dim]} is only known at run time",
+                            f"name a tile: {operand.name}[start, …] or {operand.name}[a:a + n, …]",
+                        )
+                    extents.append(known)
+                return Region(operand, zeros, tuple(extents), self.loc)
+            case _:
+                hint = "pass a buffer, A[i, j] (where a tile starts) or A[i:i + m, j:j + n]"
+                if is_number(operand) and what == "the source":
+                    hint = "T.fill(buffer, value) sets all elements of a tile"
+                elif is_number(operand):
+                    hint = 'name a tile: T.alloc_shared((m, n), "float32") makes one'
+                raise self.error(f"{what} is {describe(operand)}, not a buffer or region", hint)
+
+    def tile(self, operand: object, what: str) -> Tile:
+        """A region whose extents stand by themselves. Raises CompileError for a bare start."""
+        r = self.region(operand, what)
+        if OPEN in r.extents:
+            raise self.error(
+                f"the extent of this slice of {describe(r.buffer)} is only known at run time",
+                f"dimension {r.extents.index(OPEN)}: write start:start + n with a compile-time n",
+                r.loc,
+            )
+        if r.is_element:
+            raise self.error(
+                f"{what} says where a tile of {describe(r.buffer)} starts, not how large it is",
+                "name the extents: A[i:i + m, j:j + n], or pass the whole buffer",
+            )
+        return self._sized(r, tuple(1 if e is None else e for e in r.extents), what)
+
+    def element_tile(self, element: Region, what: str) -> Tile:
+        """One element as a tile."""
+        return self._sized(element, (1,) * len(element.offsets), what)
+
+    def tiles(
+        self, source: object, dest: object, places: tuple[ast.AST, ast.AST]
+    ) -> tuple[Tile, Tile]:
+        """Both sides of a copy, at `places`; a bare start takes the other side's extents, two are
+        an element each."""
+        with self.at(places[0]):
+            src = self.region(source, "the source")
+        with self.at(places[1]):
+            dst = self.region(dest, "the destination")
+        if src.is_element and dst.is_element:
+            to = self.element_tile(dst, "the destination")
+            return self.started(src, to, "the source"), to
+        if src.is_element:
+            to = self.tile(dst, "the destination")
+            return self.started(src, to, "the source"), to
+        if dst.is_element:
+            tile = self.tile(src, "the source")
+            return tile, self.started(dst, tile, "the destination")
+        a, b = self.tile(src, "the source"), self.tile(dst, "the destination")
+        if a.shape != b.shape:
+            raise self.error(
+                f"the source is {self.tile_text(a)}, the destination {self.tile_text(b)}: "
+                "their extents differ",
+                self._agreeing(a, b),
+            )
+        return a, b
+
+    def _agreeing(self, source: Tile, dest: Tile) -> str:
+        """How the two sides of a copy could be given the same extents."""
+        other, wanted = (source, dest) if source.buffer.is_global else (dest, source)
+        extents = ", ".join(map(str, wanted.extents))
+        if not other.buffer.is_global:
+            t = other.buffer.type
+            return (
+                f'allocate {other.buffer.name} as T.alloc_{t.space}(({extents}), "{t.dtype.name}")'
+            )
+        starts = ", ".join("ijklmn"[: other.buffer.type.rank])
+        return f"name where the tile starts only: {other.buffer.name}[{starts}]"
+
+    def started(self, start: Region, other: Tile, what: str) -> Tile:
+        """The tile that starts there, with the other side's extents."""
+        rank = start.buffer.type.rank
+        extents = other.extents
+        while len(extents) > rank and extents[0] == 1:
+            extents = extents[1:]
+        if len(extents) > rank:
+            raise self.error(
+                f"{what} is {describe(start.buffer)}, the other side {self.tile_text(other)}: "
+                "it has too few dimensions for that tile",
+                f"copy a tile of {counted(rank, 'dimension', 'dimensions')}, or give "
+                f"{start.buffer.name} {len(extents)} of them",
+            )
+        return self._sized(start, (1,) * (rank - len(extents)) + extents, what)
+
+    def _sized(self, r: Region, extents: tuple[int, ...], what: str) -> Tile:
+        spans = tuple((e - 1) * r.steps.get(d, 1) + 1 for d, e in enumerate(extents))
+        if not r.buffer.is_global:
+            does = "reads" if what == "the source" else "touches"
+            for dim, (offset, span) in enumerate(zip(r.offsets, spans)):
+                self.check_extent(r.buffer, dim, offset, span, does)
+        else:
+            does = "reads" if what == "the source" else "writes"
+            self.warn_if_outside(r.buffer, r.offsets, spans, does)
+        return Tile(r.buffer, r.offsets, extents, r.steps)
+
+    def tile_text(self, t: Tile) -> str:
+        extents = f"({', '.join(map(str, t.extents))})"
+        if not t.buffer.is_global and t.extents == t.buffer.type.static_shape:
+            return describe(t.buffer)
+        return f"a {extents} tile of {describe(t.buffer)}"
+
+    def box(self, t: Tile) -> core.Region:
+        """A tile as an op takes it. Raises CompileError for a tensor with a layout, and for one of
+        which a byte holds two elements."""
+        if t.steps:
+            raise self.error(
+                f"{self.tile_text(t)} has a step, and this works on tiles without gaps",
+                "copy it to a tile of its own with T.copy, and use that",
+            )
+        if t.buffer.stored is not None:
+            raise self.error(
+                f"{describe(t.buffer)} has elements that are narrower in memory, and this works on "
+                "tiles of memory as it is",
+                "copy the tile to a shared one with T.copy",
+            )
+        if t.buffer.value in self.placements:
+            raise self.error(
+                f"{describe(t.buffer)} has a layout, and this works on tiles of memory as it is",
+                "copy the tile to a shared one with T.copy, or write a loop over its elements: "
+                "for i, j in T.Parallel(m, n): …",
+            )
+        return core.Region(t.buffer.value, tuple(map(self.index_value, t.offsets)), t.extents)
