@@ -66,31 +66,8 @@ MOST_NARROW = (1 << 31) - (1 << 16)
 """The largest extent, stride or span for which indices have 32 bits: so a size can be rounded up to
 whole tiles."""
 
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        BOOL,
-        INT8,
-        INT16,
-        INT32,
-        INT64,
-        UINT8,
-        UINT16,
-        UINT32,
-        UINT64,
-        INT4,
-        UINT4,
-        FLOAT16,
-        BFLOAT16,
-        FLOAT32,
-        FLOAT64,
-        TFLOAT32,
-        FLOAT8_E4M3,
-        FLOAT8_E5M2,
-        FLOAT4_E2M1,
-        FLOAT8_E8M0,
-    )
-}
+# All of them, in the order in which they stand above.
+DTYPES = {d.name: d for d in tuple(globals().values()) if isinstance(d, DType)}
 SHORT_NAMES: dict[str, DType] = {d.short: d for d in DTYPES.values()}
 ALIASES: dict[str, str] = {
     "float": "float32",
