@@ -43,6 +43,16 @@ ADVICE: dict[str, str] = {
     "sqrtf": "use T.sqrt",
     "fmaxf": "use T.max",
     "fminf": "use T.min",
+    "atomic_sub": "add the negative: T.atomic_add(A[i], -x)",
+    "atomicSub": "add the negative: T.atomic_add(A[i], -x)",
+    "atomic_inc": "write T.atomic_add(A[i], 1)",
+    "atomic_dec": "write T.atomic_add(A[i], -1)",
+    "atomicAdd": "use T.atomic_add(A[i], x)",
+    "atomicMax": "use T.atomic_max(A[i], x)",
+    "atomicMin": "use T.atomic_min(A[i], x)",
+    "atomicCAS": "use T.atomic_cas(A[i], compare, x), which gives what was there",
+    "atomicExch": "use T.atomic_exchange(A[i], x)",
+    "atomic_xchg": "use T.atomic_exchange(A[i], x)",
     "make_float4": "write an element-wise loop; wide accesses are chosen by tilec",
     # torch, NumPy, methods of tensors
     "zeros_like": "allocate and clear: T.alloc_fragment(shape, dtype), then T.clear",
@@ -115,10 +125,26 @@ _KEYWORDS: dict[tuple[str, str], str] = {
     ("gemm", "b_transpose"): "transpose_B",
     ("gemm", "acc"): "C",
     ("gemm", "out"): "C",
+    ("cumsum", "axis"): "dim",
+    ("cummax", "axis"): "dim",
+    **{
+        (f"reduce_{kind}", theirs): ours
+        for kind in ("sum", "max", "min", "abssum", "absmax", "bitand", "bitor", "bitxor")
+        for theirs, ours in (("axis", "dim"), ("dst", "out"), ("src", "buffer"))
+    },
 }
 _KEYWORD_ADVICE: dict[tuple[str, str], str] = {
     ("Kernel", "num_warps"): "write threads=32 * num_warps",
     ("copy", "mask"): "leave it out: what is out of bounds is guarded",
+    **{
+        (f"reduce_{kind}", "keepdims"): "leave it out: out may have an extent of 1 there"
+        for kind in ("sum", "max", "min")
+    },
+    **{
+        (f"atomic_{kind}", name): "leave it out: atomics are of the whole device"
+        for kind in ("add", "max", "min", "and", "or", "xor", "cas", "exchange")
+        for name in ("scope", "sem")
+    },
     ("gemm", "input_precision"): "write allow_tf32=True for float32 by TF32",
 }
 

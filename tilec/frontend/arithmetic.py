@@ -85,22 +85,24 @@ class Arithmetic(Context):
 
     def constant(self, value: Literal, dtype: DType) -> Scalar:
         """A `Const` of `dtype`. Raises CompileError if `value` is not one of it."""
-        fitted: Literal = value
+        return self._shared_constant(self.fitting(value, dtype), dtype)
+
+    def fitting(self, value: Literal, dtype: DType) -> Literal:
+        """`value` as a number of `dtype`. Raises CompileError if it is none."""
         if dtype.is_float:
-            fitted = float(value)
-        elif dtype is BOOL:
-            fitted = bool(value)
-        else:
-            if isinstance(value, float) and not value.is_integer():
-                raise self.error(f"{value!r} is not an {dtype.name}", "cast, or write an int")
-            fitted = int(value)
-            low, high = dtype_range(dtype)
-            if not low <= fitted <= high:
-                raise self.error(
-                    f"{value} does not fit {dtype.name} ({low} to {high})",
-                    "cast the other operand to a wider dtype",
-                )
-        return self._shared_constant(fitted, dtype)
+            return float(value)
+        if dtype is BOOL:
+            return bool(value)
+        if isinstance(value, float) and not value.is_integer():
+            article = "a" if dtype.kind == "uint" else "an"
+            raise self.error(f"{value!r} is not {article} {dtype.name}", "cast, or write an int")
+        low, high = dtype_range(dtype)
+        if not low <= int(value) <= high:
+            raise self.error(
+                f"{value} does not fit {dtype.name} ({low} to {high})",
+                "cast the other operand to a wider dtype",
+            )
+        return int(value)
 
     def _shared_constant(self, value: Literal, dtype: DType) -> Scalar:
         """A `Const`; one that a block around this place holds already is used again."""

@@ -218,7 +218,7 @@ class Assignments(ForLoops):
             number = self.number(value, "this value")
             if not isinstance(number, Scalar):
                 try:
-                    self.constant(number, buffer.type.dtype)
+                    self.fitting(number, buffer.dtype)
                 except CompileError as e:
                     hint = f"write one that it holds, or give {buffer.name} another dtype"
                     raise self.error(f"{e.message}: it goes to {describe(buffer)}", hint) from None

@@ -18,7 +18,7 @@ from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.tma_scopes import check_cluster_mask, copy_by_warp, is_for_each_warp
-from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, describe
+from tilec.frontend.values import Buffer, GroupHeader, Region, Scalar, Tile, describe
 from tilec.ir.core import Value
 from tilec.ir.ops import (
     Alloc,
@@ -206,6 +206,16 @@ def fence_barrier_init(t: Expressions, c: Call) -> None:
 # --- movement -------------------------------------------------------------------------------------
 
 
+def _check_whole_bytes(t: Expressions, name: str, *tiles: Tile) -> None:
+    """Raise CompileError for elements that are narrower in tensors than on chip."""
+    for tile in tiles:
+        if tile.buffer.packed is not None:
+            raise t.error(
+                f"{name} moves bytes as they are, and {t.tile_text(tile)} is unpacked by registers",
+                'write T.copy, or bring the bytes: a tensor of uint8, or T.view(A, shape, "uint8")',
+            )
+
+
 @builtin(T.tma_copy)
 def tma_copy(t: Expressions, c: Call) -> None:
     tile_level(t, c)
@@ -218,6 +228,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
             f"T.tma_copy goes from a tensor to shared memory, or back: {sides}",
             "write T.copy, or go through a shared tile",
         )
+    _check_whole_bytes(t, "T.tma_copy", source, dest)
     if s.type.dtype != d.type.dtype:
         raise t.error(
             f"TMA converts nothing: {sides}",
@@ -260,6 +271,7 @@ def async_copy(t: Expressions, c: Call) -> None:
     sides = f"the source is {t.tile_text(source)}, the destination {t.tile_text(dest)}"
     if not (s.is_global and d.type.space == "shared"):
         raise t.error(f"T.async_copy goes from a tensor to shared memory: {sides}", "write T.copy")
+    _check_whole_bytes(t, "T.async_copy", source, dest)
     if s.type.dtype != d.type.dtype:
         raise t.error(
             f"T.async_copy converts nothing: {sides}",

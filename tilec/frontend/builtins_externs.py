@@ -221,7 +221,7 @@ def _elements(t: Expressions, c: Call, s: Signature, n: int, given: object) -> l
     there on."""
     first = place_of(t, given, f"argument {n} of {s.name}", c.node)
     buffer = first.buffer
-    dtype = buffer.type.dtype
+    dtype = buffer.dtype
     if dtype.bits < 8 or dtype is BOOL:
         message = f"argument {n} of {s.name} is in {describe(buffer)}"
         raise t.error(message, "use elements of a number's dtype, of a byte or more")

@@ -18,6 +18,7 @@ from tilec.frontend.builtins import (
     number_argument,
 )
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import (
     Address,
     Buffer,
@@ -247,7 +248,8 @@ def _condition(t: Expressions, c: Call, name: str) -> Scalar:
 def _elements(t: Expressions, c: Call, name: str, bits: int) -> tuple[Region, DType, int]:
     """Where so many bits begin, the dtype of their elements, and how many these are."""
     space = "global" if c.builtin[2] == "g" else "shared"
-    first = _in_space(t, c, name, space)
+    with t.at(c.place(name)):
+        first = first_byte(t, _in_space(t, c, name, space))
     dtype = first.buffer.type.dtype
     if dtype.bits < 8 or bits % dtype.bits:
         raise t.error(

@@ -200,9 +200,12 @@ def dimension(t: Expressions, c: Call, name: str, tile: Tile) -> int:
     rank, dim = len(tile.extents), static_int(c[name])
     if dim is not None and -rank <= dim < rank:
         return dim % rank
+    hint = f"write {name}={rank - 1}" if rank < 2 else f"write {name}=0 to {name}={rank - 1}"
+    what = f"{name} of T.{c.builtin} is {describe(c[name])}, but"
+    if dim is None:
+        what = what.removesuffix(" but") + " not an int known at compile time:"
+        if isinstance(c[name], tuple | list):
+            hint += ", a call for each dimension"
     raise t.error(
-        f"{name} of T.{c.builtin} is {describe(c[name])}, but {t.tile_text(tile)} has "
-        f"{rank} dimension{'s' * (rank != 1)}",
-        f"write {name}={rank - 1}" if rank < 2 else f"write {name}=0 to {name}={rank - 1}",
-        c.place(name),
+        f"{what} {t.tile_text(tile)} has {rank} dimension{'s' * (rank != 1)}", hint, c.place(name)
     )

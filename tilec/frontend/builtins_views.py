@@ -9,10 +9,10 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call, builtin, dtype_argument
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.narrow import on_chip
+from tilec.frontend.narrow import ON_CHIP, on_chip
 from tilec.frontend.values import Buffer, Scalar, describe
 from tilec.ir.ops import View
-from tilec.ir.types import BufferType, DType, Extent
+from tilec.ir.types import UINT8, BufferType, DType, Extent
 
 
 @builtin(T.reshape)
@@ -64,25 +64,70 @@ def _view(t: Expressions, c: Call, source: Buffer, dtype: DType) -> Buffer:
     else:
         shape = tuple(given) if isinstance(given, tuple | list) else (given,)
     extents = [_extent(t, c, e) for e in shape]
-    in_part = min(dtype.bits, source.dtype.bits) < 8
-    if in_part and (dtype is not source.dtype or source.is_global):
+    _check_size(t, c, source, extents, dtype)
+    packed = dtype if dtype in ON_CHIP else None
+    if source.is_global and (packed or source.packed):
+        return _view_of_bytes(t, c, source, extents, dtype)
+    if dtype is not source.dtype and min(dtype.bits, source.dtype.bits) < 8:
         raise t.error(
-            f"a view of {describe(source)} as {dtype.name}: elements are narrower than a byte",
-            "view it as bytes where it is allocated, and take the bits apart",
+            f"a view of {describe(source)} as {dtype.name}: on chip elements of four bits have a "
+            "byte or two each",
+            "view the tensor that it comes from, or allocate it as bytes and take the bits apart",
         )
+    made = BufferType(tuple(e for e, _ in extents), on_chip(dtype), source.type.space)
+    value = t.emit(View, source.value, made).result
+    value.name = source.value.name
+    return Buffer(value, tuple(v for _, v in extents), t.loc, packed=packed)
+
+
+def _check_size(
+    t: Expressions,
+    c: Call,
+    source: Buffer,
+    extents: list[tuple[Extent, int | Scalar]],
+    dtype: DType,
+) -> None:
+    """Raise CompileError for a view of more or fewer bits than there are."""
     ours = _bits([e for e, _ in extents], dtype)
-    theirs = _bits(source.type.shape, source.dtype)
+    if source.is_global and source.packed is not None:
+        theirs = _bits(source.type.shape, source.type.dtype)  # those of its bytes
+    else:
+        theirs = _bits(source.type.shape, source.dtype)
     if ours != theirs and None not in (ours, theirs):
         said = f"{ours} bits, {source.name} {theirs}"
         raise t.error(
             f"T.{c.builtin} of {describe(source)} as {_shown(extents)} {dtype.name} has {said}",
             "give a shape of as many elements",
-            c.place("shape") if given is not None else None,
+            c.place("shape") if c["shape"] is not None else None,
         )
-    made = BufferType(tuple(e for e, _ in extents), on_chip(dtype), source.type.space)
+
+
+def _view_of_bytes(
+    t: Expressions,
+    c: Call,
+    source: Buffer,
+    extents: list[tuple[Extent, int | Scalar]],
+    dtype: DType,
+) -> Buffer:
+    """A view of a tensor in whose bytes elements are, or shall be, packed."""
+    stored = list(extents)
+    if dtype.bits < 8:
+        last, _ = extents[-1]
+        if not isinstance(last, int) or last % 2:
+            raise t.error(
+                f"T.{c.builtin} of {describe(source)} as {_shown(extents)} {dtype.name}: elements "
+                "of four bits come in pairs, a byte each",
+                "write a last extent that is even, and known at compile time",
+                c.place("shape") if c["shape"] is not None else None,
+            )
+        stored[-1] = last // 2, last // 2
+    made = BufferType(tuple(e for e, _ in stored), UINT8 if dtype in ON_CHIP else dtype, "global")
     value = t.emit(View, source.value, made).result
     value.name = source.value.name
-    return Buffer(value, tuple(v for _, v in extents), t.loc, packed=source.packed)
+    shape = tuple(v for _, v in extents)
+    if dtype not in ON_CHIP:
+        return Buffer(value, shape, t.loc)
+    return Buffer(value, shape, t.loc, packed=dtype, stored=tuple(v for _, v in stored))
 
 
 def _extent(t: Expressions, c: Call, given: object) -> tuple[Extent, int | Scalar]:

@@ -26,6 +26,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins import Call
 from tilec.frontend.builtins_pointers import as_bits, moved, place_of, regrouped
 from tilec.frontend.expressions import Expressions
+from tilec.frontend.narrow import first_byte
 from tilec.frontend.values import Number, Region, Scalar, describe
 from tilec.ir.ops import Bitcast, Fma
 from tilec.ir.types import (
@@ -132,9 +133,10 @@ def call_decoder(t: Expressions, c: Call, name: str, args: Sequence[object]) -> 
 
 def _bits_at(t: Expressions, place: Region, bits: int, skip: int = 0) -> Scalar:
     """So many bits from a place on, behind `skip` words of as many: a uint."""
+    place = first_byte(t, place)
     own = place.buffer.type.dtype.bits
     to = DTYPES[f"uint{bits}"]
-    if own < 8:
+    if own < 8 or (place.buffer.packed is not None and not place.buffer.is_global):
         raise t.error(
             f"packed bits are read from elements of a byte or more, not from "
             f"{describe(place.buffer)}",

@@ -17,7 +17,7 @@ from typing import Any
 from tilec import language as T
 from tilec.frontend.arithmetic import affine_of, static_int
 from tilec.frontend.placements import along, for_each_element
-from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile
+from tilec.frontend.values import Buffer, Number, Region, Scalar, Tile, describe
 from tilec.ir.types import (
     FLOAT4_E2M1,
     FLOAT8_E8M0,
@@ -100,6 +100,19 @@ def _byte_of(t: Any, element: Region) -> tuple[Region, Number]:
         shift = t.binary("mul", t.binary("mod", last, 2), 4)
         last = t.binary("floordiv", last, 2)
     return Region(stored, (*outer, last), element.extents, element.loc), shift
+
+
+def first_byte(t: Any, element: Region) -> Region:
+    """Where the bytes of a tensor are from an element on. Raises CompileError for one that is known
+    to begin in the middle of a byte, or not known to begin one."""
+    if element.buffer.packed is None or not element.buffer.is_global:
+        return element
+    if element.buffer.dtype.bits < 8 and not _is_even(element.offsets[-1]):
+        raise t.error(
+            f"this element of {describe(element.buffer)} may be the upper half of a byte",
+            "name one whose last index is even: A[i, 2 * j]",
+        )
+    return _byte_of(t, element)[0]
 
 
 def _bytes(buffer: Buffer) -> Buffer:

@@ -86,15 +86,27 @@ def signatures(text: str) -> dict[str, Signature]:
 
 
 def _llvm(m: re.Match[str]) -> Signature:
-    given = m["before"].split()[-1:]
-    words = (word.split() for word in m["taken"].split(",") if word.strip())
-    parameters = tuple(_llvm_parameter(word[0]) for word in words)
-    result = None if given in ([], ["void"]) else _llvm_parameter(given[0])
+    given = (_parts(m["before"], " ") or ["void"])[-1]
+    parameters = tuple(_llvm_parameter(_parts(p, " ")[0]) for p in _parts(m["taken"], ","))
+    result = None if given == "void" else _llvm_parameter(given)
     return Signature(m["name"].strip('"'), "llvm", parameters, result)
 
 
 def _llvm_parameter(type: str) -> Parameter:
     return Parameter(type, _LLVM_TYPES.get(type, ()))
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """`text` between separators that stand in no brackets: a vector's or a struct's type is one
+    part."""
+    parts, depth = [""], 0
+    for x in text:
+        depth += (x in "<{[(") - (x in ">}])")
+        if x == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += x
+    return [p.strip() for p in parts if p.strip()]
 
 
 def _ptx(m: re.Match[str]) -> Signature:

@@ -15,6 +15,7 @@ from tilec.ir.element_loops import ELEMENTWISE
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import (
     Alloc,
+    AtomicTile,
     Copy,
     ElementAccess,
     Fill,
@@ -400,7 +401,12 @@ _FREE_TILE_OPS = (
 
 def meets(block: Block) -> bool:
     """Whether all threads of a scope must come together to some op of `block`."""
-    return any(_needs(o) == Level.BLOCK for o in walk(block))
+    return any(needs_all(o) for o in walk(block))
+
+
+def needs_all(o: Op) -> bool:
+    """Whether all threads of a scope must come together to `o`."""
+    return _needs(o) == Level.BLOCK
 
 
 _BARRIERS = ("barrier", "cluster_barrier")
@@ -428,7 +434,6 @@ def _needs(o: Op) -> Level | None:
 
 
 _SPELLED = {
-    "scan": "T.cumsum (or T.cummax)",
     "parallel": "T.Parallel",
     "barrier": "T.sync_threads()",
     "cluster_barrier": "T.cluster_sync()",
@@ -438,12 +443,25 @@ _SPELLED = {
     "warp_mma": "T.ptx_mma",
     "load_matrices": "T.ldmatrix",
     "set_registers": "T.set_max_nreg",
+    "wgmma_wait": "T.wait_wgmma",
 }
+
+
+def spelled(o: Op) -> str:
+    """What the author of a kernel wrote for an op."""
+    match o:
+        case Reduce():
+            return f"T.reduce_{o.kind}"
+        case Scan():
+            return f"T.cum{o.kind}"
+        case AtomicTile():
+            return f"T.atomic_{o.kind}"
+    return _SPELLED.get(o.opname, f"T.{o.opname}")
 
 
 def _divergent(o: Op, condition: Op | None, level: Level) -> CompileError:
     who = "thread" if level == Level.THREAD else "warp"
-    what = _SPELLED.get(o.opname, f"T.{o.opname}")
+    what = spelled(o)
     if isinstance(condition, Parallel):
         return CompileError(
             f"{what} inside T.Parallel: it works on a whole tile, an iteration on one element",

@@ -16,6 +16,7 @@ from tilec.ir.verify import verify
 from tilec.passes.arrange import arrange
 from tilec.passes.batch_loads import batch_loads
 from tilec.passes.block_order import block_order
+from tilec.passes.check_barriers import check_barriers
 from tilec.passes.check_consumer_groups import check_consumer_groups
 from tilec.passes.check_registers import check_registers, fragment_registers
 from tilec.passes.check_schedule import check_schedule
@@ -69,6 +70,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (group_threads, "TILE"),  # what stands under a group's condition is uniform from here on
     (mem2reg, "TILE"),
     (simplify, "TILE"),  # folds what stood in variables
+    (check_barriers, "TILE"),
     (fuse_exponents, "TILE"),
     (flatten_rows, "TILE"),  # grid, tiles and guards are as the user wrote them
     (version_loops, "TILE"),  # what is left without a condition may be a copy

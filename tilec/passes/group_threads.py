@@ -8,14 +8,13 @@ nothing runs ahead there but what the author starts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilec.ir.copy_engines import CopyEngines
-from tilec.ir.core import Block, Builder, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.core import Block, Builder, Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError
 from tilec.ir.instr import find_instruction
 from tilec.ir.ops import (
@@ -48,9 +47,9 @@ from tilec.ir.ops import (
     is_by_hand,
     yielded,
 )
-from tilec.ir.schedule import DEFAULT_THREADS
 from tilec.ir.types import INT32, BufferType
-from tilec.ir.verify import meets
+from tilec.ir.verify import meets, needs_all, spelled
+from tilec.passes.utils.thread_masks import ThreadMasks
 from tilec.passes.utils.warp_matrices import by_elements
 from tilec.passes.utils.warp_products import by_shuffles
 from tilec.passes.utils.whole_warps import whole_warps
@@ -117,9 +116,7 @@ def group_threads(func: Func, target: Target) -> Func:
 class _Groups:
     def __init__(self, func: Func, target: Target) -> None:
         self.size = target.warp_size
-        self.threads = int(func.attrs.get("threads") or DEFAULT_THREADS)
-        self.defs = defining_ops(func.body)
-        self.known: dict[Value, Any] = {}
+        self.masks = ThreadMasks(func)
 
     def block(self, block: Block, group: Any, inside: bool) -> Block:
         """`block`, which the threads of `group` (a mask; None: all) run; `inside`: a scope."""
@@ -144,8 +141,8 @@ class _Groups:
         return block if same else replace(block, ops=tuple(ops))
 
     def branch(self, o: If, group: Any, inside: bool) -> list[Op]:
-        mask = self.mask(o.cond)
-        whole = np.ones(self.threads, bool) if group is None else group
+        mask = self.masks.mask(o.cond)
+        whole = np.ones(self.masks.threads, bool) if group is None else group
         if mask is None or not (meets(o.then) or meets(o.orelse)):
             then, orelse = (self.block(r, group, inside) for r in (o.then, o.orelse))
             same = then is o.then and orelse is o.orelse
@@ -185,34 +182,16 @@ class _Groups:
         found = np.flatnonzero(who)
         first, last = int(found[0]), int(found[-1]) + 1
         if len(found) != last - first or first % self.size or last % self.size:
+            inside = next(x for r in (o.then, o.orelse) for x in walk(r) if needs_all(x))
+            what = spelled(inside)
             runs = "threads that do not follow one another"
             if len(found) == last - first:
                 runs = f"threads {first} to {last - 1}"
             raise CompileError(
-                f"a tile op stands under a condition that holds for {runs}: a group that works on "
-                f"tiles is whole warps of {self.size} threads",
+                f"{what} stands under a condition that holds for {runs}: a group that works on "
+                f"tiles, or meets, is whole warps of {self.size} threads",
                 o.loc,
                 f"write a condition such as tx < {max(last // self.size, 1) * self.size}, or move "
-                "the tile op out of it",
+                f"{what} (line {inside.loc.line}) out of it",
             )
         return first // self.size, (last - first) // self.size
-
-    def mask(self, cond: Value) -> Any:
-        """For which threads a condition holds; None where it depends on more than the thread index,
-        or not on that."""
-        found = self.evaluate(cond)
-        return None if found is None or np.ndim(found) == 0 else found
-
-    def evaluate(self, v: Value) -> Any:
-        """A scalar in each thread (or for all), None if it is not known now."""
-        if v in self.known:
-            return self.known[v]
-        o, found = self.defs.get(v), None
-        if isinstance(o, ThreadIndex):
-            found = np.arange(self.threads, dtype=np.int32)
-        elif o is not None and o.pure and type(o).evaluate is not Op.evaluate:
-            operands: Sequence[Any] = [self.evaluate(x) for x in o.operands]
-            if all(x is not None for x in operands):
-                found = o.evaluate(*operands)
-        self.known[v] = found
-        return found
