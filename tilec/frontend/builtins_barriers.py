@@ -338,6 +338,13 @@ def ws(t: Expressions, c: Call) -> GroupHeader:
             f"T.ws({', '.join(map(describe, c['group']))}): not warpgroups that follow one another",
             "write T.ws(0) for threads 0 to 127, T.ws(1) for 128 to 255, T.ws(0, 1) for both",
         )
+    block, last = math.prod(t.block_shape), (first + len(ids)) * GROUP_THREADS
+    if t.block_shape and last > block:
+        raise t.error(
+            f"T.ws({', '.join(map(str, ids))}) is of threads {first * GROUP_THREADS} to {last - 1}, "
+            f"the block has {block}",
+            f"write with T.Kernel(…, threads={last})",
+        )
     return GroupHeader(first * GROUP_THREADS, len(ids) * GROUP_THREADS, t.loc)
 
 

@@ -38,6 +38,13 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     if not local:
         tile_level(t, c)
     source, dest = _tile(t, c, "buffer", local), _tile(t, c, "out", local)
+    if local and dest.buffer.type.space == "fragment":
+        raise t.error(
+            f"{t.tile_text(source)} is each thread's own, and out is {describe(dest.buffer)}, which "
+            "all of them share",
+            f"allocate {dest.buffer.name} with T.alloc_local, too",
+            c.place("out"),
+        )
     dim = dimension(t, c, "dim", source)
     kept = tuple(e for d, e in enumerate(source.extents) if d != dim)
     allowed = (kept or (1,), (*source.extents[:dim], 1, *source.extents[dim + 1 :]))
