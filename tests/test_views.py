@@ -199,7 +199,7 @@ WRONG = {
     "elements": ("T.reshape(A, (9, 8))", "has 2304 bits, A 2048"),
     "bits": ("T.view(A, dtype='float16')", "has 1024 bits, A 2048"),
     "extent": ("T.reshape(A, (8, -8))", "an extent of T.reshape is"),
-    "nibbles": ("T.view(A, (8, 64), 'int4')", "narrower than a byte"),
+    "nibbles": ("T.view(A, (512, 1), 'int4')", "elements of four bits come in pairs"),
     "no buffer": ("T.reshape(3, (8,))", "not a buffer"),
     "dtype": ("T.view(A, (8, 8), 'nothing')", "is not a dtype"),
     "a part of an element": ("T.view(A, (256,), 'uint8')[0] = T.uint8(1)", "elements of float32"),

@@ -340,9 +340,10 @@ def ws(t: Expressions, c: Call) -> GroupHeader:
         )
     block, last = math.prod(t.block_shape), (first + len(ids)) * GROUP_THREADS
     if t.block_shape and last > block:
+        named = ", ".join(map(str, ids))
         raise t.error(
-            f"T.ws({', '.join(map(str, ids))}) is of threads {first * GROUP_THREADS} to {last - 1}, "
-            f"the block has {block}",
+            f"T.ws({named}) is of threads {first * GROUP_THREADS} to {last - 1}, the block has "
+            f"{block}",
             f"write with T.Kernel(…, threads={last})",
         )
     return GroupHeader(first * GROUP_THREADS, len(ids) * GROUP_THREADS, t.loc)

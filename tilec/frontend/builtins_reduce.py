@@ -40,8 +40,8 @@ def _reduce(t: Expressions, c: Call, kind: str) -> None:
     source, dest = _tile(t, c, "buffer", local), _tile(t, c, "out", local)
     if local and dest.buffer.type.space == "fragment":
         raise t.error(
-            f"{t.tile_text(source)} is each thread's own, and out is {describe(dest.buffer)}, which "
-            "all of them share",
+            f"{t.tile_text(source)} is each thread's own, and out is {describe(dest.buffer)}, "
+            "which all of them share",
             f"allocate {dest.buffer.name} with T.alloc_local, too",
             c.place("out"),
         )
