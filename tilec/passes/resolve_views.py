@@ -314,23 +314,35 @@ class _Views:
         return Region(root, tuple(offsets), tuple(extents))
 
     def copied(self, o: Op, subst: Substitution) -> Sequence[Op]:
-        """`o` with copies of its views; what it writes goes back behind it."""
+        """`o` with copies of the boxes of views that it works on; what it writes goes back behind
+        it."""
         before, behind = Builder(o.loc), Builder(o.loc)
-        written = {e.region.buffer for e in o.effects() if e.region and e.writes}
-        copies: Substitution = {}
-        for v in {x for x in o.operands if x in self.source}:
+        effects = [e for e in o.effects() if e.region]
+
+        def copy(theirs: Region) -> Region:
+            """A buffer in the place of a box, and its use in `o`."""
+            v = theirs.buffer
+            own = [e for e in effects if e.region == theirs]
+            own = own or [e for e in effects if e.region and e.region.buffer is v]
             space = "shared" if v.buffer.space == "global" else v.buffer.space
-            shape = v.buffer.static_shape
-            made = before.value(Alloc, BufferType(shape, v.dtype, space), name=v.name)
-            zeros = tuple(before.value(Const, 0, INT32) for _ in shape)
-            whole, theirs = Region(made, zeros, shape), Region(v, zeros, shape)
-            before.emit(Copy, theirs, whole)
-            if v in written:
+            made = before.value(Alloc, BufferType(theirs.extents, v.dtype, space), name=v.name)
+            zeros = tuple(before.value(Const, 0, INT32) for _ in theirs.extents)
+            whole = Region(made, zeros, theirs.extents)
+            if any(e.reads for e in own):
+                before.emit(Copy, theirs, whole)
+            if any(e.writes for e in own):
                 behind.emit(Copy, whole, theirs)
-            copies[v] = made
+            return whole
+
+        boxes = {r: copy(r) for r in dict.fromkeys(_regions(o)) if r.buffer in self.source}
+        done = _with_regions(o, boxes)
+        copies: Substitution = {}
+        for v in dict.fromkeys(x for x in done.operands if x in self.source):
+            zeros = tuple(before.value(Const, 0, INT32) for _ in v.buffer.shape)
+            copies[v] = copy(Region(v, zeros, v.buffer.static_shape)).buffer
         done = replace(
-            o,
-            **{n: _in_copies(getattr(o, n), copies) for n in o.operand_fields},  # type: ignore[arg-type]
+            done,
+            **{n: _in_copies(getattr(done, n), copies) for n in done.operand_fields},  # type: ignore[arg-type]
         )
         block = Block((), (*before.ops, done, *behind.ops))
         return rewrite(block, lambda x: self.visit(x, subst), subst).ops
