@@ -278,6 +278,37 @@ def wgmma_gemm(
     only_inside("wgmma_gemm")
 
 
+def gemm_sp(
+    A_sparse: Any,
+    E: Any,
+    B: Any,
+    C: Any,
+    transpose_A: _Bool = False,
+    transpose_E: _Bool = False,
+    transpose_B: _Bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: _Bool = False,
+    k_pack: _Int = 1,
+    allow_tf32: _Bool = False,
+) -> None:
+    """C += A @ B where of each four neighbours in a row of A two are kept (2:4 sparsity; of 32-bit
+    elements one of two), with `clear_accum` C = A @ B.
+
+    `A_sparse` is what is kept, (M, K / 2), or (K / 2, M) with `transpose_A`; `E` says where it
+    belongs, (M, K / n) integers, or (K / n, M) with `transpose_E`. One of them describes n elements
+    of a row: as many as it has bits, half as many of 32-bit elements. `tilec.sparse` has the format
+    and makes both (`compress`). B, C, `policy` and `k_pack` are those of `gemm`; E is a shared tile
+    of int8, int16, int32 or the unsigned ones.
+
+    Inputs and sums: float16 (float32 or float16), bfloat16 (float32), float8_e4m3 and float8_e5m2
+    in any mixture (float32 or float16), int8 and uint8 in any mixture (int32), float32 (float32;
+    rounded to TF32 with `allow_tf32`). NVIDIA's GPUs multiply compressed tiles (mma.sp; K a
+    multiple of 64 bytes) but for float32 without `allow_tf32`; elsewhere A is written out in shared
+    memory first. Raises CompileError for tiles that do not agree, and for other dtypes.
+    """
+    only_inside("gemm_sp")
+
+
 def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
     """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not
     read."""

@@ -56,6 +56,8 @@ _H200 = Speeds(
     products=(
         ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
         ("mma.8", 3800.0), ("mma_fp8.8", 3800.0), ("mma.16", 1900.0), ("mma.32", 950.0),
+        ("mma_sp.8", 7600.0), ("mma_sp_fp8.8", 7600.0), ("mma_sp.16", 3800.0),
+        ("mma_sp.32", 1900.0),
     ),
     latency=0.7e-6,
     launch=1.2e-6,
@@ -67,10 +69,13 @@ _A100 = Speeds(
     l2=40.0,
     shared=128.0,
     vector=64.0,
-    products=(("mma.8", 4096.0), ("mma.16", 2048.0), ("mma.32", 1024.0)),
+    products=(
+        ("mma.8", 4096.0), ("mma.16", 2048.0), ("mma.32", 1024.0),
+        ("mma_sp.8", 8192.0), ("mma_sp.16", 4096.0), ("mma_sp.32", 2048.0),
+    ),
     latency=0.8e-6,
     launch=2.5e-6,
-)
+)  # fmt: skip
 _MI300X = Speeds(
     clock=1.8e9,
     dram=4.0e12,
@@ -143,7 +148,7 @@ class Target:
     llvm_features: str = ""
 
     def has(self, feature: str) -> bool:
-        """Whether the machine has `feature`: instructions ("mma", "mma_fp8", "ldmatrix",
+        """Whether the machine has `feature`: instructions ("mma", "mma_fp8", "mma_sp", "ldmatrix",
         "stmatrix", "cp_async", "wgmma", "tma", "mbarrier", "setmaxnreg", "cluster"; "mfma",
         "mfma_xf32", "mfma_cdna4"; "lds_dma_128": loads to LDS of more than 4 bytes per lane), or
 
@@ -160,8 +165,9 @@ class Target:
 
 
 _CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks"})
-_SM80 = _CUDA | {"mma", "ldmatrix", "cp_async"}
-_SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster", "mma_fp8"}
+_SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
+_SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster"}
+_SM90 |= {"mma_fp8", "mma_sp_fp8"}
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
 # frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the
 # oldest that has all of an architecture's instructions: the newest drivers are not needed.

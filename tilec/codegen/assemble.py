@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -33,6 +33,7 @@ from tilec.codegen.ptxas import run_ptxas
 from tilec.codegen.ptxas_faults import without_faults
 from tilec.codegen.selectable import check_intrinsics
 from tilec.ir.errors import InternalError
+from tilec.ir.instr import PTX_FOR
 from tilec.support.tools import find_ptxas
 from tilec.target import Target
 
@@ -117,7 +118,7 @@ def _made(llvm_text: str, target: Target, emit: _Emit) -> tuple[bytes, dict[str,
         seconds: dict[str, float] = {}
         module = _optimised(llvm_text, target, seconds, passes)
         with _timed(seconds, "emit"):
-            return emit(_machine(target), module), seconds
+            return emit(_machine(_with_ptx(target, llvm_text)), module), seconds
 
     foreign = _texts(llvm_text, "llvm") or _texts(llvm_text, "asm")
     if target.kind == "cuda" and not foreign:
@@ -192,11 +193,17 @@ def _initialize() -> None:
 _machines = threading.local()
 
 
+def _with_ptx(target: Target, llvm_text: str) -> Target:
+    """`target` with a newer PTX, where an instruction of the text needs it."""
+    newer = (ptx for word, ptx in PTX_FOR.items() if target.kind == "cuda" and word in llvm_text)
+    return next((replace(target, llvm_features=ptx) for ptx in newer), target)
+
+
 def _machine(target: Target) -> Any:
     """This thread's LLVM target machine for `target`: making one takes a millisecond, sharing one
     is unsafe."""
     cache: dict[str, Any] = _machines.__dict__
-    key = f"{target.kind}:{target.arch}"
+    key = f"{target.kind}:{target.arch}:{target.llvm_features}"
     if key not in cache:
         cache[key] = _make_machine(target)
     return cache[key]

@@ -18,6 +18,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     Asm,
     MmaInstruction,
+    SparseMmaInstruction,
     WgmmaInstruction,
     cluster,
     find_instruction,
@@ -325,13 +326,17 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_mma(self, o: ops.Mma) -> None:
         instr = find_instruction(o.instr)
-        if not isinstance(instr, MmaInstruction):
+        if not isinstance(instr, MmaInstruction | SparseMmaInstruction):
             raise InternalError(f"{o.instr} is not an mma", o.loc)
-        form, args, dest = instr.asm(), list[Val](), tuple[Val, ...]()
+        sparse = isinstance(instr, SparseMmaInstruction)
+        form = instr.asm(o.selector) if sparse else instr.asm()
+        args, dest = list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
         for (v, register), count, pack in zip(parts, instr.registers, instr.packs):
             dest = self.pack_slots(v, register, count, pack)
             args += self.read_packs(v, dest, form.inputs[len(args) : len(args) + count])
+        if o.metadata is not None:
+            args.append(self.get(o.metadata))
         self.write_packs(o.c, dest, self.asm(form, args, o.instr))
 
     def emit_warp_mma(self, o: ops.WarpMma) -> None:

@@ -245,13 +245,13 @@ def _fill(t: Expressions, tile: Tile, value: object) -> None:
 @builtin(T.gemm)
 def gemm(t: Expressions, c: Call) -> None:
     tile_level(t, c)
-    a, b = _factor(t, c, "A"), _factor(t, c, "B")
-    acc = _accumulator(t, c)
+    a, b = factor(t, c, "A"), factor(t, c, "B")
+    acc = accumulator(t, c)
     transpose_a, transpose_b = (
         bool_argument(t, c, "transpose_A"),
         bool_argument(t, c, "transpose_B"),
     )
-    _check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
+    check_dtypes(t, a.buffer.type.dtype, b.buffer.type.dtype, acc, (a, b))
     (m, k), (kb, n) = a.extents[-2:], b.extents[-2:]
     m, k = (k, m) if transpose_a else (m, k)
     kb, n = (n, kb) if transpose_b else (kb, n)
@@ -281,19 +281,8 @@ def gemm(t: Expressions, c: Call) -> None:
         )
     if "k_pack" in c.values:
         int_argument(t, c, "k_pack", 1)
-    policy = c["policy"]
-    if not isinstance(policy, T.GemmWarpPolicy):
-        raise t.error(
-            f"policy of T.gemm is {describe(policy)}",
-            "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
-            c.place("policy"),
-        )
-    clears = isinstance(c["clear_accum"], Scalar)
-    if clears:
-        with t.at(c.place("clear_accum")):
-            whole, holds = t.tile(acc, "C of T.gemm"), t.truth(c["clear_accum"])
-            assert isinstance(holds, Scalar)
-            t.branch(holds, lambda: _fill(t, whole, 0))
+    policy = warp_policy(t, c)
+    clears = clears_first(t, c, acc)
     t.emit(
         Gemm,
         t.box(a),
@@ -301,56 +290,77 @@ def gemm(t: Expressions, c: Call) -> None:
         acc.value,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
-        clear=not clears and bool_argument(t, c, "clear_accum"),
-        policy=policy.value,
+        clear=clears,
+        policy=policy,
         allow_tf32=bool_argument(t, c, "allow_tf32"),
         fast_accum=fast,
         asynchronous=c.builtin == "wgmma_gemm",
     )
 
 
-def _factor(t: Expressions, c: Call, name: str) -> Tile:
+def warp_policy(t: Expressions, c: Call) -> str:
+    """The policy of a product, as the op has it."""
+    policy = c["policy"]
+    if not isinstance(policy, T.GemmWarpPolicy):
+        raise t.error(
+            f"policy of T.{c.builtin} is {describe(policy)}",
+            "write T.GemmWarpPolicy.Square, .FullRow or .FullCol",
+            c.place("policy"),
+        )
+    return policy.value
+
+
+def clears_first(t: Expressions, c: Call, acc: Buffer) -> bool:
+    """Whether a product sets C; where that is known at run time alone, C is cleared here."""
+    if not isinstance(c["clear_accum"], Scalar):
+        return bool_argument(t, c, "clear_accum")
+    with t.at(c.place("clear_accum")):
+        whole, holds = t.tile(acc, f"C of T.{c.builtin}"), t.truth(c["clear_accum"])
+        assert isinstance(holds, Scalar)
+        t.branch(holds, lambda: _fill(t, whole, 0))
+    return False
+
+
+def factor(t: Expressions, c: Call, name: str) -> Tile:
+    """An operand of a product: a shared tile or a fragment of two dimensions."""
     with t.at(c.place(name)):
-        tile = t.tile(c[name], f"{name} of T.gemm")
+        tile = t.tile(c[name], f"{name} of T.{c.builtin}")
         if tile.buffer.type.space not in ("shared", "fragment"):
             hint = "copy it into a shared tile first: T.copy(…, A_shared)"
-            raise t.error(
-                f"{name} of T.gemm is {describe(tile.buffer)}; it must be shared or a fragment",
-                hint,
-            )
+            said = f"{name} of T.{c.builtin} is {describe(tile.buffer)}"
+            raise t.error(f"{said}; it must be shared or a fragment", hint)
         if len(tile.extents) < 2 or any(e != 1 for e in tile.extents[:-2]):
             raise t.error(
-                f"{name} of T.gemm is {t.tile_text(tile)}; it must have two dimensions",
+                f"{name} of T.{c.builtin} is {t.tile_text(tile)}; it must have two dimensions",
                 "name a two-dimensional part: A_s[0, :, :]",
             )
         return tile
 
 
-def _accumulator(t: Expressions, c: Call) -> Buffer:
+def accumulator(t: Expressions, c: Call) -> Buffer:
+    """C of a product: a whole fragment of two dimensions."""
     value = c["C"]
     with t.at(c.place("C")):
         if not isinstance(value, Buffer):
             raise t.error(
-                f"C of T.gemm is {describe(value)}; it must be a whole fragment",
+                f"C of T.{c.builtin} is {describe(value)}; it must be a whole fragment",
                 'allocate one: C = T.alloc_fragment((m, n), "float32")',
             )
         if value.type.space != "fragment":
             extents = ", ".join(map(str, value.type.shape))
             raise t.error(
-                f"C of T.gemm is {describe(value)}; the result must be a fragment",
+                f"C of T.{c.builtin} is {describe(value)}; the result must be a fragment",
                 f'allocate T.alloc_fragment(({extents}), "float32") and copy it to {value.name}',
             )
         if value.type.rank != 2:
             raise t.error(
-                f"C of T.gemm is {describe(value)}; it must have two dimensions",
+                f"C of T.{c.builtin} is {describe(value)}; it must have two dimensions",
                 'allocate one: C = T.alloc_fragment((m, n), "float32")',
             )
         return value
 
 
-def _check_dtypes(
-    t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]
-) -> None:
+def check_dtypes(t: Expressions, a: DType, b: DType, acc: Buffer, tiles: tuple[Tile, Tile]) -> None:
     both = f"A is {t.tile_text(tiles[0])}, B is {t.tile_text(tiles[1])}"
     if a is not b and {a.name, b.name} not in _MIXABLE:
         raise t.error(

@@ -31,6 +31,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_reducers,
     builtins_rounding,
     builtins_scalar,
+    builtins_sparse,
     builtins_statements,
     builtins_threads,
     builtins_tile,

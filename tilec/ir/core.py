@@ -1,9 +1,9 @@
 """The IR itself: values, ops, blocks and functions, and the four ways to walk and change them.
 
 An op is a frozen dataclass made by the `op` decorator. Its fields *are* its definition: a field
-typed `Value`, `Value | None`, `tuple[Value, ...]` or `Region` (a box of a buffer) is an operand, a
-field typed `Block` is a region, every other field is an attribute. Printing, parsing, cloning and
-walking are generic over these fields.
+typed `Value`, `tuple[Value, ...]` or `Region` (a box of a buffer; `| None`
+where it may be left out) is an operand, a field typed `Block` is a region, every
+other field is an attribute. Printing, parsing, cloning and walking are generic over these fields.
 
 Values have identity (two values are equal only if they are the same object) and carry their type;
 blocks and ops are immutable, so a pass shares what it does not change and rebuilds the rest."""
@@ -194,6 +194,7 @@ class Op:
 
 
 OPS: dict[str, type[Op]] = {}
+OPERAND_KINDS = ("Value", "Value | None", "tuple[Value, ...]", "Region", "Region | None")
 _T = TypeVar("_T", bound=type[Op])
 
 
@@ -214,7 +215,7 @@ def op(
             if f.name in ("results", "loc"):
                 continue
             kind = str(f.type)
-            if kind in ("Value", "Value | None", "tuple[Value, ...]", "Region"):
+            if kind in OPERAND_KINDS:
                 operands.append(f.name)
                 plain = plain and kind == "Value"
             elif kind == "Block":

@@ -71,6 +71,7 @@ class OpForm:
 
 _OPERAND_ROLES = {
     "Region": "region",
+    "Region | None": "region",
     "Value": "value",
     "Value | None": "value",
     "tuple[Value, ...]": "values",
@@ -255,10 +256,12 @@ class _Printer:
                     parts.append("none" if got is None else names.get(got) or self.name(got))
                 elif got is not None:
                     parts.append(f"{f.name}={self.name(got)}")
-            elif f.role == "region":
+            elif f.role == "region" and got is not None:
                 at = ", ".join([names.get(v) or self.name(v) for v in got.offsets])
                 buffer = names.get(got.buffer) or self.name(got.buffer)
-                parts += [f"{buffer}[{at}]" if at else buffer, print_attribute(got.extents)]
+                said = f"{buffer}[{at}]" if at else buffer
+                parts.append(said if f.positional else f"{f.name}={said}")
+                parts.append(print_attribute(got.extents))
             elif f.role == "values":
                 if got or not f.omit_empty:
                     text = f"[{', '.join([names.get(v) or self.name(v) for v in got])}]"
@@ -266,7 +269,9 @@ class _Printer:
                         parts[-1] += text
                     else:
                         parts.append(text)
-            elif f.positional or got != f.default or type(got) is not type(f.default):
+            elif f.role != "region" and (
+                f.positional or got != f.default or type(got) is not type(f.default)
+            ):
                 text = self.attribute(f.role, got)
                 parts.append(text if f.positional else f"{f.name}={text}")
         line = f"{head} {', '.join(parts)}" if parts else head

@@ -26,6 +26,7 @@ from tilec.passes.demote_fragments import demote_fragments
 from tilec.passes.exchange_partial_sums import exchange_partial_sums
 from tilec.passes.expand_pipeline import expand_pipeline
 from tilec.passes.expand_scopes import expand_scopes
+from tilec.passes.expand_sparse import expand_sparse
 from tilec.passes.flatten_rows import flatten_rows
 from tilec.passes.fold_clears import fold_clears
 from tilec.passes.fuse_exponents import fuse_exponents
@@ -78,6 +79,7 @@ NORMALISE: tuple[tuple[Pass, str], ...] = (
     (stage_reductions, "TILE"),
     (lower_scans, "TILE"),
     (pad_tiles, "TILE"),  # sees every copy and product
+    (expand_sparse, "TILE"),  # extents are final; what comes of it is an ordinary product
     (two_level_accumulation, "TILE"),  # before plans are listed: its fragments take registers
     (lower_prints, "TILE"),
 )

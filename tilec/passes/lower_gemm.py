@@ -18,7 +18,7 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
-from tilec.ir.instr import find_instruction
+from tilec.ir.instr import SparseMmaInstruction, find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import (
     Alloc,
@@ -42,10 +42,12 @@ from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_of
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
 from tilec.passes.utils.operands import Operand, operand, plane, wgmma_reads
+from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
 
 CHUNK_BITS = 128  # of a row of a matrix that ldmatrix reads
-LDMATRIX_FEEDS = ("mma", "mma_fp8")  # instructions whose operands lie as ldmatrix gives them
+# Instructions whose operands lie as ldmatrix gives them.
+LDMATRIX_FEEDS = ("mma", "mma_fp8", "mma_sp", "mma_sp_fp8")
 
 
 def lower_gemm(func: Func, target: Target) -> Func:
@@ -187,7 +189,11 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     a_size, b_size, c_size = (
         layout.size("reg") // pack for layout, pack in zip((instr.a, instr.b, instr.c), instr.packs)
     )
-    with counted(b, steps, "k", "serial" if converted and not held else "unroll") as (step, inner):
+    kind = "serial" if converted and not held else "unroll"
+
+    def multiply(
+        inner: Builder, step: Value, words: Value | None = None, selector: int = 0
+    ) -> None:
         a, bb = (
             x.buffer if x.buffer in held else _Step(o, which, place, facts).load(b, inner, step)
             for which, x in (("a", o.a), ("b", o.b))
@@ -202,7 +208,20 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
                 b_index = x.op("add", b_index, x.op("mul", step, x.const(n_atoms * b_size)))
             first = x.op("mul", i, x.const(n_atoms * c_size))
             c_index = x.op("add", first, x.op("mul", j, x.const(c_size)))
-            columns.emit(Mma, o.instr, o.c, c_index, a, a_index, bb, b_index)
+            word = None if words is None else columns.value(RegRead, words, i)
+            columns.emit(Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
+
+    if not isinstance(instr, SparseMmaInstruction):
+        with counted(b, steps, "k", kind) as (step, inner):
+            multiply(inner, step)
+        return
+    metadata = Metadata(o, instr, place, facts)
+    with counted(b, steps // metadata.served, "k", kind) as (group, inner):
+        words = metadata.load(b, inner, group)
+        for selector in range(metadata.served):
+            x = Numbers(inner)
+            first = x.op("mul", group, x.const(metadata.served))
+            multiply(inner, x.op("add", first, x.const(selector)), words, selector)
 
 
 class _Step:
@@ -219,13 +238,14 @@ class _Step:
         assert o.c.buffer.layout is not None
         self.layout = operand_layout(o, which, instr.k, o.c.buffer.layout.size("warp"))
         dtype = instr.a_dtype if self.is_a else instr.b_dtype
+        self.depth = instr.a_k if self.is_a else instr.k  # elements along K of one step
         self.type = BufferType(self.layout.shape, dtype, "fragment", layout=self.layout)
         self.name = f"{self.region.buffer.name}_{which}"
 
     def load(self, b: Builder, inner: Builder, step: Value) -> Value:
         """The fragment, made at `b`, whose registers `inner` fills."""
         fragment = b.value(Alloc, self.type, packed=self.pack, name=self.name)
-        k0 = Numbers(inner).op("mul", step, inner.value(Const, self.instr.k, INT32))
+        k0 = Numbers(inner).op("mul", step, inner.value(Const, self.depth, INT32))
         own = self.region.buffer.dtype
         if not self._by_matrices():
             self._elements(inner, fragment, k0)
@@ -242,17 +262,22 @@ class _Step:
 
     def _by_matrices(self) -> bool:
         """Whether ldmatrix brings the operand: its elements as wide as the instruction takes them,
-        two 16-byte chunks of K at a time. An 8x8 matrix of 16 bits is a matrix of 8 rows and 16
-        bytes for it; only 16-bit elements can be transposed on the way."""
+        two 16-byte chunks of K at a time (four of B beside a compressed A). An 8x8 matrix of 16
+        bits is a matrix of 8 rows and 16 bytes for it; only 16-bit elements can be transposed on
+        the way."""
         instr, own, dtype = self.instr, self.region.buffer.dtype, self.type.dtype
         return (
             instr.feature in LDMATRIX_FEEDS
             and (dtype == own or dtype.bits == own.bits == 32)
             and instr.packs[0] * own.bits == 32  # what a lane gets of a matrix
-            and instr.k * own.bits == 2 * CHUNK_BITS
+            and self._chunks(own.bits) in (2, 4)
             and (own.bits == 16 or not self.region.mn_major)
             and self._adjacent(CHUNK_BITS // own.bits)
         )
+
+    def _chunks(self, bits: int) -> int:
+        """Chunks of 16 bytes along K of one step, of elements of `bits` bits."""
+        return self.depth * bits // CHUNK_BITS
 
     def _adjacent(self, count: int) -> bool:
         """Whether every run of `count` elements of the operand's last dimension, from a multiple of
@@ -270,8 +295,8 @@ class _Step:
 
     def _matrices(self, b: Builder, fragment: Value, k0: Value) -> None:
         """ldmatrix: lane l gives row l % 8 of matrix l / 8. A's atom is 2x2 matrices (rows first),
-        two of B's atoms are 2x2 (k first), each 8 rows of 16 bytes; `.trans` where K is not the
-        contiguous dimension."""
+        two of B's atoms are 2x2 (k first), or one is 4 along k, each 8 rows of 16 bytes; `.trans`
+        where K is not the contiguous dimension."""
         x = Numbers(b)
         wm, wn = self.warps
         lane, warp = self.place.lane, self.place.warp
@@ -290,7 +315,9 @@ class _Step:
             at = x.op("mod", at, x.const(wn)) if wn > 1 else x.const(0)
             per, count, width = 2, 4, self.instr.n
         atoms = self.share // width
-        if atoms % per:
+        if not self.is_a and self._chunks(fragment.dtype.bits) == 4:
+            per, mn_at, k_at = 1, x.const(0), number
+        elif atoms % per:
             per, count, mn_at = 1, 2, x.const(0)
         base = x.op("mul", at, x.const(self.share))
         with counted(b, atoms // per, "i") as (i, inner):

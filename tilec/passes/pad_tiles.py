@@ -94,7 +94,7 @@ def _pads(func: Func, target: Target) -> dict[int, int]:
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
             return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
-    operands = {x.buffer for o in gemms for x in (o.a, o.b)}
+    operands = {x.buffer for o in gemms for x in (o.a, o.b, o.metadata) if x is not None}
     for x in walk(func.body):
         if isinstance(x, Print) and x.buffer in padded:
             return {}
@@ -143,6 +143,8 @@ class _Padding:
                 self.products.add(o.c)
                 self._operand(o.a, -1 if o.transpose_a else -2)
                 self._operand(o.b, -2 if o.transpose_b else -1)
+                if o.metadata is not None:
+                    self._operand(o.metadata, -1 if o.transpose_metadata else -2)
         self.shapes = {v: s for v, s in self.shapes.items() if s != v.buffer.static_shape}
         shared = [v for v in self.shapes if v.buffer.space == "shared"]
         self.wide = {o: done for o in self._copies() if (done := self._widened(o))}
@@ -228,9 +230,20 @@ class _Padding:
     def _gemm(self, o: Gemm) -> Op:
         m, n, k = o.shape
         m, n = self.pads.get(m, m), self.pads.get(n, n)
-        a = (*o.a.extents[:-2], *((k, m) if o.transpose_a else (m, k)))
-        b = (*o.b.extents[:-2], *((n, k) if o.transpose_b else (k, n)))
-        return replace(o, a=replace(o.a, extents=a), b=replace(o.b, extents=b))
+
+        def grown(x: Region, rows: int, columns: int, transposed: bool) -> Region:
+            own = (columns, rows) if transposed else (rows, columns)
+            return replace(x, extents=(*x.extents[:-2], *own))
+
+        made = replace(
+            o,
+            a=grown(o.a, m, k if o.metadata is None else k // 2, o.transpose_a),
+            b=grown(o.b, k, n, o.transpose_b),
+        )
+        if o.metadata is None:
+            return made
+        words = o.metadata.extents[-2 if o.transpose_metadata else -1]
+        return replace(made, metadata=grown(o.metadata, m, words, o.transpose_metadata))
 
     def _loop(self, o: Parallel) -> Op | None:
         dims = {d for a in fragment_accesses(o) if a.buffer in self.shapes for d in a.dims}

@@ -372,7 +372,10 @@ def _in_boxes(o: Op, boxes: dict[Region, Region]) -> Op | None:
     made = _with_regions(o, boxes)
     match o, made:
         case Gemm(), Gemm():
-            same = [x.extents[-2:] == y.extents[-2:] for x, y in ((o.a, made.a), (o.b, made.b))]
+            sides = [(o.a, made.a), (o.b, made.b)]
+            if o.metadata is not None and made.metadata is not None:
+                sides.append((o.metadata, made.metadata))
+            same = [x.extents[-2:] == y.extents[-2:] for x, y in sides]
             return made if all(same) else None
         case Reduce() | Scan(), Reduce() | Scan():
             if made.source.extents != o.source.extents:

@@ -10,7 +10,8 @@ the instruction (wgmma has 64 rows, but any multiple of 8 columns); the same wit
 brought to registers, where it cannot read how that one is stored; one of a warp, for which they
 come to registers (with a conversion, where the target lacks the dtype but has one that holds it
 exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a tile or
-dtypes that no matrix instruction takes."""
+dtypes that no matrix instruction takes. Products with a compressed A have rows of their own, of a
+warp; `expand_sparse` has made dense ones of those that none suits."""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ from dataclasses import replace
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.core import Func, Op, Value, rewrite, walk
-from tilec.ir.errors import CompileError
-from tilec.ir.instr import MatrixInstruction, instructions_of
+from tilec.ir.errors import CompileError, InternalError
+from tilec.ir.instr import (
+    MatrixInstruction,
+    SparseMmaInstruction,
+    instructions_of,
+    sparse_instructions_of,
+)
 from tilec.ir.layout import Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import AnnotateLayout, Gemm
 from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.sparse import group_size
 from tilec.ir.types import (
     FLOAT8_E4M3,
     FLOAT8_E5M2,
@@ -104,6 +111,11 @@ class Selection:
         `widest` columns at most; its parts and what they need, where operands are brought to
         registers for it."""
         warps = threads // self._target.warp_size
+        if o.metadata is not None:
+            chosen = _warps(o, sparse_instructions(o, self._target), warps)
+            if chosen is None:
+                raise InternalError(f"no row for a sparse gemm of {o.shape}", o.loc)
+            return replace(o, instr=chosen[0], warps=chosen[1])
 
         def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
             sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
@@ -127,6 +139,19 @@ class Selection:
 
 def _instrs(a: DType, b: DType, c: DType, target: Target) -> list[MatrixInstruction]:
     return [instr for instr in instructions_of(a, b, c) if target.has(instr.feature)]
+
+
+def sparse_instructions(o: Gemm, target: Target) -> list[SparseMmaInstruction]:
+    """The rows for a product with a compressed A."""
+    m, n, k = o.shape
+    return [
+        instr
+        for dtypes in _dtypes(o)
+        for instr in sparse_instructions_of(*dtypes)
+        if target.has(instr.feature)
+        and not (m % instr.m or n % instr.n or k % instr.k)
+        and group_size(instr.a_dtype.bits) == group_size(o.a.dtype.bits)
+    ]
 
 
 def _dtypes(o: Gemm) -> list[Dtypes]:

@@ -30,6 +30,7 @@ Kind = Literal[
     "parity can alias",
     "unknown asm",
     "assertion failed",
+    "unordered metadata",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_FINDINGS = 100  # different ones that are kept; all are counted
@@ -158,6 +159,8 @@ def advice(f: Finding) -> str:
             return f"write {name} before it is read, in the first iteration too"
         case "out of bounds" if name:
             return f"keep the index inside of {name}: a condition, T.min or a larger extent"
+        case "unordered metadata":
+            return "make the values and the metadata with tilec.sparse.compress"
         case "never written":
             return f"let the grid (T.ceildiv) and the conditions reach every element of {name}"
         case "data race" if "another block" in f.message or "cluster's block" in f.message:

@@ -1,5 +1,5 @@
 """Matrix instructions: registers of warps to tiles and back, and what ldmatrix, stmatrix,
-mma, mfma and wgmma do. Products are the rows' own (`MatrixInstruction.semantics`)."""
+mma, mma.sp, mfma and wgmma do. Products are the rows' own (`MatrixInstruction.semantics`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir.instr import SparseMmaInstruction
 from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.layout import Layout
 from tilec.ir.semantics import numpy_dtype
+from tilec.ir.sparse import expand, ordered
 from tilec.ir.types import FLOAT32
 from tilec.sim.counts import Counts
 from tilec.sim.faults import tell_undefined
@@ -136,8 +138,9 @@ def mma(
     a: Sequence[Any],
     b: Sequence[Any],
     c: Sequence[Any],
+    described: tuple[Any, int] | None = None,
 ) -> tuple[Any, ...]:
-    """See `Machine.mma`."""
+    """See `Machine.mma`, and of what is `described`, metadata and selector, `Machine.mma_sp`."""
     size = m.block.warp_size
     warps, at = split(m, instr.warps)
     count_product(counts, m, instr, len(m.lanes) // (size * instr.warps))
@@ -147,6 +150,19 @@ def mma(
     for operand, layout, dtype in zip((a, b, c), (instr.a, instr.b, instr.c), dtypes):
         held = elements(operand, len(m.lanes), numpy_dtype(dtype, fnuz))
         parts.append(tiles(layout, spread(m, warps, size, at, held)))
+    if described is not None:
+        assert isinstance(instr, SparseMmaInstruction)
+        word, selector = described
+        held = elements([m.full(word)], len(m.lanes), f"uint{instr.unit}")
+        units = tiles(instr.metadata, spread(m, warps, size, at, held))
+        own = np.split(units, instr.selectors, axis=-1)[selector]
+        if not ordered(own, instr.a_dtype.bits).all():
+            m.report(
+                "unordered metadata",
+                "the two indices of a group of four elements are not in ascending order, "
+                "or those of two 32-bit elements neither (0, 1) nor (2, 3)",
+            )
+        parts[0] = expand(parts[0], np.ascontiguousarray(own), instr.a_dtype.bits)
     made = held_of(instr.c, instr.semantics(*parts)).reshape(warps * size, -1)
     if at is not None:
         made = made[at]

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tilec.ir.instr import SparseMmaInstruction
 from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Layout
@@ -311,6 +312,18 @@ class ThreadState(Threads):
         self, instr: MatrixInstruction, a: Sequence[Word], b: Sequence[Word], c: Sequence[Word]
     ) -> tuple[Word, ...]:
         return matrices.mma(self, self.block.memory.counts, instr, a, b, c)
+
+    def mma_sp(
+        self,
+        instr: SparseMmaInstruction,
+        a: Sequence[Word],
+        b: Sequence[Word],
+        c: Sequence[Word],
+        metadata: Word,
+        selector: int,
+    ) -> tuple[Word, ...]:
+        described = metadata, selector
+        return matrices.mma(self, self.block.memory.counts, instr, a, b, c, described)
 
     # --- parting and meeting ---
 

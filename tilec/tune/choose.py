@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from tilec.ir.core import Func
 from tilec.ir.errors import CompileError
 from tilec.ir.schedule import Plan
+from tilec.passes.expand_sparse import expand_sparse
 from tilec.target import Target
 from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
@@ -270,7 +271,8 @@ class Chooser:
         if found is None:
             constants = dict(zip(self._open, at))
             try:
-                found = Candidate(self._trace(constants), self._target, constants)
+                func = expand_sparse(self._trace(constants), self._target)
+                found = Candidate(func, self._target, constants)
             except CompileError as error:
                 found = error
             self._candidates[at] = found

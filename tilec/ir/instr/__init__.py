@@ -3,7 +3,7 @@ and does.
 
     instruction   the types: MatrixInstruction, Instruction, Asm, the counter of asm operands
     wgmma     wgmma                     memory    ldmatrix, stmatrix, cp.async, TMA, vectors
-    nvidia    mma.sync                  sync      mbarriers, fences, named barriers, setmaxnreg
+    nvidia    mma.sync, mma.sp          sync      mbarriers, fences, named barriers, setmaxnreg
     amd       mfma
     simt      multiply-add in one thread
     cluster   barriers, arrivals and loads between the blocks of a cluster
@@ -22,13 +22,25 @@ from tilec.ir.instr.instruction import (
     tile_of,
 )
 from tilec.ir.instr.memory import MatrixMove
-from tilec.ir.instr.nvidia import NVIDIA_INSTRUCTIONS, MmaInstruction
+from tilec.ir.instr.nvidia import (
+    NVIDIA_INSTRUCTIONS,
+    PTX_FOR,
+    SPARSE_INSTRUCTIONS,
+    MmaInstruction,
+    SparseMmaInstruction,
+)
 from tilec.ir.instr.simt import SIMT_INSTRUCTIONS, SimtInstruction
 from tilec.ir.instr.wgmma import WGMMA_INT_N, WGMMA_N, WgmmaInstruction, wgmma_wait
 from tilec.ir.types import DType
 
 MATRIX_INSTRUCTIONS: dict[str, MatrixInstruction] = {
-    instr.name: instr for instr in (*NVIDIA_INSTRUCTIONS, *AMD_INSTRUCTIONS, *SIMT_INSTRUCTIONS)
+    instr.name: instr
+    for instr in (
+        *NVIDIA_INSTRUCTIONS,
+        *SPARSE_INSTRUCTIONS,
+        *AMD_INSTRUCTIONS,
+        *SIMT_INSTRUCTIONS,
+    )
 }
 
 _BY_DTYPES: dict[tuple[DType, DType, DType], list[MatrixInstruction]] = {}
@@ -40,6 +52,12 @@ def instructions_of(a: DType, b: DType, c: DType) -> tuple[MatrixInstruction, ..
     """The matrix instructions, of any target, that multiply `a` by `b` and accumulate in `c`: of
     each kind the one to prefer first."""
     return tuple(_BY_DTYPES.get((a, b, c), ()))
+
+
+def sparse_instructions_of(a: DType, b: DType, c: DType) -> tuple[SparseMmaInstruction, ...]:
+    """Those that multiply a compressed `a` by `b`."""
+    wanted = (a, b, c)
+    return tuple(r for r in SPARSE_INSTRUCTIONS if (r.a_dtype, r.b_dtype, r.c_dtype) == wanted)
 
 
 def find_instruction(name: str) -> MatrixInstruction:
@@ -56,6 +74,7 @@ def find_instruction(name: str) -> MatrixInstruction:
 __all__ = [
     "FLOAT8_NAMES",
     "MATRIX_INSTRUCTIONS",
+    "PTX_FOR",
     "WGMMA_INT_N",
     "WGMMA_N",
     "Asm",
@@ -67,12 +86,14 @@ __all__ = [
     "Operands",
     "Instruction",
     "SimtInstruction",
+    "SparseMmaInstruction",
     "WgmmaInstruction",
     "cluster",
     "find_instruction",
     "memory",
     "registers_of",
     "instructions_of",
+    "sparse_instructions_of",
     "sync",
     "tile_of",
     "wgmma_wait",

@@ -211,9 +211,14 @@ class MatrixInstruction:
     coarse_sum: bool = False
 
     def __post_init__(self) -> None:
-        want = ((self.m, self.k), (self.k, self.n), (self.m, self.n))
+        want = ((self.m, self.a_k), (self.k, self.n), (self.m, self.n))
         if (self.a.shape, self.b.shape, self.c.shape) != want:
             raise InternalError(f"{self.name}: operand layouts are not {want}")
+
+    @property
+    def a_k(self) -> int:
+        """How many elements of a row of A it takes: `k`, or what is kept of so many."""
+        return self.k
 
     @property
     def registers(self) -> tuple[int, int, int]:

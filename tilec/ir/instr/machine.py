@@ -18,6 +18,7 @@ from tilec.ir.instr.semantics import Waits, Where, Word
 
 if TYPE_CHECKING:
     from tilec.ir.instr.instruction import MatrixInstruction
+    from tilec.ir.instr.nvidia import SparseMmaInstruction
     from tilec.ir.layout import Layout
 
 
@@ -166,6 +167,18 @@ class Machine(Protocol):
     ) -> tuple[Word, ...]:
         """`instr.semantics` in each warp; operands and result in registers of `instr.packs`
         elements, as the row's layouts say. All lanes of a warp must be there."""
+
+    def mma_sp(
+        self,
+        instr: SparseMmaInstruction,
+        a: Sequence[Word],
+        b: Sequence[Word],
+        c: Sequence[Word],
+        metadata: Word,
+        selector: int,
+    ) -> tuple[Word, ...]:
+        """`mma` of a compressed A that the `metadata` describe: of each lane a register, of which
+        `selector` says what belongs to this instruction. The patterns must be ordered."""
 
     def wgmma(
         self,

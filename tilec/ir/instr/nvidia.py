@@ -1,12 +1,12 @@
 """NVIDIA's matrix instructions of a warp, and all rows of the vendor.
 
-PTX ISA 8.4, section "Warp Level Matrix Instructions: mma"; those of a warpgroup are in
-`tilec.ir.instr.wgmma`.
+PTX ISA 8.5, sections "Warp Level Matrix Instructions: mma" and "… for sparse matrices: mma.sp";
+those of a warpgroup are in `tilec.ir.instr.wgmma`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilec.ir.instr.instruction import (
     PTX_TYPES,
@@ -20,7 +20,16 @@ from tilec.ir.instr.instruction import (
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Word
 from tilec.ir.instr.wgmma import WGMMA_INSTRUCTIONS
-from tilec.ir.layout import MMA4_A, MMA4_B, MMA4_C, MMA_C, mma_a, mma_b
+from tilec.ir.layout import (
+    MMA4_A,
+    MMA4_B,
+    MMA4_C,
+    MMA_C,
+    Layout,
+    mma_a,
+    mma_b,
+    mma_sp_metadata,
+)
 from tilec.ir.types import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -107,6 +116,79 @@ MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
     *(_mma(32, a, b, FLOAT32, "mma_fp8") for a in _FLOAT8 for b in _FLOAT8),
     *(_mma(k, a, b, INT32) for a in _INT8 for b in _INT8 for k in (32, 16)),
     _FLOAT64,
+)
+
+
+@dataclass(frozen=True)
+class SparseMmaInstruction(MatrixInstruction):
+    """`mma.sp`: one warp, all operands in registers; of A the half that is kept, and its
+    `metadata` (`tilec.sparse`).
+
+    The metadata of 16 rows come as units of `unit` bits: `metadata` says which lane has which ones
+    in its 32-bit register, side by side along K those of the `selectors` instructions that one
+    register serves. An instruction's selector says which of them is its own."""
+
+    metadata: Layout = field(kw_only=True)
+    unit: int = field(kw_only=True)
+    selectors: int = field(kw_only=True)
+
+    @property
+    def a_k(self) -> int:
+        return self.k // 2
+
+    def asm(self, selector: int = 0) -> Asm:
+        """Arguments: registers of a, b, c (32 bits each) and of the metadata; results: registers of
+        d."""
+        kind = register_kind(self.c_dtype)
+        x = Operands()
+        a_count, b_count, c_count = self.registers
+        d = x.outputs(kind, c_count)
+        a, b, c = x.inputs("r", a_count), x.inputs("r", b_count), x.inputs(kind, c_count)
+        e = x.input("r")
+        types = [PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype, self.c_dtype)]
+        shape = f"m{self.m}n{self.n}k{self.k}"
+        operands = ", ".join(register_list(r) for r in (d, a, b, c))
+        form = f"{ORDERED}.sync.aligned.{shape}.row.col.{'.'.join(types)}"
+
+        def multiply(m: Machine, *words: Word) -> Outcome:
+            both = a_count + b_count
+            a, b, c = words[:a_count], words[a_count:both], words[both:-1]
+            return m.mma_sp(self, a, b, c, words[-1], selector)
+
+        template = f"{form} {operands}, {e}, {selector:#x};"
+        return x.asm(template, multiply, memory=False, effects=False)
+
+
+ORDERED = "mma.sp::ordered_metadata"
+PTX_FOR = {ORDERED: "+ptx85"}
+"""The version of PTX that instructions need which the targets' own lacks."""
+
+
+def _mma_sp(k: int, a: DType, b: DType, c: DType, feature: str = "mma_sp") -> SparseMmaInstruction:
+    pack, unit = 32 // a.bits, 32 if a.bits == 8 else 16
+    return SparseMmaInstruction(
+        instruction_name(f"mma.sp.m16n8k{k}", a, b, c),
+        16,
+        8,
+        k,
+        a,
+        b,
+        c,
+        mma_a(a.bits, k // 2),
+        mma_b(a.bits, k),
+        MMA_C,
+        (pack, pack, 32 // c.bits),
+        feature,
+        metadata=mma_sp_metadata(unit),
+        unit=unit,
+        selectors=32 // unit,
+    )
+
+
+SPARSE_INSTRUCTIONS: tuple[SparseMmaInstruction, ...] = (
+    *(_mma_sp(512 // a.bits, a, b, c) for a, b, c in _FLOATS),
+    *(_mma_sp(64, a, b, FLOAT32, "mma_sp_fp8") for a in _FLOAT8 for b in _FLOAT8),
+    *(_mma_sp(64, a, b, INT32) for a in _INT8 for b in _INT8),
 )
 
 NVIDIA_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (*WGMMA_INSTRUCTIONS, *MMA_INSTRUCTIONS)

@@ -14,7 +14,7 @@ from tilec.ir.layout.normal import Digit
 __all__ = [
     "LayoutRequest", "row_major", "padded", "swizzled", "swizzle_of", "blocked", "mma_a", "mma_b",
     "MMA16_A", "MMA16_B", "MMA_C", "MMA8_A", "MMA8_B", "MMA32_A", "MMA32_B", "MMA4_A", "MMA4_B",
-    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "FRAGMENTS",
+    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "mma_sp_metadata", "FRAGMENTS",
 ]  # fmt: skip
 
 CHUNK_BITS = 128
@@ -220,12 +220,23 @@ def mma_a(bits: int, k: int) -> Layout:
 @functools.cache
 def mma_b(bits: int, k: int) -> Layout:
     """PTX ISA, "Matrix fragments for mma.m16n8k…", B (k, 8): as `mma_a`, with n for m and no lower
-    half."""
+    half; of mma.sp there are four parts of k."""
     pack = 32 // bits
     inside = [(1 << i, 0) for i in range(pack.bit_length() - 1)]
-    halves = [(4 * pack, 0)] if k == 8 * pack else []
+    parts = [(4 * pack << i, 0) for i in range((k // (4 * pack)).bit_length() - 1)]
     lanes = _bits("lane", (pack, 0), (2 * pack, 0), (0, 1), (0, 2), (0, 4))
-    return Layout((k, 8), (*_bits("reg", *inside, *halves), *lanes))
+    return Layout((k, 8), (*_bits("reg", *inside, *parts), *lanes))
+
+
+@functools.cache
+def mma_sp_metadata(unit: int) -> Layout:
+    """PTX ISA, "Matrix fragments for sparse mma", metadata of 16 rows in units of `unit` bits along
+    K: of two rows in a lane, the units of two instructions side by side (16), or of a row each
+    (32)."""
+    rows = [(1, 0), (2, 0), (4, 0)]
+    if unit == 16:
+        return Layout((16, 4), (*_bits("reg", (8, 0)), *_bits("lane", (0, 1), (0, 2), *rows)))
+    return Layout((16, 2), _bits("lane", (8, 0), (0, 1), *rows))
 
 
 # PTX ISA, "Matrix fragments for mma.m16n8k16" with 16-bit types; A is (M, K), B (K, N), C (M, N).

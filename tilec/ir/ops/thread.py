@@ -363,7 +363,7 @@ class Stmatrix(Op):
 class Mma(Op):
     """c += a @ b by the matrix instruction `instr` (a row's name), on the row's own number of
     consecutive packs starting at pack `c_register`, `a_register`, `b_register` of each
-    fragment."""
+    fragment. Of an mma.sp: `metadata` (u32) and `selector` (`SparseMmaInstruction`)."""
 
     instr: str
     c: Value
@@ -372,6 +372,8 @@ class Mma(Op):
     a_register: Value
     b: Value
     b_register: Value
+    metadata: Value | None = None
+    selector: int = 0
 
     def effects(self) -> Effects:
         return read(self.a), read(self.b), update(self.c)

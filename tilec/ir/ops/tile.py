@@ -15,6 +15,7 @@ from tilec.ir.effects import read, write
 from tilec.ir.errors import InternalError
 from tilec.ir.ops.atomic import Atomic
 from tilec.ir.semantics import Array
+from tilec.ir.sparse import covered, expand
 from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, ScalarType, Type
 
 __all__ = [
@@ -185,7 +186,8 @@ class Gemm(Op):
     """C += A @ B on tiles: A is (M, K), or (K, M) if `transpose_a`; B is (K, N), or (N, K) if
     `transpose_b`; C is an (M, N) fragment. `clear`: C = A @ B. Each operand is the trailing two
     dimensions of a region. Where `accumulate` (bool, the same in the whole block) is false, C's old
-    value counts as zero.
+    value counts as zero. With `metadata`, (M, K / n) or, if `transpose_metadata`, (K / n, M)
+    integers, A is compressed: what is kept of it, (M, K / 2) (`tilec.sparse`).
 
     `policy` is how the user wants warps spread over C. `fast_accum`: see `tilec.language.gemm`.
     Decided by passes: by `select_gemm`, `instr` (the instruction's name), `operands_swapped` (the
@@ -197,8 +199,10 @@ class Gemm(Op):
     b: Region
     c: Value
     accumulate: Value | None = None
+    metadata: Region | None = None
     transpose_a: bool = False
     transpose_b: bool = False
+    transpose_metadata: bool = False
     clear: bool = False
     policy: str = "square"
     allow_tf32: bool = False
@@ -232,7 +236,7 @@ class Gemm(Op):
             m, k = k, m
         if self.transpose_b:
             n = k2
-        return m, n, k
+        return m, n, k if self.metadata is None else 2 * k
 
     @property
     def is_asynchronous(self) -> bool:
@@ -251,21 +255,40 @@ class Gemm(Op):
                 f"gemm of {self.a.buffer.type} and {self.b.buffer.type} into {self.c.type}",
                 self.loc,
             )
+        if self.metadata is not None:
+            rows, columns = self.metadata.extents[-2:]
+            if self.transpose_metadata:
+                rows, columns = columns, rows
+            per = covered(self.a.dtype.bits, self.metadata.dtype.bits)
+            if self.operands_swapped or (rows, columns * per) != (m, k):
+                said = f"a gemm of {(m, k)} with metadata {self.metadata.extents}"
+                raise InternalError(said, self.loc)
 
     def effects(self) -> Effects:
         engine = self._engine
         c = Region(self.c, (), self.c.buffer.static_shape)
+        described = () if self.metadata is None else (Effect("read", self.metadata),)
         return (
             Effect("read", self.a, engine),
             Effect("read", self.b, engine),
+            *described,
             Effect("write" if self.clear else "update", c, engine),
         )
 
     def evaluate(
-        self, a: Array, b: Array, c: Array | None = None, accumulate: Array | None = None
+        self,
+        a: Array,
+        b: Array,
+        c: Array | None = None,
+        accumulate: Array | None = None,
+        metadata: Array | None = None,
     ) -> Array:
         a, b = (x.reshape(r.extents[-2:]) for x, r in ((a, self.a), (b, self.b)))
         a, b = a.T if self.transpose_a else a, b.T if self.transpose_b else b
+        if metadata is not None and self.metadata is not None:
+            words = metadata.reshape(self.metadata.extents[-2:])
+            words = words.T if self.transpose_metadata else words
+            a = expand(a, semantics.np.ascontiguousarray(words), self.a.dtype.bits)
         if self.allow_tf32:
             rounds = {FLOAT32: semantics.round_tf32}
             a, b = (rounds.get(r.dtype, lambda x: x)(x) for x, r in ((a, self.a), (b, self.b)))

@@ -72,11 +72,13 @@ def operand_fragment_layout(o: Gemm, which: str, total_warps: int) -> Layout:
 
 
 def operand_layout(o: Gemm, which: str, k: int, total_warps: int) -> Layout:
-    """Layout of `k` elements of the sums of A, as (M, k), or of B, as (k, N), in registers."""
+    """Layout of `k` elements of the sums of A, as (M, k), or of B, as (k, N), in registers; of a
+    compressed A those that are kept."""
     m, n, _ = o.shape
     instr = find_instruction(o.instr)
     if which == "a":
-        return spread(instr.a, (instr.m, instr.k), (m, k), o, total_warps, (True, False))
+        atom, own = (instr.m, instr.a_k), (m, k * instr.a_k // instr.k)
+        return spread(instr.a, atom, own, o, total_warps, (True, False))
     return spread(instr.b, (instr.k, instr.n), (k, n), o, total_warps, (False, True))
 
 

@@ -1,0 +1,107 @@
+"""expand_sparse: products with a compressed A that no instruction of the target takes become dense.
+
+Before: TILE, `gemm` ops may have metadata. After: those that still have them have a row of the
+target (`sparse_instructions`). For each of the others a loop writes A out in shared memory, element
+by element: what the metadata name is selected, the rest is zero; the product of that is exact, as
+the compressed one is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilec.ir.core import Builder, Func, Op, Region, Value, rewrite, walk
+from tilec.ir.ops import (
+    Alloc,
+    Binary,
+    Cast,
+    Compare,
+    Const,
+    Copy,
+    Gemm,
+    Load,
+    Parallel,
+    Select,
+    Store,
+    Yield,
+)
+from tilec.ir.sparse import PATTERN_BITS, covered, group_size
+from tilec.ir.types import INT32, BufferType, ScalarType
+from tilec.passes.select_gemm import sparse_instructions
+from tilec.passes.utils.building import whole
+from tilec.target import Target
+
+
+def expand_sparse(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    if not any(isinstance(o, Gemm) and o.metadata is not None for o in walk(func.body)):
+        return func
+
+    def visit(o: Op) -> None | Sequence[Op]:
+        if not isinstance(o, Gemm) or o.metadata is None or sparse_instructions(o, target):
+            return None
+        b = Builder(o.loc)
+        dense = _written_out(b, o, o.metadata)
+        b.ops.append(
+            replace(o, a=dense, metadata=None, transpose_a=False, transpose_metadata=False)
+        )
+        return b.ops
+
+    return func.with_body(rewrite(func.body, visit))
+
+
+def _written_out(b: Builder, o: Gemm, metadata: Region) -> Region:
+    """The dense A of `o`, (M, K) in a buffer of its own."""
+    kept = o.a
+    if kept.buffer.buffer.space == "fragment":  # whose threads hold other elements than they need
+        name = f"{kept.buffer.name}_kept"
+        moved = b.value(Alloc, BufferType(kept.extents, kept.dtype, "shared"), name=name)
+        b.emit(Copy, kept, whole(b, moved))
+        kept = whole(b, moved)
+    m, _, k = o.shape
+    made = b.value(Alloc, BufferType((m, k), kept.dtype, "shared"), name=f"{o.a.buffer.name}_dense")
+    inner = Builder(o.loc)
+    row, column = index = tuple(Value(ScalarType(INT32), n) for n in ("i", "k"))
+    size = group_size(kept.dtype.bits)
+
+    def number(value: int) -> Value:
+        return inner.value(Const, value, INT32)
+
+    def op(kind: str, x: Value, y: int) -> Value:
+        return inner.value(Binary, kind, x, number(y))
+
+    def element(x: Region, along: Value, transposed: bool) -> Value:
+        places = (along, row) if transposed else (row, along)
+        ends = (_add(inner, at, p) for at, p in zip(x.offsets[-2:], places))
+        return inner.value(Load, x.buffer, (*x.offsets[:-2], *ends))
+
+    per = covered(kept.dtype.bits, metadata.dtype.bits)
+    word = element(metadata, op("floordiv", column, per), o.transpose_metadata)
+    word = word if word.dtype == INT32 else inner.value(Cast, word, INT32)
+    shift = op("mul", op("floordiv", op("mod", column, per), size), PATTERN_BITS)
+    pattern = inner.value(Binary, "shr", word, shift)
+    first = op("and", pattern, 3)
+    place = op("mod", column, size)
+    value = inner.value(Const, 0.0 if kept.dtype.is_float else 0, kept.dtype)
+    if size == 2:
+        half = op("floordiv", column, 2)
+        found = [(op("shr", first, 1), element(kept, half, o.transpose_a))]
+    else:
+        pair = op("mul", op("floordiv", column, 4), 2)
+        second = op("max", op("and", op("shr", pattern, 2), 3), 1)
+        found = [
+            (second, element(kept, op("add", pair, 1), o.transpose_a)),
+            (first, element(kept, pair, o.transpose_a)),
+        ]
+    for at, own in found:
+        value = inner.value(Select, inner.value(Compare, "eq", place, at), own, value)
+    inner.emit(Store, made, index, value)
+    inner.emit(Yield)
+    b.emit(Parallel, (m, k), inner.block(index))
+    return whole(b, made)
+
+
+def _add(b: Builder, offset: Value, index: Value) -> Value:
+    if offset.dtype != index.dtype:
+        index = b.value(Cast, index, offset.dtype)
+    return b.value(Binary, "add", offset, index)

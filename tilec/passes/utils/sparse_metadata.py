@@ -1,0 +1,112 @@
+"""The metadata of products with a compressed A, brought from shared memory to the registers in
+which mma.sp takes them (`SparseMmaInstruction`)."""
+
+from __future__ import annotations
+
+from tilec.ir.analysis import Facts
+from tilec.ir.core import Builder, Value
+from tilec.ir.instr import SparseMmaInstruction
+from tilec.ir.layout import Digit, Layout, has_runs
+from tilec.ir.ops import Alloc, Binary, Bitcast, Cast, Const, Extract, Gemm, MemLoad, RegWrite
+from tilec.ir.types import DTYPES, UINT32, BufferType
+from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
+from tilec.passes.utils.building import counted
+from tilec.passes.utils.operands import Operand
+
+# Of a word: the low bit of each pattern.
+_LOW = 0x11111111
+
+
+class Metadata:
+    """The metadata of the product `o`, whose row is `instr`."""
+
+    def __init__(self, o: Gemm, instr: SparseMmaInstruction, place: Place, facts: Facts) -> None:
+        assert o.metadata is not None
+        self.instr = instr
+        self.warps, self.share = o.warps[0], o.shape[0] // o.warps[0]
+        self.place = place
+        steps = o.shape[2] // instr.k
+        self.served = instr.selectors if steps % instr.selectors == 0 else 1
+        offsets = o.metadata.offsets
+        self.region = Operand(
+            o.metadata,
+            tuple(facts.constant(v) for v in offsets),
+            (max(1, facts.divisor(offsets[-2])), max(1, facts.divisor(offsets[-1]))),
+            int(o.transpose_metadata),
+        )
+
+    def load(self, b: Builder, inner: Builder, step: Value) -> Value:
+        """A fragment with a word for each atom along M, made at `b` and filled at `inner`, for the
+        instructions `step * served` and those behind it. What nobody wrote counts as (0, 1)."""
+        instr, atoms = self.instr, self.share // self.instr.m
+        held = Layout((atoms,), (Digit("reg", atoms, (1,)),) if atoms > 1 else (), (1,))
+        t = BufferType((atoms,), UINT32, "fragment", layout=held)
+        words = b.value(Alloc, t, name=f"{self.region.buffer.name}_words")
+        layout, x = instr.metadata, Numbers(inner)
+        units = layout.shape[1] * self.served // instr.selectors
+        own = []
+        for r in range(layout.size("reg")):
+            row, unit = coordinates(inner, layout, self.place, x.const(r))
+            if units < layout.shape[1]:  # all lanes have what the first selector asks for
+                unit = x.op("mod", unit, x.const(units))
+            own.append((row, x.op("add", x.op("mul", step, x.const(units)), unit)))
+        warp = x.op("mod", self.place.warp, x.const(self.warps))
+        first = x.op("mul", warp, x.const(self.share))
+        with counted(inner, atoms, "i") as (i, each):
+            y = Numbers(each)
+            top = y.op("add", first, y.op("mul", i, y.const(instr.m)))
+            parts = [self._unit(y, y.op("add", top, row), unit) for row, unit in own]
+            word = _joined(each, parts, instr.unit)
+            either = _word(each, "or", _by(each, "shr", word, 2), _by(each, "shr", word, 3))
+            nothing = _by(each, "xor", _by(each, "and", either, _LOW), _LOW)
+            word = _word(each, "or", word, _by(each, "shl", nothing, 2))
+            each.emit(RegWrite, words, i, word)
+        return words
+
+    def _unit(self, x: Numbers, row: Value, unit: Value) -> Value:
+        """Unit number `unit` along K of a row, as a word."""
+        b, bits, wanted = x.b, self.region.buffer.dtype.bits, self.instr.unit
+        if bits > wanted:
+            per = bits // wanted
+            whole = self._elements(x, row, x.op("floordiv", unit, x.const(per)), 1)[0]
+            place = x.op("mul", x.op("mod", unit, x.const(per)), x.const(wanted))
+            part = _word(b, "shr", whole, b.value(Cast, place, UINT32))
+            return _by(b, "and", part, (1 << wanted) - 1)
+        count = wanted // bits
+        column = x.op("mul", unit, x.const(count))
+        return _joined(b, self._elements(x, row, column, count), bits)
+
+    def _elements(self, x: Numbers, row: Value, column: Value, count: int) -> list[Value]:
+        """`count` neighbours along K, by one load where they are adjacent in memory, as words."""
+        v, b = self.region.buffer, x.b
+        memory, bits = v.buffer.layout, v.dtype.bits
+        assert memory is not None
+        runs = not self.region.mn_major and has_runs(memory, count)
+        width = count if runs and self.region.divisors[1] % count == 0 else 1
+        found = []
+        for e in range(0, count, width):
+            at = self.region.coordinates(x, row, x.op("add", column, x.const(e)))
+            offset = shared_offset(b, memory, at)
+            loaded = b.value(MemLoad, v, offset, width, width * bits // 8)
+            for q in range(width):
+                value = loaded if width == 1 else b.value(Extract, loaded, q)
+                own = DTYPES[f"uint{bits}"]
+                value = value if value.dtype == own else b.value(Bitcast, value, own)
+                found.append(value if own == UINT32 else b.value(Cast, value, UINT32))
+        return found
+
+
+def _joined(b: Builder, parts: list[Value], bits: int) -> Value:
+    """Words that have `bits` bits each, side by side, the first one lowest."""
+    word = parts[0]
+    for i, part in enumerate(parts[1:], 1):
+        word = _word(b, "or", word, _by(b, "shl", part, i * bits))
+    return word
+
+
+def _word(b: Builder, kind: str, x: Value, y: Value) -> Value:
+    return b.value(Binary, kind, x, y)
+
+
+def _by(b: Builder, kind: str, x: Value, y: int) -> Value:
+    return _word(b, kind, x, b.value(Const, y, UINT32))
