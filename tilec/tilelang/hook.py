@@ -15,6 +15,8 @@ from tilec.tilelang.absent import PACKAGES, Absent
 OURS = __package__ or "tilec.tilelang"
 RENAMED = {
     "tilelang.carver.arch": f"{OURS}.arch",
+    "tilelang.cuda.intrinsics.sparse_layout": f"{OURS}.sparse",
+    "tilelang.utils.sparse": f"{OURS}.sparse",
     "tilelang.language.dtypes": f"{OURS}.dtypes",
     "tilelang.language.fp8": f"{OURS}.dtypes",
     "tilelang.layout.swizzle": f"{OURS}.layout",
