@@ -63,11 +63,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         instead = foreign.advice(name)
-        near = (
-            f"; {instead}"
-            if instead
-            else did_you_mean(name, [*__all__, "language", "layout", "sparse"])
-        )
+        modules = ("language", "layout", "sparse")
+        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *modules])
         raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value

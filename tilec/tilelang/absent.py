@@ -81,6 +81,12 @@ def requires_package(*names: str) -> Any:
     return importlib.import_module("tilec.tilelang.testing").requires_package(*names)
 
 
+def torch_assert_close(*args: Any, **kwargs: Any) -> Any:
+    """`tilelang.utils.tensor`'s, which `tilelang.testing` has, too."""
+    testing = importlib.import_module("tilec.tilelang.testing")
+    return testing.torch_assert_close(*args, **kwargs)
+
+
 # What tilec has elsewhere, or does anyway, by the name that modules without a counterpart give it.
 HERE: dict[str, Any] = {
     "GemmWarpPolicy": GemmWarpPolicy,
@@ -93,6 +99,7 @@ HERE: dict[str, Any] = {
     "make_mma_swizzle_layout": make_mma_swizzle_layout,
     "nvcc": machine,
     "requires_package": requires_package,
+    "torch_assert_close": torch_assert_close,
     "simplify_prim_func": unchanged,
     "apply_simplify": unchanged,
     "check_cuda_availability": machine.check_cuda_availability,
