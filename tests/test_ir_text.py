@@ -48,7 +48,7 @@ def plausible(kind: str, name: str, values: dict[str, Value]) -> list[Any]:
             return [values["int"], *buffers, values["vector"], values["float"]]
         case "tuple[Value, ...]":
             return [(values["int"], values["int"]), (values["vector"],), (values["fragment"],)]
-        case "Region":
+        case "Region" | "Region | None":
             at = (values["int"], values["int"])
             return [*(Region(v, at, (2, 3)) for v in buffers), Region(buffers[0])]
         case "Block":

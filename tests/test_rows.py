@@ -14,11 +14,13 @@ from tilec.ir import types as dt
 from tilec.ir.errors import InternalError
 from tilec.ir.instr import (
     MATRIX_INSTRUCTIONS,
+    PTX_FOR,
     Asm,
     MfmaInstruction,
     MmaInstruction,
     Operands,
     SimtInstruction,
+    SparseMmaInstruction,
     WgmmaInstruction,
     find_instruction,
     instructions_of,
@@ -87,6 +89,17 @@ def mma_half_k(bits, lane, which, i):
     return mma_16_bit(lane, "c", i)
 
 
+def mma_sp(bits, lane, which, i):
+    """PTX ISA, "Matrix Fragments for sparse mma.m16n8k32" (.f16, .bf16), "…m16n8k16" (.tf32) and
+    "…m16n8k64" (.s8, .u8, .e4m3, .e5m2): A as that of the dense instruction of half the depth, B of
+    four registers."""
+    group, thread = lane >> 2, lane % 4
+    each = 32 // bits
+    if which == "b":
+        return thread * each + i % each + 4 * each * (i // each), group
+    return {16: mma_16_bit, 32: mma_tf32, 8: mma_8_bit}[bits](lane, which, i)
+
+
 def mma_f64(lane, which, i):
     """PTX ISA, "Matrix Fragments for mma.m8n8k4" (.f64)."""
     group, thread = lane >> 2, lane % 4
@@ -139,6 +152,8 @@ def formula_of(row, which):
             return lambda w, l, i: wgmma(row.a_dtype.bits, w, l, which, i)
         case MfmaInstruction():
             return lambda w, l, i: mfma(row.m, row.k, row.a_dtype.bits == 64, l, which, i)
+        case SparseMmaInstruction():
+            return lambda w, l, i: mma_sp(row.a_dtype.bits, l, which, i)
         case MmaInstruction():
             bits = row.a_dtype.bits
             if bits == 64:
@@ -424,7 +439,7 @@ def ptx_of(text, arch, threads):
     tail = f'attributes #0 = {{ "nvvm.maxntid"="{threads}" "nvvm.minctasm"="1" }}\n'
     tail += "attributes #1 = { convergent nounwind }\n"
     machine = llvm.Target.from_triple("nvptx64-nvidia-cuda").create_target_machine(
-        cpu=arch, features="+ptx84", opt=3
+        cpu=arch, features=next((v for k, v in PTX_FOR.items() if k in text), "+ptx84"), opt=3
     )
     module = llvm.parse_assembly(head + text + tail)
     module.verify()
@@ -453,12 +468,34 @@ def assemble(text, arch, tmp_path, threads=128):
     return source.read_text()
 
 
+SPARSE = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, SparseMmaInstruction)]
+
+
+@pytest.mark.parametrize("row", SPARSE, ids=lambda r: r.name)
+def test_metadata_live_where_the_manual_says(row):
+    """PTX ISA, "Sparse MMA metadata layout" for .m16n8k32 of .f16 and .m16n8k16 of .tf32: threads 0
+    and 1 of each four (selector 0) or 2 and 3 (selector 1) have those of rows groupID in the low
+    and groupID + 8 in the high half, of the first and the second half of K; for .m16n8k64 of 8 bits
+    all four have a row's half each."""
+    table = row.metadata.table("reg", "lane", "warp")
+    for lane in range(32):
+        group, thread = lane >> 2, lane % 4
+        if row.unit == 16:
+            want = [(group, thread), (group + 8, thread)]
+        else:
+            want = [(group + 8 * (thread % 2), thread // 2)]
+        assert [tuple(at) for at in table[:, lane, 0]] == want
+    reach = row.metadata.shape[1] // row.selectors * (row.unit // 4)
+    assert reach * (2 if row.a_dtype.bits == 32 else 4) == row.k  # all of K of one instruction
+
+
 def test_ptxas_takes_the_sm_80_rows(tmp_path):
     target = TARGETS["cuda:sm_80"]
     rows = [*memory.MEMORY_INSTRUCTIONS, memory.cp_async_wait(2), sync.BARRIER_SYNC, sync.WARP_SYNC]
     pieces = [r.asm for r in rows if target.has(r.feature)]
     rows = [r for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, MmaInstruction)]
     pieces += [r.asm() for r in rows if target.has(r.feature)]
+    pieces += [r.asm(s) for r in SPARSE for s in range(r.selectors) if target.has(r.feature)]
     assert len(pieces) > 20
     assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_80", tmp_path)
 
@@ -472,6 +509,7 @@ def test_ptxas_takes_the_sm_90a_rows(tmp_path):
     ]  # fmt: skip
     pieces = [r.asm for r in rows]
     pieces += [r.asm() for r in MATRIX_INSTRUCTIONS.values() if isinstance(r, MmaInstruction)]
+    pieces += [r.asm(s) for r in SPARSE for s in range(r.selectors)]
     text = assemble("".join(kernel(f"k{i}", [p]) for i, p in enumerate(pieces)), "sm_90a", tmp_path)
     assert "cp.async.bulk.tensor.5d" in text and "stmatrix" in text
 

@@ -19,6 +19,7 @@ from tilec.codegen import gpu
 from tilec.ir.instr import (
     MATRIX_INSTRUCTIONS,
     MmaInstruction,
+    SparseMmaInstruction,
     WgmmaInstruction,
     cluster,
     memory,
@@ -70,7 +71,7 @@ def test_every_row_has_a_meaning() -> None:
     rows = [*sync.SYNC_INSTRUCTIONS, *cluster.CLUSTER_INSTRUCTIONS, *memory.MEMORY_INSTRUCTIONS]
     forms = [r.asm for r in rows]
     for row in MATRIX_INSTRUCTIONS.values():
-        if isinstance(row, MmaInstruction):
+        if isinstance(row, MmaInstruction | SparseMmaInstruction):
             forms.append(row.asm())
         elif isinstance(row, WgmmaInstruction):
             forms.append(row.product(1, (0,), (0,)))

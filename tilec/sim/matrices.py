@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr import SparseMmaInstruction
 from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.layout import Layout
 from tilec.ir.semantics import numpy_dtype
@@ -151,7 +150,7 @@ def mma(
         held = elements(operand, len(m.lanes), numpy_dtype(dtype, fnuz))
         parts.append(tiles(layout, spread(m, warps, size, at, held)))
     if described is not None:
-        assert isinstance(instr, SparseMmaInstruction)
+        assert instr.metadata is not None
         word, selector = described
         held = elements([m.full(word)], len(m.lanes), f"uint{instr.unit}")
         units = tiles(instr.metadata, spread(m, warps, size, at, held))

@@ -12,7 +12,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tilec.ir.instr import SparseMmaInstruction
 from tilec.ir.instr.instruction import MatrixInstruction
 from tilec.ir.instr.semantics import Word
 from tilec.ir.layout import Layout
@@ -315,7 +314,7 @@ class ThreadState(Threads):
 
     def mma_sp(
         self,
-        instr: SparseMmaInstruction,
+        instr: MatrixInstruction,
         a: Sequence[Word],
         b: Sequence[Word],
         c: Sequence[Word],

@@ -190,6 +190,11 @@ class MatrixInstruction:
     and/or "shared". `majors`: which dimension of a shared operand may be contiguous, "k" or "mn".
     `feature`: what a target must have. `coarse_sum`: the running sum keeps fewer bits than c's
     dtype has. Who runs it follows from its family, the first part of its name.
+
+    Where A is compressed (`tilec.sparse`) it takes half of `k` elements of its rows, and their
+    metadata, units of `unit` bits side by side in a 32-bit register: `metadata` says which lane has
+    which ones of the instruction's rows, along K those of the `selectors` instructions that one
+    register serves. An instruction's selector says which of them is its own.
     """
 
     name: str
@@ -209,6 +214,9 @@ class MatrixInstruction:
     b_places: tuple[str, ...] = ("fragment",)
     majors: tuple[str, ...] = ()
     coarse_sum: bool = False
+    metadata: Layout | None = None
+    unit: int = 0
+    selectors: int = 1
 
     def __post_init__(self) -> None:
         want = ((self.m, self.a_k), (self.k, self.n), (self.m, self.n))
@@ -218,7 +226,7 @@ class MatrixInstruction:
     @property
     def a_k(self) -> int:
         """How many elements of a row of A it takes: `k`, or what is kept of so many."""
-        return self.k
+        return self.k if self.metadata is None else self.k // 2
 
     @property
     def registers(self) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ from tilec.ir.instr.semantics import Waits, Where, Word
 
 if TYPE_CHECKING:
     from tilec.ir.instr.instruction import MatrixInstruction
-    from tilec.ir.instr.nvidia import SparseMmaInstruction
     from tilec.ir.layout import Layout
 
 
@@ -170,7 +169,7 @@ class Machine(Protocol):
 
     def mma_sp(
         self,
-        instr: SparseMmaInstruction,
+        instr: MatrixInstruction,
         a: Sequence[Word],
         b: Sequence[Word],
         c: Sequence[Word],

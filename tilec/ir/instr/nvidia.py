@@ -6,7 +6,7 @@ those of a warpgroup are in `tilec.ir.instr.wgmma`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilec.ir.instr.instruction import (
     PTX_TYPES,
@@ -25,7 +25,6 @@ from tilec.ir.layout import (
     MMA4_B,
     MMA4_C,
     MMA_C,
-    Layout,
     mma_a,
     mma_b,
     mma_sp_metadata,
@@ -121,20 +120,7 @@ MMA_INSTRUCTIONS: tuple[MmaInstruction, ...] = (
 
 @dataclass(frozen=True)
 class SparseMmaInstruction(MatrixInstruction):
-    """`mma.sp`: one warp, all operands in registers; of A the half that is kept, and its
-    `metadata` (`tilec.sparse`).
-
-    The metadata of 16 rows come as units of `unit` bits: `metadata` says which lane has which ones
-    in its 32-bit register, side by side along K those of the `selectors` instructions that one
-    register serves. An instruction's selector says which of them is its own."""
-
-    metadata: Layout = field(kw_only=True)
-    unit: int = field(kw_only=True)
-    selectors: int = field(kw_only=True)
-
-    @property
-    def a_k(self) -> int:
-        return self.k // 2
+    """`mma.sp`: one warp, all operands in registers; A is compressed."""
 
     def asm(self, selector: int = 0) -> Asm:
         """Arguments: registers of a, b, c (32 bits each) and of the metadata; results: registers of

@@ -43,6 +43,7 @@ class Metadata:
         t = BufferType((atoms,), UINT32, "fragment", layout=held)
         words = b.value(Alloc, t, name=f"{self.region.buffer.name}_words")
         layout, x = instr.metadata, Numbers(inner)
+        assert layout is not None
         units = layout.shape[1] * self.served // instr.selectors
         own = []
         for r in range(layout.size("reg")):
