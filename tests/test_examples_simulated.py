@@ -16,6 +16,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "layer_norm": ((2, 1000), (3, 1)),
     "gemv": ((5, 1030), (1, 1)),
     "split_k": ((33, 65, 999), (1, 1, 1)),
+    "sparse_gemm": ((33, 65, 176), (1, 1, 16)),
     "fp8_quantise": ((2, 1000), (3, 1)),
     "hadamard": ((1, 1000), (2, 1)),
     "tensor_sum": (1, 9001),
