@@ -122,7 +122,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "T.copy has no keyword 'disable_tmaa'; did you mean 'disable_tma'?",
         "src, dst, coalesced_width",
     ),
-    "planned word": ("T.gemm_sp(acc, S, acc)  #!", "T.gemm_sp is not supported yet", ""),
+    "planned word": ("T.tcgen05_gemm(acc, S, acc)  #!", "T.tcgen05_gemm is not supported yet", ""),
     "group that is none": ("with T.ws(0, 2):  #!\n    pass", "not warpgroups that follow", ""),
     "no group": ("with T.ws():  #!\n    pass", "not warpgroups that follow", "write T.ws(0)"),
     "group with a name": ("with T.ws(0) as x:  #!\n    pass", "T.ws stands alone", ""),
@@ -790,8 +790,8 @@ def test_out_names_a_parameter() -> None:
 def test_words_outside_a_kernel() -> None:
     with pytest.raises(CompileError, match="T.copy means something only inside a kernel"):
         T.copy(1, 2)
-    with pytest.raises(CompileError, match="T.gemm_sp is not supported yet"):
-        T.gemm_sp(1)
+    with pytest.raises(CompileError, match="T.tcgen05_gemm is not supported yet"):
+        T.tcgen05_gemm(1)
     with pytest.raises(AttributeError, match="no builtin 'cpoy'; did you mean 'copy'"):
         T.cpoy  # noqa: B018
     with pytest.raises(CompileError, match="'2x' is no name for a size"):

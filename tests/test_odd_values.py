@@ -121,7 +121,7 @@ ODD: dict[str, Any] = {
     "dates": np.array(["2020"], "M8[D]"), "masked": np.ma.zeros(32, np.float32),
     "half": np.zeros(32, np.float16), "matrix": np.zeros((4, 8), np.float32),
     "kernel": gridless, "macro": twice, "auto": T.auto, "size": M, "language": T,
-    "spec": tilec.spec((32,), "float32"), "constexpr": T.constexpr, "planned": T.gemm_sp,
+    "spec": tilec.spec((32,), "float32"), "constexpr": T.constexpr, "planned": T.tcgen05_gemm,
     "dtype": T.float32, "foreign dtype": np.dtype(ml_dtypes.bfloat16),
     "export fails": Exporter(RuntimeError("broken")), "export refused": Exporter(BufferError("ro")),
     "no capsule": Exporter(5), "used capsule": Exporter(used_capsule()),
@@ -197,7 +197,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "max_value": T.max_value,
     "min_value": T.min_value,
     "cast": T.float16,
-    "planned word": T.gemm_sp,
+    "planned word": T.tcgen05_gemm,
     "size sum": lambda x: M + x if not isinstance(x, np.ndarray) else None,
     "size product": lambda x: x * M if not isinstance(x, np.ndarray) else None,
     "functions": lambda x: None,  # see below
