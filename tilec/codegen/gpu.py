@@ -237,6 +237,20 @@ class Emitter(Buffers):
             return
         super().emit_cast(o)
 
+    def emit_bitcast(self, o: ops.Bitcast) -> None:
+        if o.operand.type == o.result.type or o.operand.dtype.bits == o.dtype.bits:
+            super().emit_bitcast(o)
+            return
+        kind = register_type(o.dtype)
+        to = kind if o.lanes == 1 else f"<{o.lanes} x {kind}>"
+        self.env[o.result] = self.f.cast("bitcast", self.get(o.operand), to)
+
+    def emit_fma(self, o: ops.Fma) -> None:
+        if isinstance(o.a.type, VectorType) and o.a.dtype in self.scalars.own:
+            self.env[o.result] = self.scalars.call("fma", *map(self.get, o.operands))
+            return
+        super().emit_fma(o)
+
     def emit_thread_index(self, o: ops.ThreadIndex) -> None:
         self.env[o.result] = self.thread
 
@@ -254,6 +268,10 @@ class Emitter(Buffers):
 
     def emit_pack(self, o: ops.Pack) -> None:
         self.env[o.result] = self.f.pack([self.get(v) for v in o.values])
+
+    def emit_and_or(self, o: ops.AndOr) -> None:
+        masked = self.f.binary("and", self.get(o.value), int_val(o.mask, "i32"))
+        self.env[o.result] = self.f.binary("or", masked, int_val(o.bits, "i32"))
 
     def emit_extract(self, o: ops.Extract) -> None:
         kind = register_type(o.vector.dtype)

@@ -27,6 +27,7 @@ from tilec.ir.instr import (
 )
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
+from tilec.ir.instr.nvidia import AND_OR
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
@@ -199,6 +200,10 @@ class NvptxEmitter(PrintingEmitter):
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")
         (self.env[o.result],) = self.execute(sync.COUNT_UP, at, int_val(o.last))
+
+    def emit_and_or(self, o: ops.AndOr) -> None:
+        numbers = (int_val(o.mask), int_val(o.bits))
+        (self.env[o.result],) = self.execute(AND_OR, self.get(o.value), *numbers)
 
     def barrier_address(self, barrier: Value, slot: Value) -> Val:
         return self.shared_address(barrier, self.get(slot))

@@ -198,10 +198,16 @@ def _to_float16(
             scale = _half(t, more[0], at[0] if n else 0) if scaled else None
             sides.append((scale, _zero(t, more[1], at, bool(n)) if zeros else None))
 
-        def value(x: Scalar, scale: Scalar | None, zero: Scalar | None) -> Scalar:
+        def value(x: Scalar, times: int, scale: Scalar | None, zero: Scalar | None) -> Scalar:
             if zero is None:
                 zero = t.constant(0.0, FLOAT16)
-            y = t.binary("add", x, zero) if zeros == "quantized" else t.binary("sub", x, less)
+            if times > 1:
+                by, far = (t.constant(c, FLOAT16) for c in (1 / times, 1024 - 1024 / times - less))
+                y: Number = t.emit_scalar(Fma, x.value, by.value, far.value)
+            elif zeros == "quantized":
+                y = t.binary("add", x, zero)
+            else:
+                y = t.binary("sub", x, less)
             if bits == 1 and signed:
                 y = t.binary("sub", t.binary("add", y, y), 1.0)
             if zeros == "original":
@@ -218,11 +224,14 @@ def _to_float16(
 
         found: list[Scalar] = []
         for pair in range((count + 1) // 2):
-            both = _shifted(t, word, bits * pair, ((1 << bits) - 1) * 0x10001)
+            # 16 n from bit 4 on is as good as n: what divides by 16 subtracts, too.
+            times = 16 if bits == 4 and zeros != "quantized" and pair % 2 else 1
+            shift = bits * pair - (4 if times > 1 else 0)
+            both = _shifted(t, word, shift, ((1 << bits) - 1) * times * 0x10001)
             both = t.run_time(t.binary("or", both, t.constant(_BIASED, UINT32)))
             side = sides[offset and pair >= count // 4]
             for half in (both, t.run_time(t.binary("shr", both, 16))):
-                found.append(value(_as_float16(t, half), *side))
+                found.append(value(_as_float16(t, half), times, *side))
         _write(t, dst, found[:count])
 
     def _zero(t: Expressions, place: Region, at: Sequence[Number], second: bool) -> Scalar:

@@ -48,6 +48,7 @@ from tilec.passes.lower_tiles import lower_tiles
 from tilec.passes.mask_warps import mask_warps
 from tilec.passes.mem2reg import mem2reg
 from tilec.passes.pad_tiles import pad_tiles
+from tilec.passes.pair_halves import pair_halves
 from tilec.passes.plan_pipeline import plan_pipeline
 from tilec.passes.plan_shared import plan_shared
 from tilec.passes.recognise_idioms import recognise_idioms
@@ -59,6 +60,7 @@ from tilec.passes.split_reductions import split_reductions
 from tilec.passes.stage_reductions import stage_reductions
 from tilec.passes.stage_stores import stage_stores
 from tilec.passes.two_level_accumulation import two_level_accumulation
+from tilec.passes.unroll_loads import unroll_loads
 from tilec.passes.utils.plans import take_wanted, with_plan
 from tilec.passes.version_loops import version_loops
 from tilec.passes.widen_copies import widen_copies
@@ -128,6 +130,8 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
     (simplify, "LOWERED"),
+    (unroll_loads, "LOWERED"),
+    (pair_halves, "LOWERED"),  # knows indices and constants as such
 )
 
 

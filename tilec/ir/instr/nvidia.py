@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilec.ir.instr.instruction import (
     PTX_TYPES,
     Asm,
+    Instruction,
     MatrixInstruction,
     Operands,
     instruction_name,
@@ -86,6 +87,22 @@ def _mma(k: int, a: DType, b: DType, c: DType, feature: str = "mma") -> MmaInstr
         feature,
     )
 
+
+def _and_or() -> Asm:
+    x = Operands()
+    (found,) = x.outputs("r", 1)
+    value, mask, bits = x.inputs("r", 3)
+
+    def select(m: Machine, value: Word, mask: Word, bits: Word) -> Outcome:
+        return (value & mask | bits,)
+
+    text = f"lop3.b32 {found}, {value}, {mask}, {bits}, 0xEA;"
+    return x.asm(text, select, memory=False, effects=False)
+
+
+AND_OR = Instruction("lop3.and_or", "mma", _and_or())
+"""Section "lop3". Arguments: a word, a mask, and bits to be set: `(word & mask) | bits`. Of the two
+operations, with constants, ptxas makes two instructions."""
 
 _FLOAT64 = MmaInstruction(
     "mma.m8n8k4.f64",

@@ -210,17 +210,28 @@ class Cast(Op):
 
 @op("bitcast", pure=True)
 class Bitcast(Op):
-    """The same bits as another dtype of equal width."""
+    """The same bits as another dtype: of equal width, or as the elements of a vector that is as
+    many bits in all (a u32 is two f16; four u8 are a u32)."""
 
     operand: Value
     dtype: DType
 
+    @property
+    def lanes(self) -> int:
+        """Elements of the result; 1: a scalar."""
+        t = self.operand.type
+        count = t.lanes if isinstance(t, VectorType) else 1
+        return count * self.operand.dtype.bits // self.dtype.bits
+
     def infer(self) -> Sequence[Type]:
-        return (_with_dtype(self.operand.type, self.dtype),)
+        lanes = self.lanes
+        return (ScalarType(self.dtype) if lanes == 1 else VectorType(self.dtype, lanes),)
 
     def verify(self) -> None:
-        if self.operand.dtype.bits != self.dtype.bits:
-            raise InternalError(f"bitcast of {self.operand.dtype} to {self.dtype}", self.loc)
+        t = self.operand.type
+        count = t.lanes if isinstance(t, VectorType) else 1
+        if count * self.operand.dtype.bits != self.lanes * self.dtype.bits:
+            raise InternalError(f"bitcast of {t} to {self.dtype}", self.loc)
 
     def evaluate(self, operand: Array) -> Array:
         return semantics.bitcast(operand, self.dtype)

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from tilec.ir.core import Effect, Effects, Op, Value, op
 from tilec.ir.effects import ORDER, read, update, write
 from tilec.ir.errors import InternalError
+from tilec.ir.semantics import Array, np
 from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
 
 __all__ = [
     "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
     "WarpMma", "LoadMatrices", "LdmatrixValues", "CheckIndex", "MemLoad", "Misaligned", "Realign",
     "MemStore", "ClusterLoad", "CountUp", "CpAsync", "Ldmatrix", "Stmatrix", "Mma", "Wgmma",
-    "TmaLoad", "TmaStore", "PrefetchMap",
+    "TmaLoad", "TmaStore", "PrefetchMap", "AndOr",
 ]  # fmt: skip
 
 
@@ -87,6 +88,25 @@ class Pack(Op):
 
     def infer(self) -> Sequence[Type]:
         return (VectorType(self.values[0].dtype, len(self.values)),)
+
+
+@op("and_or", pure=True)
+class AndOr(Op):
+    """`(value & mask) | bits`, of a u32."""
+
+    value: Value
+    mask: int
+    bits: int
+
+    def infer(self) -> Sequence[Type]:
+        return (self.value.type,)
+
+    def verify(self) -> None:
+        if self.value.type != ScalarType(UINT32):
+            raise InternalError(f"bits of {self.value.type} under a mask", self.loc)
+
+    def evaluate(self, value: Array) -> Array:
+        return value & np.uint32(self.mask) | np.uint32(self.bits)
 
 
 @op("shuffle_xor", effects=ORDER)

@@ -1,0 +1,130 @@
+"""unroll_loads: what a thread loads in several iterations of a loop is asked for together.
+
+Before: LOWERED, a serial loop in which a thread loads elements of tensors into its `local` arrays
+and computes with them, as in
+
+    for k in T.serial(n):
+        for v in T.vectorized(8): a[v] = A[k * 256 + tx * 8 + v]
+        …
+
+After: such iterations stand one behind the other, as many as a thread has registers for, so that
+the assembler has their loads before the first is used; what is left of them runs as it did. Their
+order, and each number, is what it was. (`batch_loads` does it for loops over tiles, LLVM for bodies
+that are short: `codegen.gpu`.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, clone, rewrite, walk
+from tilec.ir.fold import Number
+from tilec.ir.ops import (
+    Binary,
+    CheckIndex,
+    Const,
+    For,
+    Load,
+    MemLoad,
+    Store,
+    Yield,
+    constants,
+    yielded,
+)
+from tilec.target import Target
+
+MOST_TOGETHER = 8  # iterations
+BYTES_TOGETHER = 192  # of a thread, on their way at once
+MOST_OPS = 2048
+MOST_WITHIN = 16  # iterations of a loop inside
+
+
+def unroll_loads(func: Func, target: Target) -> Func:
+    """See the module's opening."""
+    numbers = constants(func.body)
+    written = {getattr(o, "dest", None) for o in walk(func.body)}
+    subst: Substitution = {}
+
+    def visit(o: Op) -> None | list[Op]:
+        if not isinstance(o, For) or o.kind != "serial" or numbers.get(o.step) != 1:
+            return None
+        count = _together(o, numbers, written)
+        return _unrolled(o, count, subst) if count > 1 else None
+
+    return func.with_body(rewrite(func.body, visit, subst))
+
+
+def _together(o: For, numbers: Mapping[Value, Number], written: set[object]) -> int:
+    """How many iterations are worth asking for at once."""
+    found = _Work(numbers, written)
+    if not found.block(o.body, 1) or not found.bytes or not found.local:
+        return 1
+    most = min(MOST_TOGETHER, BYTES_TOGETHER // found.bytes, MOST_OPS // found.ops)
+    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
+    if lo is not None and hi is not None:
+        most = min(most, int(hi - lo))
+    return 1 << max(most, 1).bit_length() - 1
+
+
+class _Work:
+    """What an iteration does: the bytes of tensors that a thread loads, its operations, and whether
+    it uses local arrays."""
+
+    def __init__(self, numbers: Mapping[Value, Number], written: set[object]) -> None:
+        self.numbers = numbers
+        self.written = written
+        self.bytes = self.ops = 0
+        self.local = False
+
+    def block(self, block: Block, times: int) -> bool:
+        """Whether it loads and computes, and no more."""
+        return all(self.op(o, times) for o in block.ops)
+
+    def op(self, o: Op, times: int) -> bool:
+        self.ops += 0 if isinstance(o, Const | Yield) else times
+        match o:
+            case For():
+                lo, hi, step = (self.numbers.get(v) for v in (o.lo, o.hi, o.step))
+                if lo is None or hi is None or not step:
+                    return False
+                trips = int(hi - lo) // int(step)
+                return 0 < trips <= MOST_WITHIN and self.block(o.body, times * trips)
+            case MemLoad():
+                if o.guard is not None or o.source in self.written:
+                    return False
+                if o.source.buffer.space == "global":
+                    self.bytes += times * max(o.lanes * o.source.dtype.bits // 8, 1)
+                return True
+            case Load() | Store():
+                buffer = o.source if isinstance(o, Load) else o.dest
+                self.local = True
+                return buffer.buffer.space == "local"
+        return isinstance(o, Const | CheckIndex | Yield) or (o.pure and not o.region_fields)
+
+
+def _unrolled(o: For, count: int, subst: Substitution) -> list[Op]:
+    """`count` iterations at a time, then the rest one by one."""
+    b, inner = Builder(o.loc), Builder(o.loc)
+
+    def const(at: Builder, n: int) -> Value:
+        return at.value(Const, n, o.lo.dtype)
+
+    trips = b.value(Binary, "sub", o.hi, o.lo)
+    rest = b.value(Binary, "mod", trips, const(b, count))
+    end = b.value(Binary, "sub", o.hi, rest)
+    first, *carried = (Value(a.type, a.name) for a in o.body.args)
+    args, values = (first, *carried), tuple(carried)
+    for number in range(count):
+        at = inner.value(Binary, "add", first, const(inner, number)) if number else first
+        own: Substitution = dict(zip(o.body.args, (at, *values)))
+        inner.ops += [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
+        values = tuple(own.get(v, v) for v in yielded(o.body))
+    inner.emit(Yield, values)
+    main = b.emit(For, "serial", o.lo, end, const(b, count), o.inits, inner.block(args))
+    left: Substitution = {}
+    done = clone(
+        For("serial", end, o.hi, o.step, main.results, o.body, results=o.results, loc=o.loc),
+        left,
+    )
+    b.ops.append(done)
+    subst.update(zip(o.results, done.results))
+    return b.ops
