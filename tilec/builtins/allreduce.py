@@ -26,8 +26,8 @@ def tvm_thread_allreduce(
     or what `T.thread_binding` gave), combined, to the element `result` of each. Threads for which
     `cond` does not hold add nothing. All threads of the block come here.
 
-    Within a warp by shuffles, where the threads are a power of two that are neighbours; else
-    through shared memory. Raises CompileError outside of a `T.attr` with a reducer, in
+    By shuffles, where the threads are neighbours and a power of two within a warp, or whole warps,
+    which then meet in shared memory; else all through shared memory. Raises CompileError outside of a `T.attr` with a reducer, in
     `T.Parallel`, and for an index that is none of a thread's.
     """
     only_inside("tvm_thread_allreduce")

@@ -58,10 +58,15 @@ def tvm_thread_allreduce(t: Expressions, c: Call) -> None:
         value = t.select(holds, value, t.convert(reducer.identity, value.dtype))
     shape = t.block_shape
     stride, extent = math.prod(shape[:dim]), shape[dim] if dim < len(shape) else 1
-    by_lanes = stride == 1 and extent & (extent - 1) == 0 and extent <= min(32, t.warp_size)
-    whole = math.prod(shape) % t.warp_size == 0
-    if by_lanes and whole:
+    lanes = min(32, t.warp_size)  # that T.shfl_xor reaches
+    neighbours = stride == 1 and math.prod(shape) % t.warp_size == 0
+    if neighbours and extent & (extent - 1) == 0 and extent <= lanes:
         found = t.trace_function(_in_lanes, [value, reducer.combine, extent], {})
+    elif neighbours and extent % lanes == 0:
+        found = t.trace_function(_in_lanes, [value, reducer.combine, lanes], {})
+        value = t.run_time(t.number(found, "what is combined"))
+        given = [value, reducer.combine, value.dtype, index_of_thread(t, c), lanes]
+        found = t.trace_function(_by_groups, [*given, extent, math.prod(shape)], {})
     else:
         index = index_of_thread(t, c)
         place = t.binary("mod", t.binary("floordiv", index, stride), extent)
@@ -89,6 +94,21 @@ def _in_lanes(value, combine, extent):  # type: ignore[no-untyped-def]
     for distance in distances:
         value = combine(value, T.shfl_xor(value, distance))
     return value
+
+
+def _by_groups(value, combine, dtype, index, lanes, extent, threads):  # type: ignore[no-untyped-def]
+    """In the language of kernels: each thread reads what `lanes` threads together have found."""
+    left = T.alloc_shared((threads // lanes,), dtype)
+    T.sync_threads()
+    if index % lanes == 0:
+        left[index // lanes] = value
+    T.sync_threads()
+    first = index // extent * (extent // lanes)
+    value = T.cast(left[first], dtype)
+    others = list(range(1, extent // lanes))
+    for k in others:
+        value = combine(value, left[first + k])
+    return T.cast(value, dtype)
 
 
 def _in_memory(value, combine, dtype, index, first, stride, extent, threads):  # type: ignore[no-untyped-def]
