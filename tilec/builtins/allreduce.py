@@ -27,7 +27,7 @@ def tvm_thread_allreduce(
     `cond` does not hold add nothing. All threads of the block come here.
 
     By shuffles, where the threads are neighbours and a power of two within a warp, or whole warps,
-    which then meet in shared memory; else all through shared memory. Raises CompileError outside of a `T.attr` with a reducer, in
-    `T.Parallel`, and for an index that is none of a thread's.
+    which then meet in shared memory; else all through shared memory. Raises CompileError outside of
+    a `T.attr` with a reducer, in `T.Parallel`, and for an index that is none of a thread's.
     """
     only_inside("tvm_thread_allreduce")

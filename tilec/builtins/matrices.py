@@ -4,7 +4,7 @@ from typing import Any
 
 from tilec.builtins.annotations import only_inside
 
-__all__ = ["ldmatrix", "ptx_mma"]
+__all__ = ["ldmatrix", "ptx_mma", "tvm_mfma"]
 
 
 def ptx_mma(
@@ -34,6 +34,37 @@ def ptx_mma(
     there is no instruction for.
     """
     only_inside("ptx_mma")
+
+
+def tvm_mfma(
+    dtype_prefix: str,
+    A_layout: str,  # noqa: N803 (TVM's names)
+    B_layout: str,  # noqa: N803
+    A_dtype: object,  # noqa: N803
+    B_dtype: object,  # noqa: N803
+    C_dtype: object,  # noqa: N803
+    multiplicand_a: Any,
+    a_index: Any,
+    multiplicand_b: Any,
+    b_index: Any,
+    accumulator: Any,
+    c_index: Any,
+    dtype: object = None,
+) -> None:
+    """An `mfma` of one wave of 64 lanes: C += A B, each lane with its own elements in local
+    buffers. AMD Instinct MI300 ISA, "Matrix Arithmetic Instructions".
+
+    `dtype_prefix` is the instruction's name without `v_mfma_`: "f32_16x16x16f16",
+    "f32_16x16x16bf16_1k", "i32_16x16x32_i8", "f32_16x16x32_fp8_fp8", "f32_16x16x4f32",
+    "f64_16x16x4f64", of 32x32 elements half as deep; the dtypes are those of the buffers. An index
+    counts in vectors of what a lane has of one operand: rows * k / 64 elements. Lane l of 16x16
+    (32x32) elements has of A the row l % 16 (32), neighbours along k from l // 16 (32) times their
+    number on, of B such a column, and of C the column l % 16 (32), in four neighbouring rows each
+    time (of float64 in every fourth one). All lanes of the wave come here. Raises CompileError for
+    buffers that are not local, for dtypes that there is no instruction for, and for targets
+    without it: no exchange among warps of 32 lanes stands for it.
+    """
+    only_inside("tvm_mfma")
 
 
 def ldmatrix(

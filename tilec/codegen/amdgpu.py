@@ -158,6 +158,21 @@ class AmdgpuEmitter(PrintingEmitter):
         made = self.f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
         self.write_packs(o.c, slots, [made])
 
+    def emit_warp_mma(self, o: ops.WarpMma) -> None:
+        instr, f = find_instruction(o.instr), self.f
+        if not isinstance(instr, MfmaInstruction):
+            raise InternalError(f"{o.instr} is not an mfma", o.loc)
+        form = instr.intrinsic()
+        args = []
+        for values, kind in zip((o.a, o.b, o.c), form.inputs):
+            given = [self.get(v) for v in values]
+            args.append(f.cast("bitcast", given[0] if len(given) == 1 else f.pack(given), kind))
+        constants = [int_val(c) for c in form.constants]
+        given = [*args, *constants]
+        made = f.intrinsic(form.output, form.name, given, o.instr, form.semantics)
+        kind = self.get(o.c[0]).type
+        self.env.update(zip(o.results, f.unpack(made, len(o.results), kind)))
+
     # --- lanes ---
 
     def emit_shuffle_xor(self, o: ops.ShuffleXor) -> None:

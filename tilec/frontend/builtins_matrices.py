@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilec import language as T
@@ -50,11 +51,50 @@ def ptx_mma(t: Expressions, c: Call) -> None:
             '"m16n8k32" of float8 with float32 or of int8 with int32, "m8n8k4" of float64',
             c.place("shape"),
         )
-    instr = shapes[c["shape"]]
+    _multiply(t, shapes[c["shape"]], buffers, first)
+
+
+@builtin(T.tvm_mfma)
+def tvm_mfma(t: Expressions, c: Call) -> None:
+    of_threads(t, c)
+    buffers = [_local(t, c, n) for n in ("multiplicand_a", "multiplicand_b", "accumulator")]
+    dtypes = [b.type.dtype for b in buffers]
+    known = {
+        i.word: i
+        for i in instructions.instructions_of(dtypes[0], dtypes[1], dtypes[2])
+        if isinstance(i, instructions.MfmaInstruction)
+    }
+    instr = known.get(c["dtype_prefix"])
+    if instr is None:
+        names = ", ".join(d.name for d in dtypes)
+        raise t.error(
+            f"there is no mfma {c['dtype_prefix']} of {names} (A, B, C); there are: "
+            f"{', '.join(known) or 'none'}",
+            "sums of float16, bfloat16, float8 and float32 are float32, of int8 int32, of float64 "
+            "float64",
+            c.place("dtype_prefix"),
+        )
+    counts = [n * pack for n, pack in zip(instr.registers, instr.packs)]
+    first = [
+        t.binary("mul", number_argument(t, c, name), count)
+        for name, count in zip(("a_index", "b_index", "c_index"), counts)
+    ]
+    _multiply(t, instr, buffers, first)
+
+
+def _multiply(
+    t: Expressions,
+    instr: instructions.MatrixInstruction,
+    buffers: Sequence[Buffer],
+    first: Sequence[Number],
+) -> None:
+    """C += A B of what a thread has in `buffers` from the elements number `first` on."""
     counts = [n * pack for n, pack in zip(instr.registers, instr.packs)]
     operands = [
         [t.convert(t.load(_element(t, b, at, k)), dtype).value for k in range(count)]
-        for b, at, count, dtype in zip(buffers, first, counts, (*taken, dtypes[2]))
+        for b, at, count, dtype in zip(
+            buffers, first, counts, (instr.a_dtype, instr.b_dtype, instr.c_dtype)
+        )
     ]
     made = t.emit(WarpMma, instr.name, *map(tuple, operands))
     for k, result in enumerate(made.results):

@@ -145,7 +145,12 @@ def has_macros(kind: Any) -> bool:
 
 
 IN_THE_LANGUAGE = frozenset(
-    {"tilec.frontend.builtins_im2col", "tilec.frontend.formulas", "tilec.frontend.ieee"}
+    {
+        "tilec.frontend.builtins_im2col",
+        "tilec.frontend.formulas",
+        "tilec.frontend.ieee",
+        "tilec.intrinsics.mfma",
+    }
 )
 
 

@@ -1,8 +1,17 @@
 """Helpers around matrix instructions: emitters for kernels that say which thread holds what, whose
 methods are macros, which a kernel calls with its buffers."""
 
+from tilec.intrinsics.mfma import MatrixCoreIntrinEmitter
 from tilec.intrinsics.mma import TensorCoreIntrinEmitter
 from tilec.intrinsics.swizzles import get_swizzle_layout
 from tilec.layout import make_mma_swizzle_layout
 
-__all__ = ["TensorCoreIntrinEmitter", "get_swizzle_layout", "make_mma_swizzle_layout"]
+make_mfma_swizzle_layout = make_mma_swizzle_layout
+
+__all__ = [
+    "MatrixCoreIntrinEmitter",
+    "TensorCoreIntrinEmitter",
+    "get_swizzle_layout",
+    "make_mfma_swizzle_layout",
+    "make_mma_swizzle_layout",
+]

@@ -440,7 +440,7 @@ _SPELLED = {
     "warp_sync": "T.sync_warp()",
     "shuffle": "a shuffle",
     "shuffle_xor": "a shuffle",
-    "warp_mma": "T.ptx_mma",
+    "warp_mma": "T.ptx_mma (or T.tvm_mfma)",
     "load_matrices": "T.ldmatrix",
     "set_registers": "T.set_max_nreg",
     "wgmma_wait": "T.wait_wgmma",

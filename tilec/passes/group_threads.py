@@ -16,7 +16,7 @@ import numpy as np
 from tilec.ir.copy_engines import CopyEngines
 from tilec.ir.core import Block, Builder, Func, Op, rewrite, walk
 from tilec.ir.errors import CompileError
-from tilec.ir.instr import find_instruction
+from tilec.ir.instr import MfmaInstruction, find_instruction
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -95,7 +95,9 @@ def group_threads(func: Func, target: Target) -> Func:
                 return replace(o, engine="")
             case Gemm(asynchronous=True) if not target.has("wgmma"):
                 return replace(o, asynchronous=False)
-            case WarpMma() if not target.has(find_instruction(o.instr).feature):
+            case WarpMma() if not target.has((row := find_instruction(o.instr)).feature):
+                if isinstance(row, MfmaInstruction):
+                    raise _no_mfma(row, o, target)
                 return by_shuffles(o, target)
             case LoadMatrices() if not target.has("ldmatrix"):
                 return by_elements(o)
@@ -111,6 +113,18 @@ def group_threads(func: Func, target: Target) -> Func:
 
     func = func.with_body(rewrite(func.body, visit))
     return func.with_attrs(by_hand=True) if is_by_hand(func.body) else func
+
+
+def _no_mfma(row: MfmaInstruction, o: WarpMma, target: Target) -> CompileError:
+    has = target.has("mfma")
+    return CompileError(
+        f"{target} has no v_mfma_{row.word}" + ("" if has else ", which is of waves of 64 lanes"),
+        o.loc,
+        "compile for hip:gfx950, or take an instruction of half the depth"
+        if has
+        else "compile for hip:gfx942, or use tilec.intrinsics.TensorCoreIntrinEmitter, which every "
+        "target has",
+    )
 
 
 class _Groups:

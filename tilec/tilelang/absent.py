@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tilec.intrinsics import (
+    MatrixCoreIntrinEmitter,
     TensorCoreIntrinEmitter,
     get_swizzle_layout,
     make_mma_swizzle_layout,
@@ -94,8 +95,10 @@ HERE: dict[str, Any] = {
     "PassContext": Around,
     "Target": Around,
     "TVMError": TilecError,
+    "MatrixCoreIntrinEmitter": MatrixCoreIntrinEmitter,
     "TensorCoreIntrinEmitter": TensorCoreIntrinEmitter,
     "get_swizzle_layout": get_swizzle_layout,
+    "make_mfma_swizzle_layout": make_mma_swizzle_layout,
     "make_mma_swizzle_layout": make_mma_swizzle_layout,
     "nvcc": machine,
     "requires_package": requires_package,

@@ -43,12 +43,18 @@ _PLAIN = {
     (INT8, 16): (".i8", "<4 x i32>"),
 }
 FLOAT8_NAMES = {FLOAT8_E4M3: "fp8", FLOAT8_E5M2: "bf8"}
+_INTRINSIC = "llvm.amdgcn.mfma."
 _SUMS = {FLOAT32: ("f32", "float"), FLOAT64: ("f64", "double"), INT32: ("i32", "i32")}
 
 
 @dataclass(frozen=True)
 class MfmaInstruction(MatrixInstruction):
     """`v_mfma`: one wave of 64 lanes, operands in registers, one vector per operand."""
+
+    @property
+    def word(self) -> str:
+        """The instruction's name as HIP's builtins have it: "f32_16x16x16f16"."""
+        return self.intrinsic().name.removeprefix(_INTRINSIC).replace(".", "_")
 
     def intrinsic(self) -> Intrinsic:
         """Arguments: one value each of a, b, c; result: vector of d. The constants say: no
@@ -59,7 +65,7 @@ class MfmaInstruction(MatrixInstruction):
             ending, ab = _PLAIN[self.a_dtype, self.packs[0]]
         word, kind = _SUMS[self.c_dtype]
         c = f"<{self.packs[2]} x {kind}>"
-        name = f"llvm.amdgcn.mfma.{word}.{self.m}x{self.n}x{self.k}{ending}"
+        name = f"{_INTRINSIC}{word}.{self.m}x{self.n}x{self.k}{ending}"
 
         def multiply(m: Machine, a: Word, b: Word, c: Word, *constants: Word) -> Outcome:
             return (m.mma(self, (a,), (b,), (c,)),)

@@ -139,9 +139,9 @@ class Shuffle(Op):
 
 @op("warp_mma", effects=ORDER)
 class WarpMma(Op):
-    """c + a @ b by the instruction `instr` (a row's name) among the 32 lanes of a warp, each of
-    which gives its own elements of the operands in the order of its registers, and gets those of
-    the sum. All of them take part."""
+    """c + a @ b by the instruction `instr` (a row's name) among the lanes of a warp (32 of mma, 64
+    of mfma), each of which gives its own elements of the operands in the order of its registers,
+    and gets those of the sum. All of them take part."""
 
     instr: str
     a: tuple[Value, ...]
