@@ -170,7 +170,7 @@ class MatrixCoreIntrinEmitter(Warps):
         for i in T.unroll(self.warp_rows):
             m0 = warp * self.warp_row_tiles + i * self.micro_size_x
             first = (k0, m0) if self.a_transposed else (m0, k0)
-            for e in T.unroll(count):
+            for e in T.vectorized(count):
                 row, column = element(lane, e)
                 A_local[i * count + e] = A_shared[first[0] + row, first[1] + column]
 
@@ -184,7 +184,7 @@ class MatrixCoreIntrinEmitter(Warps):
         for j in T.unroll(self.warp_cols):
             n0 = warp * self.warp_col_tiles + j * self.micro_size_y
             first = (n0, k0) if self.b_transposed else (k0, n0)
-            for e in T.unroll(count):
+            for e in T.vectorized(count):
                 row, column = element(lane, e)
                 B_local[j * count + e] = B_shared[first[0] + row, first[1] + column]
 

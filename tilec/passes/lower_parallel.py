@@ -44,6 +44,7 @@ from tilec.ir.ops import (
     Parallel,
     RegRead,
     RegWrite,
+    Store,
     WarpSync,
     Yield,
 )
@@ -70,6 +71,9 @@ MOST_OPS = 1024
 MOST_EDGE_OPS = 512
 """The same for the form that only tiles at an edge take, and for what it does at once."""
 
+MOST_NEIGHBOURS = 16
+"""Iterations of a thread's own loop over neighbours that make vectors."""
+
 MOST_TOGETHER = 8
 """Vectors that a thread has from shared memory before it stores the first of them."""
 
@@ -79,7 +83,12 @@ def lower_parallel(func: Func, target: Target) -> Func:
     lowering = Lowering(func)
 
     def loops(o: Op) -> None | list[Op]:
-        return lowering.parallel(o) if isinstance(o, Parallel) else None
+        match o:
+            case Parallel():
+                return lowering.parallel(o)
+            case For(kind="vectorized", inits=()):
+                return lowering.vectorized(o)
+        return None
 
     subst: Substitution = {}
 
@@ -99,6 +108,7 @@ class Lowering:
     def __init__(self, func: Func) -> None:
         self.known = MemoryFacts(func)
         self.held_once = held_once(func)
+        self.may_alias = bool(func.attrs.get("may_alias"))
 
     # --- code outside of parallel loops ---
 
@@ -106,6 +116,30 @@ class Lowering:
         """An element access that every thread makes for itself."""
         b = Builder(o.loc)
         LoopBody(self.known, b, None, 1, True, None).op(o, [subst])
+        return b.ops
+
+    def vectorized(self, o: For) -> None | list[Op]:
+        """A loop of a thread over neighbours, with accesses as wide as they may be; None where no
+        access is wider than an element, one may leave its tensor, or an iteration may see what
+        another does."""
+        lo, hi, step = (self.known.facts.constant(v) for v in (o.lo, o.hi, o.step))
+        if lo is None or hi is None or step != 1 or not 1 < hi - lo <= MOST_NEIGHBOURS:
+            return None
+        (arg,), every = o.body.args, o.body.ops
+        plain = [x for x in every if isinstance(x, Load | Store)]
+        if self.may_alias or not all(x.pure or isinstance(x, Load | Store | Yield) for x in every):
+            return None
+        read = {x.source for x in plain if isinstance(x, Load)}
+        if read & {x.dest for x in plain if isinstance(x, Store)}:
+            return None
+        found = [self.known.memory(x, arg, hi - lo) for x in plain if in_memory(x)]
+        if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
+            return None
+        b = Builder(o.loc)
+        envs: list[Substitution] = [{arg: b.value(Const, n, o.lo.dtype)} for n in range(lo, hi)]
+        body = LoopBody(self.known, b, None, hi - lo, False, None, arg)
+        for x in every:
+            body.op(x, envs)
         return b.ops
 
     def matrices(self, o: LoadMatrices, subst: Substitution) -> list[Op]:

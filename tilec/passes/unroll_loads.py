@@ -47,8 +47,10 @@ def unroll_loads(func: Func, target: Target) -> Func:
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, For) or o.kind != "serial" or numbers.get(o.step) != 1:
             return None
+        if o.lo.dtype.kind != "int":
+            return None
         count = _together(o, numbers, written)
-        return _unrolled(o, count, subst) if count > 1 else None
+        return _unrolled(o, count, numbers, subst) if count > 1 else None
 
     return func.with_body(rewrite(func.body, visit, subst))
 
@@ -101,30 +103,34 @@ class _Work:
         return isinstance(o, Const | CheckIndex | Yield) or (o.pure and not o.region_fields)
 
 
-def _unrolled(o: For, count: int, subst: Substitution) -> list[Op]:
-    """`count` iterations at a time, then the rest one by one."""
+def _unrolled(o: For, count: int, numbers: Mapping[Value, Number], subst: Substitution) -> list[Op]:
+    """`count` iterations at a time, then what is left of them one by one."""
     b, inner = Builder(o.loc), Builder(o.loc)
 
     def const(at: Builder, n: int) -> Value:
         return at.value(Const, n, o.lo.dtype)
 
-    trips = b.value(Binary, "sub", o.hi, o.lo)
-    rest = b.value(Binary, "mod", trips, const(b, count))
-    end = b.value(Binary, "sub", o.hi, rest)
+    lo, hi = numbers.get(o.lo), numbers.get(o.hi)
+    known = None if lo is None or hi is None else int(hi - lo) % count
+    if known is None:
+        trips = b.value(Binary, "max", b.value(Binary, "sub", o.hi, o.lo), const(b, 0))
+        rest = b.value(Binary, "mod", trips, const(b, count))
+        end = b.value(Binary, "add", o.lo, b.value(Binary, "sub", trips, rest))
+    else:
+        end = const(b, int(hi or 0) - known) if known else o.hi
     first, *carried = (Value(a.type, a.name) for a in o.body.args)
-    args, values = (first, *carried), tuple(carried)
+    values = tuple(carried)
     for number in range(count):
         at = inner.value(Binary, "add", first, const(inner, number)) if number else first
         own: Substitution = dict(zip(o.body.args, (at, *values)))
         inner.ops += [clone(x, own) for x in o.body.ops if not isinstance(x, Yield)]
         values = tuple(own.get(v, v) for v in yielded(o.body))
     inner.emit(Yield, values)
-    main = b.emit(For, "serial", o.lo, end, const(b, count), o.inits, inner.block(args))
-    left: Substitution = {}
-    done = clone(
-        For("serial", end, o.hi, o.step, main.results, o.body, results=o.results, loc=o.loc),
-        left,
-    )
-    b.ops.append(done)
+    body = inner.block((first, *carried))
+    done = b.emit(For, "serial", o.lo, end, const(b, count), o.inits, body)
+    if known != 0:
+        left = For("serial", end, o.hi, o.step, done.results, o.body, results=o.results, loc=o.loc)
+        done = clone(left, {})
+        b.ops.append(done)
     subst.update(zip(o.results, done.results))
     return b.ops

@@ -65,7 +65,9 @@ class LoopBody:
         width: int,
         guarded: bool,
         replica: Value | None,
+        arg: Value | None = None,
     ) -> None:
+        """`arg`: the index along which the elements are neighbours, where it is not the loop's."""
         self.known = known
         self.b = b
         self.loop = loop
@@ -76,6 +78,7 @@ class LoopBody:
         self.first: Value | None = None
         self.tables: dict[int, tuple[int, ...]] = {}
         self.fragments = {a.op: a for a in fragment_accesses(loop)} if loop else {}
+        self.along = arg
         self.dim, _ = leading_run(loop.layout) if loop and loop.layout else (-1, 1)
         self._pending: tuple[Load, Memory]
 
@@ -121,7 +124,9 @@ class LoopBody:
     @property
     def _arg(self) -> Value | None:
         """The index of the loop along which the elements lowered together are neighbours."""
-        return self.loop.body.args[self.dim] if self.loop is not None and self.dim >= 0 else None
+        if self.loop is None or self.dim < 0:
+            return self.along
+        return self.loop.body.args[self.dim]
 
     def _whole(self, o: If, envs: list[Substitution], first: int) -> None:
         """A condition that holds for all neighbours if it does for the outer two: they take the
