@@ -61,7 +61,7 @@ _BARRIERS = (MbarrierArrive, MbarrierExpect, MbarrierExpectTx, MbarrierWait)
 def group_threads(func: Func, target: Target) -> Func:
     """See the module's opening. Raises CompileError for a group that is no run of whole warps."""
     func = whole_warps(func, target)
-    asks = any(isinstance(o, ThreadIndex) for o in walk(func.body))
+    asks = any(isinstance(o, ThreadIndex | WarpMma | LoadMatrices) for o in walk(func.body))
     if not asks and not is_by_hand(func.body):
         return func
     for o in walk(func.body):
