@@ -227,7 +227,7 @@ class _Straight:
                 emit(x)
             b = Builder(o.loc)
             given = [vector(b, x, y) for x, y in zip(o.operands, other.operands)]
-            fields = dict(zip(o.operand_fields, given))
+            fields: dict[str, Any] = dict(zip(o.operand_fields, given))
             both = Value(given[0].type, o.result.name)
             b.ops.append(replace(o, results=(both,), **fields))
             for e, x in enumerate((o, other)):
