@@ -228,6 +228,14 @@ class _Agent:
         match o:
             case ops.Const() | ops.Binary() | ops.Unary() | ops.Fma() | ops.Compare() | ops.Cast():
                 put(o, o.evaluate(*map(get, o.operands)))
+            case ops.AndOr():
+                put(o, o.evaluate(get(o.value)))
+            case ops.Bitcast() if o.lanes > 1 or get(o.operand).ndim > 1:
+                bits = np.ascontiguousarray(get(o.operand)).reshape(self.n, -1)
+                got = bits.view(num.numpy_dtype(o.dtype))
+                put(o, got if o.lanes > 1 else got[:, 0])
+            case ops.Bitcast():
+                put(o, o.evaluate(get(o.operand)))
             case ops.Select():
                 a, b, cond = get(o.on_true), get(o.on_false), get(o.cond).astype(bool)
                 put(o, np.where(cond if np.ndim(a) == 1 else cond[:, None], a, b))

@@ -22,7 +22,17 @@ from benchmarks.store import OURS
 SHAPES = ((1024, 8192), (8192, 8192), (28672, 8192), (8192, 28672))  # N, K
 CONFIGS: tuple[Config, ...] = tuple(
     {"n_partition": rows, "reduce_thread": threads}
-    for rows, threads in ((4, 32), (2, 32), (8, 32), (2, 64), (4, 64), (1, 128), (2, 128), (1, 256))
+    for rows, threads in (
+        (4, 32),
+        (8, 32),
+        (16, 16),
+        (32, 8),
+        (2, 64),
+        (4, 64),
+        (1, 128),
+        (2, 128),
+        (1, 256),
+    )
 )
 """What the listing leaves open: rows of a block, and threads of a row."""
 
