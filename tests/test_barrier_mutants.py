@@ -36,7 +36,8 @@ NAMES = ("ring", "apart", "together", "in_flight", "shared_tile")
 EXPLAINED = {
     # The stage is known at run time only: it might be the one that was written before.
     ("apart", "barrier", "T.copy(B["),
-    ("in_flight", "barrier", "T.async_copy("),
+    # That their author has waited for the products, which read what is written again, is not seen.
+    ("in_flight", "barrier", "for s in T.unroll("),
     # The simulator does not know which registers a product in flight holds.
     ("in_flight", "wgmma_wait", "T.wait_wgmma(1)"),
     # Another fence, in front of the group's own tile, stands between the threads and the product.

@@ -426,10 +426,11 @@ class _Placer:
         if e.waited:
             e.ended |= e.reads
             e.reads.clear()
-        if self.by_hand and any(x.engine == "cp_async" for x in o.effects()):
+        flying = self.by_hand and any(x.engine == "cp_async" for x in o.effects())
+        if flying:
             e.flying |= e.writes
-        if e.refills:
-            e.writes.clear()  # who has waited for its barrier may read them
+        if flying or e.refills:
+            e.writes.clear()  # who has waited for them may read them; no barrier lets them arrive
             e.unfenced.clear()
         state.add(self.group, e)
 
