@@ -28,7 +28,8 @@ class Candidate:
     result. `identity(config)` tells everything that could change its speed: a row is measured again
     when that text changes. More than one config: the fastest is found once and stored under
     `tuned_as`; `prepare(config)` compiles one, in several threads at a time. `launches`: roughly
-    how many kernels a call starts. `about(config)` is for the row's reader alone.
+    how many kernels a call starts. `about(config)` is for the row's reader alone. A `yardstick`
+    computes something else, which takes the device as much: its result is not checked.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Candidate:
     prepare: Callable[[Config], object] | None = None
     launches: int = 1
     about: Callable[[Config], dict[str, Any]] | None = None
+    yardstick: bool = False
 
 
 @dataclass(frozen=True)

@@ -355,3 +355,93 @@ def copied(dtype: str) -> Any:
                 B[by * 32 + i, bx * 128 + j] = A[by * 32 + i, bx * 128 + j]
 
     return copies
+
+
+@functools.cache
+def transposed(dtype: str, down: int = 64, across: int = 64, threads: int = 256) -> Any:
+    """B = A^T, by tiles of `down` x `across` that lie in shared memory in between."""
+
+    @tilec.kernel
+    def transposes(A: T.Tensor((M, N), dtype), B: T.Tensor((N, M), dtype)):
+        with T.Kernel(T.ceildiv(N, across), T.ceildiv(M, down), threads=threads) as (bx, by):
+            tile = T.alloc_shared((down, across), dtype)
+            T.copy(A[by * down, bx * across], tile)
+            for i, j in T.Parallel(across, down):
+                B[bx * across + i, by * down + j] = tile[j, i]
+
+    return transposes
+
+
+@functools.cache
+def total(dtype: str, blocks: int = 1056, width: int = 0) -> Any:
+    """S = the sum of all of A: `blocks` walk over it, `width` elements at a time, each of which has
+    a sum of its own; then each block adds one number to S, by an atomic."""
+    width = width or {"float16": 4096, "float32": 4096}[dtype]
+
+    @tilec.kernel
+    def tensor_sum(A: T.Tensor((N,), dtype), S: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.clear(S)
+        with T.Kernel(T.min(T.ceildiv(N, width), blocks), threads=256) as block:
+            x = T.alloc_fragment((width,), dtype)
+            sums = T.alloc_fragment((width,), "float32")
+            sum = T.alloc_fragment((1,), "float32")
+            T.clear(sums)
+            for n in T.serial(T.ceildiv(T.ceildiv(N, width) - block, blocks)):
+                T.copy(A[(n * blocks + block) * width], x)
+                for i in T.Parallel(width):
+                    sums[i] += x[i]
+            T.reduce_sum(sums, sum)
+            T.atomic_add(S[0], sum)
+
+    return tensor_sum
+
+
+@functools.cache
+def reduced(dtype: str, columns: int, threads: int = 256) -> Any:
+    """S = the sums of A's rows of `columns` elements, a block for each, by `T.reduce_sum`."""
+
+    @tilec.kernel
+    def reduced_rows(A: T.Tensor((M, columns), dtype), S: T.Tensor((M,), "float32")):
+        with T.Kernel(M, threads=threads) as row:
+            x = T.alloc_fragment((1, columns), dtype)
+            total = T.alloc_fragment((1,), "float32")
+            T.copy(A[row, 0], x)
+            T.reduce_sum(x, total, dim=1)
+            T.copy(total, S[row])
+
+    return reduced_rows
+
+
+@functools.cache
+def shuffled(dtype: str, columns: int, threads: int = 256) -> Any:
+    """The same, by what each thread does: it adds up its vectors of 16 bytes, lanes exchange by
+    shuffles, warps through shared memory."""
+    each = 128 // tilec.language.dtype(dtype).bits
+    step = threads * each
+    warps = threads // 32
+
+    @tilec.kernel
+    def shuffled_rows(A: T.Tensor((M, columns), dtype), S: T.Tensor((M,), "float32")):
+        with T.Kernel(M, threads=threads) as row:
+            tx = T.get_thread_binding()
+            v = T.alloc_local((columns // step, each), dtype)
+            parts = T.alloc_shared((warps,), "float32")
+            for k in T.unroll(columns // step):
+                T.copy(A[row, k * step + tx * each], v[k, 0:each])
+            sum: T.float32 = 0
+            for k in T.unroll(columns // step):
+                for e in T.unroll(each):
+                    sum += T.cast(v[k, e], "float32")
+            for step_of in (16, 8, 4, 2, 1):
+                sum += T.shfl_xor(sum, step_of)
+            if T.get_lane_idx() == 0:
+                parts[T.get_warp_idx()] = sum
+            T.sync_threads()
+            if tx == 0:
+                whole: T.float32 = 0
+                for w in T.unroll(warps):
+                    whole += parts[w]
+                S[row] = whole
+
+    return shuffled_rows

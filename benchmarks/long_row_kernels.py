@@ -1,5 +1,5 @@
-"""The tilec kernels of long rows that are measured: softmax, RMS norm and layer norm of rows that fill
-the shared memory of a multiprocessor.
+"""The tilec kernels of long rows that are measured: softmax, RMS norm and layer norm of rows that
+fill the shared memory of a multiprocessor.
 
 As many blocks as there are multiprocessors walk over the rows. A row lies in shared memory in parts
 of 16 bytes for each thread, in a ring: what room the row leaves holds the first parts of the next

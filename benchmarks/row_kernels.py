@@ -13,7 +13,7 @@ import tilec.language as T
 
 L, M, N = T.dynamic("L, M, N")
 
-LOG2_E, RMS_EPSILON = 1.4426950408889634, 1e-6
+LOG2_E, RMS_EPSILON, LAYER_EPSILON = 1.4426950408889634, 1e-6, 1e-5
 
 PARTS = 8
 """Blocks that share a row of `long_softmax`."""
@@ -65,6 +65,34 @@ def rms_norm(dtype: str, width: int) -> Any:
             T.copy(x, B[row, 0])
 
     return rms_norm_rows
+
+
+@functools.cache
+def layer_norm(dtype: str, width: int) -> Any:
+    """B = A's rows, each less its mean, divided by its standard deviation; `width`: at least their
+    length."""
+
+    @tilec.kernel
+    def layer_norm_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
+        with T.Kernel(M, threads=_row_threads(width)) as row:
+            x = T.alloc_fragment((1, width), "float32")
+            square = T.alloc_fragment((1, width), "float32")
+            mean, scale = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A[row, 0], x)
+            T.reduce_sum(x, mean, dim=1)
+            for i in T.Parallel(1):
+                mean[i] /= N
+            for i, j in T.Parallel(1, width):
+                x[i, j] = T.if_then_else(j < N, x[i, j] - mean[i], 0)
+                square[i, j] = x[i, j] * x[i, j]
+            T.reduce_sum(square, scale, dim=1)
+            for i in T.Parallel(1):
+                scale[i] = T.rsqrt(scale[i] / N + LAYER_EPSILON)
+            for i, j in T.Parallel(1, width):
+                x[i, j] *= scale[i]
+            T.copy(x, B[row, 0])
+
+    return layer_norm_rows
 
 
 @functools.cache
@@ -125,6 +153,39 @@ def odd_rms_norm(dtype: str, width: int) -> Any:
                     B[base + i] = x[i] * total[0]
 
     return odd_rms_norm_rows
+
+
+@functools.cache
+def odd_layer_norm(dtype: str, width: int) -> Any:
+    """As `layer_norm`, of rows as in `odd_softmax`."""
+
+    @tilec.kernel
+    def odd_layer_norm_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
+        with T.Kernel(L // n, threads=width // 24) as row:
+            start = T.cast(row, "int64") * n
+            base = start // 8 * 8
+            first = T.cast(start - base, "int32")
+            x = T.alloc_fragment((width,), "float32")
+            square = T.alloc_fragment((width,), "float32")
+            mean, scale = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A[base], x)
+            for i in T.Parallel(width):
+                x[i] = T.if_then_else(i >= first and i < first + n, x[i], 0)
+            T.reduce_sum(x, mean, dim=0)
+            for i in T.Parallel(1):
+                mean[i] /= n
+            for i in T.Parallel(width):
+                inside = i >= first and i < first + n
+                square[i] = T.if_then_else(inside, (x[i] - mean[0]) * (x[i] - mean[0]), 0)
+            T.reduce_sum(square, scale, dim=0)
+            for i in T.Parallel(1):
+                scale[i] = T.rsqrt(scale[i] / n + LAYER_EPSILON)
+            for i in T.Parallel(width):
+                # As above.
+                if base + i >= start and base + i < start + n:
+                    B[base + i] = (x[i] - mean[0]) * scale[0]
+
+    return odd_layer_norm_rows
 
 
 @functools.cache
