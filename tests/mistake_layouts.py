@@ -110,12 +110,12 @@ UNSUPPORTED = (
         "use if",
     ),
     Mistake(
-        "print",
-        line("print(acc)"),
-        "print(acc)",
-        ("print cannot be called",),
-        "use T.print",
-        line("T.print(acc)"),
+        "input",
+        line("z = input()"),
+        "input()",
+        ("input cannot be called",),
+        "take it as a parameter",
+        line("z = bx"),
     ),
     Mistake(
         "generator over a run-time range",

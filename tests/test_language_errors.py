@@ -467,6 +467,21 @@ CASES: dict[str, tuple[str, str, str]] = {
         "v is changed by every iteration",
         "",
     ),
+    "variable read behind Parallel": (
+        "for i in T.Parallel(8):\n    v = i  #!\nS[0, 0] = v",
+        "v is changed by every iteration",
+        "before anything reads it",
+    ),
+    "variable read before Parallel writes it": (
+        "for i in T.Parallel(8):\n    S[i, 0] = v\n    v = i  #!",
+        "v is changed by every iteration",
+        "before anything reads it",
+    ),
+    "variable in Parallel under a condition": (
+        "for i in T.Parallel(8):\n    if i > 2:\n        v = i  #!\n    S[i, 0] = v",
+        "v is changed by every iteration",
+        "before anything reads it",
+    ),
     "race": (
         "for i in T.Parallel(7):\n    S[i, 0] = S[i + 1, 0] * 2  #!",
         "iteration i = 0 of T.Parallel reads an element of S that iteration i = 1 writes (line 21)",
@@ -550,7 +565,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         "math.sqrt: ValueError: math domain error",
         "known at compile time",
     ),
-    "print": ('print("x")  #!', "print cannot be called in a kernel", "T.print"),
+    "input": ("x = input()  #!", "input cannot be called in a kernel", "as a parameter"),
+    "print to what is no file": ('print("x", file=3)  #!', "print: ", "Python's print"),
     "matmul operator": ("x = A_s @ B_s  #!", "@ is not an operator on tiles", "T.gemm"),
     "with of something else": ("with open('x'):  #!\n    pass", "open cannot be called", "files"),
     "float of a run-time value": (

@@ -37,6 +37,26 @@ def copied_to_named(A: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32")):
 
 
 @tilec.kernel
+def counted(n: T.int32, first: T.float32):
+    C = T.empty((n + 1, 2), "float32")
+    with T.Kernel(T.ceildiv(n + 1, 32), threads=32) as bx:
+        for i, j in T.Parallel(32, 2):
+            if bx * 32 + i <= n:
+                C[bx * 32 + i, j] = first + T.float32(2 * (bx * 32 + i) + j)
+    return C
+
+
+@tilec.kernel
+def repeated(A: T.Tensor((N,), "float32"), times: T.int32):
+    C = T.empty((N * times,), "float32")
+    with T.Kernel(T.ceildiv(N * times, 32), threads=32) as bx:
+        for i in T.Parallel(32):
+            if bx * 32 + i < N * times:
+                C[bx * 32 + i] = A[(bx * 32 + i) % N]
+    return C
+
+
+@tilec.kernel
 def two(A: T.Tensor((N,), "float32")):
     C = T.empty((N,), "float32")
     D = T.empty((N, 3), "int32")
@@ -182,3 +202,36 @@ def test_extents_by_any_arithmetic_that_a_grid_may_have() -> None:
     (made,) = [x for x in rounded.compile(a).image.arguments if x.output]
     assert made.shape == ("(((N & 3) << 1) + max((N // 8), 2))",)
     np.testing.assert_array_equal(rounded(a), a[: (67 & 3) * 2 + 8] + 1)
+
+
+@pytest.mark.parametrize("kind", ["numpy", TENSORS])
+def test_extents_that_integer_arguments_give(kind: str) -> None:
+    """A call with another number allocates another shape, by the remembered path, too."""
+    a = maker(kind)(5)
+    a[:] = 3.0
+    (made,) = [x for x in repeated.compile(a, 2).image.arguments if x.output]
+    assert made.shape == ("(N * times)",)
+    for times in (2, 3, 2, 0, 1, 3):
+        found = np.asarray(repeated(a, times))
+        np.testing.assert_array_equal(found, np.full(5 * times, 3.0, np.float32))
+
+
+def test_extents_without_any_tensor() -> None:
+    for n in (0, 40, 7, 40):
+        found = np.asarray(counted(n, 0.5))
+        want = 0.5 + np.arange(2 * (n + 1), dtype=np.float64).reshape(n + 1, 2)
+        np.testing.assert_array_equal(found, want)
+
+
+def test_extents_that_are_not_known_before_the_call() -> None:
+    @tilec.kernel
+    def by_content(A: T.Tensor((N,), "int32"), x: T.float32):
+        C = T.empty((T.int32(x),), "int32")
+        with T.Kernel(1, threads=32):
+            C[0] = A[0]
+        return C
+
+    message = r"extent 0 of T.empty is a run-time int32, which is not known before the call"
+    with pytest.raises(tilec.CompileError, match=message) as raised:
+        by_content.compile(np.zeros(3, np.int32), 2.0)
+    assert "integer parameters" in str(raised.value)

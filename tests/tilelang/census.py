@@ -472,6 +472,10 @@ class _Decorated(Anything):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def __getitem__(self, grid: Any) -> Any:
+        """Triton's launch of a kernel: nothing is done."""
+        return Anything()
+
 
 class _LikeItsArgument(Anything):
     """What a function of a tensor gives; the first of several is such a tensor."""

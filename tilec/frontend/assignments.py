@@ -207,7 +207,8 @@ class Assignments(ForLoops):
         if self.parallel is not None and variable not in self.parallel.variables:
             raise self.error(
                 f"{variable.name} is changed by every iteration of T.Parallel, in any order",
-                "use T.serial, or a fragment with an element for each iteration",
+                "use T.serial, a fragment with an element for each iteration, or write it in the "
+                "loop before anything reads it",
             )
         number = self._stored(variable, value, place)
         self.store(self.whole_element(variable), number)

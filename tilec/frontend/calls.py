@@ -217,6 +217,8 @@ class Calls(Functions):
 
     def _python_builtin(self, function: Any, node: ast.Call) -> object:
         name = function.__name__
+        if name == "print":
+            return self._print(node)
         if name not in PYTHON_BUILTINS:
             hint = INSTEAD.get(
                 name, "only what is known at compile time and the builtins of T run here"
@@ -254,6 +256,19 @@ class Calls(Functions):
         if type(result) in (list, dict, set):
             self.made[id(result)] = result, self.builder
         return result
+
+    def _print(self, node: ast.Call) -> None:
+        """Python's `print` while the kernel is traced: what is known then as Python shows it, of
+        anything else what it is."""
+        args, kwargs = self.arguments(node)
+        shown: list[object] = []
+        for a in args:
+            name = f"{a.value.name}, " if isinstance(a, Scalar) and a.value.name else ""
+            shown.append(f"<{name}{describe(a)}: T.print shows it>" if at_run_time(a) else a)
+        try:
+            print(*shown, **kwargs)
+        except (TypeError, AttributeError) as e:
+            raise self.error(f"print: {e}", "it runs here as Python's print") from None
 
     def _folded(self, name: str, items: list[Any]) -> Number:
         """The sum, or the least or largest, of numbers of which some are known at run time."""

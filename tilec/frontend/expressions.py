@@ -47,7 +47,6 @@ PYTHON_BUILTINS = frozenset(
     """.split()
 )
 INSTEAD = {
-    "print": "use T.print",
     "sum": "add up in a loop: for i in T.serial(n): s = s + x[i]",
     "super": "decide outside the kernel",
     "map": "write a list: [f(x) for x in …]",

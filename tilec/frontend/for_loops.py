@@ -10,14 +10,17 @@ from tilec import language as T
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.branches import assigned_names, same_value
 from tilec.frontend.builtins_scalar import block_index
+from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.context import ParallelScope
 from tilec.frontend.index import Reach
 from tilec.frontend.layouts import fragment_layout
 from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
+from tilec.frontend.private import private_names
 from tilec.frontend.races import find_race
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
+    Buffer,
     LoopHeader,
     Number,
     Scalar,
@@ -274,7 +277,9 @@ class ForLoops(Loops):
                 reach = Reach(0, extent - 1, True, self.depth, dense=True, name=arg.name)
                 indices.append(self.to_index(self.scalar(arg, reach)))
             scope.indices += indices
+            shared = self._private_variables(node)
             self._iterate(flags, ast.Tuple(targets, ast.Store()), tuple(indices), node.body)
+            self.names.update(shared)
             self._check_rebinding(node, before)
             builder.emit(Yield, loc=place)
         self.parallel = None
@@ -294,6 +299,18 @@ class ForLoops(Loops):
         self._check_updates(made)
         self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
+
+    def _private_variables(self, node: ast.For) -> dict[str, object]:
+        """Variables from before the loop, of which its iterations get their own (see `private`)."""
+        known = (n for n in assigned_names(node.body) if n in self.names)
+        kept = {n: b for n in known if isinstance(b := self.names[n], Buffer) and b.variable}
+        named = private_names(self.frame.source.node, node) if kept else []
+        kept = {n: kept[n] for n in named if n in kept}
+        for name, old in kept.items():
+            own = new_variable(self, old.dtype, None)
+            own.value.name = name
+            self.names[name] = own
+        return dict(kept)
 
     def _loop_layout(self, header: LoopHeader, extents: tuple[int, ...]) -> Layout | None:
         """Which thread the author wants to run which iteration."""

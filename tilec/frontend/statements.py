@@ -221,7 +221,7 @@ class Statements(Assignments):
             raise self.error(
                 f"{value.builtin} stands in a for", f"write for i in T.{value.builtin}(…):"
             )
-        if not isinstance(node.value, ast.Call) and (is_number(value) or isinstance(value, Region)):
+        if not isinstance(node.value, ast.Call | ast.Subscript) and is_number(value):
             raise self.error("this value is not used", "assign it, or leave it out")
         if isinstance(node.value, ast.Name | ast.Attribute) and callable(value):
             shown = ast.unparse(node.value)

@@ -337,7 +337,7 @@ class _KernelTracer(WholeLoops):
             if text is None:
                 raise self.error(
                     f"extent {dim} of T.empty is {describe(e)}, which is not known before the call",
-                    "compute it from ints and sizes of T.const or T.dynamic",
+                    "compute it from ints, sizes of T.const or T.dynamic, and integer parameters",
                 )
             plain = isinstance(text, int) or text in self.size_params
             extents.append(text if plain else f"{name}_size{dim}")
@@ -359,7 +359,9 @@ class _KernelTracer(WholeLoops):
         return self._as_packed(Buffer(value, shape, empty.loc, stride_values), packed)
 
     def _size_names(self) -> dict[Value, str]:
-        return {p.value: name for name, p in self.size_params.items()}
+        """What is known before a call allocates: its sizes, and its integer arguments."""
+        sizes = {p.value: name for name, p in self.size_params.items()}
+        return sizes | self.scalar_names
 
     # --- the grid ---------------------------------------------------------------------------------
 

@@ -177,8 +177,9 @@ class CompiledKernel(Launchable):
         made: dict[str, Callable[[], Any]] = {}
         for a in self.image.arguments:
             if a.output:
+                known = {**call.scalars, **call.sizes.values}
                 shape = tuple(
-                    e if isinstance(e, int) else evaluate(e, call.sizes.values, f"{a.name}.shape")
+                    e if isinstance(e, int) else evaluate(e, known, f"{a.name}.shape")
                     for e in a.shape
                 )
                 if not all(as_index(e) is not None and e >= 0 for e in shape):

@@ -51,7 +51,7 @@ import math
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,10 +112,12 @@ def write_launcher(
     with_grid: bool,
     arrays: str,
     changed: str,
+    sized: Collection[str] = (),
 ) -> str:
     """The text of `call` for these parameters; `outputs` names the arrays it allocates, `returns`
     the arrays it returns, `arrays` the kind of array it is for, `changed` is an expression that
-    says whether the kernel itself is another one by now ("": it cannot be)."""
+    says whether the kernel itself is another one by now ("": it cannot be). `sized`: the integer
+    arguments that extents of `outputs` follow from."""
     reads = ARRAY_KINDS[arrays]
     names = [p.name for p in parameters]
     tensors = [p.name for p in parameters if p.kind == "tensor"]
@@ -155,6 +157,7 @@ def write_launcher(
                 facts += [e for e in (reads.of(p.name, e) for e in told) if e != device]
             case "scalar":
                 scalars += [p.name, *told_apart(p)]
+                facts += [p.name] if p.name in sized else []
             case "constexpr":  # 2 == 2.0 == True, but they are different constants
                 facts.append(f"{p.name} if {p.name}.__class__ is int else exact_({p.name})")
     addresses = [reads.of(name, reads.address) for name in tensors]
@@ -241,8 +244,9 @@ def make_launcher(
     module: dict[str, Any],
     reads: Reads,
     names: Mapping[str, Any],
+    sized: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """`call` as a function. `names` gives its `memo_`, `plans_`, `chosen_`, `anew_` and `spread_`;
+    """`call` as a function, see `write_launcher`. `names` gives its `memo_`, `plans_`, `chosen_`, `anew_` and `spread_`;
     `reads` what the kernel took from outside.
 
     Nothing is faster than a function's own globals and closure, so its globals are those of the
@@ -264,7 +268,7 @@ def make_launcher(
         **test.values,
         **test.cells,
     }
-    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text)
+    text = write_launcher(parameters, outputs, returns, with_grid, arrays, test.text, sized)
     text = f"def make_({', '.join(given)}):\n{textwrap.indent(text, '    ')}    return call\n"
     file = f"{LAUNCHER} of {kernel}{' with grid' if with_grid else ''}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)

@@ -12,6 +12,7 @@ from tilec.jit.fastpath import make_launcher
 from tilec.jit.recipe import Prepared
 from tilec.runtime.arguments import Parameter, as_index
 from tilec.runtime.driver import Grid
+from tilec.runtime.expressions import names_in
 from tilec.runtime.image import Image
 
 
@@ -35,6 +36,9 @@ def write_path(
     """The launch path for `arrays` arrays of `kind`, the outputs of `image` among them; it has the
     globals of `module`, and looks whether `reads` are as they were."""
     outputs = [a.name for a in image.arguments if a.output]
+    extents = [e for a in image.arguments if a.output for e in a.shape if isinstance(e, str)]
+    scalars = {p.name for p in parameters if p.kind == "scalar"}
+    sized = scalars & frozenset[str]().union(*map(names_in, extents))
     prepared = Prepared(arrays)
     names = {
         "memo_": prepared.memo,
@@ -45,7 +49,16 @@ def write_path(
     }
     call, on_grid = (
         make_launcher(
-            image.name, parameters, outputs, image.returned, on_grid, kind, module, reads, names
+            image.name,
+            parameters,
+            outputs,
+            image.returned,
+            on_grid,
+            kind,
+            module,
+            reads,
+            names,
+            sized,
         )
         for on_grid in (False, True)
     )

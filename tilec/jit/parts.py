@@ -35,7 +35,8 @@ class Parts:
         """The variant of each for these arguments of `Kernel.compile`. Raises CompileError."""
         first, *others = self.kernels
         variants = [first.variant(first.key_of(args, target, kwargs))]
-        sizes = first.described(args, target, kwargs).call.sizes.values
+        call = first.described(args, target, kwargs).call
+        sizes = {**call.scalars, **call.sizes.values}
         made = {
             a.name: spec([_extent(e, sizes, a.name) for e in a.shape], a.dtype)
             for a in variants[0].image.arguments

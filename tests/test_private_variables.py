@@ -1,0 +1,74 @@
+"""Variables made before a T.Parallel whose iterations write them before they read them: each
+iteration has its own. And what else runs in a kernel as the Python it is: `print`, an element that
+is named and not used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frontend_help import traced
+
+import tilec
+import tilec.language as T
+from tilec.ir.core import walk
+from tilec.ir.ops import Alloc, Parallel
+
+N = T.dynamic("N")
+TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
+
+
+@tilec.kernel
+def digits(A: T.Tensor((N,), "int32")):
+    """The last digit of 2 a, and that digit plus 1 behind it."""
+    C = T.empty((N, 2), "int32")
+    with T.Kernel(T.ceildiv(N, 64), threads=64) as bx:
+        v = T.alloc_var("int32")
+        kept = T.alloc_fragment((64,), "int32")
+        for _ in T.serial(2):
+            for i in T.Parallel(64):
+                v = A[bx * 64 + i] * 2
+                while v >= 10:
+                    v = v - 10
+                kept[i] = v
+        for i in T.Parallel(64):
+            v = kept[i]
+            C[bx * 64 + i, 0] = v
+            v += 1
+            C[bx * 64 + i, 1] = v
+    return C
+
+
+@pytest.mark.parametrize("size", [1, 64, 100])
+def test_each_iteration_has_its_own(size: int) -> None:
+    a = np.arange(size, dtype=np.int32)
+    want = np.stack([2 * a % 10, 2 * a % 10 + 1], axis=1)
+    np.testing.assert_array_equal(digits(a), want)
+    report = tilec.simulate(digits, a)
+    np.testing.assert_array_equal(next(iter(report.outputs.values())), want)
+
+
+def test_the_variable_is_made_in_the_loop() -> None:
+    func = traced(digits.function, {"A": np.zeros(8, np.int32)})
+    loops = [o for o in walk(func.body) if isinstance(o, Parallel)]
+    assert len(loops) == 2
+    assert all(any(isinstance(o, Alloc) for o in walk(loop.body)) for loop in loops)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_compiles(target: str) -> None:
+    assert digits.compile(tilec.spec((100,), "int32"), target=target).asm
+
+
+def test_print_runs_while_the_kernel_is_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    @tilec.kernel
+    def shown(A: T.Tensor((N,), "int32"), n: T.constexpr):
+        with T.Kernel(1, threads=32) as bx:
+            print("tile", n * 2, bx, sep=" | ")
+            A[0]
+            A[0] = n
+
+    a = np.zeros(3, np.int32)
+    shown(a, 4)
+    assert a[0] == 4
+    said = capsys.readouterr().out.splitlines()
+    assert set(said) == {"tile | 8 | <bx, a run-time int32: T.print shows it>"}
