@@ -246,8 +246,8 @@ def make_launcher(
     names: Mapping[str, Any],
     sized: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """`call` as a function, see `write_launcher`. `names` gives its `memo_`, `plans_`, `chosen_`, `anew_` and `spread_`;
-    `reads` what the kernel took from outside.
+    """`call` as a function, see `write_launcher`. `names` gives its `memo_`, `plans_`, `chosen_`,
+    `anew_` and `spread_`; `reads` what the kernel took from outside.
 
     Nothing is faster than a function's own globals and closure, so its globals are those of the
     kernel's `module`, and its closure holds the kernel's own cells and all other names.
