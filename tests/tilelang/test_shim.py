@@ -339,6 +339,48 @@ def test_a_macro_may_hold_the_kernel() -> None:
         assert np.array_equal(b, 2 * a)
 
 
+def test_a_macro_may_hold_the_kernel_and_its_outputs() -> None:
+    @T.macro
+    def halves(A):
+        (n,) = A.shape
+        B = T.empty(n, dtype=A.dtype)
+        C = T.empty((n, 2), dtype="int32")
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+            for i in T.Parallel(32):
+                B[b * 32 + i] = A[b * 32 + i] / 2
+            for i, j in T.Parallel(32, 2):
+                C[b * 32 + i, j] = j
+        return B, C
+
+    @tilelang.jit
+    def kernel(A):
+        n = T.const("n")
+        A: T.Tensor((n,), "float32")
+        return halves(A)
+
+    for size in (1, 45):
+        a = numbers(size)
+        half, columns = kernel(a)
+        assert np.array_equal(half, a / 2)
+        assert np.array_equal(columns, np.tile([0, 1], (size, 1)))
+
+
+def test_a_variable_of_a_dtype() -> None:
+    @tilelang.jit
+    def kernel(A):
+        n = T.const("n")
+        A: T.Tensor((n,), "int32")
+        with T.Kernel(n, threads=32) as b:
+            at = T.int32()
+            for k in T.serial(3):
+                T.let(at, b * k)
+                A[b] += at
+
+    a = np.arange(7, dtype=np.int32)
+    kernel(a)
+    assert np.array_equal(a, 4 * np.arange(7))
+
+
 def test_pointers_by_the_names_of_tvm() -> None:
     @T.prim_func
     def main(a: T.handle, B: T.Tensor((16,), "float32")):

@@ -42,6 +42,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
 )
 from tilec.frontend.builtins import BUILTINS, Builtin, bind_call, dtype_at, parameters_of
 from tilec.frontend.builtins_lanes import vector
+from tilec.frontend.builtins_tile import new_variable
 from tilec.frontend.expressions import INSTEAD, PYTHON_BUILTINS
 from tilec.frontend.formulas import round_away
 from tilec.frontend.functions import Functions
@@ -189,7 +190,10 @@ class Calls(Functions):
         with self.at(node.args[0]):
             return one(args[0])
 
-    def _cast(self, dtype: DType, node: ast.Call) -> Scalar:
+    def _cast(self, dtype: DType, node: ast.Call) -> Scalar | Buffer:
+        """`T.int32(x)`; `T.int32()` is a variable of that dtype, as of T.alloc_var."""
+        if not node.args and not node.keywords:
+            return new_variable(self, dtype, None)
         (value,) = self._plain_arguments(f"T.{dtype.name}", node, 1)
         return builtins_scalar.cast_to(self, value, dtype)
 

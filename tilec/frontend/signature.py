@@ -398,7 +398,7 @@ class _Reader:
                 count += max(self.kernels(s.body, around), self.kernels(s.orelse, around))
             elif isinstance(s, ast.For | ast.While):
                 count += self.kernels(s.body, around)
-            elif isinstance(s, ast.Expr | ast.Assign) and isinstance(s.value, ast.Call):
+            elif isinstance(s, ast.Expr | ast.Assign | ast.Return) and isinstance(s.value, ast.Call):
                 called = self._called(s.value)
                 if called is not None and called not in around:
                     reader = _Reader(read_source(called), {})
@@ -505,10 +505,19 @@ class _Reader:
                 self._note_sizes(part)
 
     def returned(self) -> tuple[str, ...]:
-        """Names in the kernel's `return`, which must be tensors."""
+        """Names in the kernel's `return`, or in that of a macro that it returns the results of,
+        which must be tensors."""
         last = self.source.node.body[-1]
         if not isinstance(last, ast.Return) or last.value is None:
             return ()
+        called = self._called(last.value) if isinstance(last.value, ast.Call) else None
+        if called is not None:
+            macro = _Reader(read_source(called), {})
+            for s in macro.source.node.body:
+                if isinstance(s, ast.Assign) and macro._calls(s.value, T.empty):
+                    macro.allocated += [t.id for t in s.targets if isinstance(t, ast.Name)]
+            self.allocated += macro.allocated
+            return macro.returned()
         parts = last.value.elts if isinstance(last.value, ast.Tuple | ast.List) else [last.value]
         tensors = {n for n, d in self.drafts.items() if isinstance(d.annotation, T.Tensor | type)}
         names = []

@@ -320,7 +320,8 @@ class _KernelTracer(WholeLoops):
     def declare_output(self, name: str, empty: EmptyTensor) -> Buffer:
         part = self.signature.part
         begun = self.grid is not None and part is None
-        if len(self.frames) > 1 or len(self.builders) > 1 or begun:
+        inside = len(self.frames) > 1 and name not in self.signature.allocated
+        if inside or len(self.builders) > 1 or begun:
             hint = "move it up; a tile inside of T.Kernel is made by T.alloc_shared"
             raise self.error("T.empty stands at the top of the kernel, before T.Kernel", hint)
         if name in self.tensors:

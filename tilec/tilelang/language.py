@@ -20,6 +20,7 @@ __all__ = [
     "dtype",
     "handle",
     "launch_thread",
+    "let",
     "match_buffer",
     "pdl_sync",
     "pdl_trigger",
@@ -56,6 +57,12 @@ alloc_buffer = language.alloc_global  # above T.Kernel, where programs have it
 def align_up(value, step):  # type: ignore[no-untyped-def]
     """The least multiple of `step` that is no less than `value`."""
     return language.ceildiv(value, step) * step
+
+
+@language.macro
+def let(variable: language.Ref, value):  # type: ignore[no-untyped-def]
+    """Give a variable (`x = T.int32()`) a value."""
+    variable = value  # noqa: F841
 
 
 @language.macro
