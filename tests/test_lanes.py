@@ -60,25 +60,25 @@ def test_pairs(target, dtype):
 
 @tilec.kernel
 def windows(A: T.Tensor((64,), "float32"), B: T.Tensor((4, 4), "float32")):
-    """Reads before the tensor are 0, writes there nothing."""
+    """Lanes before the tensor count from its end; behind it reads are 0, writes do nothing."""
     with T.Kernel(1, threads=1):
         for t in T.serial(4):
             B[t, T.Ramp(0, 1, 4)] = A[T.Ramp(t - 2, 1, 4)]
         for t in T.serial(2):
-            A[T.Ramp(t - 1, 30, 3)] = -B[t, T.Ramp(0, 1, 3)] * 2 - 1
+            A[T.Ramp(t - 1, 33, 3)] = -B[t, T.Ramp(0, 1, 3)] * 2 - 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_ramps_out_of_bounds(target):
     a, b = np.arange(1, 65, dtype=np.float32), np.zeros((4, 4), np.float32)
     run(windows, target, a, b)
-    padded = np.concatenate([[0, 0], np.arange(1, 65)])
+    padded = np.concatenate([[63, 64], np.arange(1, 65)])
     assert np.array_equal(b, [padded[t : t + 4] for t in range(4)])
     want = np.arange(1, 65, dtype=np.float32)
     for t in range(2):
         for k in range(3):
-            if 0 <= t - 1 + 30 * k < 64:
-                want[t - 1 + 30 * k] = -2 * b[t, k] - 1
+            if t - 1 + 33 * k < 64:
+                want[t - 1 + 33 * k] = -2 * b[t, k] - 1
     assert np.array_equal(a, want)
 
 

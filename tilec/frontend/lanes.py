@@ -10,7 +10,7 @@ from itertools import product
 
 from tilec.builtins.lanes import MOST_LANES
 from tilec.frontend.memory import Memory, Slice
-from tilec.frontend.values import Buffer, Lanes, Number, Region, describe
+from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, describe
 
 
 def numbers_of(t: Memory, lanes: Lanes) -> list[Number]:
@@ -47,10 +47,20 @@ def lanes_at(t: Memory, buffer: Buffer, items: Sequence[Number | Slice | Lanes])
         )
     found = []
     for n in range(count):
-        at = [t.index_number(t.number(x.items[n], "an index")) if isinstance(x, Lanes) else x
-              for x in items]  # fmt: skip
+        at = [_from_the_end(t, buffer, d, t.index_number(t.number(x.items[n], "an index")))
+              if isinstance(x, Lanes) else x for d, x in enumerate(items)]  # fmt: skip
         found.append(t.subscript(buffer, list(at)))
     return Lanes(tuple(found))
+
+
+def _from_the_end(t: Memory, buffer: Buffer, dim: int, index: int | Scalar) -> Number:
+    """The index of a lane, to which the extent is added where it may be and is below 0: of lanes
+    some may be negative at compile time, and all count alike."""
+    lowest = t.reach_of(index).lo
+    if not isinstance(index, Scalar) or (lowest is not None and lowest >= 0):
+        return index
+    below = t.run_time(t.compare("lt", index, 0))
+    return t.select(below, t.binary("add", index, buffer.shape[dim]), index)
 
 
 def elements_of(t: Memory, tile: Region, count: int) -> list[Region]:
