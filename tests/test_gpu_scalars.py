@@ -176,6 +176,15 @@ def test_float8_literal(dtype, value):
     assert made == int(want)
 
 
+def test_infinity_is_a_literal_of_float8_e5m2():
+    """A conversion to it saturates."""
+    scalars = Casts(Function("f", [], linkage="", attrs=""), Ranges())
+    assert scalars.literal(-np.inf, t.FLOAT8_E5M2).literal == int(np.uint8(0xFC).view(np.int8))
+    assert num.literal(-np.inf, t.FLOAT8_E5M2).view(np.uint8) == 0xFC
+    assert scalars.literal(np.inf, t.FLOAT8_E4M3).literal == 0x7E
+    assert num.cast(np.float32(np.inf), t.FLOAT32, t.FLOAT8_E5M2).view(np.uint8) == 0x7B
+
+
 # --- functions ---
 
 POSITIVE = ("log", "log2", "log10", "log1p", "rsqrt", "sqrt")

@@ -145,14 +145,15 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
     only_inside("thread_binding")
 
 
-def alloc_global(shape: Any, dtype: object = "float32") -> Any:
+def alloc_global(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
     """`W = T.alloc_global((M, N), dtype)`, above T.Kernel: memory of the device for the time of a
     call, which all blocks see. Otherwise as `T.empty`; it is not returned."""
     only_inside("alloc_global")
 
 
-def empty(shape: Any, dtype: object = "float32") -> Any:
-    """A tensor allocated by the call, to be returned: `C = T.empty((M, N), "float16")`."""
+def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
+    """A tensor allocated by the call, to be returned: `C = T.empty((M, N), "float16")`, or with
+    extents as arguments of their own, `T.empty(M, N, dtype="float16")`."""
     only_inside("empty")
 
 

@@ -604,6 +604,8 @@ class _WithoutAssertions(importlib.machinery.SourceFileLoader):
 
 
 class _ProgramFinder(importlib.abc.MetaPathFinder):
+    loader = _WithoutAssertions
+
     def __init__(self, source: Path) -> None:
         self.source = source
 
@@ -616,7 +618,7 @@ class _ProgramFinder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(
             name,
             found.origin,
-            loader=_WithoutAssertions(name, found.origin),
+            loader=self.loader(name, found.origin),
             submodule_search_locations=places,
         )
 

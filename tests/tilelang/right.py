@@ -1,153 +1,117 @@
-"""Which of TileLang's own tests give right results on the CPU.
+"""Which of TileLang's own tests give right results, on the CPU or on a GPU.
 
-    TILELANG_SOURCE=checkout python tests/tilelang/right.py [--jobs 1] [--out right.json] [file …]
+    TILELANG_SOURCE=checkout python tests/tilelang/right.py [--gpu] [--examples] [--jobs 1]
+        [--budget seconds] [--each seconds] [--out right.json] [file …]
 
-Every test of `testing/python/{language,issue,kernel}` runs with its own numbers and comparisons,
-its tensors on the CPU, where kernels are compiled for that target; torch is told that there is a
-GPU, so that nothing is skipped for want of one. Plain assertions are left out: many look for CUDA
-in what was compiled. A test fails for what the target lacks, or because a comparison of its own
-fails, which is what this is for.
+Every test of `testing/python/{language,issue,kernel}` (with --examples, those of `examples`) runs
+with its own numbers and comparisons. On the CPU its kernels are compiled for that target, and torch
+is told that there is a GPU, so that nothing is skipped for want of one; with --gpu all is real.
+Assertions about texts are left out: they look for CUDA in what was compiled. `sorts.py` says which
+tests compare numbers; they, and those that only run, are what is counted.
+
+Parts of files run in processes of their own (`shards.py`): a test that hangs, or that takes its
+process with it, costs itself. Nothing is begun after `--budget`; what was not reached says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import json
-import multiprocessing
 import os
-import resource
-import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from census import FOLDERS, MOST_BYTES, Anything, _ComparedFinder, _ProgramFinder, on_cpu
-
-SECONDS = 240  # of a file
-EACH = 60  # of a test
-WRONG = ("not close", "not equal", "Mismatched", "elements differ", "mismatch")
+from census import FOLDERS
+from shards import Shard, run_shard
+from sorts import COUNTED, SORTS, cases_of, functions_of, sort_of
 
 # mypy: ignore-errors
 
-
-class Results:
-    """A pytest plugin: what became of each test, in a line."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, str] = {}
-
-    def pytest_runtest_protocol(self, item: Any) -> None:
-        signal.alarm(EACH)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        name = report.nodeid.rpartition("::")[2]
-        if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            text = crash.message if crash else str(report.longrepr)[-300:]
-            kind = "wrong" if any(w in text for w in WRONG) else "failed"
-            self.said[name] = f"{kind}: {' '.join(text.split())[:300]}"
-        elif report.skipped:
-            self.said[name] = "skipped"
-        elif report.when == "call":
-            self.said[name] = "right"
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            lines = [x for x in str(report.longrepr).splitlines() if x.startswith("E ")]
-            self.said["(import)"] = f"failed: {(lines or ['E'])[-1][1:].strip()[:300]}"
+TESTS_A_SHARD = 10
 
 
-def on_this_machine(torch: Any) -> None:
-    """A GPU for those who ask, which is the CPU."""
-    cuda, nothing = torch.cuda, lambda *_, **__: None
-    cuda.is_available = lambda: True
-    cuda.device_count = lambda: 1
-    cuda.current_device = lambda: 0
-    cuda.get_device_capability = lambda *_: (9, 0)
-    cuda.get_device_name = lambda *_: "NVIDIA H200"
-    cuda.synchronize = cuda.manual_seed = cuda.manual_seed_all = cuda.empty_cache = nothing
-    cuda.init = cuda.set_device = nothing
-    cuda.Event = cuda.Stream = cuda.current_stream = cuda.stream = cuda.device = Anything
-    torch.Tensor.cuda = torch.nn.Module.cuda = lambda t, *_, **__: t
+def shards_of(files: list[Path], source: Path) -> list[Shard]:
+    """The parts of files, those first whose tests compare numbers, the longest before others."""
+    listed = []
+    for path in files:
+        short = str(path.relative_to(source))
+        names = [n for n in functions_of(path)[1] if n.lower().startswith("test")]
+        sorts = collections.Counter(sort_of(path, n, short) for n in names)
+        informs = sum(sorts[s] for s in COUNTED) / max(1, len(names))
+        count = cases_of(path)
+        parts = max(1, round(count / TESTS_A_SHARD))
+        listed += [((-round(2 * informs), -count / parts), Shard(path, n, parts))
+                   for n in range(parts)]  # fmt: skip
+    return [shard for _, shard in sorted(listed, key=lambda x: x[0])]
 
 
-def run_file(path: Path, out: Path, source: Path) -> None:
-    import pytest
-    import torch
-
-    import tilec.tilelang
-
-    results = Results()
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"not done after {EACH} s")
-
-    signal.signal(signal.SIGALRM, late)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    tilec.tilelang.install()
-    sys.meta_path.insert(1, _ProgramFinder(source))
-    sys.meta_path.append(_ComparedFinder())
-    on_this_machine(torch)
-    from tilec.tilelang import profiler
-
-    profiler.do_bench = lambda fn, *_, **__: (fn(), 1.0)[1]
-    torch.set_num_threads(1)
-    os.chdir(path.parent)
-    sys.path[:0] = [str(path.parent), str(source)]
-    options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull]
-    options += ["--assert=plain", "--import-mode=importlib"]
-    with on_cpu(), contextlib.suppress(BaseException):
-        pytest.main([str(path), *options], plugins=[results])
-    out.write_text(json.dumps(results.said))
-    os._exit(0)
+def told(found: dict[str, dict[str, str]], source: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """The results with the sort of each test."""
+    return {
+        short: {n: {"sort": sort_of(source / short, n, short), "said": s} for n, s in said.items()}
+        for short, said in found.items()
+    }
 
 
-def one(path: Path, source: Path) -> dict[str, str]:
-    out = Path("/tmp") / f"{abs(hash(path))}.right.json"
-    out.unlink(missing_ok=True)
-    run = multiprocessing.get_context("fork").Process(target=_quietly, args=(path, out, source))
-    run.start()
-    run.join(SECONDS)
-    if run.is_alive():
-        run.kill()
-    return json.loads(out.read_text()) if out.exists() else {"(file)": "failed: no result"}
-
-
-def _quietly(*given: Any) -> None:
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    run_file(*given)
+def summary(results: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    """A line for each sort: how many tests of it are right, wrong, fail, skip themselves."""
+    counts = collections.defaultdict(collections.Counter)
+    for said in results.values():
+        for r in said.values():
+            counts[r["sort"]][r["said"].partition(":")[0]] += 1
+    kinds = ("right", "wrong", "failed", "skipped", "not reached")
+    lines = [f"{'':12}{''.join(f'{k:>13}' for k in kinds)}"]
+    for sort in SORTS:
+        lines.append(f"{sort:12}{''.join(f'{counts[sort][k]:13}' for k in kinds)}")
+    ran = {k: sum(counts[s][k] for s in COUNTED) for k in kinds}
+    able = ran["right"] + ran["wrong"] + ran["failed"]
+    share = 100 * ran["right"] / able if able else 0.0
+    lines.append(f"of those that can run: {ran['right']} of {able} right, {share:.1f} %")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--examples", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=float("inf"))
+    parser.add_argument("--each", type=float, default=60.0, help="seconds of a test")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     source = Path(os.environ["TILELANG_SOURCE"]).resolve()
-    os.environ["TILEC_TARGET"] = "cuda:sm_90a"
+    os.environ["TILEC_TARGET"] = "cuda:sm_90a"  # nobody asks the driver before a process is forked
     files = [f.resolve() for f in given.files]
-    for folder in () if files else FOLDERS[1:]:
+    folders = FOLDERS[:1] if given.examples else FOLDERS[1:]
+    for folder in () if files else folders:
         files += sorted((source / folder).rglob("test_*.py"))
     for module in ("torch._dynamo", "pytest", "tilec.tilelang.testing", "tilec.jit.build"):
         __import__(module)
+    end = time.monotonic() + given.budget
+    shards = shards_of(files, source)
+
+    def run(shard: Shard) -> dict[str, str]:
+        return run_shard(shard, source, given.gpu, given.each, end)
+
+    found: dict[str, dict[str, str]] = {str(f.relative_to(source)): {} for f in sorted(files)}
     with ThreadPoolExecutor(given.jobs) as pool:
-        found = dict(zip(files, pool.map(lambda f: one(f, source), files), strict=True))
-    counts = collections.Counter(v.split(":")[0] for r in found.values() for v in r.values())
-    for path, results in found.items():
-        for name, said in results.items():
-            if said.startswith("wrong"):
-                print(path.name, name, said)
-    print(dict(counts))
+        for shard, said in zip(shards, pool.map(run, shards), strict=True):
+            found[str(shard.path.relative_to(source))] |= said
+    results = told(found, source)
     if given.out:
-        shown = {str(p.relative_to(source)): r for p, r in found.items()}
-        given.out.write_text(json.dumps(shown, indent=1) + "\n")
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
+    for path, said in results.items():
+        for name, r in said.items():
+            if r["said"].startswith(("wrong", "failed")) and r["sort"] in COUNTED:
+                print(Path(path).name, name, r["sort"], r["said"][:200])
+    print("\n".join(summary(results)))
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # not for the threads of processes that never end

@@ -525,3 +525,68 @@ def test_inputs_of_parameters() -> None:
     supply = tilelang.profiler.get_tensor_supply(tilelang.TensorSupplyType.Auto)
     made = [supply(p) for p in scaled(9, 16, dtype="float16").parameters]
     assert [(tuple(x.shape), str(x.dtype)) for x in made] == [((9,), "torch.float16")] * 2
+
+
+def test_several_results_are_a_list_and_extents_may_stand_alone() -> None:
+    @tilelang.jit
+    def kernel(A):
+        n = T.const("n")
+        A: T.Tensor((n,), "float32")
+        B = T.empty(n, 2, dtype="float32")
+        C = T.empty(n, "int32")
+        with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
+            for i in T.Parallel(32):
+                B[b * 32 + i, 1] = A[b * 32 + i]
+                B[b * 32 + i, 0] = -A[b * 32 + i]
+                C[b * 32 + i] = i
+        return B, C
+
+    a = numbers(20)
+    found = kernel(a)
+    assert isinstance(found, list)
+    assert np.array_equal(found[0], np.stack([-a, a], axis=1))
+    assert np.array_equal(found[1], np.arange(20))
+
+
+def test_a_kernel_without_a_grid_is_one_block() -> None:
+    @tilelang.jit
+    def kernel(A):
+        A: T.Tensor((4,), "float32")
+        with T.Kernel(threads=32):
+            A[2] = 5.0
+
+    a = np.zeros(4, np.float32)
+    kernel(a)
+    assert a.tolist() == [0.0, 0.0, 5.0, 0.0]
+
+
+def test_a_size_is_a_variable() -> None:
+    assert isinstance(T.dynamic("n"), T.Var)
+    assert not isinstance(4, T.Var)
+
+
+@pytest.mark.torch
+def test_names_of_float8_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert T.float8_e4m3.as_torch() is T.float8_e4m3fn.as_torch() is torch.float8_e4m3fn
+    assert T.float8_e5m2.as_torch() is torch.float8_e5m2
+
+
+@pytest.mark.torch
+def test_infinity_of_a_float8_that_has_one() -> None:
+    """It stays infinity where it is written; a number that is cast to it saturates."""
+    torch = pytest.importorskip("torch")
+
+    @tilelang.jit
+    def kernel(A, B):
+        A: T.Tensor((4,), "float8_e5m2")
+        B: T.Tensor((2,), "float32")
+        with T.Kernel(1, threads=32):
+            A[0] = T.infinity("float8_e5m2")
+            A[1] = -T.infinity("float8_e5m2")
+            A[2] = B[0]
+            A[3] = B[1] * 2
+
+    a, b = torch.zeros(4).to(torch.float8_e5m2), torch.tensor([float("inf"), 1e6])
+    kernel(a, b)
+    assert a.float().tolist() == [np.inf, -np.inf, 57344.0, 57344.0]

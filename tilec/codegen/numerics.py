@@ -217,14 +217,14 @@ class Numerics:
 
 
 def encode(value: float, form: Format) -> int:
-    """The bits of `value` rounded to a small format, nearest even; zero has no sign where those
-    bits are the nan."""
+    """The bits of `value` rounded to a small format, nearest even; infinity stays where the format
+    has one, and zero has no sign where those bits are the nan."""
     sign = 1 << form.bits - 1 if math.copysign(1.0, value) < 0 else 0
     if math.isnan(value):
         return sign | form.nan
     size = abs(value)
     if math.isinf(size):
-        return sign | form.overflow
+        return sign | (form.overflow if form.infinity is None else form.infinity)
     exponent = max(math.frexp(size)[1] - 1, 1 - form.bias) if size else 1 - form.bias
     units = round(math.ldexp(size, form.mantissa - exponent))
     bits = units + (exponent + form.bias - 1 << form.mantissa)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tilec import language as T
@@ -23,6 +24,7 @@ from tilec.frontend.builtins_externs import import_text
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import EmptyTensor, KernelHeader, LoopHeader, Scalar, describe
 from tilec.ir.ops import AnnotateSchedule
+from tilec.ir.types import DType
 from tilec.support.lazy import Lazy
 
 clusters = Lazy("tilec.ir.instr.cluster")  # with it come the tables of all instructions
@@ -128,7 +130,7 @@ def _cluster(t: Expressions, c: Call, extents: list[int | Scalar]) -> tuple[int,
 
 @builtin(T.empty)
 def empty(t: Expressions, c: Call) -> EmptyTensor:
-    given = c["shape"] if isinstance(c["shape"], tuple | list) else (c["shape"],)
+    c, given = _shape_and_dtype(t, c)
     shape: list[int | Scalar] = []
     for e in given:
         extent = t.number(e, "an extent of T.empty")
@@ -142,6 +144,21 @@ def empty(t: Expressions, c: Call) -> EmptyTensor:
 
 
 builtin(T.alloc_global)(empty)
+
+
+def _shape_and_dtype(t: Expressions, c: Call) -> tuple[Call, Sequence[Any]]:
+    """The call with its dtype by name, and its extents: in one argument, or in one for each."""
+    given, last = c["extents"], c["extents"][-1:]
+    if len(given) > 1 and isinstance(last[0], str | DType):
+        if "dtype" in c.nodes:
+            raise t.error(f"T.{c.builtin}: dtype is given twice", "leave one out", c.node.args[-1])
+        written = {**c.nodes, "dtype": c.node.args[-1]}
+        c, given = Call(c.builtin, c.node, {**c.values, "dtype": last[0]}, written), given[:-1]
+    if bool(given) == (c["shape"] is not None):
+        said = "is given twice" if given else "is missing"
+        raise t.error(f"T.{c.builtin}: shape {said}", f"write T.{c.builtin}((M, N), dtype)")
+    shape = given[0] if len(given) == 1 else given or c["shape"]
+    return c, shape if isinstance(shape, tuple | list) else (shape,)
 
 
 # --- the schedule ---------------------------------------------------------------------------------

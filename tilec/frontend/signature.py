@@ -398,7 +398,9 @@ class _Reader:
                 count += max(self.kernels(s.body, around), self.kernels(s.orelse, around))
             elif isinstance(s, ast.For | ast.While):
                 count += self.kernels(s.body, around)
-            elif isinstance(s, ast.Expr | ast.Assign | ast.Return) and isinstance(s.value, ast.Call):
+            elif isinstance(s, ast.Expr | ast.Assign | ast.Return) and isinstance(
+                s.value, ast.Call
+            ):
                 called = self._called(s.value)
                 if called is not None and called not in around:
                     reader = _Reader(read_source(called), {})

@@ -63,7 +63,9 @@ def array(value: Any, dtype: DType) -> Array:
 
 
 def literal(value: bool | int | float, dtype: DType) -> Array:
-    """A constant of `dtype`: a float is rounded, an integer wraps."""
+    """A constant of `dtype`: a float is rounded (infinity stays one), an integer wraps."""
+    if dtype == FLOAT8_E5M2 and np.isinf(value):
+        return np.asarray(value).astype(numpy_dtype(dtype))
     if dtype.is_float:
         return cast(np.asarray(value, np.float64), FLOAT64, dtype)
     return array(bool(value) if dtype == BOOL else wrap(int(value), dtype), dtype)

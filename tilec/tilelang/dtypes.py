@@ -43,6 +43,7 @@ class TextDtype(str):
 
 
 _IN_TORCH = {"tfloat32": "float32", "int4": "int8", "uint4": "uint8"}
+_IN_TORCH |= {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 _IN_TORCH |= dict.fromkeys(("float4_e2m1", "float4_e2m1fn"), "float4_e2m1fn_x2")
 _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32"}
 _SHORT |= {"uint": "uint32", "long": "int64", "short": "int16", "char": "int8"}

@@ -38,11 +38,12 @@ globals()["__ffs"] = language.ffs
 class _OfNumbers(type):
     def __instancecheck__(cls, value: object) -> bool:
         variable = isinstance(value, values.Buffer) and value.variable
-        return variable or isinstance(value, values.Scalar | values.Region)
+        return variable or isinstance(value, values.Scalar | values.Region | language.Size)
 
 
 class PrimExpr(metaclass=_OfNumbers):
-    """What annotations and `isinstance` call a number that is known at run time."""
+    """What annotations and `isinstance` call a number that is known at run time, a size among
+    them."""
 
 
 Var = PrimExpr

@@ -106,6 +106,16 @@ def _extent(
     return int(eval(compile_python(tree, "<extent>", "eval"), {"__builtins__": {}}, known))
 
 
+def _launch(kernel: Kernel) -> Callable[..., Any]:
+    """What launches a kernel; one block of it, where its T.Kernel gives no grid."""
+    return kernel[1] if kernel.signature.grid_from_launch else kernel
+
+
+def _listed(results: Any) -> Any:
+    """What a call gives, several results as a list."""
+    return [*results] if isinstance(results, tuple) else results
+
+
 class JITKernel:
     """A kernel as TileLang's programs hold it: called with its tensors, less those of `out_idx`,
     which the call allocates and returns. `config` is what `autotune` chose."""
@@ -126,7 +136,11 @@ class JITKernel:
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel(*args, **self.constants, **kwargs)
+        return _listed(_launch(self.kernel)(*args, **self.constants, **kwargs))
+
+    def run_once(self, func: Callable[..., Any] | None = None) -> None:
+        """Call the kernel, or `func`, with a profiler's inputs."""
+        (func or self)(*self.get_profiler().inputs())
 
     def compile(self) -> CompiledKernel:
         """The variant for contiguous tensors of the annotated shapes; a size that only a call
@@ -242,7 +256,7 @@ class _Eager:
         self.kernel, self.target = make_kernel(function, (), None), target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel(*args, **kwargs)
+        return _listed(_launch(self.kernel)(*args, **kwargs))
 
     def get_tir(self, *args: Any, **kwargs: Any) -> Kernel:
         """The kernel itself, whatever the arguments: it is read when it is compiled."""

@@ -1,0 +1,141 @@
+"""What kind of check each of TileLang's own tests makes, read from its text.
+
+Most of the tests compare numbers, which any implementation of the language can be asked for. Others
+ask for something that only TileLang has: its compiler's passes and TVM's objects, a word in the
+CUDA source that it writes, its exceptions. `sort_of` tells them apart by what a test and the
+functions of its file that it uses say, so that what is counted does not depend on what came out.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from census import elsewhere
+
+SORTS = {
+    "numbers": "compares numbers, or the values and shapes of what a kernel gives",
+    "runs": "compiles or runs kernels and compares nothing",
+    "source": "looks for words in the source or the IR, and compares no numbers",
+    "raises": "wants an exception of TileLang's",
+    "internals": "uses passes of TileLang's compiler, or TVM",
+    "hardware": "is for another GPU than those of sm_90, or for another vendor's",
+}
+COUNTED = ("numbers", "runs")
+
+_INTERNALS = re.compile(
+    r"\btvm\b|\btirx?\.|PrimFunc|IRModule|\.script\(|span_|\.attrs\b|\.body\b|buffer_map|_ffi_api"
+    r"|\.adapter\b|\btransform\.|IntImm|FloatImm|with_attr|tilelang\.(engine|intrinsics|cuda)"
+    r"|IntrinEmitter|monkeypatch|tilelang\.(language\.(eager|common|kernel|ast)|errors|cache|env)\b"
+)
+_SOURCE = re.compile(
+    r"(^|_)(source|src|code|script|text|ptx|sass|cuda|cubin|host|ir|mod|module|artifact|dump|calls?|match(es)?|line)s?($|_)"
+)
+_COMPARES = re.compile(
+    r"assert_close|assert_allclose|assert_array_equal|assert_equal|check_close|assert_tensors|"
+    r"compare_tensors|calc_diff|assert_similar|torch_assert"
+)
+_RAISES = ("raises", "assertRaises", "warns")
+
+
+def looks_at_text(test: ast.expr) -> bool:
+    """Whether an assertion is about a text: the source of a kernel, a message, a word of the IR."""
+    for n in ast.walk(test):
+        if isinstance(n, ast.Compare) and any(isinstance(o, ast.In | ast.NotIn) for o in n.ops):
+            return True
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute):
+            owner = n.func.value
+            if isinstance(owner, ast.Name) and owner.id == "re":
+                return True
+            if n.func.attr in ("count", "find", "index", "startswith", "search", "group"):
+                return True
+        name = n.id if isinstance(n, ast.Name) else n.attr if isinstance(n, ast.Attribute) else ""
+        if _SOURCE.search(name.lower()):
+            return True
+    return False
+
+
+class WithoutTexts(ast.NodeTransformer):
+    """Leaves out the assertions that look at texts."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return ast.copy_location(ast.Pass(), node) if looks_at_text(node.test) else node
+
+
+@functools.lru_cache(maxsize=512)
+def functions_of(path: Path) -> tuple[str, dict[str, ast.AST]]:
+    """The text of a file, and what it defines at its top, by name."""
+    text = path.read_text()
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    found: dict[str, ast.AST] = {}
+    for n in ast.parse(text).body:
+        if isinstance(n, kinds):
+            found[n.name] = n
+        elif isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
+            found[n.targets[0].id] = n
+    return text, found
+
+
+def parts_of(path: Path, test: str) -> Iterator[ast.AST]:
+    """The definition of a test, and of what it uses of its file, each once."""
+    _, found = functions_of(path)
+    pending, seen = [test], set()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in found:
+            continue
+        seen.add(name)
+        yield found[name]
+        pending += [n.id for n in ast.walk(found[name]) if isinstance(n, ast.Name)]
+
+
+def sort_of(path: Path, test: str, short: str) -> str:
+    """The sort of a test, of `SORTS`; `test` is its name, with its class's or its parameters' or
+    without them; `short` is the file's path in the checkout."""
+    name = test.partition("[")[0].rpartition(".")[2]
+    text, found = functions_of(path)
+    if test.startswith("("):  # of the whole file
+        imports = re.findall(r"^(?:from|import) .*(?:\((?:.|\n)*?\))?", text, re.MULTILINE)
+        return "internals" if any(map(_INTERNALS.search, imports)) else "numbers"
+    owner = next((o for o, n in found.items() if o != name and _defines(n, name)), name)
+    parts = [*parts_of(path, owner)]
+    texts = [ast.unparse(p) for p in parts]
+    if elsewhere(short, name, "") or any(re.search(r"tcgen05|alloc_tmem|mfma", t) for t in texts):
+        return "hardware"
+    nodes = [n for p in parts for n in ast.walk(p)]
+    called = [n.attr for n in nodes if isinstance(n, ast.Attribute)]
+    if any(r in called for r in _RAISES):
+        return "raises"
+    if any(_INTERNALS.search(t) for t in texts):
+        return "internals"
+    asserted = [n.test for n in nodes if isinstance(n, ast.Assert)]
+    names = [n.id for n in nodes if isinstance(n, ast.Name)] + called
+    if any(_COMPARES.search(n) for n in names) or not all(map(looks_at_text, asserted)):
+        return "numbers"
+    looks = any(re.search(r"get_kernel_source|kernel_source|\blower\b", t) for t in texts)
+    return "source" if looks or asserted else "runs"
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    inside = ast.walk(node) if isinstance(node, ast.ClassDef) else ()
+    return any(isinstance(n, ast.FunctionDef) and n.name == name for n in inside)
+
+
+def cases_of(path: Path) -> int:
+    """About how many tests a file has: of parameters given as lists, each value counts."""
+    count = 0
+    for node in functions_of(path)[1].values():
+        for f in ast.walk(node):
+            if isinstance(f, ast.FunctionDef) and f.name.startswith("test"):
+                cases = 1
+                for d in f.decorator_list:
+                    values = d.args[1] if isinstance(d, ast.Call) and len(d.args) > 1 else None
+                    if isinstance(values, ast.List | ast.Tuple):
+                        cases *= len(values.elts)
+                    elif values is not None and "parametrize" in ast.unparse(d.func):
+                        cases *= 4
+                count += cases
+    return count
