@@ -177,15 +177,13 @@ def _run(shard: Shard, out: Path, source: Path, gpu: bool, done: set[str], each:
     os._exit(0)
 
 
-def run_shard(
-    shard: Shard, source: Path, gpu: bool, each: float, end: float
-) -> dict[str, str]:  # fmt: skip
+def run_shard(shard: Shard, source: Path, gpu: bool, each: float, end: float) -> dict[str, str]:
     """What became of the tests of a part, by name; nothing is begun after the time `end`."""
     said: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "said.json"
-        out.touch()
-        for _ in range(MOST_DEATHS):
+        for attempt in range(MOST_DEATHS):
+            out = Path(folder) / f"said{attempt}.json"
+            out.touch()
             if time.monotonic() > end:
                 said.setdefault(f"(part {shard.number})", "not reached: out of time")
                 break
@@ -213,7 +211,7 @@ def _watch(run: Any, out: Path, each: float, end: float) -> str:
         run.join(0.2)
         now = time.monotonic()
         if (grown := out.stat().st_size) != size:
-            size, since, patience = grown, now, each + 10
+            size, since, patience = grown, now, 1.25 * each + 2
         if now - since > patience or now > end + each / 4:
             run.kill()
             run.join()
