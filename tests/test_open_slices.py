@@ -1,4 +1,4 @@
-"""T.copy of slices whose extent is only known at run time."""
+"""T.copy and T.fill of slices whose extent is only known at run time."""
 
 import numpy as np
 import pytest
@@ -136,6 +136,46 @@ def test_a_variable_that_changes(target):
 
 
 @tilec.kernel
+def cleared(
+    A: T.Tensor((M, 40), "float32"), first: T.Tensor((G,), "int32"), B: T.Tensor((M,), "int32")
+):
+    """The middle of some rows, and shared memory."""
+    with T.Kernel(G - 1, threads=32) as g:
+        T.fill(A[first[g] : first[g + 1], 3:17], 2.5)
+        T.clear(A[first[g] : first[g + 1], 20])
+        T.fill(B[first[g] : first[g + 1]], g)
+        s = T.alloc_shared((64,), "float32")
+        T.clear(s)
+        T.fill(s[0 : first[g]], -1)
+        for i in T.Parallel(20):
+            A[first[g], 20 + i] = s[i]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fill(target):
+    ends = np.array([0, 1, 20, 33], np.int32)
+    a = np.random.default_rng(1).standard_normal((35, 40)).astype(np.float32)
+    b, want, marks = np.full(35, -7, np.int32), a.copy(), np.full(35, -7, np.int32)
+    for g in range(3):
+        rows = slice(ends[g], ends[g + 1])
+        want[rows, 3:17], want[rows, 20] = 2.5, 0
+        want[ends[g], 20:] = np.where(np.arange(20) < ends[g], -1, 0)
+        marks[ends[g] : ends[g + 1]] = g
+    run(cleared, target, a, ends, b)
+    assert np.array_equal(a, want)
+    assert np.array_equal(b, marks)
+
+
+def test_fill_of_nothing():
+    """A slice whose end is no higher than its start, and the loop that a fill is."""
+    a, b = np.ones((4, 40), np.float32), np.zeros(4, np.int32)
+    cleared(a, np.array([2, 2], np.int32), b)
+    assert not b.any() and (a[:2] == 1).all() and (a[2:, :20] == 1).all()
+    text = cleared.compile(a, np.array([2, 2], np.int32), b, target="cpu").stages["tile"]
+    assert text.count("parallel") == 5 and text.count("fill %") == 1
+
+
+@tilec.kernel
 def wrong(A: T.Tensor((64, 64), "float32"), n: T.int32, which: T.constexpr):
     with T.Kernel(1, threads=32):
         x = T.alloc_shared((16, 32), "float32")
@@ -144,8 +184,8 @@ def wrong(A: T.Tensor((64, 64), "float32"), n: T.int32, which: T.constexpr):
             T.copy(A[n : n * 2, 0:16], x)
         elif which == "both":
             T.copy(A[n : n * 2, 0:16], A[0:n, 0:16])
-        elif which == "fill":
-            T.fill(A[n : n * 2, 0:16], 0)
+        elif which == "fill with a step":
+            T.fill(A[n : n * 2 : 3, 0:16], 0)
         else:
             T.reduce_sum(x[0:n, 0:32], r, dim=1)
 
@@ -153,7 +193,7 @@ def wrong(A: T.Tensor((64, 64), "float32"), n: T.int32, which: T.constexpr):
 WRONG = {
     "extents": ("a (?, 16) slice of A and x (shared (16, 32) float32): their extents differ",),
     "both": ("the extent of this slice of A", "only known at run time", "start + n"),
-    "fill": ("the extent of this slice of A", "only known at run time", "dimension 0"),
+    "fill with a step": ("the extent of this slice of A", "run time, and it has a step"),
     "reduction": ("the extent of this slice of x", "only known at run time"),
 }
 

@@ -20,7 +20,7 @@ from tilec.frontend.builtins import (
 )
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.layouts import copy_layout
-from tilec.frontend.open_slices import closed, copy_open, is_open
+from tilec.frontend.open_slices import closed, copy_open, fill_open, is_open
 from tilec.frontend.placements import along, for_each_element, is_placed
 from tilec.frontend.values import Buffer, Lanes, Number, Region, Scalar, Tile, describe
 from tilec.ir.errors import did_you_mean
@@ -206,22 +206,24 @@ def copy(t: Expressions, c: Call) -> None:
 
 @builtin(T.fill)
 def fill(t: Expressions, c: Call) -> None:
-    tile_level(t, c)
-    tile = _destination(t, c)
-    _fill(t, tile, number_argument(t, c, "value"))
+    _fill_destination(t, c, number_argument(t, c, "value"))
 
 
 @builtin(T.clear)
 def clear(t: Expressions, c: Call) -> None:
+    _fill_destination(t, c, 0)
+
+
+def _fill_destination(t: Expressions, c: Call, value: object) -> None:
     tile_level(t, c)
-    _fill(t, _destination(t, c), 0)
-
-
-def _destination(t: Expressions, c: Call) -> Tile:
     with t.at(c.place("buffer")):
         region = t.region(c["buffer"], "the destination")
+        if is_open(region):
+            fill_open(t, region, value, c.node)
+            return
         whole = t.element_tile if region.is_element else t.tile
-        return whole(region, "the destination")
+        tile = whole(region, "the destination")
+    _fill(t, tile, value)
 
 
 def _fill(t: Expressions, tile: Tile, value: object) -> None:

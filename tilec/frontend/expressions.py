@@ -74,6 +74,10 @@ class Expressions(Containers):
         """Emit a run-time branch."""
         raise NotImplementedError
 
+    def for_loop(self, node: ast.For) -> None:
+        """Trace a loop."""
+        raise NotImplementedError
+
     def expression(self, node: ast.expr) -> object:
         """The value of `node`. Raises CompileError for what kernels do not have."""
         kept = self.loc

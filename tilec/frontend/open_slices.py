@@ -1,16 +1,20 @@
-"""Slices whose extent is only known at run time, `A[first:first + n, 0:64]`, as a side of T.copy.
+"""Slices whose extent is only known at run time, `A[first:first + n, 0:64]`: as a side of T.copy,
+or filled.
 
 A tile has compile-time extents; such a slice has those of the other side. What is behind its end is
-out of bounds: it reads as zero and is not written."""
+out of bounds: it reads as zero and is not written. T.fill is the loop over its elements that
+T.Parallel makes of such extents."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tilec.frontend.arithmetic import Arithmetic
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.placements import along, for_each_element
-from tilec.frontend.values import OPEN, Number, Region, Scalar, Tile
+from tilec.frontend.values import OPEN, LoopHeader, Number, Region, Scalar, Tile
 
 
 def is_open(r: object) -> bool:
@@ -70,3 +74,40 @@ def _inside(t: Expressions, r: Region, tile: Tile, at: Sequence[Scalar]) -> Iter
         index: Number = 0 if extent == 1 else next(left)
         if given == OPEN:
             yield t.run_time(t.compare("lt", index, r.counts[d]))
+
+
+def fill_open(t: Expressions, r: Region, value: object, node: ast.Call) -> None:
+    """Set all elements of an open slice to a number, in a loop over them; `node` is the call."""
+    dims = [d for d, e in enumerate(r.extents) if e not in (None, 1)]
+    extents = tuple(r.counts[d] if r.extents[d] == OPEN else r.extents[d] for d in dims)
+    words = {"extents": extents, "coalesced_width": None, "loop_layout": None}
+    hidden: dict[str, object] = {
+        "buffer": r.buffer,
+        "value": t.number(value, "the value"),
+        "loop": LoopHeader("Parallel", words, t.loc),
+        **{f"offset{d}": offset for d, offset in enumerate(r.offsets)},
+    }
+    names = {word: f".fill {word}{id(node)}" for word in hidden}
+    index = {d: f".fill index{d}" for d in dims}
+
+    def at(d: int) -> ast.expr:
+        offset: ast.expr = ast.Name(names[f"offset{d}"], ast.Load())
+        if d not in index:
+            return offset
+        step: Any = ast.Constant(r.steps.get(d, 1))
+        moved = ast.BinOp(ast.Name(index[d], ast.Load()), ast.Mult(), step)
+        return ast.BinOp(offset, ast.Add(), moved)
+
+    where: list[ast.expr] = [at(d) for d in range(len(r.offsets))]
+    place = where[0] if len(where) == 1 else ast.Tuple(where, ast.Load())
+    element = ast.Subscript(ast.Name(names["buffer"], ast.Load()), place, ast.Store())
+    stored = ast.Assign([element], ast.Name(names["value"], ast.Load()))
+    targets: list[ast.expr] = [ast.Name(index[d], ast.Store()) for d in dims]
+    target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
+    loop = ast.For(target, ast.Name(names["loop"], ast.Load()), [stored], [])
+    for n in ast.walk(loop):
+        ast.copy_location(n, node)
+    t.names.update({names[word]: v for word, v in hidden.items()})
+    t.for_loop(loop)
+    for name in (*names.values(), *index.values()):
+        t.names.pop(name, None)
