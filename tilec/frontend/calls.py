@@ -222,7 +222,8 @@ class Calls(Functions):
     def _python_builtin(self, function: Any, node: ast.Call) -> object:
         name = function.__name__
         if name == "print":
-            return self._print(node)
+            self._print(node)
+            return None
         if name not in PYTHON_BUILTINS:
             hint = INSTEAD.get(
                 name, "only what is known at compile time and the builtins of T run here"
@@ -265,12 +266,13 @@ class Calls(Functions):
         """Python's `print` while the kernel is traced: what is known then as Python shows it, of
         anything else what it is."""
         args, kwargs = self.arguments(node)
+        options: dict[str, Any] = kwargs
         shown: list[object] = []
         for a in args:
             name = f"{a.value.name}, " if isinstance(a, Scalar) and a.value.name else ""
             shown.append(f"<{name}{describe(a)}: T.print shows it>" if at_run_time(a) else a)
         try:
-            print(*shown, **kwargs)
+            print(*shown, **options)
         except (TypeError, AttributeError) as e:
             raise self.error(f"print: {e}", "it runs here as Python's print") from None
 
