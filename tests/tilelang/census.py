@@ -1,7 +1,8 @@
 """Which of TileLang's own kernels compile.
 
     TILELANG_SOURCE=checkout python tests/tilelang/census.py [--jobs 1] [--out census.json]
-        [--table docs/tilelang.md] [--right right.json] [--programs programs.json] [file …]
+        [--table docs/tilelang.md] [--right right.json] [--programs programs.json]
+        [--known census.json] [file …]
 
 A kernel is a function that holds `T.Kernel`. Every file of `examples` and of three folders of
 `testing/python` runs in a process of its own: its tests, else its `main`; where some of its
@@ -887,6 +888,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     parser.add_argument("--programs", type=Path, help="where to list the kernels that compile")
     parser.add_argument("--entries", type=Path, help="what --out has written: nothing is run")
+    parser.add_argument("--known", type=Path, help="entries of an --out, of files that are not run")
     parser.add_argument("--right", type=Path, help="what right.py has written, for the table")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
     given = parser.parse_args()
@@ -901,6 +903,14 @@ def main() -> None:
         entries = json.loads(given.entries.read_text())
     else:
         entries = census(source, files, given.jobs, given.scratch)
+    if given.known:
+        ran = {e["path"] for e in entries}
+        known = json.loads(given.known.read_text())
+        entries += [e for e in known if e["path"] not in ran]
+        order = {folder: n for n, folder in enumerate(FOLDERS)}
+        first = {e["path"]: next(order[f] for f in FOLDERS if e["path"].startswith(f))
+                 for e in entries}  # fmt: skip
+        entries.sort(key=lambda e: (first[e["path"]], e["path"]))
     right = json.loads(given.right.read_text()) if given.right else {}
     if given.out:
         given.out.write_text(json.dumps(entries, indent=1) + "\n")
