@@ -105,7 +105,8 @@ class _WithoutTexts(importlib.machinery.SourceFileLoader):
     """Loads tests without their assertions about texts."""
 
     def source_to_code(self, data: Any, path: Any, **_: Any) -> Any:
-        tree = ast.fix_missing_locations(WithoutTexts().visit(ast.parse(data)))
+        plain = ast.parse(data)
+        tree = ast.fix_missing_locations(WithoutTexts(plain).visit(plain))
         return compile(tree, path, "exec", dont_inherit=True)
 
     def get_code(self, fullname: str) -> Any:
