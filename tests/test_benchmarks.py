@@ -20,7 +20,7 @@ from benchmarks.__main__ import main, run, select  # noqa: E402
 from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes  # noqa: E402
-from benchmarks.operators import batched, fused, grouped, memory  # noqa: E402
+from benchmarks.operators import attention, batched, fused, grouped, memory  # noqa: E402
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -477,6 +477,8 @@ def test_quick_effort_still_lasts() -> None:
 
 def tiny_cases() -> dict[str, Case]:
     return {
+        "attention": attention.case(attention.Attention(2, 4, 2, 70, 64, True), 0),
+        "attention, full": attention.case(attention.Attention(1, 2, 2, 130, 96, False), 0),
         "batched": batched.case(3, 40, 33, 24, 0),
         "grouped": grouped.case(5, 150, 40, 33, 0),
         "many groups": grouped.case(20, 90, 17, 33, 0),
@@ -505,12 +507,13 @@ def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
     """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
     monkeypatch.setenv("TILEC_TARGET", "cpu")
     monkeypatch.setattr(products, "module_of", lambda peer: None)
+    monkeypatch.setattr(peers, "module_of", lambda peer, subject="gemm": None)
     case = tiny_cases()[name]
     tensors = case.make("cpu")
     error_of = checker(case, tensors)
     for c in case.candidates():
-        if c.yardstick or (name == "fp8" and c.name == peers.CUBLAS):
-            continue  # of the latter torch has it on GPUs only
+        if c.yardstick or (name, c.name) == ("fp8", peers.CUBLAS) or c.name == peers.CUDNN:
+            continue  # of the latter two torch has them on GPUs only
         error = error_of(c.bind(tensors, c.configs[0]))
         assert error <= case.tolerance, c.name
         assert c.name != "tilec" or c.identity(c.configs[0]).startswith("cpu ")

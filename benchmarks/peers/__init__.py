@@ -10,14 +10,15 @@ from types import ModuleType
 import torch
 
 CUBLAS, TRITON, TILELANG = "cuBLAS", "Triton", "TileLang"
+CUDNN, FLASH = "cuDNN", "FlashAttention-2"  # behind torch's scaled_dot_product_attention
 PACKAGES = {TRITON: "triton", TILELANG: "tilelang"}
 
 
 @functools.cache
-def module_of(peer: str) -> ModuleType | None:
+def module_of(peer: str, subject: str = "gemm") -> ModuleType | None:
     """The module with an optional peer's kernels; None where its package cannot be imported."""
     try:
-        return importlib.import_module(f"benchmarks.peers.{PACKAGES[peer]}_gemm")
+        return importlib.import_module(f"benchmarks.peers.{PACKAGES[peer]}_{subject}")
     except Exception:  # a broken installation is as good as none: `why_missing` tells
         return None
 
@@ -36,8 +37,9 @@ def why_missing(peer: str) -> str:
 @functools.cache
 def version(peer: str) -> str:
     """What a peer's speed depends on besides its configuration; "absent" where it is not there."""
-    if peer == CUBLAS:
-        return f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+    if peer in (CUBLAS, CUDNN, FLASH):
+        cudnn = f", cuDNN {torch.backends.cudnn.version()}" if peer == CUDNN else ""
+        return f"torch {torch.__version__}, CUDA {torch.version.cuda}{cudnn}"
     try:
         return f"{PACKAGES[peer]} {importlib.metadata.version(PACKAGES[peer])}"
     except importlib.metadata.PackageNotFoundError:
