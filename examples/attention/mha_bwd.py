@@ -1,0 +1,219 @@
+"""The gradients of attention: dQ, dK and dV from dO, the result O and its lse.
+
+`by_keys` has a block for some keys. It gives dK and dV, and adds its share to dQ (float32, cleared
+before) by atomics: five products a step, sums whose last bits may differ from run to run. `by_rows`
+has a block for some queries and gives dQ in the same bits each time, at two products more. Tensors
+are (batch, sequence, heads, dim); the last query is at the last key where `causal`. Rows that see
+nothing have gradients of 0.
+"""
+
+from typing import Any
+
+import numpy as np
+from attention_support import (
+    LOG2_E,
+    WHERE,
+    check_rows,
+    empty,
+    float64,
+    gradients,
+    random,
+    visible,
+    zeros,
+)
+from mha_fwd import mha
+
+import tilec
+import tilec.language as T
+
+B, S, N, H = T.dynamic("B, S, N, H")
+Policy = T.GemmWarpPolicy.FullRow
+
+
+def tensors(dim: int) -> tuple[Any, Any]:
+    """Queries and what is as they are; keys and values."""
+    return T.Tensor((B, S, H, dim), "float16"), T.Tensor((B, N, H, dim), "float16")
+
+
+def deltas(dim: int) -> Any:
+    """Delta = the sum of O dO over each row."""
+    rows, _ = tensors(dim)
+
+    @tilec.kernel
+    def mha_deltas(O: rows, dO: rows, Delta: T.Tensor((B, H, S), "float32"), BM: T.constexpr = 32):
+        with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
+            o, do = T.alloc_fragment((BM, dim), "float32"), T.alloc_fragment((BM, dim), "float32")
+            total = T.alloc_fragment((BM,), "float32")
+            T.copy(O[b, bx * BM : (bx + 1) * BM, h, :], o)
+            T.copy(dO[b, bx * BM : (bx + 1) * BM, h, :], do)
+            for i, j in T.Parallel(BM, dim):
+                o[i, j] *= do[i, j]
+            T.reduce_sum(o, total, dim=1)
+            T.copy(total, Delta[b, h, bx * BM : (bx + 1) * BM])
+
+    return mha_deltas
+
+
+def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
+    """dK and dV, and with `atomics` dQ too."""
+    scale = dim**-0.5
+    rows, keys = tensors(dim)
+
+    @tilec.kernel
+    def mha_bwd_keys(
+        Q: rows,
+        K: keys,
+        V: keys,
+        dO: rows,
+        Lse: T.Tensor((B, H, S), "float32"),
+        Delta: T.Tensor((B, H, S), "float32"),
+        dQ: T.Tensor((B, S, H, dim) if atomics else (1, 1, 1, 1), "float32"),
+        dK: keys,
+        dV: keys,
+        BM: T.constexpr = T.auto(16, 32, 64),
+        BN: T.constexpr = T.auto(32, 64, 128),
+    ):
+        with T.Kernel(T.ceildiv(N, BN), H, B) as (bx, h, b):
+            k, v = T.alloc_shared((BN, dim), "float16"), T.alloc_shared((BN, dim), "float16")
+            q, do = T.alloc_shared((BM, dim), "float16"), T.alloc_shared((BM, dim), "float16")
+            lse, delta = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
+            s, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
+            p, half = T.alloc_fragment((BN, BM), "float16"), T.alloc_fragment((BN, BM), "float16")
+            ds_s = T.alloc_shared((BN, BM), "float16")
+            dq = T.alloc_fragment((BM, dim), "float32")
+            dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
+            T.copy(K[b, bx * BN : (bx + 1) * BN, h, :], k)
+            T.copy(V[b, bx * BN : (bx + 1) * BN, h, :], v)
+            T.clear(dk)
+            T.clear(dv)
+            first = T.max(bx * BN + S - N, 0) // BM if causal else 0
+            for m in T.Pipelined(first, T.ceildiv(S, BM), num_stages=2):
+                T.copy(Q[b, m * BM : (m + 1) * BM, h, :], q)
+                T.copy(dO[b, m * BM : (m + 1) * BM, h, :], do)
+                T.copy(Lse[b, h, m * BM : (m + 1) * BM], lse)
+                T.copy(Delta[b, h, m * BM : (m + 1) * BM], delta)
+                T.gemm(k, q, s, transpose_B=True, policy=Policy, clear_accum=True)
+                T.gemm(v, do, ds, transpose_B=True, policy=Policy, clear_accum=True)
+                for i, j in T.Parallel(BN, BM):
+                    seen = m * BM + j < S and bx * BN + i < N
+                    if causal:
+                        seen = seen and bx * BN + i <= m * BM + j + N - S
+                    x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[j] * LOG2_E)
+                    s[i, j] = T.if_then_else(seen, x, 0.0)
+                    ds[i, j] = s[i, j] * (ds[i, j] - delta[j]) * scale
+                T.copy(s, p)
+                T.gemm(p, do, dv, policy=Policy)
+                T.copy(ds, half)
+                T.gemm(half, q, dk, policy=Policy)
+                if atomics:
+                    T.copy(half, ds_s)
+                    T.gemm(ds_s, k, dq, transpose_A=True, clear_accum=True)
+                    T.atomic_add(dQ[b, m * BM : (m + 1) * BM, h, :], dq)
+            T.copy(dk, dK[b, bx * BN : (bx + 1) * BN, h, :])
+            T.copy(dv, dV[b, bx * BN : (bx + 1) * BN, h, :])
+
+    return mha_bwd_keys
+
+
+def by_rows(dim: int, causal: bool = False) -> Any:
+    """dQ alone."""
+    scale = dim**-0.5
+    rows, keys = tensors(dim)
+
+    @tilec.kernel
+    def mha_bwd_rows(
+        Q: rows,
+        K: keys,
+        V: keys,
+        dO: rows,
+        Lse: T.Tensor((B, H, S), "float32"),
+        Delta: T.Tensor((B, H, S), "float32"),
+        dQ: T.Tensor((B, S, H, dim), "float32"),
+        BM: T.constexpr = T.auto(32, 64, 128),
+        BN: T.constexpr = T.auto(16, 32, 64),
+    ):
+        with T.Kernel(T.ceildiv(S, BM), H, B) as (bx, h, b):
+            q, do = T.alloc_shared((BM, dim), "float16"), T.alloc_shared((BM, dim), "float16")
+            k, v = T.alloc_shared((BN, dim), "float16"), T.alloc_shared((BN, dim), "float16")
+            lse, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
+            s, ds = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
+            half = T.alloc_fragment((BM, BN), "float16")
+            dq = T.alloc_fragment((BM, dim), "float32")
+            T.copy(Q[b, bx * BM : (bx + 1) * BM, h, :], q)
+            T.copy(dO[b, bx * BM : (bx + 1) * BM, h, :], do)
+            T.copy(Lse[b, h, bx * BM : (bx + 1) * BM], lse)
+            T.copy(Delta[b, h, bx * BM : (bx + 1) * BM], delta)
+            T.clear(dq)
+            place = bx * BM + N - S
+            end = T.min(N, T.max(place + BM, 0)) if causal else N
+            for n in T.Pipelined(T.ceildiv(end, BN), num_stages=2):
+                T.copy(K[b, n * BN : (n + 1) * BN, h, :], k)
+                T.copy(V[b, n * BN : (n + 1) * BN, h, :], v)
+                T.gemm(q, k, s, transpose_B=True, policy=Policy, clear_accum=True)
+                T.gemm(do, v, ds, transpose_B=True, policy=Policy, clear_accum=True)
+                for i, j in T.Parallel(BM, BN):
+                    seen = n * BN + j < N
+                    if causal:
+                        seen = seen and n * BN + j <= place + i
+                    x = T.exp2(s[i, j] * (scale * LOG2_E) - lse[i] * LOG2_E)
+                    ds[i, j] = T.if_then_else(seen, x * (ds[i, j] - delta[i]) * scale, 0.0)
+                T.copy(ds, half)
+                T.gemm(half, k, dq, policy=Policy)
+            T.copy(dq, dQ[b, bx * BM : (bx + 1) * BM, h, :])
+
+    return mha_bwd_rows
+
+
+def backward(
+    q: Any, k: Any, v: Any, o: Any, do: Any, lse: Any, causal: bool, deterministic: bool,
+    dq: Any, dk: Any, dv: Any, delta: Any,
+) -> None:  # fmt: skip
+    """Fills `dq` (float32; of zeros unless `deterministic`), `dk`, `dv` and, on the way, `delta`
+    (batch, heads, queries)."""
+    dim = q.shape[3]
+    deltas(dim)(o, do, delta)
+    if deterministic:
+        by_rows(dim, causal)(q, k, v, do, lse, delta, dq)
+    shared = (dq if not deterministic else dq[:1, :1, :1, :1], dk, dv)
+    by_keys(dim, causal, not deterministic)(q, k, v, do, lse, delta, *shared)
+
+
+def specs(dim: int) -> tuple[list[Any], list[Any]]:
+    x, dq = tilec.spec((4, 4096, 16, dim), "float16"), tilec.spec((4, 4096, 16, dim), "float32")
+    sums = tilec.spec((4, 16, 4096), "float32")
+    return [x, x, x, x, sums, sums, dq, x, x], [x, x, x, x, sums, sums, dq]
+
+
+SPECS: list[tuple[Any, list[Any], dict[str, Any]]] = []
+for _dim in (64, 96, 128, 192, 256):
+    _keys, _rows = specs(_dim)
+    SPECS += [(by_keys(_dim, True), _keys, {}), (by_rows(_dim, True), _rows, {})]
+_keys, _ = specs(128)
+_keys[6] = tilec.spec((1, 1, 1, 1), "float32")
+SPECS += [(by_keys(128, False, False), _keys, {})]
+CASES = [((1, 40, 70, 2), False), ((1, 70, 40, 1), True)]  # batch, queries, keys, heads; causal
+
+
+def main(cases: list[tuple[tuple[int, ...], bool]] = CASES, dim: int = 64) -> None:
+    worst = 0.0
+    for (b, s, n, h), causal in cases:
+        q, do = (random((b, s, h, dim), "float16", i) for i in (1, 2))
+        k, v = (random((b, n, h, dim), "float16", i) for i in (3, 4))
+        o, lse = empty((b, s, h, dim), "float16"), empty((b, h, s), "float32")
+        mha(dim, dim, causal)(q, k, v, random((1,), "float16"), o, lse)
+        for deterministic in (False, True):
+            dq = (empty if deterministic else zeros)((b, s, h, dim), "float32")
+            dk, dv = (empty((b, n, h, dim), "float16") for _ in range(2))
+            delta = empty((b, h, s), "float32")
+            backward(q, k, v, o, do, lse, causal, deterministic, dq, dk, dv, delta)
+            for i, j in np.ndindex(b, h):
+                one = [float64(x)[i, :, j] for x in (q, k, v, do)]
+                wanted = gradients(*one, visible(s, n, causal))
+                for name, got, want in zip(("dQ", "dK", "dV"), (dq, dk, dv), wanted):
+                    found = check_rows(name, got[i, :, j], want, 2.0**-9)
+                    worst = max(worst, found)
+    print(f"mha_bwd on {WHERE}: {len(cases)} cases, largest relative error {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()
