@@ -1,0 +1,162 @@
+"""One query a sequence over a long cache of keys: the keys are shared out to blocks, whose parts a
+second kernel puts together.
+
+Q (batch, heads, dim), K and V (batch, keys, groups, dim), `lengths` (batch,) the keys of each
+sequence. The heads that share keys are the rows of one product. Each of `splits` blocks takes a run
+of key blocks and leaves its result and the logarithm of its sum; one without any leaves 0 and -inf.
+"""
+
+from typing import Any
+
+from attention_support import (
+    LOG2_E,
+    WHERE,
+    attend,
+    check_lse,
+    check_rows,
+    empty,
+    float64,
+    integers,
+    random,
+)
+
+import tilec
+import tilec.language as T
+
+B, N, H, G, P = T.dynamic("B, N, H, G, P")
+
+
+def decode(dim: int) -> Any:
+    scale = dim**-0.5 * LOG2_E
+
+    @tilec.kernel
+    def flash_decode(
+        Q: T.Tensor((B, H, dim), "float16"),
+        K: T.Tensor((B, N, G, dim), "float16"),
+        V: T.Tensor((B, N, G, dim), "float16"),
+        lengths: T.Tensor((B,), "int32"),
+        Parts: T.Tensor((B, P, H, dim), "float32"),
+        Sums: T.Tensor((B, P, H), "float32"),
+        BM: T.constexpr = T.auto(16, 32, 64),
+        BN: T.constexpr = T.auto(32, 64, 128),
+    ):
+        with T.Kernel(P, G * T.ceildiv(H // G, BM), B) as (part, by, b):
+            q = T.alloc_shared((BM, dim), "float16")
+            k, v = T.alloc_shared((BN, dim), "float16"), T.alloc_shared((BN, dim), "float16")
+            s, p = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float16")
+            o = T.alloc_fragment((BM, dim), "float32")
+            high, before, shrink, total, more = (
+                T.alloc_fragment((BM,), "float32") for _ in range(5)
+            )
+            across = T.ceildiv(H // G, BM)  # blocks of the queries that share keys
+            g = by // across
+            head, last = g * (H // G) + by % across * BM, (g + 1) * (H // G)
+            T.copy(Q[b, head : head + BM, :], q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(high, -1e30)
+            keys = T.min(lengths[b], N)
+            blocks = T.ceildiv(keys, BN)
+            each = T.ceildiv(blocks, P)
+            first, end = part * each, T.min(part * each + each, blocks)
+            for n in T.Pipelined(first, end, num_stages=2):
+                T.copy(K[b, n * BN : (n + 1) * BN, g, :], k)
+                for i, j in T.Parallel(BM, BN):
+                    s[i, j] = T.if_then_else(n * BN + j < keys, 0, -T.infinity("float32"))
+                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                T.copy(high, before)
+                T.reduce_max(s, high, dim=1, clear=False)
+                for i in T.Parallel(BM):
+                    shrink[i] = T.exp2(before[i] * scale - high[i] * scale)
+                for i, j in T.Parallel(BM, BN):
+                    s[i, j] = T.exp2(s[i, j] * scale - high[i] * scale)
+                T.reduce_sum(s, more, dim=1)
+                for i in T.Parallel(BM):
+                    total[i] = total[i] * shrink[i] + more[i]
+                T.copy(s, p)
+                for i, j in T.Parallel(BM, dim):
+                    o[i, j] *= shrink[i]
+                T.copy(V[b, n * BN : (n + 1) * BN, g, :], v)
+                T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
+            for i in T.Parallel(BM):
+                shrink[i] = T.if_then_else(total[i] > 0, 1 / total[i], 0.0)
+                if head + i < last:
+                    Sums[b, part, head + i] = high[i] * scale + T.log2(total[i])
+            for i, j in T.Parallel(BM, dim):
+                if head + i < last:
+                    Parts[b, part, head + i, j] = o[i, j] * shrink[i]
+
+    return flash_decode
+
+
+def combine(dim: int) -> Any:
+    """The parts of each row, weighted by the powers of two that are their sums."""
+
+    @tilec.kernel
+    def combine_parts(
+        Parts: T.Tensor((B, P, H, dim), "float32"),
+        Sums: T.Tensor((B, P, H), "float32"),
+        O: T.Tensor((B, H, dim), "float16"),
+        Lse: T.Tensor((B, H), "float32"),
+    ):
+        with T.Kernel(H, B, threads=128) as (h, b):
+            o = T.alloc_fragment((dim,), "float32")
+            high = T.alloc_var("float32")
+            total = T.alloc_var("float32")
+            high = -1e30
+            total = 0.0
+            T.clear(o)
+            for part in T.serial(P):
+                high = T.max(high, Sums[b, part, h])
+            for part in T.serial(P):
+                weight = T.exp2(Sums[b, part, h] - high)
+                total += weight
+                for j in T.Parallel(dim):
+                    o[j] += weight * Parts[b, part, h, j]
+            for j in T.Parallel(dim):
+                O[b, h, j] = T.if_then_else(total > 0, o[j] / total, 0.0)
+            Lse[b, h] = (high + T.log2(total)) / LOG2_E
+
+    return combine_parts
+
+
+def combine_specs(dim: int, batch: int, heads: int, splits: int) -> list[Any]:
+    parts, sums = (batch, splits, heads, dim), (batch, splits, heads)
+    f32 = [tilec.spec(shape, "float32") for shape in (parts, sums, (batch, heads))]
+    return [*f32[:2], tilec.spec((batch, heads, dim), "float16"), f32[2]]
+
+
+def specs(dim: int, batch: int = 4, keys: int = 32768, splits: int = 8) -> list[Any]:
+    parts, sums, o, _ = combine_specs(dim, batch, 64, splits)
+    kv = tilec.spec((batch, keys, 8, dim), "float16")
+    return [o, kv, kv, tilec.spec((batch,), "int32"), parts, sums]
+
+
+SPECS: list[tuple[Any, list[Any], dict[str, Any]]] = []
+for _dim in (64, 96, 128, 192, 256):
+    SPECS += [(decode(_dim), specs(_dim), {}), (combine(_dim), combine_specs(_dim, 4, 64, 8), {})]
+CASES = [([100, 0, 17], 4, 2, 3), ([65], 40, 2, 1)]  # keys, heads, groups, splits
+
+
+def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64) -> None:
+    worst = 0.0
+    for lengths, h, g, splits in cases:
+        b, most = len(lengths), max(lengths)
+        q = random((b, h, dim), "float16", 1)
+        k, v = (random((b, most, g, dim), "float16", i) for i in (2, 3))
+        parts, sums = empty((b, splits, h, dim), "float32"), empty((b, splits, h), "float32")
+        o, lse = empty((b, h, dim), "float16"), empty((b, h), "float32")
+        decode(dim)(q, k, v, integers(lengths), parts, sums)
+        combine(dim)(parts, sums, o, lse)
+        for i, n in enumerate(lengths):
+            for j in range(g):
+                rows = slice(j * (h // g), (j + 1) * (h // g))
+                kv = (float64(x)[i, :n, j] for x in (k, v))
+                want, want_sums = attend(float64(q)[i, rows], *kv)
+                worst = max(worst, check_rows(f"{lengths} {splits=}", o[i, rows], want))
+                check_lse(f"{lengths} {splits=}", lse[i, rows], want_sums)
+    print(f"flash_decoding on {WHERE}: {len(cases)} cases, largest relative error {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()
