@@ -18,7 +18,6 @@ from tilec.frontend.values import (
     GroupHeader,
     KernelHeader,
     LoopHeader,
-    Region,
     Scalar,
     Undefined,
     is_number,
