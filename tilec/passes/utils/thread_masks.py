@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tilec.ir.analysis import Level, uniformity_of
 from tilec.ir.core import Block, Func, Op, Value, defining_ops
 from tilec.ir.ops import For, If, Parallel, Scope, ThreadIndex, While
 from tilec.ir.schedule import DEFAULT_THREADS
+from tilec.ir.uniformity import Level, uniformity_of
 from tilec.target import Target
 
 
