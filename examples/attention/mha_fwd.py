@@ -111,17 +111,19 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [  # batch, queries, keys,
 ]
 
 
-def main(cases: list[tuple[tuple[int, ...], dict[str, Any]]] = CASES) -> None:
-    worst = 0.0
+def main(
+    cases: list[tuple[tuple[int, ...], dict[str, Any]]] = CASES, dims: tuple[int, int] = (64, 32)
+) -> None:
+    worst, (dim, value_dim) = 0.0, dims
     for number, ((b, s, n, h), options) in enumerate(cases):
-        shapes = ((b, s, h, 64), (b, n, h, 64), (b, n, h, 32), (b, s, h, 32))
+        shapes = ((b, s, h, dim), (b, n, h, dim), (b, n, h, value_dim), (b, s, h, value_dim))
         if number % 2:  # (batch, heads, sequence, dim) in memory
             q, k, v, o = (swapped(random((x[0], x[2], x[1], x[3]), "float16", 1)) for x in shapes)
         else:
             q, k, v, o = (random(x, "float16", i) for i, x in enumerate(shapes))
         bias = random((h, s, n) if options.get("biased") else (1,), "float16", 5)
         lse = empty((b, h, s), "float32")
-        mha(64, 32, **options)(q, k, v, bias, o, lse)
+        mha(dim, value_dim, **options)(q, k, v, bias, o, lse)
         shown = {x: y for x, y in options.items() if x != "biased"}
         more = {"bias": bias} if "biased" in options else {}
         worst = max(worst, check_heads(f"mha {options}", o, lse, q, k, v, **shown, **more))

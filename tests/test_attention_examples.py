@@ -1,0 +1,189 @@
+"""The kernels of examples/attention: right on the CPU and on a GPU, clean in the simulator, at real
+sizes compiled without spills or serialised products."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated import simulated
+
+import tilec
+from tilec.codegen.ptxas import run_ptxas
+from tilec.support.tools import find_ptxas
+from tilec.target import find_target
+
+TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
+NAMES = (
+    "attention_sink", "block_sparse", "flash_decoding", "gqa_fwd", "mha_bwd", "mha_fwd",
+    "mla_decode", "paged_decode", "varlen_fwd", "vertical_slash",
+)  # fmt: skip
+LARGER: dict[str, Any] = {  # cases for a GPU
+    "attention_sink": [((2, 1000, 1000, 16, 2), 128), ((1, 300, 1500, 8, 8), 0)],
+    "block_sparse": [((2, 1000, 4), True, 0.3), ((1, 777, 2), False, 0.1)],
+    "flash_decoding": [([5000, 1, 0, 8192], 64, 8, 8), ([333], 32, 32, 5)],
+    "gqa_fwd": [((2, 1000, 1300, 16, 4), False), ((1, 2048, 2048, 8, 1), True)],
+    "mha_bwd": [((2, 700, 900, 3), True), ((1, 1024, 1024, 4), False)],
+    "mha_fwd": [
+        ((2, 1000, 1500, 4), {}),
+        ((1, 2048, 2048, 8), {"causal": True}),
+        ((1, 900, 2000, 2), {"causal": True, "window": 300, "cap": 10.0, "biased": True}),
+        ((3, 5, 0, 2), {}),
+    ],
+    "mla_decode": [([3000, 0, 64], 128, 4, 64), ([8192, 1], 16, 16, 0)],
+    "paged_decode": [([3000, 0, 64], 32, 4, 4, 64), ([8000], 64, 8, 7, 16)],
+    "varlen_fwd": [([700, 0, 1, 333], [900, 50, 1, 0], False), ([1000, 64], [1000, 200], True)],
+    "vertical_slash": [(1000, [0, 3, 70, 500, 999], [0, 90, 400]), (513, [], [0])],
+}
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("example_support"), "ON_GPU", False)
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str], *cases: Any) -> None:
+    importlib.import_module(name).main(*cases)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 and printed[0].startswith(f"{name} on ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_the_cpu(name: str, cpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, capsys)
+
+
+@pytest.mark.parametrize("dims", [(7, 5), (72, 100), (16, 256)])
+def test_any_head_dimension(
+    dims: tuple[int, int], cpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importlib.import_module("mha_fwd").main([((1, 33, 50, 1), {"causal": True})], dims)
+
+
+@pytest.mark.torch
+def test_the_transformer_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("has a test of its own")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its tensors are small, and the kernels have threads of their own
+    try:
+        run("transformer", capsys)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_simulated(name: str, target: str, cpu: None) -> None:
+    """Ragged sizes, empty sequences, rows that see nothing: no finding, and the right numbers."""
+    with simulated(target) as reports:
+        importlib.import_module(name).main()
+    assert reports and all(report.ok for report in reports), reports
+
+
+@pytest.mark.usefixtures("unassembled")
+def test_a_page_that_is_none_is_found(cpu: None) -> None:
+    support, example = (importlib.import_module(n) for n in ("attention_support", "paged_decode"))
+    q = support.random((1, 2, 64), "float16")
+    k = support.random((3, 32, 1, 64), "float16")
+    pages, lengths = np.array([[2, 7]], np.int32), np.array([50], np.int32)
+    parts, sums = support.empty((1, 1, 2, 64), "float32"), support.empty((1, 1, 2), "float32")
+    report = tilec.simulate(
+        example.paged(64, 32), q, k, k, pages, lengths, parts, sums, target="cuda:sm_80"
+    )
+    assert any("the table names a page" in f.message for f in report.findings), report
+
+
+@pytest.mark.usefixtures("unassembled")
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
+def test_a_head_dimension_that_fits_nowhere(target: str) -> None:
+    """What is over is told, not tried."""
+    example = importlib.import_module("mha_fwd")
+    with pytest.raises(tilec.ResourceError, match="bytes of shared memory a block") as told:
+        example.mha(1024, 1024).compile(*example.specs(1024, 1024), target=target)
+    assert "k shared" in str(told.value) and "help: " in str(told.value)
+
+
+def kernels() -> Iterator[Any]:
+    """All for sm_90a; of each module the first for every target, the others for one in turn."""
+    for name in NAMES:
+        for number, (kernel, specs, meta) in enumerate(importlib.import_module(name).SPECS):
+            for target in TARGETS if number == 0 else {TARGETS[0], TARGETS[number % 3]}:
+                yield pytest.param(kernel, specs, meta, target, id=f"{name}-{number}-{target}")
+
+
+@pytest.mark.parametrize(("kernel", "specs", "meta", "target"), list(kernels()))
+def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], target: str) -> None:
+    """No spills and no serialised products; sm_80 may spill some words where nothing else fits."""
+    with warnings.catch_warnings():
+        if target.startswith("hip"):  # tiles of some head dimensions do not divide among threads
+            warnings.simplefilter("ignore", tilec.CompileWarning)
+        else:
+            warnings.simplefilter("error", tilec.CompileWarning)
+        compiled = kernel.compile(*specs, target=target, **meta)
+    assert compiled.binary
+    if target.startswith("hip"):
+        assert compiled.resources.spilled_bytes == 0
+        return
+    ptxas = find_ptxas()
+    if ptxas is None:
+        return
+    advisories = run_ptxas(ptxas, compiled.asm, find_target(target).arch).advisories
+    if target == "cuda:sm_90a":
+        assert compiled.resources.spilled_bytes == 0 and advisories == ()
+    else:
+        assert compiled.resources.spilled_bytes <= 64
+        assert all("spilled" in a for a in advisories), advisories
+
+
+# --- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu() -> Any:
+    if not importlib.import_module("example_support").ON_GPU:
+        pytest.skip("needs torch with CUDA")
+    return importlib.import_module("torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("larger", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_on_gpu(name: str, larger: bool, gpu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, capsys, *([LARGER[name]] if larger else []))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_forward_and_backward_of_every_head_dimension_on_gpu(dim: int, gpu: Any) -> None:
+    importlib.import_module("mha_fwd").main([((1, 300, 300, 2), {"causal": True})], (dim, dim))
+    importlib.import_module("mha_bwd").main([((1, 200, 300, 2), True)], dim)
+    importlib.import_module("flash_decoding").main([([1000, 3], 8, 2, 3)], dim)
+
+
+@pytest.mark.gpu
+def test_the_transformer_learns_on_gpu(gpu: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run("transformer", capsys)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_runs_agree_bit_for_bit_on_gpu(causal: bool, gpu: Any) -> None:
+    """Forward, and backward in its deterministic form."""
+    forward, backward = (importlib.import_module(n) for n in ("mha_fwd", "mha_bwd"))
+    q, k, v, do = (gpu.randn(2, 900, 4, 128, device="cuda").half() for _ in range(4))
+    seen: dict[str, Any] = {}
+    for _ in range(10):
+        o, lse = gpu.empty_like(q), gpu.empty(2, 4, 900, device="cuda")
+        forward.mha(128, 128, causal)(q, k, v, q.new_empty(1), o, lse)
+        dq, delta = gpu.empty_like(q, dtype=gpu.float32), gpu.empty_like(lse)
+        dk, dv = gpu.empty_like(k), gpu.empty_like(v)
+        backward.backward(q, k, v, o, do, lse, causal, True, dq, dk, dv, delta)
+        for name, got in (("o", o), ("lse", lse), ("dq", dq), ("dk", dk), ("dv", dv)):
+            assert gpu.equal(seen.setdefault(name, got), got), name
