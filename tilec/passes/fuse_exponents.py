@@ -1,85 +1,77 @@
-"""fuse_exponents: the argument of an exponential that is a product plus or minus something is
-rounded once.
+"""fuse_exponents: in the argument of an exponential, `x * s - m * s` is rounded once.
 
-Before and after: TILE. `T.exp2(x * s - m * s)`, the inner line of every softmax, is one
-multiply-add and one exponential for each element, in place of three instructions. It is the one
-place where tilec contracts: an exponential is not exact anyhow, and an argument with one rounding
-less brings it nearer to the true value. All targets get the same form.
+Before and after: TILE. `T.exp2(x[i, j] * s - m[i] * s)` with a constant `s`, the inner line of
+every softmax, is one multiply-add and one exponential for each element, not three instructions.
+It is the one place where tilec contracts: an exponential is not exact anyhow, and an argument with
+one rounding less brings it nearer to the true value. All targets get the same form.
 
-A difference of products does not vanish any more where both are equal: what is left of the one that
-is rounded is 2^-24 of it, and where both are -1e30, as before the first score of a row, that is not
-small. `T.exp2(before[i] * s - high[i] * s)`, where neither product is there for longer than the
-other, becomes `T.exp2((before[i] - high[i]) * s)`: as few instructions, and 1 where both are
-equal."""
+As it stands, a fused difference does not vanish where `x` is `m`: what is left is the rounding of
+`m * s`, 2^-24 of it. Among numbers that scores have it is below one part in a million; but where a
+row's maximum is still what it began with (-1e30) it is 1e22, and the exponential infinite, not 1.
+So rows whose `m * s` is above `HUGE` take the power of two below `s` for `s`: products with that
+are exact, and what is equal vanishes. Whatever else such rows have differs from `m` by more than
+an exponential can show, or than the two roundings of the source would have kept."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
-from tilec.ir.core import Func, Op, Value, defining_ops, rewrite, walk
-from tilec.ir.ops import Binary, Fma, Load, Unary, constants
+from tilec.ir.core import Builder, Func, Op, Value, defining_ops, rewrite, walk
+from tilec.ir.ops import Binary, Compare, Const, Fma, Load, Parallel, Select, Unary, constants
 from tilec.ir.types import FLOAT32
 from tilec.target import Target
 
 EXPONENTIALS = ("exp", "exp2")
+HUGE = 2.0**27  # of m * s: neighbouring float32 numbers are 16 apart there
 
 
 def fuse_exponents(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    arguments = [
-        o.operand for o in walk(func.body) if isinstance(o, Unary) and o.kind in EXPONENTIALS
-    ]
-    if not arguments:
+    exponentials = [o for o in walk(func.body) if isinstance(o, Unary) and o.kind in EXPONENTIALS]
+    if not exponentials:
         return func
     defs = defining_ops(func.body)
     uses = Counter(v for o in walk(func.body) for v in o.operands)
     numbers = constants(func.body)
-    fused: dict[Value, tuple[Binary, bool]] = {}  # a sum's product, and whether it stands first
-    shared: dict[Value, tuple[Value, Value, Value]] = {}  # x, m and s of x * s - m * s
+    indices = {v for o in walk(func.body) if isinstance(o, Parallel) for v in o.body.args}
 
-    def product(v: Value) -> Binary | None:
+    def product(v: Value) -> tuple[Value, Value] | None:
+        """What is multiplied by a constant, and the constant's value."""
         o = defs.get(v)
-        return o if isinstance(o, Binary) and o.kind == "mul" and uses[v] == 1 else None
+        if not isinstance(o, Binary) or o.kind != "mul":
+            return None
+        pairs = ((o.lhs, o.rhs), (o.rhs, o.lhs))
+        return next(((x, s) for x, s in pairs if s in numbers), None)
 
-    def same(a: Value, b: Value) -> bool:
-        return a is b or (a in numbers and numbers[a] == numbers.get(b))
-
-    def at_once(a: Value, b: Value) -> bool:
-        """Whether both are elements of the same place."""
-        x, y = defs.get(a), defs.get(b)
-        if not (isinstance(x, Load) and isinstance(y, Load)):
-            return False
-        return len(x.indices) == len(y.indices) and all(map(same, x.indices, y.indices))
-
-    for v in arguments:
+    def along(v: Value) -> set[Value]:
+        """The loop's indices that an element read from a buffer depends on."""
         o = defs.get(v)
-        if isinstance(o, Binary) and o.kind in ("add", "sub") and v.dtype == FLOAT32:
-            first, second = product(o.lhs), product(o.rhs)
-            if uses[v] == 1 and (found := first or second) is not None:
-                fused[v] = found, found is first
-            if uses[v] == 1 and o.kind == "sub" and first is not None and second is not None:
-                if same(first.rhs, second.rhs) and at_once(first.lhs, second.lhs):
-                    shared[v] = first.lhs, second.lhs, first.rhs
+        return {*o.indices} & indices if isinstance(o, Load) else set()
+
+    fused: dict[Value, tuple[Value, Value, Value]] = {}  # x, m and s
+    for e in exponentials:
+        o = defs.get(e.operand)
+        if not isinstance(o, Binary) or o.kind != "sub" or e.operand.dtype != FLOAT32:
+            continue
+        first, second = product(o.lhs), product(o.rhs)
+        if first is None or second is None or uses[e.operand] != 1 or uses[o.lhs] != 1:
+            continue
+        (x, s), (m, other) = first, second
+        if numbers[s] == numbers[other] != 0 and along(m) < along(x):
+            fused[e.operand] = x, m, s
 
     def visit(o: Op) -> None | list[Op]:
         if not isinstance(o, Binary) or o.result not in fused:
             return None
-        ops: list[Op] = []
-        if o.result in shared:
-            x, m, s = shared[o.result]
-            ops.append(Binary("sub", x, m, results=(Value(x.type),), loc=o.loc))
-            return [*ops, Binary("mul", ops[0].result, s, results=o.results, loc=o.loc)]
-        inner, is_first = fused[o.result]
-
-        def negated(v: Value) -> Value:
-            ops.append(Unary("neg", v, results=(Value(v.type),), loc=o.loc))
-            return ops[-1].result
-
-        a, b, c = inner.lhs, inner.rhs, o.rhs if is_first else o.lhs
-        if o.kind == "sub" and is_first:
-            c = negated(c)
-        elif o.kind == "sub":
-            a = negated(a)
-        return [*ops, Fma(a, b, c, results=o.results, loc=o.loc)]
+        x, m, s = fused[o.result]
+        b = Builder(o.loc)
+        scale = float(numbers[s])
+        size = b.value(Unary, "abs", b.value(Binary, "mul", m, s))
+        is_huge = b.value(Compare, "ge", size, b.value(Const, HUGE, FLOAT32))
+        power = math.copysign(2.0 ** (math.frexp(scale)[1] - 1), scale)
+        factor = b.value(Select, is_huge, b.value(Const, power, FLOAT32), s)
+        less = b.value(Unary, "neg", b.value(Binary, "mul", m, factor))
+        return [*b.ops, Fma(x, factor, less, results=o.results, loc=o.loc)]
 
     return func.with_body(rewrite(func.body, visit)) if fused else func

@@ -48,7 +48,7 @@ def randn_semi_sparse(
     M: int,  # noqa: N803
     K: int,  # noqa: N803
     dtype: Any = None,
-    device: object = "cuda",
+    device: Any = "cuda",
     transposed: bool = False,
 ) -> Any:
     """A random 2:4 sparse tensor of torch's `dtype` (float16), (M, K), or (K, M) if `transposed`,
@@ -65,7 +65,7 @@ def randint_semi_sparse(
     low: int,
     high: int,
     dtype: Any = None,
-    device: object = "cuda",
+    device: Any = "cuda",
     transposed: bool = False,
 ) -> Any:
     """`randn_semi_sparse` of integers from `low` to below `high`."""
@@ -79,7 +79,7 @@ def arange_semi_sparse(
     M: int,  # noqa: N803
     K: int,  # noqa: N803
     dtype: Any = None,
-    device: object = "cuda",
+    device: Any = "cuda",
     transposed: bool = False,
 ) -> Any:
     """`randn_semi_sparse` of the numbers of the elements."""
