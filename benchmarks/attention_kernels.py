@@ -28,7 +28,9 @@ def forward(
     queries. `schedule`: keywords of T.annotate_schedule."""
     scale = dim**-0.5 * LOG2_E
     wish = dict(schedule)
-    specialise, stages, consumers = (wish.get(k) for k in ("specialise", "stages", "consumers"))
+    specialise, stages, consumers, overlap, persistent = (
+        wish.get(k) for k in ("specialise", "stages", "consumers", "overlap", "persistent")
+    )
 
     @tilec.kernel
     def attention(
@@ -42,7 +44,13 @@ def forward(
     ):
         with T.Kernel(T.ceildiv(S, BM), H, B, threads=threads) as (bx, h, b):
             if schedule:
-                T.annotate_schedule(specialise=specialise, stages=stages, consumers=consumers)
+                T.annotate_schedule(
+                    specialise=specialise,
+                    stages=stages,
+                    consumers=consumers,
+                    overlap=overlap,
+                    persistent=persistent,
+                )
             q = T.alloc_shared((BM, dim), "float16")
             k = T.alloc_shared((BN, dim), "float16")
             v = T.alloc_shared((BN, dim), "float16")
