@@ -2,8 +2,11 @@
 fill the shared memory of a multiprocessor.
 
 As many blocks as there are multiprocessors walk over the rows. A row lies in shared memory in parts
-of 16 bytes for each thread, in a ring: what room the row leaves holds the first parts of the next
-one, and what the row frees is filled again while its results are computed and stored."""
+of 16 bytes for each thread, in a ring with room for `ahead` parts of the next one. It is read there
+once for each number that it takes (a maximum, a sum); then each thread takes its elements into
+registers, and what they leave is filled again while the results are computed and stored. The
+registers hold float16: the elements as float32, which each pass would share, are twice as many as
+there are."""
 
 # mypy: ignore-errors
 # (kernels: their annotations and arithmetic are not Python's)
@@ -30,12 +33,7 @@ def _ring(dtype: str, length: int, threads: int, ahead: int) -> tuple[int, int, 
 
 @functools.cache
 def softmax(
-    dtype: str,
-    length: int,
-    threads: int = THREADS,
-    ahead: int = AHEAD,
-    blocks: int = BLOCKS,
-    hold: bool = True,
+    dtype: str, length: int, threads: int = THREADS, ahead: int = AHEAD, blocks: int = BLOCKS
 ) -> Any:
     """B = softmax of A's rows."""
     width, slots, parts = _ring(dtype, length, threads, ahead)
@@ -69,42 +67,25 @@ def softmax(
                 T.reduce_sum(sums, total)
                 for i in T.Parallel(1):
                     high[i] = high[i] * LOG2_E + T.log2(total[i])
-                if hold:
-                    for p in parts:
-                        T.copy(ring[(at + p) % slots, 0:width], x[p])
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            v = T.cast(x[p][j], "float32")
-                            B[row, p * width + j] = T.exp2(T.fma(v, LOG2_E, -high[0]))
-                else:
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            v = T.cast(ring[(at + p) % slots, j], "float32")
-                            B[row, p * width + j] = T.exp2(T.fma(v, LOG2_E, -high[0]))
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
+                for p in parts:
+                    T.copy(ring[(at + p) % slots, 0:width], x[p])
+                for p in parts:
+                    k = p + slots
+                    T.async_copy(
+                        A[row + k // count * blocks, k % count * width],
+                        ring[(at + k) % slots, 0:width],
+                    )
+                for p in parts:
+                    for j in T.Parallel(width):
+                        v = T.cast(x[p][j], "float32")
+                        B[row, p * width + j] = T.exp2(T.fma(v, LOG2_E, -high[0]))
 
     return long_softmax_rows
 
 
 @functools.cache
 def rms_norm(
-    dtype: str,
-    length: int,
-    threads: int = THREADS,
-    ahead: int = AHEAD,
-    blocks: int = BLOCKS,
-    hold: bool = True,
+    dtype: str, length: int, threads: int = THREADS, ahead: int = AHEAD, blocks: int = BLOCKS
 ) -> Any:
     """B = A's rows, each divided by the root of its mean square."""
     width, slots, parts = _ring(dtype, length, threads, ahead)
@@ -130,41 +111,24 @@ def rms_norm(
                 T.reduce_sum(sums, total)
                 for i in T.Parallel(1):
                     total[i] = T.rsqrt(total[i] / length + RMS_EPSILON)
-                if hold:
-                    for p in parts:
-                        T.copy(ring[(at + p) % slots, 0:width], x[p])
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            B[row, p * width + j] = T.cast(x[p][j], "float32") * total[0]
-                else:
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            v = T.cast(ring[(at + p) % slots, j], "float32")
-                            B[row, p * width + j] = v * total[0]
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
+                for p in parts:
+                    T.copy(ring[(at + p) % slots, 0:width], x[p])
+                for p in parts:
+                    k = p + slots
+                    T.async_copy(
+                        A[row + k // count * blocks, k % count * width],
+                        ring[(at + k) % slots, 0:width],
+                    )
+                for p in parts:
+                    for j in T.Parallel(width):
+                        B[row, p * width + j] = T.cast(x[p][j], "float32") * total[0]
 
     return long_rms_norm_rows
 
 
 @functools.cache
 def layer_norm(
-    dtype: str,
-    length: int,
-    threads: int = THREADS,
-    ahead: int = AHEAD,
-    blocks: int = BLOCKS,
-    hold: bool = True,
+    dtype: str, length: int, threads: int = THREADS, ahead: int = AHEAD, blocks: int = BLOCKS
 ) -> Any:
     """B = A's rows, each less its mean, divided by its standard deviation."""
     width, slots, parts = _ring(dtype, length, threads, ahead)
@@ -198,29 +162,17 @@ def layer_norm(
                 T.reduce_sum(sums, scale)
                 for i in T.Parallel(1):
                     scale[i] = T.rsqrt(scale[i] / length + LAYER_EPSILON)
-                if hold:
-                    for p in parts:
-                        T.copy(ring[(at + p) % slots, 0:width], x[p])
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            v = T.cast(x[p][j], "float32") - mean[0]
-                            B[row, p * width + j] = v * scale[0]
-                else:
-                    for p in parts:
-                        for j in T.Parallel(width):
-                            v = T.cast(ring[(at + p) % slots, j], "float32") - mean[0]
-                            B[row, p * width + j] = v * scale[0]
-                    for p in parts:
-                        k = p + slots
-                        T.async_copy(
-                            A[row + k // count * blocks, k % count * width],
-                            ring[(at + k) % slots, 0:width],
-                        )
+                for p in parts:
+                    T.copy(ring[(at + p) % slots, 0:width], x[p])
+                for p in parts:
+                    k = p + slots
+                    T.async_copy(
+                        A[row + k // count * blocks, k % count * width],
+                        ring[(at + k) % slots, 0:width],
+                    )
+                for p in parts:
+                    for j in T.Parallel(width):
+                        v = T.cast(x[p][j], "float32") - mean[0]
+                        B[row, p * width + j] = v * scale[0]
 
     return long_layer_norm_rows

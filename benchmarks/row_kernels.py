@@ -1,5 +1,5 @@
-"""The tilec kernels of rows that are measured: softmax and RMS norm, of rows that a block holds, of
-rows that begin anywhere, and of rows that several blocks share."""
+"""The tilec kernels of rows that are measured: softmax, RMS norm and layer norm, of rows that a
+block holds in registers and of rows that begin anywhere."""
 
 # mypy: ignore-errors
 # (kernels: their annotations and arithmetic are not Python's)
@@ -14,9 +14,6 @@ import tilec.language as T
 L, M, N = T.dynamic("L, M, N")
 
 LOG2_E, RMS_EPSILON, LAYER_EPSILON = 1.4426950408889634, 1e-6, 1e-5
-
-PARTS = 8
-"""Blocks that share a row of `long_softmax`."""
 
 
 @functools.cache
@@ -162,6 +159,7 @@ def odd_layer_norm(dtype: str, width: int) -> Any:
     @tilec.kernel
     def odd_layer_norm_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
         with T.Kernel(L // n, threads=width // 24) as row:
+            T.annotate_min_blocks_per_sm(5)
             start = T.cast(row, "int64") * n
             base = start // 8 * 8
             first = T.cast(start - base, "int32")
@@ -175,62 +173,17 @@ def odd_layer_norm(dtype: str, width: int) -> Any:
             for i in T.Parallel(1):
                 mean[i] /= n
             for i in T.Parallel(width):
-                inside = i >= first and i < first + n
-                square[i] = T.if_then_else(inside, (x[i] - mean[0]) * (x[i] - mean[0]), 0)
+                x[i] -= mean[0]
+                square[i] = T.if_then_else(i >= first and i < first + n, x[i] * x[i], 0)
             T.reduce_sum(square, scale, dim=0)
             for i in T.Parallel(1):
                 scale[i] = T.rsqrt(scale[i] / n + LAYER_EPSILON)
             for i in T.Parallel(width):
                 # As above.
                 if base + i >= start and base + i < start + n:
-                    B[base + i] = (x[i] - mean[0]) * scale[0]
+                    B[base + i] = x[i] * scale[0]
 
     return odd_layer_norm_rows
-
-
-@functools.cache
-def long_softmax(dtype: str, width: int) -> Any:
-    """B = softmax of A's rows, which `PARTS` blocks share: each has its part of a row in registers,
-    and tells the others of its cluster its maximum and its sum by way of S."""
-
-    @tilec.kernel
-    def long_softmax_rows(
-        A: T.Tensor((M, N), dtype),
-        B: T.Tensor((M, N), dtype),
-        S: T.Tensor((M * PARTS, 2), "float32"),
-    ):
-        with T.ClusterKernel(M * PARTS, cluster_dims=(PARTS, 1, 1), threads=width // 64) as block:
-            T.annotate_min_blocks_per_sm(5)
-            T.annotate_safe_value({A: -T.infinity(dtype)})
-            row, part = block // PARTS, block % PARTS
-            x = T.alloc_fragment((1, width), "float32")
-            high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
-            highs = T.alloc_fragment((1, PARTS), "float32")
-            totals = T.alloc_fragment((1, PARTS), "float32")
-            top, sum = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
-            T.copy(A[row, part * width], x)
-            T.reduce_max(x, high, dim=1)
-            for i, j in T.Parallel(1, width):
-                x[i, j] = T.exp2(x[i, j] * LOG2_E - high[i] * LOG2_E)
-            T.reduce_sum(x, total, dim=1)
-            for i in T.Parallel(1):
-                S[block, 0] = high[i]
-                S[block, 1] = total[i]
-            T.cluster_sync()
-            for i, p in T.Parallel(1, PARTS):
-                highs[i, p] = S[row * PARTS + p, 0]
-                totals[i, p] = S[row * PARTS + p, 1]
-            T.reduce_max(highs, top, dim=1)
-            for i, p in T.Parallel(1, PARTS):
-                totals[i, p] *= T.exp2((highs[i, p] - top[i]) * LOG2_E)
-            T.reduce_sum(totals, sum, dim=1)
-            for i in T.Parallel(1):
-                total[i] = T.exp2((high[i] - top[i]) * LOG2_E) / sum[i]
-            for i, j in T.Parallel(1, width):
-                x[i, j] *= total[i]
-            T.copy(x, B[row, part * width])
-
-    return long_softmax_rows
 
 
 def _row_threads(width: int) -> int:

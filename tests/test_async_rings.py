@@ -10,6 +10,7 @@ import pytest
 
 import tilec
 import tilec.language as T
+from benchmarks import long_row_kernels
 from tilec.ir.core import walk
 from tilec.ir.ops import Barrier, CpAsync, CpAsyncWait
 
@@ -94,3 +95,53 @@ def test_two_copies_to_one_place(order: str, rng: np.random.Generator) -> None:
         made = twice.compile(a, b, how=order, target="cuda:sm_90a")
         kinds = [o for o in walk(made.lowered.body) if isinstance(o, (Barrier, CpAsync))]
         assert [type(o).__name__ for o in kinds] == ["CpAsync", "Barrier", "CpAsync", "Barrier"]
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(1, keepdims=True) + long_row_kernels.RMS_EPSILON)
+
+
+def centred_norm(x: np.ndarray) -> np.ndarray:
+    x = x - x.mean(1, keepdims=True)
+    return x / np.sqrt((x**2).mean(1, keepdims=True) + long_row_kernels.LAYER_EPSILON)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+LONG_ROWS = {"softmax": softmax, "rms_norm": norm, "layer_norm": centred_norm}
+
+
+@pytest.mark.parametrize("name", LONG_ROWS)
+@pytest.mark.parametrize(
+    "shape, ahead", [((5, 1000), 3), ((4, 1024), 0), ((3, 1), 1), ((1, 600), 2)]
+)
+def test_long_rows(name: str, shape: tuple[int, int], ahead: int, rng: np.random.Generator) -> None:
+    a = (rng.standard_normal(shape) + 1).astype(np.float16)
+    kernel = getattr(long_row_kernels, name)("float16", shape[1], 64, ahead, 2)
+    for target in TARGETS:
+        b = np.full_like(a, np.nan)
+        if target == "cpu":
+            kernel(a, b)
+        else:
+            report = tilec.simulate(kernel, a, b, target=target)
+            assert report.ok, report
+        want = LONG_ROWS[name](a.astype(float))
+        assert np.abs(b - want).max() <= 2.0**-10 * np.abs(want).max() + 1e-6
+
+
+@pytest.mark.parametrize("name, passes", [("softmax", 2), ("rms_norm", 1), ("layer_norm", 2)])
+def test_long_rows_take_what_a_multiprocessor_has(name: str, passes: int) -> None:
+    """64 registers of each of 1024 threads, 227 KB of shared memory; and the threads meet twice for
+    a maximum or a sum, and once before a row makes room for the next one."""
+    spec = tilec.spec((1024, 65536), "float16")
+    kernel = getattr(long_row_kernels, name)("float16", 65536)
+    made = kernel.compile(spec, spec, target="cuda:sm_90a")
+    assert made.resources.shared_bytes <= 227 << 10
+    assert made.resources.registers in (None, 64) and not made.resources.spilled_bytes
+    barriers = [o for o in walk(made.lowered.body) if isinstance(o, Barrier)]
+    assert len(barriers) <= 2 * passes + 3
+    copies = [o for o in walk(made.lowered.body) if isinstance(o, CpAsync)]
+    assert {o.bytes for o in copies} == {16}
