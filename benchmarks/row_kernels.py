@@ -24,6 +24,7 @@ def softmax(dtype: str, width: int) -> Any:
     @tilec.kernel
     def softmax_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
         with T.Kernel(M, threads=_row_threads(width)) as row:
+            T.annotate_min_blocks_per_sm(1024 // _row_threads(width))  # 64 registers
             T.annotate_safe_value({A: -T.infinity(dtype)})
             x = T.alloc_fragment((1, width), "float32")
             high, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
@@ -72,6 +73,7 @@ def layer_norm(dtype: str, width: int) -> Any:
     @tilec.kernel
     def layer_norm_rows(A: T.Tensor((M, N), dtype), B: T.Tensor((M, N), dtype)):
         with T.Kernel(M, threads=_row_threads(width)) as row:
+            T.annotate_min_blocks_per_sm(1024 // _row_threads(width))  # 64 registers
             x = T.alloc_fragment((1, width), "float32")
             square = T.alloc_fragment((1, width), "float32")
             mean, scale = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")

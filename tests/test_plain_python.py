@@ -206,3 +206,18 @@ def test_names_of_a_dtype_with_annotations(n: int) -> None:
 
     a = np.arange(n, dtype=np.float32)
     np.testing.assert_array_equal(kernel(a), a + 1)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_a_range_is_taken_apart(n: int) -> None:
+    @tilec.kernel
+    def kernel(A: T.Tensor((8,), "int32"), n: T.constexpr):
+        with T.Kernel(1, threads=32):
+            tiles = [T.alloc_fragment((4,), "int32") for p in [*range(n), 7]]
+            for p in [*range(n), *range(6, 8)]:
+                A[p] = len(tiles) + p
+
+    a = np.zeros(8, np.int32)
+    kernel(a, n)
+    want = [n + 1 + p if p < n or p >= 6 else 0 for p in range(8)]
+    np.testing.assert_array_equal(a, want)

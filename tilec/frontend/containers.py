@@ -45,9 +45,9 @@ class Containers(Operators):
                 yield self.expression(n)
 
     def sequence(self, node: ast.expr) -> Sequence[object]:
-        """The value of `node`, which must be a tuple or list known at compile time."""
+        """The value of `node`, which must be a tuple, list or range known at compile time."""
         value = self.expression(node)
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple | list | range):
             return value
         hint = "* takes apart what is a tuple or list at compile time"
         raise self.error(f"{describe(value)} is not a tuple or list", hint, node)
