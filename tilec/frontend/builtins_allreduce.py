@@ -99,7 +99,6 @@ def _in_lanes(value, combine, extent):  # type: ignore[no-untyped-def]
 def _by_groups(value, combine, dtype, index, lanes, extent, threads):  # type: ignore[no-untyped-def]
     """In the language of kernels: each thread reads what `lanes` threads together have found."""
     left = T.alloc_shared((threads // lanes,), dtype)
-    T.sync_threads()
     if index % lanes == 0:
         left[index // lanes] = value
     T.sync_threads()

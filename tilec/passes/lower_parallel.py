@@ -130,7 +130,8 @@ class Lowering:
         if self.may_alias or not all(x.pure or isinstance(x, Load | Store | Yield) for x in every):
             return None
         read = {x.source for x in plain if isinstance(x, Load)}
-        if read & {x.dest for x in plain if isinstance(x, Store)}:
+        stored = [x.dest for x in plain if isinstance(x, Store)]
+        if read & {*stored} or len({*stored}) < len(stored):
             return None
         found = [self.known.memory(x, arg, hi - lo) for x in plain if in_memory(x)]
         if any(m.checks for m in found) or max((m.width for m in found), default=1) == 1:
