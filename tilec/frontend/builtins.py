@@ -17,7 +17,7 @@ from typing import Any
 from tilec.builtins import foreign
 from tilec.frontend.arithmetic import static_int
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Number, describe
+from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.errors import did_you_mean
 from tilec.ir.types import DTYPES, DType, find_dtype
 
@@ -187,6 +187,26 @@ def number_argument(t: Expressions, c: Call, name: str) -> Number:
     """A number."""
     with t.at(c.place(name)):
         return t.number(c[name], f"{name} of T.{c.builtin}")
+
+
+def whole_argument(
+    t: Expressions, c: Call, name: str, hint: str, why: str = ", not an int"
+) -> bool | int | Scalar:
+    """A number that is no float, known now or at run time; `why` it cannot be one."""
+    found = number_argument(t, c, name)
+    if isinstance(found, float) or (isinstance(found, Scalar) and found.dtype.is_float):
+        message = f"{name} of T.{c.builtin} is {describe(found)}{why}"
+        raise t.error(message, hint, c.place(name))
+    return found
+
+
+def axis_argument(t: Expressions, c: Call, name: str) -> int:
+    """A dimension of the grid, or of a block."""
+    dim = int_argument(t, c, name, 0)
+    if dim > 2:
+        message = f"{name} of T.{c.builtin} is {dim}; a grid has axes 0, 1 and 2"
+        raise t.error(message, f"write T.{c.builtin}(0)", c.place(name))
+    return dim
 
 
 def shape_argument(t: Expressions, c: Call, name: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from tilec.frontend.builtins import (
     builtin,
     choice_argument,
     number_argument,
+    whole_argument,
 )
 from tilec.frontend.builtins_pointers import place_of
 from tilec.frontend.builtins_threads import asks_for_threads, same_in_all_threads
@@ -178,17 +179,9 @@ for _kind in ATOMICS:
 @builtin(T.atomic_cas)
 def atomic_cas(t: Expressions, c: Call) -> Scalar:
     element = _element(t, c, "dst", "cas")
-    compare, value = (_int(t, c, name) for name in ("compare", "value"))
+    hint = "write an int, of the dtype of dst"
+    compare, value = (whole_argument(t, c, name, hint) for name in ("compare", "value"))
     return _ordered(t, c, element, value, "cas", compare)
-
-
-def _int(t: Expressions, c: Call, name: str) -> Number:
-    number = number_argument(t, c, name)
-    is_float = number.dtype.is_float if isinstance(number, Scalar) else isinstance(number, float)
-    if is_float:
-        message = f"{name} of T.{c.builtin} is {describe(number)}, not an int"
-        raise t.error(message, "write an int, of the dtype of dst", c.place(name))
-    return number
 
 
 def _instead(c: Call, place: Region) -> Call:

@@ -12,6 +12,7 @@ from tilec.frontend.builtins import (
     builtin,
     int_argument,
     number_argument,
+    whole_argument,
 )
 from tilec.frontend.builtins_threads import in_cluster
 from tilec.frontend.builtins_tile import tile_level
@@ -147,13 +148,9 @@ builtin(T.mbarrier_arrive)(_arrive)
 def _wait(t: Expressions, c: Call) -> None:
     _thread_level(t, c)
     barrier, slot = _barrier(t, c)
-    given = number_argument(t, c, "parity")
+    hint = "write the number of the phase, from 0: its lowest bit is the parity"
+    given = whole_argument(t, c, "parity", hint, ", not an integer")
     with t.at(c.place("parity")):
-        if isinstance(given, float) or (isinstance(given, Scalar) and given.dtype.is_float):
-            raise t.error(
-                f"parity of T.{c.builtin} is {describe(given)}, not an integer",
-                "write the number of the phase, from 0: its lowest bit is the parity",
-            )
         if not isinstance(given, Scalar):
             parity = t.constant(int(given) & 1, INT32)
         else:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import Call, builtin, int_argument, whole_argument
 from tilec.frontend.builtins_tile import tile_level
 from tilec.frontend.expressions import Expressions
-from tilec.frontend.values import Buffer, Scalar, describe
+from tilec.frontend.values import Buffer, describe
 
 
 def gather(
@@ -44,13 +44,8 @@ def im2col(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     _check(t, c, "img", 4, "a tensor of images, height, width and channels")
     _check(t, c, "col", 2, "a shared tile or fragment of pixels and taps")
-    steps: list[object] = []
-    for name in ("nhw_step", "c_step"):
-        number = number_argument(t, c, name)
-        if isinstance(number, float) or (isinstance(number, Scalar) and number.dtype.is_float):
-            message = f"{name} of T.im2col is {describe(number)}, not an int"
-            raise t.error(message, "it counts tiles: the index of a block or loop", c.place(name))
-        steps.append(number)
+    hint = "it counts tiles: the index of a block or loop"
+    steps = [whole_argument(t, c, name, hint) for name in ("nhw_step", "c_step")]
     numbers = [int_argument(t, c, name, 1) for name in ("kernel", "stride", "dilation")]
     numbers.append(int_argument(t, c, "pad", 0))
     t.trace_function(gather, [c["img"], c["col"], *steps, *numbers], {})

@@ -4,7 +4,7 @@ machine's own instructions of it where it sees them."""
 from __future__ import annotations
 
 from tilec import language as T
-from tilec.frontend.builtins import Call, builtin, number_argument
+from tilec.frontend.builtins import Call, builtin, whole_argument
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Number, Scalar, describe
 from tilec.ir.types import INT32, INT64, UINT32, UINT64
@@ -31,12 +31,8 @@ def byte_perm(t: Expressions, c: Call) -> Scalar:
 
 def _int(t: Expressions, c: Call, name: str, *widths: int) -> Number:
     """An argument that is an int, of one of so many bits where it is not known now."""
-    number = number_argument(t, c, name)
-    is_int = number.dtype.is_int if isinstance(number, Scalar) else isinstance(number, int)
-    if not is_int:
-        hint = "convert it: T.int32(x), or T.reinterpret(x, dtype) for its bits"
-        message = f"{name} of T.{c.builtin} is {describe(number)}, not an int"
-        raise t.error(message, hint, c.place(name))
+    hint = "convert it: T.int32(x), or T.reinterpret(x, dtype) for its bits"
+    number = whole_argument(t, c, name, hint)
     if widths and isinstance(number, Scalar) and number.dtype.bits not in widths:
         many = " or ".join(map(str, widths))
         message = f"{name} of T.{c.builtin} is {describe(number)}, not an int of {many} bits"

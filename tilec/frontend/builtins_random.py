@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilec import language as T
 from tilec.builtins.random import PHILOX
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, choice_argument, number_argument
+from tilec.frontend.builtins import Call, builtin, choice_argument, whole_argument
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.builtins_threads import same_in_all_threads, sources_of
 from tilec.frontend.builtins_tile import new_variable
@@ -72,13 +72,7 @@ def _thread_number(t: Expressions, c: Call) -> Scalar:
 
 def _word(t: Expressions, c: Call, name: str) -> Scalar:
     """An int of up to 64 bits, negative ones as their two's complement."""
-    given = number_argument(t, c, name)
-    if isinstance(given, float) or (isinstance(given, Scalar) and not given.dtype.is_int):
-        raise t.error(
-            f"{name} of T.rng_init is {describe(given)}, not an int",
-            f"cast it: {name}=T.int64(x)",
-            c.place(name),
-        )
+    given = whole_argument(t, c, name, f"cast it: {name}=T.int64(x)")
     if isinstance(given, Scalar):
         return t.convert(given, UINT64)
     if not -(1 << 63) <= given < 1 << 64:

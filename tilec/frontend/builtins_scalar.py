@@ -11,10 +11,10 @@ from tilec.builtins.lanes import find_vector
 from tilec.frontend import narrow
 from tilec.frontend.builtins import (
     Call,
+    axis_argument,
     builtin,
     dtype_argument,
     dtype_at,
-    int_argument,
     number_argument,
 )
 from tilec.frontend.builtins_lanes import reinterpreted
@@ -36,35 +36,24 @@ def block_index(t: Expressions, dim: int, extent: int | None = None, name: str =
     return t.to_index(t.emit_scalar(BlockIndex, dim, reach=reach))
 
 
-def _axis(t: Expressions, c: Call, name: str) -> int:
-    dim = int_argument(t, c, name, 0)
-    if dim > 2:
-        raise t.error(
-            f"{name} of T.{c.builtin} is {dim}; a grid has axes 0, 1 and 2",
-            f"write T.{c.builtin}(0)",
-            c.place(name),
-        )
-    return dim
-
-
 @builtin(T.program_id)
 def program_id(t: Expressions, c: Call) -> Scalar:
-    return block_index(t, _axis(t, c, "axis"))
+    return block_index(t, axis_argument(t, c, "axis"))
 
 
 @builtin(T.get_block_binding)
 def get_block_binding(t: Expressions, c: Call) -> Scalar:
-    return block_index(t, _axis(t, c, "dim"))
+    return block_index(t, axis_argument(t, c, "dim"))
 
 
 @builtin(T.num_programs)
 def num_programs(t: Expressions, c: Call) -> Scalar:
-    return t.to_index(t.emit_scalar(GridSize, _axis(t, c, "axis"), reach=Reach(1)))
+    return t.to_index(t.emit_scalar(GridSize, axis_argument(t, c, "axis"), reach=Reach(1)))
 
 
 @builtin(T.get_thread_binding)
 def get_thread_binding(t: Expressions, c: Call) -> Number:
-    return thread_along(t, c, _axis(t, c, "dim"))
+    return thread_along(t, c, axis_argument(t, c, "dim"))
 
 
 @builtin(T.thread_binding)

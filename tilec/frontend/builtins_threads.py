@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tilec import language as T
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import Call, builtin, int_argument, number_argument, whole_argument
 from tilec.frontend.builtins_scalar import block_index, thread_along
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.guards import Condition
@@ -194,11 +194,7 @@ def _lanes(t: Expressions, c: Call) -> tuple[int, Number, Number]:
 
 
 def _delta(t: Expressions, c: Call, name: str = "delta") -> Number:
-    delta = number_argument(t, c, name)
-    if isinstance(delta, float) or (isinstance(delta, Scalar) and not delta.dtype.is_int):
-        raise t.error(
-            f"{name} of T.{c.builtin} is {describe(delta)}", "lanes are ints", c.place(name)
-        )
+    delta = whole_argument(t, c, name, "lanes are ints", "")
     return delta if isinstance(delta, int) else t.to_index(delta)
 
 

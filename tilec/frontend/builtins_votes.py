@@ -7,7 +7,14 @@ import math
 from tilec import language as T
 from tilec.builtins.threads import ALL_LANES
 from tilec.frontend.arithmetic import static_int
-from tilec.frontend.builtins import Call, builtin, int_argument, number_argument
+from tilec.frontend.builtins import (
+    Call,
+    axis_argument,
+    builtin,
+    int_argument,
+    number_argument,
+    whole_argument,
+)
 from tilec.frontend.builtins_threads import (
     combined,
     index_of_thread,
@@ -17,7 +24,7 @@ from tilec.frontend.builtins_threads import (
 )
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
-from tilec.frontend.values import Number, Scalar, describe
+from tilec.frontend.values import Number, Scalar
 from tilec.ir.ops import GridSize
 from tilec.ir.types import BOOL, INT32, UINT32, UINT64
 
@@ -41,7 +48,7 @@ def get_thread_extents(t: Expressions, c: Call) -> tuple[int, ...]:
 
 @builtin(T.get_thread_extent)
 def get_thread_extent(t: Expressions, c: Call) -> int:
-    return _shape(t, c)[_dimension(t, c)]
+    return _shape(t, c)[axis_argument(t, c, "dim")]
 
 
 @builtin(T.get_block_extents)
@@ -51,19 +58,11 @@ def get_block_extents(t: Expressions, c: Call) -> tuple[Number, ...]:
 
 @builtin(T.get_block_extent)
 def get_block_extent(t: Expressions, c: Call) -> Number:
-    return _blocks(t, _dimension(t, c))
+    return _blocks(t, axis_argument(t, c, "dim"))
 
 
 def _blocks(t: Expressions, dim: int) -> Number:
     return t.to_index(t.emit_scalar(GridSize, dim, reach=Reach(1)))
-
-
-def _dimension(t: Expressions, c: Call) -> int:
-    dim = static_int(c["dim"])
-    if dim not in (0, 1, 2):
-        message = f"dim of T.{c.builtin} is {describe(c['dim'])}"
-        raise t.error(message, "write 0, 1 or 2", c.place("dim"))
-    return dim
 
 
 # --- votes of a warp ------------------------------------------------------------------------------
@@ -71,13 +70,7 @@ def _dimension(t: Expressions, c: Call) -> int:
 
 def _holds(t: Expressions, c: Call) -> Scalar:
     """Whether this thread's predicate holds."""
-    given = number_argument(t, c, "predicate")
-    if isinstance(given, float) or (isinstance(given, Scalar) and given.dtype.is_float):
-        raise t.error(
-            f"predicate of T.{c.builtin} is {describe(given)}",
-            "write a comparison, or an int",
-            c.place("predicate"),
-        )
+    given: Number = whole_argument(t, c, "predicate", "write a comparison, or an int", "")
     if isinstance(given, Scalar) and given.dtype is not BOOL:
         given = t.compare("ne", given, 0)
     return given if isinstance(given, Scalar) else t.constant(bool(given), BOOL)
