@@ -333,7 +333,6 @@ class NvptxEmitter(PrintingEmitter):
         instr = find_instruction(o.instr)
         if not isinstance(instr, MmaInstruction | SparseMmaInstruction):
             raise InternalError(f"{o.instr} is not an mma", o.loc)
-        sparse = isinstance(instr, SparseMmaInstruction)
         form = instr.asm(o.selector) if isinstance(instr, SparseMmaInstruction) else instr.asm()
         args, dest = list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
