@@ -61,11 +61,14 @@ def extract_lane(t: Expressions, c: Call) -> Number:
 def _pairs(compute: Callable[..., Number]) -> Callable[[Expressions, Call], Lanes]:
     def handler(t: Expressions, c: Call) -> Lanes:
         first: DType | None = None
+        vectors = {n: numbers_of(t, v) if isinstance(v, Lanes) else [] for n, v in c.values.items()}
+        others = [x.dtype for items in vectors.values() for x in items if isinstance(x, Scalar)]
         read = []
         for name, given in c.values.items():
-            items = numbers_of(t, given) if isinstance(given, Lanes) else []
+            items = vectors[name]
             known = {x.dtype for x in items if isinstance(x, Scalar)}
-            dtype = known.pop() if len(known) == 1 else None
+            literal = others[:1] if items and not known else []  # takes the other operands' dtype
+            dtype = known.pop() if len(known) == 1 else next(iter(literal), None)
             if len(items) != 2 or dtype is None or dtype.name not in _PAIRS:
                 raise t.error(
                     f"{name} of T.{c.builtin} is {describe(given)}, not two floats of one dtype",

@@ -143,13 +143,32 @@ _OURS: tuple[Kind, ...] = (
     "counter not reset",
     "undefined behaviour",
 )
-"""What a kernel cannot do wrong: these barriers, waits, addresses and operations are the
-compiler's."""
+"""What a kernel without barriers by hand cannot do wrong: these barriers, waits, addresses and
+operations are the compiler's."""
 
 
-def advice(f: Finding) -> str:
-    """The change that a finding suggests; "" where there is none."""
+_BY_HAND: dict[str, str] = {
+    "read before wait": "wait in front of it: T.barrier_wait, T.ptx_wait_group or T.wait_wgmma",
+    "missing proxy fence": "write T.fence_proxy_async() between the writes and who reads by TMA or "
+    "wgmma",
+    "deadlock": "in every phase let as many threads arrive as the barrier counts, before others "
+    "wait for it",
+    "barrier divergence": "let all threads of the group come to it, and as many as it counts",
+    "transaction bytes": "announce what copies bring: T.tma_copy does that by itself",
+    "operand in flight": "write T.wait_wgmma(0) before it is changed",
+    "register pool": "let the groups take no more by T.inc_max_nreg than others gave back",
+    "parity can alias": "let each thread that waits for a barrier wait for every phase of it, in "
+    "order: a parity does not tell a phase from the one after the next",
+}
+"""What the author of a kernel that orders barriers and copies by hand may have done wrong."""
+
+
+def advice(f: Finding, by_hand: bool = False) -> str:
+    """The change that a finding suggests; "" where there is none. `by_hand`: the kernel's author
+    orders barriers and asynchronous copies."""
     name = f.buffer
+    if by_hand and f.kind in _BY_HAND:
+        return _BY_HAND[f.kind]
     if f.kind in _OURS:
         if f.kind == "undefined behaviour":
             return "tilec gives every operation a result: please report this as its fault"

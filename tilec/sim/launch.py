@@ -57,6 +57,7 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     x, y, z = launch.grid
     report = Report(launch.name, launch.target.name, launch.plan, launch.grid, x * y * z)
     report.schedules = wishes.schedules
+    report.by_hand = bool(launch.func.attrs.get("by_hand"))
     tracer = None
     if wishes.trace:
         tracer = Tracer(

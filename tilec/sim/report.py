@@ -37,7 +37,8 @@ class Report:
     ("step limit"), and where the run was interrupted, `complete` being False then; the arrays and
     the counts are those of the blocks that were run. `trace`: the values that were asked for.
     `printed`: lines of T.print. `outputs`: the arrays that the call allocated, by name; they are
-    not saved. `notes`: what the reader should know of how this was run.
+    not saved. `notes`: what the reader should know of how this was run. `by_hand`: the kernel's
+    author orders barriers and asynchronous copies.
     """
 
     kernel: str
@@ -55,6 +56,7 @@ class Report:
     trace: tuple[Trace, ...] = ()
     printed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    by_hand: bool = False
     outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sources: dict[Line, str] = field(default_factory=dict, repr=False)
 
@@ -113,7 +115,7 @@ class Report:
         about = _about(f)
         if about:
             lines.append(f"  {about}")
-        hint = advice(f)
+        hint = advice(f, self.by_hand)
         return "\n".join(
             [*lines, *(f"  {line}" for line in f.details), *([f"  help: {hint}"] if hint else [])]
         )
@@ -185,12 +187,13 @@ def _write(path: Path, text: str) -> None:
 _PLAIN: dict[str, type | tuple[type, ...]] = {
     "kernel": str, "target": str, "plan": str, "grid": list, "launched": int, "blocks": int,
     "seconds": (int, float), "complete": bool, "schedules": int, "dropped": int, "printed": list,
-    "notes": list,
+    "notes": list, "by_hand": bool,
 }  # fmt: skip
 
 
 def _report_of(content: Mapping[str, Any]) -> Report:
-    plain = {name: content[name] for name in _PLAIN}
+    plain = {name: content[name] for name in _PLAIN if name != "by_hand"}
+    plain["by_hand"] = content.get("by_hand", False)  # reports of before have none
     for name, kind in _PLAIN.items():
         if not isinstance(plain[name], kind):
             raise TypeError(f"{name} is {plain[name]!r}")
