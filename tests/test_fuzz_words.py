@@ -58,6 +58,7 @@ MODULES_WITHOUT_GENERATOR = {
     "externs": "other spellings of words that have one, and ones by hand; tests of their own",
     "moves": "the reference has no meaning of them yet; tests of their own",
     "formulas": "made of words that programs are written with; tests of their own, in ulp",
+    "fast": "as exact as the hardware makes them; tests of their own, in ulp",
     "ieee": "the reference rounds to nearest even",
     "views": "the reference has no two buffers in one place yet; tests of their own",
     "statements": "what changes no number, and other spellings; tests of their own",

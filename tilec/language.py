@@ -37,6 +37,7 @@ from tilec.builtins.barriers import *
 from tilec.builtins.choices import *
 from tilec.builtins.elementwise import *
 from tilec.builtins.externs import *
+from tilec.builtins.fast import *
 from tilec.builtins.formulas import *
 from tilec.builtins.ieee import *
 from tilec.builtins.integers import *

@@ -15,14 +15,23 @@ __all__ = ["Elementwise"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elementwise:
-    """A function of one or two numbers. `kind` is the IR's name for it; `python` computes it on
-    plain numbers."""
+    # A function of one or two numbers. `kind` is the name that the IR has; `python` computes it on
+    # plain numbers. `ulps`: the largest error in float32, in units in the last place, measured on
+    # the CPU, and what GPUs are held to; halves are computed in float32 and rounded once.
 
     name: str
     kind: str
     python: Callable[..., Any]
     doc: str
     arity: int = 1
+    ulps: tuple[float, float] | None = None
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        if self.ulps is None:
+            return f"{self.doc}."
+        cpu, gpu = self.ulps
+        return f"{self.doc}. In float32 at most {cpu} ulp on the CPU, {gpu} ulp on GPUs."
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         try:
@@ -41,12 +50,17 @@ class Elementwise:
             ) from None
 
 
-def unary(name: str, python: Callable[..., Any], doc: str) -> Elementwise:
-    return Elementwise(name, name, python, doc)
+Ulps = tuple[float, float] | None
 
 
-def binary(name: str, kind: str, python: Callable[..., Any], doc: str) -> Elementwise:
-    return Elementwise(name, kind, python, doc, 2)
+def unary(name: str, python: Callable[..., Any], doc: str, ulps: Ulps = None) -> Elementwise:
+    return Elementwise(name, name, python, doc, ulps=ulps)
+
+
+def binary(
+    name: str, kind: str, python: Callable[..., Any], doc: str, ulps: Ulps = None
+) -> Elementwise:
+    return Elementwise(name, kind, python, doc, 2, ulps)
 
 
 def _bits(x: int) -> str:

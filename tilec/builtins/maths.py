@@ -1,4 +1,8 @@
-"""Functions of numbers, a kernel's and Python's alike."""
+"""Functions of numbers, a kernel's and Python's alike.
+
+The pairs are their errors in ulp of float32 (`tests/test_maths.py` measures them): on the CPU, and
+on GPUs, whose 2**x, 1/x and 1/sqrt(x) are off by 1 or 2 ulp themselves. Those that have none are
+exact."""
 
 from __future__ import annotations
 
@@ -22,21 +26,21 @@ __all__ = [
 
 Number = int | float | bool
 
-exp = unary("exp", math.exp, "e to the power x")
-exp2 = unary("exp2", lambda x: 2.0**x, "2 to the power x")
-exp10 = unary("exp10", lambda x: 10.0**x, "10 to the power x")
-log = unary("log", math.log, "natural logarithm")
-log2 = unary("log2", math.log2, "logarithm to base 2")
-log10 = unary("log10", math.log10, "logarithm to base 10")
-log1p = unary("log1p", math.log1p, "log(1 + x), exact for small x")
-sqrt = unary("sqrt", math.sqrt, "square root")
-rsqrt = unary("rsqrt", lambda x: 1.0 / math.sqrt(x), "1 / sqrt(x)")
-sin = unary("sin", math.sin, "sine")
-cos = unary("cos", math.cos, "cosine")
-tan = unary("tan", math.tan, "tangent")
-tanh = unary("tanh", math.tanh, "hyperbolic tangent")
-sigmoid = unary("sigmoid", lambda x: 1.0 / (1.0 + math.exp(-x)), "1 / (1 + exp(-x))")
-erf = unary("erf", math.erf, "error function")
+exp = unary("exp", math.exp, "e to the power x", (1, 4))
+exp2 = unary("exp2", lambda x: 2.0**x, "2 to the power x", (1, 2.5))
+exp10 = unary("exp10", lambda x: 10.0**x, "10 to the power x", (1.5, 4))
+log = unary("log", math.log, "natural logarithm", (1, 1))
+log2 = unary("log2", math.log2, "logarithm to base 2", (2, 2))
+log10 = unary("log10", math.log10, "logarithm to base 10", (2, 2))
+log1p = unary("log1p", math.log1p, "log(1 + x), exact for small x", (2.5, 2.5))
+sqrt = unary("sqrt", math.sqrt, "square root", (0.5, 0.5))
+rsqrt = unary("rsqrt", lambda x: 1.0 / math.sqrt(x), "1 / sqrt(x)", (1.5, 2))
+sin = unary("sin", math.sin, "sine", (0.6, 0.6))
+cos = unary("cos", math.cos, "cosine", (0.6, 0.6))
+tan = unary("tan", math.tan, "tangent", (1, 1))
+tanh = unary("tanh", math.tanh, "hyperbolic tangent", (1.5, 3))
+sigmoid = unary("sigmoid", lambda x: 1.0 / (1.0 + math.exp(-x)), "1 / (1 + exp(-x))", (2.5, 6))
+erf = unary("erf", math.erf, "error function", (1.5, 3))
 floor = unary("floor", math.floor, "the next whole number downwards")
 ceil = unary("ceil", math.ceil, "the next whole number upwards")
 round = unary("round", builtins.round, "the nearest whole number, halves to even")
@@ -52,8 +56,8 @@ bitwise_not = Elementwise("bitwise_not", "not", lambda x: ~x, "every bit turned 
 
 max = binary("max", "max", builtins.max, "the larger of two, or of several")
 min = binary("min", "min", builtins.min, "the smaller of two, or of several")
-pow = binary("pow", "pow", python.pow, "x to the power y")
-atan2 = binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)")
+pow = binary("pow", "pow", python.pow, "x to the power y", (1, 1))
+atan2 = binary("atan2", "atan2", math.atan2, "angle of the point (x, y), as atan2(y, x)", (1.5, 2))
 ceildiv = binary("ceildiv", "ceildiv", python.ceildiv, "quotient of two ints rounded up")
 cdiv = ceildiv
 floordiv = binary("floordiv", "floordiv", lambda a, b: a // b, "quotient rounded down")

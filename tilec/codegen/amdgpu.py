@@ -9,6 +9,8 @@ not yet seen what the loop's end leaves).
 
 from __future__ import annotations
 
+import math
+
 from tilec.codegen.gpu import MAX_INDEX
 from tilec.codegen.gpu_maths import GpuScalars
 from tilec.codegen.gpu_print import PrintingEmitter
@@ -56,6 +58,20 @@ class AmdgpuScalars(GpuScalars):
 
     def rsqrt_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.amdgcn.rsq.f32", [x])
+
+    def log2_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.log.f32", [x])
+
+    def sin_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.sin.f32", [self._turns(x)])
+
+    def cos_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.amdgcn.cos.f32", [self._turns(x)])
+
+    def _turns(self, x: Val) -> Val:
+        """An angle in turns, without the whole ones: what v_sin_f32 takes is from -256 to 256."""
+        turns = self.f.binary("fmul", x, float_val(0.5 / math.pi))
+        return self.f.intrinsic("float", "llvm.amdgcn.fract.f32", [turns])
 
 
 class AmdgpuEmitter(PrintingEmitter):

@@ -68,6 +68,9 @@ class CpuScalars(Scalars):
 
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         one = constant(x.type, 1.0)
+        if kind == "fast_rcp":
+            return self.f.binary("fdiv", one, x)
+        kind = kind.removeprefix("fast_")
         if kind == "rsqrt":
             return self.f.binary("fdiv", one, self.call("sqrt", x))
         if dtype != FLOAT64 and kind in FUNCTIONS:

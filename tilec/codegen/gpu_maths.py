@@ -148,7 +148,7 @@ class GpuElementary(Elementary):
 
 
 class GpuScalars(Scalars):
-    """Scalars with functions; a vendor adds its three fast forms."""
+    """Scalars with functions; a vendor adds its fast forms."""
 
     def elementary(self) -> GpuElementary:
         return GpuElementary(self.f, True, self.exp2_fast, self.reciprocal_fast)
@@ -161,10 +161,18 @@ class GpuScalars(Scalars):
 
     def maths1(self, kind: str, x: Val, dtype: DType) -> Val:
         """See Scalars."""
-        if dtype == FLOAT64 or (kind != "rsqrt" and kind not in FUNCTIONS):
+        fast = {
+            "rsqrt": self.rsqrt_fast,
+            "fast_exp2": self.exp2_fast,
+            "fast_log2": self.log2_fast,
+            "fast_sin": self.sin_fast,
+            "fast_cos": self.cos_fast,
+            "fast_rcp": self.reciprocal_fast,
+        }
+        if dtype == FLOAT64 or (kind not in fast and kind not in FUNCTIONS):
             raise self.unsupported(kind, dtype)
-        if kind == "rsqrt":
-            return self.rsqrt_fast(x)
+        if kind in fast:
+            return fast[kind](x)
         made: Val = getattr(self.elementary(), kind)(x)
         return made
 

@@ -59,6 +59,15 @@ class NvptxScalars(GpuScalars):
     def rsqrt_fast(self, x: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.rsqrt.approx.f", [x])
 
+    def log2_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.lg2.approx.ftz.f", [x])
+
+    def sin_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.sin.approx.ftz.f", [x])
+
+    def cos_fast(self, x: Val) -> Val:
+        return self.f.intrinsic("float", "llvm.nvvm.cos.approx.ftz.f", [x])
+
     def quotient_fast(self, a: Val, b: Val) -> Val:
         return self.f.intrinsic("float", "llvm.nvvm.div.full", [a, b])
 

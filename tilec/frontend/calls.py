@@ -37,6 +37,7 @@ from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_tile,
     builtins_views,
     builtins_votes,
+    fast,
     formulas,
     ieee,
 )

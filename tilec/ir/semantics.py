@@ -182,8 +182,9 @@ _NAMES = {
     "floordiv": "floor_divide", "mod": "remainder", "truncmod": "fmod", "min": "minimum",
     "max": "maximum", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "shl": "left_shift", "shr": "right_shift", "pow": "power", "atan2": "arctan2",
-    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater",
-    "ge": "greater_equal", "neg": "negative", "round": "rint",
+    "fast_exp2": "exp2", "fast_log2": "log2", "fast_sin": "sin", "fast_cos": "cos",
+    "fast_rcp": "reciprocal", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal",
+    "gt": "greater", "ge": "greater_equal", "neg": "negative", "round": "rint",
 }  # fmt: skip
 _OWN: dict[str, Callable[..., Any]] = {
     "truncdiv": _truncdiv,

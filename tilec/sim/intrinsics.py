@@ -160,6 +160,21 @@ def _inverse_root(x: Value) -> Value:
     return (1.0 / np.sqrt(x.astype(np.float64))).astype(np.float32)
 
 
+def _log2(x: Value) -> Value:
+    with np.errstate(all="ignore"):
+        return np.log2(_flushed(x).astype(np.float64)).astype(np.float32)
+
+
+def _of_angle(function: Callable[..., Value], unit: float) -> Callable[[Value], Value]:
+    """A sine or cosine; `unit`: how long 1 is."""
+
+    def compute(x: Value) -> Value:
+        with np.errstate(all="ignore"):
+            return _flushed(function(_flushed(x).astype(np.float64) * unit).astype(np.float32))
+
+    return compute
+
+
 _TF32_NAN = np.uint32(0x7FFFFFFF)
 
 
@@ -246,6 +261,9 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.nvvm.ex2.approx.ftz.f": _exp2,
     "llvm.nvvm.rcp.approx.ftz.f": _reciprocal,
     "llvm.nvvm.rsqrt.approx.f": _inverse_root,
+    "llvm.nvvm.lg2.approx.ftz.f": _log2,
+    "llvm.nvvm.sin.approx.ftz.f": _of_angle(np.sin, 1),
+    "llvm.nvvm.cos.approx.ftz.f": _of_angle(np.cos, 1),
     "llvm.nvvm.f2bf16.rn": lambda x: numbers.cast("fptrunc", x, "float", "bfloat"),
     "llvm.nvvm.div.full": lambda a, b: a / b,
     "llvm.nvvm.ff.to.e4m3x2.rn": _pack_ptx(_TO_E4M3),
@@ -255,6 +273,10 @@ _ONE_TYPE: dict[str, Callable[..., Value]] = {
     "llvm.amdgcn.exp2.f32": _exp2,
     "llvm.amdgcn.rcp.f32": _reciprocal,
     "llvm.amdgcn.rsq.f32": _inverse_root,
+    "llvm.amdgcn.log.f32": _log2,
+    "llvm.amdgcn.sin.f32": _of_angle(np.sin, 2 * np.pi),
+    "llvm.amdgcn.cos.f32": _of_angle(np.cos, 2 * np.pi),
+    "llvm.amdgcn.fract.f32": lambda x: x - np.floor(x),
 }
 
 # Of OCP's float8 and of the FNUZ kind: the target's.

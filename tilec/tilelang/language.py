@@ -29,9 +29,8 @@ __all__ = [
 ]
 
 globals().update(NAMED)
-# The fast forms of CUDA are tilec's functions: more exact, and slower than the hardware's.
 _FAST = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")
-globals().update({f"__{name}": getattr(language, name) for name in _FAST})
+globals().update({f"__{name}": getattr(language, f"__{name}") for name in _FAST})
 globals()["__ffs"] = language.ffs
 
 
@@ -79,12 +78,6 @@ def __ldg(x, index=None):  # type: ignore[no-untyped-def]
     if index is None:
         return x
     return x[index]
-
-
-@language.macro
-def fast_rcp(x):  # type: ignore[no-untyped-def]
-    """`1 / x`."""
-    return 1 / x
 
 
 @language.macro

@@ -37,7 +37,7 @@ BINARY_KINDS = (
     "pow",
     "atan2",
 )
-# Maths on one value; `approx_*` are the hardware's fast forms (about 2 ulp).
+# Maths on one value; `fast_*` are the hardware's own forms (`tilec.builtins.fast`).
 UNARY_KINDS = (
     "neg",
     "not",
@@ -63,6 +63,11 @@ UNARY_KINDS = (
     "trunc",
     "isnan",
     "isinf",
+    "fast_exp2",
+    "fast_log2",
+    "fast_sin",
+    "fast_cos",
+    "fast_rcp",
     *semantics.OF_BITS,
 )
 COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
