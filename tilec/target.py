@@ -55,6 +55,7 @@ _H200 = Speeds(
     vector=128.0,
     products=(
         ("wgmma.8", 8192.0), ("wgmma.16", 4096.0), ("wgmma.32", 2048.0),
+        ("wgmma_sp.8", 16384.0), ("wgmma_sp.16", 8192.0), ("wgmma_sp.32", 4096.0),
         ("mma.8", 3800.0), ("mma_fp8.8", 3800.0), ("mma.16", 1900.0), ("mma.32", 950.0),
         ("mma_sp.8", 7600.0), ("mma_sp_fp8.8", 7600.0), ("mma_sp.16", 3800.0),
         ("mma_sp.32", 1900.0),
@@ -167,7 +168,7 @@ class Target:
 _CUDA = frozenset({"printf", "inline_asm", "global_barrier", "min_blocks"})
 _SM80 = _CUDA | {"mma", "mma_sp", "ldmatrix", "cp_async"}
 _SM90 = _SM80 | {"stmatrix", "tma", "wgmma", "mbarrier", "setmaxnreg", "cluster"}
-_SM90 |= {"mma_fp8", "mma_sp_fp8"}
+_SM90 |= {"mma_fp8", "mma_sp_fp8", "wgmma_sp"}
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; on AMD the largest
 # frame that LLVM makes for a wave of 64, 131,056 bytes, less some for what is spilled. PTX is the
 # oldest that has all of an architecture's instructions: the newest drivers are not needed.

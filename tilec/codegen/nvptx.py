@@ -384,12 +384,16 @@ class NvptxEmitter(PrintingEmitter):
             b_transposed=o.b_transposed,
             accumulate=accumulate,
             a_place=o.a.buffer.space,
+            served=o.served,
         )
         if o.a.buffer.space == "fragment":
             inputs = self.registers[o.a].slots
             args = self.read_packs(o.a, inputs, ["i32"] * len(inputs))
         else:
             args = [self._descriptor(o.a, o.a_offset, o.a_fields)]
+        if o.metadata is not None:
+            words = self.registers[o.metadata].slots
+            args += self.read_packs(o.metadata, words, ["i32"] * len(words))
         args.append(self._descriptor(o.b, o.b_offset, o.b_fields))
         if accumulate == "if":
             args.append(self.f.cast("zext", flag, "i32"))

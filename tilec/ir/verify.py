@@ -292,7 +292,7 @@ def _check_indices(o: Op) -> None:
 
 def _check_gemm(o: Op) -> None:
     assert isinstance(o, Gemm)
-    for r in (o.a, o.b) if o.metadata is None else (o.a, o.b, o.metadata):
+    for r in o.inputs:
         rank = r.buffer.buffer.rank
         if rank < 2 or len(r.offsets) != rank or len(r.extents) != rank:
             raise _breach(

@@ -267,7 +267,7 @@ def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
             rate = s.product_rate(instr.feature, instr.a_dtype.bits)
             steps = m * n * k / groups / (instr.m * instr.n * instr.k)
             rows = 0 if o.swap_operands().a.buffer.buffer.space == "fragment" else instr.m
-            operands = (rows + instr.n) * instr.k * instr.a_dtype.bits / 8
+            operands = (rows * instr.a_k + instr.n * instr.k) * instr.a_dtype.bits / 8
             tensor, port = 2 * instr.m * instr.n * instr.k / rate, operands / s.shared
             return {"tensor": steps * tensor, "shared": steps * port}
         case Parallel():

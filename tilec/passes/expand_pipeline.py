@@ -145,7 +145,7 @@ class _Expander:
         """All threads' writes to the ring are done and visible to whoever reads it."""
         filled = {o.dest.buffer for o in copies}
         by_engine = any(
-            isinstance(o, Gemm) and o.is_asynchronous and {o.a.buffer, o.b.buffer} & filled
+            isinstance(o, Gemm) and o.is_asynchronous and {r.buffer for r in o.inputs} & filled
             for o in walk(loop.body)
         )
         if by_engine:
@@ -203,7 +203,7 @@ class _Expander:
         waiting.load(ahead, following, found)
         only_if(body, more, ahead.ops)
         in_flight = free_running(loop, list(tiles)) if tiles and stages > 1 else []
-        read = {r.buffer for o in in_flight for r in (o.a, o.b)}
+        read = {r.buffer for o in in_flight for r in o.inputs}
         if not {v for v in read if v.buffer.space == "shared"} <= {o.dest.buffer for o in copies}:
             in_flight = []  # TMA may fill the stage of the other operand behind the product
         self._body(body, loop, copies, stage, {o.c for o in in_flight})

@@ -346,7 +346,7 @@ def free_running(loop: For, ringed: Iterable[Value]) -> list[Gemm]:
     inputs = held_in_flight(products)[len(products) :]
     if accumulators & set(inputs):
         return []
-    besides = {r.buffer for o in products for r in (o.a, o.b)}.difference(ringed)
+    besides = {r.buffer for o in products for r in o.inputs}.difference(ringed)
     for o in walk(loop.body):
         if o not in products and (accumulators | besides) & set(o.operands):
             return []

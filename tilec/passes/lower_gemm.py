@@ -18,7 +18,7 @@ from dataclasses import replace
 from tilec.ir.analysis import Facts, facts_of
 from tilec.ir.core import Builder, Func, Op, Value, rewrite
 from tilec.ir.errors import InternalError
-from tilec.ir.instr import SparseMmaInstruction, find_instruction
+from tilec.ir.instr import find_instruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import (
     Alloc,
@@ -32,6 +32,7 @@ from tilec.ir.ops import (
     Lookup,
     MemLoad,
     Mma,
+    ProxyFence,
     RegRead,
     RegWrite,
     Wgmma,
@@ -41,7 +42,14 @@ from tilec.ir.types import BOOL, INT32, BufferType
 from tilec.passes.utils.addressing import Numbers, Place, coordinates, shared_offset
 from tilec.passes.utils.building import counted
 from tilec.passes.utils.gemm_layouts import operand_layout
-from tilec.passes.utils.operands import Operand, operand, plane, wgmma_reads
+from tilec.passes.utils.operands import (
+    WGMMA_K_BYTES,
+    Operand,
+    k_bytes,
+    operand,
+    plane,
+    wgmma_reads,
+)
 from tilec.passes.utils.sparse_metadata import Metadata
 from tilec.target import Target
 
@@ -110,9 +118,17 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
     else:
         a = _WgmmaOperand(operand(o, "a", facts), m // groups_m)
         a_offset, a_fields = a.offset(numbers, at_m, groups_m), a.fields
-        a_steps = tuple(a.units(i * instr.m, s) for i in range(m_blocks) for s in steps)
+        a_steps = tuple(
+            a.units(i * instr.m, s * instr.a_k // instr.k) for i in range(m_blocks) for s in steps
+        )
         a_transposed = a.operand.mn_major
-    bb = _WgmmaOperand(operand(o, "b", facts), n // groups_n)
+    bb = _WgmmaOperand(operand(o, "b", facts), n // groups_n, k_bytes(instr))
+    described: tuple[Value | None, int] = (None, 1)
+    if o.metadata is not None:
+        metadata = Metadata(o, instr, Place(b), facts)
+        described = metadata.load_all(b, len(steps)), metadata.served
+        # The stage of the metadata is freed for TMA once the product has ended, by one thread.
+        b.emit(ProxyFence)
     b.emit(
         Wgmma,
         o.instr,
@@ -129,6 +145,7 @@ def _wgmma(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
         a_transposed,
         bb.operand.mn_major,
         b.value(Const, False, BOOL) if o.clear else o.accumulate,
+        *described,
     )
     if not o.asynchronous:
         b.emit(WgmmaWait, 0, (o.c, o.a.buffer) if in_registers else (o.c,))
@@ -138,10 +155,10 @@ class _WgmmaOperand:
     """Where the pieces of a shared operand start, which warpgroups read in shares of `share` along
     M or N."""
 
-    def __init__(self, x: Operand, share: int) -> None:
+    def __init__(self, x: Operand, share: int, depth: int = WGMMA_K_BYTES) -> None:
         layout = x.buffer.buffer.layout
         assert layout is not None
-        found = wgmma_reads(x, layout, share)
+        found = wgmma_reads(x, layout, share, depth)
         if found is None:
             raise InternalError(f"wgmma cannot read {layout}")
         self.operand = x
@@ -211,13 +228,14 @@ def _matrix(b: Builder, o: Gemm, packs: dict[Value, int], facts: Facts) -> None:
             word = None if words is None else columns.value(RegRead, words, i)
             columns.emit(Mma, o.instr, o.c, c_index, a, a_index, bb, b_index, word, selector)
 
-    if not isinstance(instr, SparseMmaInstruction):
+    if instr.metadata is None:
         with counted(b, steps, "k", kind) as (step, inner):
             multiply(inner, step)
         return
     metadata = Metadata(o, instr, place, facts)
     with counted(b, steps // metadata.served, "k", kind) as (group, inner):
-        words = metadata.load(b, inner, group)
+        words = metadata.alloc(b, 1)
+        metadata.load(inner, words, group)
         for selector in range(metadata.served):
             x = Numbers(inner)
             first = x.op("mul", group, x.const(metadata.served))

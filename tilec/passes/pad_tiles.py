@@ -94,7 +94,7 @@ def _pads(func: Func, target: Target) -> dict[int, int]:
         if "global" in spaces or 1 in o.shape[:2] or (o.shape[2] in pads and "fragment" in spaces):
             return {}
     padded = {v for v in _fragments(func) if set(pads) & set(v.buffer.static_shape)}
-    operands = {x.buffer for o in gemms for x in (o.a, o.b, o.metadata) if x is not None}
+    operands = {x.buffer for o in gemms for x in o.inputs}
     for x in walk(func.body):
         if isinstance(x, Print) and x.buffer in padded:
             return {}

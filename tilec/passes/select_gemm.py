@@ -10,8 +10,9 @@ the instruction (wgmma has 64 rows, but any multiple of 8 columns); the same wit
 brought to registers, where it cannot read how that one is stored; one of a warp, for which they
 come to registers (with a conversion, where the target lacks the dtype but has one that holds it
 exactly: float8 as float16, a float16 sum as float32); multiply-adds in every thread, for a tile or
-dtypes that no matrix instruction takes. Products with a compressed A have rows of their own, of a
-warp; `expand_sparse` has made dense ones of those that none suits."""
+dtypes that no matrix instruction takes. Products with a compressed A have rows of their own, the
+first and the fourth of these paths; `expand_sparse` has made dense ones of those that none
+suits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,6 @@ from tilec.ir.core import Func, Op, Value, rewrite, walk
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.instr import (
     MatrixInstruction,
-    SparseMmaInstruction,
     instructions_of,
     sparse_instructions_of,
 )
@@ -43,7 +43,13 @@ from tilec.ir.types import (
 from tilec.passes.round_operands import roundable, takes_tf32
 from tilec.passes.utils.gemm_layouts import operand_shared_layout
 from tilec.passes.utils.groups import warps_of
-from tilec.passes.utils.operands import Operand, operand, through_registers, wgmma_reads
+from tilec.passes.utils.operands import (
+    Operand,
+    k_bytes,
+    operand,
+    through_registers,
+    wgmma_reads,
+)
 from tilec.passes.utils.registers import widest_wgmma
 from tilec.target import Target
 
@@ -112,10 +118,7 @@ class Selection:
         registers for it."""
         warps = threads // self._target.warp_size
         if o.metadata is not None:
-            chosen = _warps(o, sparse_instructions(o, self._target), warps)
-            if chosen is None:
-                raise InternalError(f"no row for a sparse gemm of {o.shape}", o.loc)
-            return replace(o, instr=chosen[0], warps=chosen[1])
+            return self._sparse(o, warps, widest)
 
         def wide(o: Gemm, dtypes: Dtypes | None = None) -> tuple[str, tuple[int, int]] | None:
             sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
@@ -136,22 +139,36 @@ class Selection:
                 return replace(o, instr=chosen[0], warps=chosen[1])
         return replace(o, instr=f"simt.fma.{o.c.dtype}", warps=(warps, 1))
 
+    def _sparse(self, o: Gemm, warps: int, widest: int) -> Gemm:
+        """The product with a compressed A with its row: for its dtypes in their order one that
+        reads the operands where they lie, else one of a warp."""
+        rows = sparse_instructions(o, self._target)
+        sides = (operand(o, "a", self._facts), operand(o, "b", self._facts))
+        for dtypes in _dtypes(o):
+            own = [r for r in rows if (r.a_dtype, r.b_dtype, r.c_dtype) == dtypes]
+            chosen = _warpgroups(o, own, warps, sides, self._annotated, self._rounded, widest)
+            chosen = chosen or _warps(o, own, warps)
+            if chosen is not None:
+                return replace(o, instr=chosen[0], warps=chosen[1])
+        raise InternalError(f"no row for a sparse gemm of {o.shape}", o.loc)
+
 
 def _instrs(a: DType, b: DType, c: DType, target: Target) -> list[MatrixInstruction]:
     return [instr for instr in instructions_of(a, b, c) if target.has(instr.feature)]
 
 
-def sparse_instructions(o: Gemm, target: Target) -> list[SparseMmaInstruction]:
-    """The rows for a product with a compressed A."""
+def sparse_instructions(o: Gemm, target: Target) -> list[MatrixInstruction]:
+    """The rows for a product with a compressed A; nothing where none of one warp suits it."""
     m, n, k = o.shape
-    return [
+    rows = [
         instr
         for dtypes in _dtypes(o)
         for instr in sparse_instructions_of(*dtypes)
         if target.has(instr.feature)
-        and not (m % instr.m or n % instr.n or k % instr.k)
         and group_size(instr.a_dtype.bits) == group_size(o.a.dtype.bits)
     ]
+    plain = any(r.warps == 1 and not (m % r.m or n % r.n or k % r.k) for r in rows)
+    return rows if plain else []
 
 
 def _dtypes(o: Gemm) -> list[Dtypes]:
@@ -245,7 +262,7 @@ def _warpgroups(
         and 2 * by_n[n // gn].registers[2] <= widest
         and _registers(o, by_n[n // gn], m // gm) <= MAX_PRODUCT_REGISTERS
         and (o.a.buffer.buffer.space == "fragment" or wgmma_reads(sides[0], layouts[0], m // gm))
-        and wgmma_reads(sides[1], layouts[1], n // gn)
+        and wgmma_reads(sides[1], layouts[1], n // gn, k_bytes(first))
     ]
     if not found:
         return None

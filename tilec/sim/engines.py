@@ -253,6 +253,7 @@ class Engines:
         a_transposed: bool = False,
         b_transposed: bool = False,
         keep: Any = 1,
+        metadata: Sequence[Any] = (),
     ) -> tuple[Any, ...]:
         """See `Machine.wgmma`. A product begins when the last of the four warps has come to it, so
         who has waited for it has behind it what all of them did before."""
@@ -262,8 +263,9 @@ class Engines:
         a = [tuple(map(touched, part)) for part in a]
         sums = None if c is None else tuple(map(settled, c))
         made = product(
-            active, self.memory, columns, instr, a, b, sums, (a_transposed, b_transposed), keep
-        )
+            active, self.memory, columns, instr, a, b, sums, (a_transposed, b_transposed), keep,
+            metadata,
+        )  # fmt: skip
         times: dict[int, int] = {}
         for g, lanes in teams.items():
             clock = order.release(lanes)

@@ -150,18 +150,10 @@ def mma(
         held = elements(operand, len(m.lanes), numpy_dtype(dtype, fnuz))
         parts.append(tiles(layout, spread(m, warps, size, at, held)))
     if described is not None:
-        assert instr.metadata is not None
         word, selector = described
-        held = elements([m.full(word)], len(m.lanes), f"uint{instr.unit}")
-        units = tiles(instr.metadata, spread(m, warps, size, at, held))
+        units = _metadata(m, instr, word, warps, at)
         own = np.split(units, instr.selectors, axis=-1)[selector]
-        if not ordered(own, instr.a_dtype.bits).all():
-            m.report(
-                "unordered metadata",
-                "the two indices of a group of four elements are not in ascending order, "
-                "or those of two 32-bit elements neither (0, 1) nor (2, 3)",
-            )
-        parts[0] = expand(parts[0], np.ascontiguousarray(own), instr.a_dtype.bits)
+        parts[0] = _expanded(m, instr, parts[0], own)
     made = held_of(instr.c, instr.semantics(*parts)).reshape(warps * size, -1)
     if at is not None:
         made = made[at]
@@ -169,6 +161,29 @@ def mma(
     if type(first) is tuple:
         return tuple(words(made, first[0].dtype))
     return tuple(words(made, first.dtype))
+
+
+def _metadata(
+    m: Threads, instr: MatrixInstruction, word: Any, groups: int, at: Array | None
+) -> Array:
+    """The units of metadata that a word holds, (groups, rows, units)."""
+    assert instr.metadata is not None
+    size = m.block.warp_size * instr.warps
+    (word,) = _defined(m, (word,), np.int32)
+    held = elements([m.full(word)], len(m.lanes), f"uint{instr.unit}")
+    return tiles(instr.metadata, spread(m, groups, size, at, held))
+
+
+def _expanded(m: Threads, instr: MatrixInstruction, kept: Array, units: Array) -> Array:
+    """The dense A of what is kept of it and its metadata."""
+    units = np.ascontiguousarray(units)
+    if not ordered(units, instr.a_dtype.bits).all():
+        m.report(
+            "unordered metadata",
+            "the two indices of a group of four elements are not in ascending order, "
+            "or those of two 32-bit elements neither (0, 1) nor (2, 3)",
+        )
+    return expand(kept, units, instr.a_dtype.bits)
 
 
 # --- wgmma ---
@@ -189,30 +204,32 @@ _UNIT = 16  # bytes, of all fields
 
 
 @functools.cache
-def _offsets(fields: int, size: int, bits: int, mn_major: bool) -> Ints:
+def _offsets(fields: int, size: int, bits: int, mn_major: bool, depth: int) -> Ints:
     """From a descriptor without its address: where each 16 bytes of an operand of `size` rows or
-    columns and 32 bytes of k are from its start, before swizzling. K-major: (size, 2 pieces); else
-    (k, pieces of 8 along M or N)."""
+    columns and `depth` bytes of k are from its start, before swizzling. K-major: (size, pieces);
+    else (k, pieces of 8 along M or N)."""
     width = _SWIZZLES[fields >> 62 & 3]
     leading, stride = (fields >> 16 & _FIELD) * _UNIT, (fields >> 32 & _FIELD) * _UNIT
     if not mn_major:
-        mn, piece = np.arange(size)[:, None], np.arange(2)
+        mn, piece = np.arange(size)[:, None], np.arange(depth // PIECE)
         if width == 0:
             return mn // 8 * stride + mn % 8 * _UNIT + piece * leading
         return mn // 8 * stride + mn % 8 * width + piece * PIECE
-    k, piece = np.arange(256 // bits)[:, None], np.arange(size * bits // 8 // PIECE)
+    k, piece = np.arange(8 * depth // bits)[:, None], np.arange(size * bits // 8 // PIECE)
     if width == 0:
         return k // 8 * leading + k % 8 * _UNIT + piece * stride
     each = width // PIECE
     return k // 8 * stride + k % 8 * width + piece // each * leading + piece % each * PIECE
 
 
-def operand_places(descriptor: int, size: int, bits: int, mn_major: bool) -> Ints:
+def operand_places(descriptor: int, size: int, bits: int, mn_major: bool, depth: int = 32) -> Ints:
     """The addresses in shared memory of the 16-byte pieces of an operand (see `_offsets`)."""
     value = descriptor & (1 << 64) - 1
     start = (value & _FIELD) * _UNIT
     fields = value & ~_FIELD
-    return swizzled(start + _offsets(fields, size, bits, mn_major), _SWIZZLES[fields >> 62 & 3])
+    return swizzled(
+        start + _offsets(fields, size, bits, mn_major, depth), _SWIZZLES[fields >> 62 & 3]
+    )
 
 
 def read_operand(
@@ -225,10 +242,12 @@ def read_operand(
     kind: Any,
     mn_major: bool,
     buffer: str,
+    depth: int = 32,
 ) -> Array:
-    """The operand that successive descriptors name, k after k: (size, all of k)."""
+    """The operand that successive descriptors name, `depth` bytes of k after one another: (size,
+    all of k)."""
     bits = np.dtype(kind).itemsize * 8
-    places = np.stack([operand_places(d, size, bits, mn_major) for d in descriptors])
+    places = np.stack([operand_places(d, size, bits, mn_major, depth) for d in descriptors])
     data = memory.engine_read(active, places.ravel(), PIECE, column, lanes, buffer)
     read: Array = data.reshape(*places.shape[:2], -1).view(kind)  # steps, then as in `_offsets`
     if mn_major:
@@ -246,6 +265,7 @@ def product(
     c: Sequence[Any] | None,
     transposed: tuple[bool, bool],
     keep: Any,
+    metadata: Sequence[Any] = (),
 ) -> tuple[Any, ...]:
     """The accumulators after the product; `columns`: the engine of each warpgroup. See
     `Machine.wgmma`."""
@@ -265,6 +285,16 @@ def product(
     in_registers = len(a[0]) > 1
     if in_registers:
         of_registers = [_fragments(active, instr, part, groups, at) for part in a]
+    described = []  # of each m block the units of all steps
+    for block in range(blocks if metadata else 0):
+        each = len(metadata) // blocks
+        part = [
+            _metadata(active, instr, word, groups, at)
+            for word in metadata[block * each : (block + 1) * each]
+        ]
+        if each == steps:  # each word serves one step, the first one's selector
+            part = [np.split(units, instr.selectors, axis=-1)[0] for units in part]
+        described.append(np.concatenate(part, axis=-1))
     count_product(memory.counts, active, instr, count // size * blocks * steps)
     # Of A and B, unless A is in registers, or both are parts of one buffer.
     buffers = active.buffer.split(", ")
@@ -276,14 +306,15 @@ def product(
         names = [_one(active, d, mine) for d in b]
         b_kind = numpy_dtype(instr.b_dtype)
         right = read_operand(
-            active, memory, columns[g], lanes, names, instr.n, b_kind, transposed[1], buffers[-1]
-        ).T
-        left = np.empty((blocks, instr.m, instr.k * steps), numpy_dtype(instr.a_dtype))
+            active, memory, columns[g], lanes, names, instr.n, b_kind, transposed[1], buffers[-1],
+            instr.k * instr.b_dtype.bits // 8,
+        ).T  # fmt: skip
+        left = np.empty((blocks, instr.m, instr.a_k * steps), numpy_dtype(instr.a_dtype))
         for block in range(blocks):
             part = range(block * steps, (block + 1) * steps)
             if in_registers:
                 for s, i in enumerate(part):
-                    left[block, :, s * instr.k : (s + 1) * instr.k] = of_registers[i][g]
+                    left[block, :, s * instr.a_k : (s + 1) * instr.a_k] = of_registers[i][g]
             else:
                 names = [_one(active, a[i][0], mine) for i in part]
                 left[block] = read_operand(
@@ -301,6 +332,8 @@ def product(
         if sums and keeps[mine].any():
             for block in range(blocks):
                 total[block] = sums[block][g]
+        if described:
+            left = _expanded(active, instr, left, np.stack([d[g] for d in described]))
         made[g] = instr.semantics(left, right, total)
     results = []
     for block in range(blocks):

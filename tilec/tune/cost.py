@@ -340,7 +340,7 @@ def _rate(instr: MatrixInstruction | None, threads: int, target: Target) -> floa
     if instr.warps == 1:
         return rate * min(1.0, threads / (4 * target.warp_size))
     clocks = 2 * instr.m * instr.n * instr.k / rate
-    operands = (instr.m + instr.n) * instr.k * instr.a_dtype.bits / 8
+    operands = (instr.m * instr.a_k + instr.n * instr.k) * instr.a_dtype.bits / 8
     return rate * min(1.0, s.shared * clocks / operands)
 
 

@@ -43,9 +43,13 @@ MATRIX_INSTRUCTIONS: dict[str, MatrixInstruction] = {
     )
 }
 
-_BY_DTYPES: dict[tuple[DType, DType, DType], list[MatrixInstruction]] = {}
+_ByDtypes = dict[tuple[DType, DType, DType], list[MatrixInstruction]]
+_BY_DTYPES: _ByDtypes = {}
+_SPARSE_BY_DTYPES: _ByDtypes = {}
 for _row in (*NVIDIA_INSTRUCTIONS, *AMD_INSTRUCTIONS):
     _BY_DTYPES.setdefault((_row.a_dtype, _row.b_dtype, _row.c_dtype), []).append(_row)
+for _row in SPARSE_INSTRUCTIONS:
+    _SPARSE_BY_DTYPES.setdefault((_row.a_dtype, _row.b_dtype, _row.c_dtype), []).append(_row)
 
 
 def instructions_of(a: DType, b: DType, c: DType) -> tuple[MatrixInstruction, ...]:
@@ -54,10 +58,9 @@ def instructions_of(a: DType, b: DType, c: DType) -> tuple[MatrixInstruction, ..
     return tuple(_BY_DTYPES.get((a, b, c), ()))
 
 
-def sparse_instructions_of(a: DType, b: DType, c: DType) -> tuple[SparseMmaInstruction, ...]:
+def sparse_instructions_of(a: DType, b: DType, c: DType) -> tuple[MatrixInstruction, ...]:
     """Those that multiply a compressed `a` by `b`."""
-    wanted = (a, b, c)
-    return tuple(r for r in SPARSE_INSTRUCTIONS if (r.a_dtype, r.b_dtype, r.c_dtype) == wanted)
+    return tuple(_SPARSE_BY_DTYPES.get((a, b, c), ()))
 
 
 def find_instruction(name: str) -> MatrixInstruction:

@@ -189,14 +189,16 @@ class Machine(Protocol):
         a_transposed: bool = False,
         b_transposed: bool = False,
         keep: Word = 1,
+        metadata: Sequence[Word] = (),
     ) -> tuple[Word, ...]:
         """A warpgroup's `wgmma.fence`, a `wgmma.mma_async` for each m block and k step, and
         `wgmma.commit_group`: the accumulators, one m block after the other, m blocks being as many
         as `a` has steps for each of `b`. `a`: for each m block and k step, m major, one matrix
         descriptor, or the registers of a's fragment; `b`: a descriptor for each k step; `c`: the
         accumulators to add to where `keep` is not 0 (None: it is 0). `*_transposed`: the operand
-        is MN-major. Shared memory is read until the group has been waited for. The four warps must
-        come together, with the same descriptors."""
+        is MN-major. `metadata`: of a compressed A, words for each m block and as many k steps as
+        one serves, m major. Shared memory is read until the group has been waited for. The four
+        warps must come together, with the same descriptors."""
 
     def wgmma_wait(self, pending: int, registers: Sequence[Word]) -> tuple[Word, ...]:
         """`wgmma.wait_group`: at most `pending` of the warpgroup's youngest groups are in flight.

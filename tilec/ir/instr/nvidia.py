@@ -20,7 +20,7 @@ from tilec.ir.instr.instruction import (
 )
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Word
-from tilec.ir.instr.wgmma import WGMMA_INSTRUCTIONS
+from tilec.ir.instr.wgmma import SPARSE_WGMMA_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 from tilec.ir.layout import (
     MMA4_A,
     MMA4_B,
@@ -170,7 +170,7 @@ PTX_FOR = {ORDERED: "+ptx85"}
 def _mma_sp(k: int, a: DType, b: DType, c: DType, feature: str = "mma_sp") -> SparseMmaInstruction:
     pack, unit = 32 // a.bits, 32 if a.bits == 8 else 16
     return SparseMmaInstruction(
-        instruction_name(f"mma.sp.m16n8k{k}", a, b, c),
+        instruction_name(f"mma_sp.m16n8k{k}", a, b, c),
         16,
         8,
         k,
@@ -188,7 +188,8 @@ def _mma_sp(k: int, a: DType, b: DType, c: DType, feature: str = "mma_sp") -> Sp
     )
 
 
-SPARSE_INSTRUCTIONS: tuple[SparseMmaInstruction, ...] = (
+SPARSE_INSTRUCTIONS: tuple[MatrixInstruction, ...] = (
+    *SPARSE_WGMMA_INSTRUCTIONS,
     *(_mma_sp(512 // a.bits, a, b, c) for a, b, c in _FLOATS),
     *(_mma_sp(64, a, b, FLOAT32, "mma_sp_fp8") for a in _FLOAT8 for b in _FLOAT8),
     *(_mma_sp(64, a, b, INT32) for a in _INT8 for b in _INT8),

@@ -3,7 +3,8 @@
 PTX ISA 8.0, section "Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async". One
 instruction is 64 rows, 32 bytes of K and n columns. B comes from shared memory, A from there or
 from registers. 16-bit inputs may be stored with either dimension contiguous, all others with K
-contiguous only.
+contiguous only. Of a compressed A (section "… for sparse matrices: wgmma.mma_async.sp") 32 bytes
+stand for 64 bytes of K, which is what one instruction reads of B.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tilec.ir.instr.instruction import (
 )
 from tilec.ir.instr.machine import Machine
 from tilec.ir.instr.semantics import Outcome, Word, absorbing
-from tilec.ir.layout import Layout, mma_b, wgmma_a, wgmma_c
+from tilec.ir.layout import Layout, mma_b, wgmma_a, wgmma_c, wgmma_sp_metadata
 from tilec.ir.types import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -57,17 +58,20 @@ class WgmmaInstruction(MatrixInstruction):
         b_transposed: bool = False,
         accumulate: str = "always",
         a_place: str = "shared",
+        served: int = 1,
     ) -> Asm:
         """A whole product of a tile as one piece: fence, all steps, commit.
 
         `a_steps`: units of 16 bytes to add to a's descriptor for each [m block][k step], m major
         (none with `a_place` "fragment"); `b_steps`: to b's, for each k step. `*_transposed`: the
         operand is MN-major. `accumulate`: "always", "never" (the first step of each m block
-        overwrites c), or "if" (decided by an argument).
+        overwrites c), or "if" (decided by an argument). `served`: of a compressed a, for how many k
+        steps one word of metadata is.
 
         Arguments: a's descriptor (i64), or with `a_place` "fragment" its registers (i32, per [m
-        block][k step]); b's descriptor (i64); for "if" an i32 that is 0 to overwrite; and unless
-        "never" the accumulators. Results: the accumulators, one m block after the other. They, and
+        block][k step]); of a compressed a its metadata (i32, per [m block][`served` k steps]); b's
+        descriptor (i64); for "if" an i32 that is 0 to overwrite; and unless "never" the
+        accumulators. Results: the accumulators, one m block after the other. They, and
         a's registers, are in flight until `wgmma_wait`.
         """
         steps = len(b_steps)
@@ -82,9 +86,11 @@ class WgmmaInstruction(MatrixInstruction):
         x = Operands()
         kind = register_kind(self.c_dtype)
         # Of several steps the first writes c before the others have read a.
-        early = accumulate == "never" or in_registers
+        early = accumulate == "never" or in_registers or self.metadata is not None
         c = x.outputs(kind, m_blocks * count, early=early)
         a = x.inputs("r", m_blocks * steps * per_step) if in_registers else x.inputs("l")
+        each = steps // served
+        e = x.inputs("r", m_blocks * each) if self.metadata is not None else []
         b = x.input("l")
         text = [".reg .b64 da, db;"]
         first = "1"
@@ -108,12 +114,17 @@ class WgmmaInstruction(MatrixInstruction):
                     a_text = "da"
                 d = register_list(c[block * count : (block + 1) * count])
                 scale = first if step == 0 else "1"
-                text.append(f"{self._instruction} {d}, {a_text}, db, {scale}{tail};")
+                described = ""
+                if e:
+                    selector = step % served
+                    described = f"{e[block * each + step // served]}, {selector}, "
+                text.append(f"{self._instruction} {d}, {a_text}, db, {described}{scale}{tail};")
         text.append("wgmma.commit_group.sync.aligned;")
 
         @absorbing
         def multiply(m: Machine, *words: Word) -> Outcome:
             a_words, rest = words[: len(a)], words[len(a) :]
+            metadata, rest = rest[: len(e)], rest[len(e) :]
             if in_registers:
                 fragments = [a_words[i : i + per_step] for i in range(0, len(a_words), per_step)]
             else:
@@ -127,6 +138,7 @@ class WgmmaInstruction(MatrixInstruction):
                 a_transposed=a_transposed,
                 b_transposed=b_transposed,
                 keep=keep,
+                metadata=metadata,
             )
 
         return x.asm(f"{{ {' '.join(text)} }}", multiply)
@@ -142,7 +154,8 @@ class WgmmaInstruction(MatrixInstruction):
     @property
     def _instruction(self) -> str:
         types = ".".join(PTX_TYPES[t] for t in (self.c_dtype, self.a_dtype, self.b_dtype))
-        return f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}.{types}"
+        form = "wgmma.mma_async" + (".sp" if self.metadata is not None else "")
+        return f"{form}.sync.aligned.m{self.m}n{self.n}k{self.k}.{types}"
 
 
 def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
@@ -161,16 +174,17 @@ def wgmma_wait(pending: int, kinds: Sequence[str]) -> Asm:
 
 
 @functools.cache
-def _wgmma_b(bits: int, n: int) -> Layout:
+def _wgmma_b(bits: int, n: int, k: int) -> Layout:
     """b is never in registers; as a fragment it would lie like mma's, the same in all four
     warps."""
-    return mma_b(bits, K_BITS // bits).tile((1, n // 8), "reg").replicate(4, "warp")
+    return mma_b(bits, k).tile((1, n // 8), "reg").replicate(4, "warp")
 
 
-def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaInstruction:
-    k, pack = K_BITS // a.bits, 32 // a.bits
+def _wgmma(n: int, a: DType, b: DType, c: DType, sparse: bool = False) -> WgmmaInstruction:
+    k, pack = (2 if sparse else 1) * K_BITS // a.bits, 32 // a.bits
+    family, unit = ("wgmma_sp" if sparse else "wgmma"), (32 if a.bits == 8 else 16)
     return WgmmaInstruction(
-        instruction_name(f"wgmma.m64n{n}k{k}", a, b, c),
+        instruction_name(f"{family}.m64n{n}k{k}", a, b, c),
         64,
         n,
         k,
@@ -178,10 +192,10 @@ def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaInstruction:
         b,
         c,
         wgmma_a(a.bits),
-        _wgmma_b(a.bits, n),
+        _wgmma_b(a.bits, n, k),
         wgmma_c(n),
         packs=(pack, pack, 32 // c.bits),
-        feature="wgmma",
+        feature=family,
         warps=4,
         a_places=("shared", "fragment"),
         b_places=("shared",),
@@ -189,6 +203,9 @@ def _wgmma(n: int, a: DType, b: DType, c: DType) -> WgmmaInstruction:
         # Measured by several groups, e.g. DeepSeek-V3 (arXiv 2412.19437), section 3.5.2: about 14
         # bits of the running sum are kept.
         coarse_sum=c == FLOAT32 and a.is_float and a.bits == 8,
+        metadata=wgmma_sp_metadata(unit) if sparse else None,
+        unit=unit if sparse else 0,
+        selectors=32 // unit if sparse else 1,
     )
 
 
@@ -207,4 +224,8 @@ _FLOATS = (
 WGMMA_INSTRUCTIONS: tuple[WgmmaInstruction, ...] = (
     *(_wgmma(n, a, b, c) for a, b, c in _FLOATS for n in WGMMA_N),
     *(_wgmma(n, a, b, INT32) for a in _INT8 for b in _INT8 for n in sorted(WGMMA_INT_N)),
+)
+SPARSE_WGMMA_INSTRUCTIONS: tuple[WgmmaInstruction, ...] = (
+    *(_wgmma(n, a, b, c, sparse=True) for a, b, c in _FLOATS for n in WGMMA_N),
+    *(_wgmma(n, a, b, INT32, sparse=True) for a in _INT8 for b in _INT8 for n in WGMMA_INT_N),
 )

@@ -14,7 +14,8 @@ from tilec.ir.layout.normal import Digit
 __all__ = [
     "LayoutRequest", "row_major", "padded", "swizzled", "swizzle_of", "blocked", "mma_a", "mma_b",
     "MMA16_A", "MMA16_B", "MMA_C", "MMA8_A", "MMA8_B", "MMA32_A", "MMA32_B", "MMA4_A", "MMA4_B",
-    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "mma_sp_metadata", "FRAGMENTS",
+    "MMA4_C", "wgmma_c", "wgmma_a", "WGMMA_A", "mfma_a", "mfma_c", "mma_sp_metadata",
+    "wgmma_sp_metadata", "FRAGMENTS",
 ]  # fmt: skip
 
 CHUNK_BITS = 128
@@ -271,6 +272,14 @@ def wgmma_a(bits: int) -> Layout:
 
 
 WGMMA_A = wgmma_a(16)
+
+
+@functools.cache
+def wgmma_sp_metadata(unit: int) -> Layout:
+    """PTX ISA, "Matrix fragments for sparse wgmma.mma_async", metadata: `mma_sp_metadata`, four
+    warps of 16 rows."""
+    one = mma_sp_metadata(unit)
+    return Layout((64, one.shape[1]), (*one.digits, Digit("warp", 4, (16, 0))))
 
 
 @functools.cache

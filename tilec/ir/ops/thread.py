@@ -410,7 +410,8 @@ class Wgmma(Op):
     (i32). `a_fields`, `b_fields`: the descriptor's bits above the address. `a_steps`: units of 16
     bytes to add for [m block][k step] (m-major, flat), `b_steps`: for each k step. `c` holds
     `m_blocks` times the row's registers, one m block after the other. Where `accumulate` (bool) is
-    false the first step overwrites `c`; without it, it adds."""
+    false the first step overwrites `c`; without it, it adds. `metadata`: of a compressed A, a
+    fragment of words, [m block][`served` k steps]."""
 
     instr: str
     c: Value
@@ -426,10 +427,13 @@ class Wgmma(Op):
     a_transposed: bool = False
     b_transposed: bool = False
     accumulate: Value | None = None
+    metadata: Value | None = None
+    served: int = 1
 
     def effects(self) -> Effects:
         operands = read(self.a, engine="wgmma"), read(self.b, engine="wgmma")
-        return (*operands, update(self.c, "wgmma"))
+        described = () if self.metadata is None else (read(self.metadata),)
+        return (*operands, *described, update(self.c, "wgmma"))
 
 
 @op("tma_load")

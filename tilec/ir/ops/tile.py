@@ -26,7 +26,8 @@ __all__ = [
 
 # who works beside the threads, by what moves a copy's data or by the family of the instruction
 # that multiplies
-ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma", "wgmma": "wgmma"}
+ENGINES = {"cp_async": "cp_async", "tma": "tma", "tma_store": "tma"}
+ENGINES |= {"wgmma": "wgmma", "wgmma_sp": "wgmma"}
 _SWAPPED_POLICY = {"full_row": "full_col", "full_col": "full_row"}
 
 
@@ -239,6 +240,11 @@ class Gemm(Op):
         return m, n, k if self.metadata is None else 2 * k
 
     @property
+    def inputs(self) -> tuple[Region, ...]:
+        """A, B and the metadata, if there are any."""
+        return (self.a, self.b) if self.metadata is None else (self.a, self.b, self.metadata)
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether its instruction runs beside the threads, which wait for its result."""
         return self._engine != "threads"
@@ -267,7 +273,9 @@ class Gemm(Op):
     def effects(self) -> Effects:
         engine = self._engine
         c = Region(self.c, (), self.c.buffer.static_shape)
-        described = () if self.metadata is None else (Effect("read", self.metadata),)
+        # By threads, who fence that before the product begins (`lower_gemm`): who has waited for it
+        # has that behind him, too.
+        described = () if self.metadata is None else (Effect("read", self.metadata, engine),)
         return (
             Effect("read", self.a, engine),
             Effect("read", self.b, engine),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from tilec.ir.analysis import Facts
@@ -105,16 +106,25 @@ def plane(layout: Layout) -> Layout:
     return layout.reshape((prod(layout.shape[:-1]), layout.shape[-1]))
 
 
-def wgmma_reads(x: Operand, layout: Layout, share: int) -> WgmmaOperand | None:
+def k_bytes(instr: MatrixInstruction) -> int:
+    """Bytes along K of one step of B."""
+    return instr.k * instr.b_dtype.bits // 8
+
+
+def wgmma_reads(
+    x: Operand, layout: Layout, share: int, depth: int = WGMMA_K_BYTES
+) -> WgmmaOperand | None:
     """The descriptor with which warpgroups read the operand in `layout` in pieces of `share` along
-    M or N; None if they cannot, wherever the region may start."""
+    M or N and `depth` bytes along K; None if they cannot, wherever the region may start."""
     bits = x.buffer.dtype.bits
     memory = plane(layout)
     found = wgmma_operand(memory, bits, "mn" if x.mn_major else "k")
     if found is None or layout.shape[-2] % SWIZZLE_ROWS:
         return None
     row, column = x.divisors
-    step = found.mn_unit if x.mn_major else WGMMA_K_BYTES * 8 // bits
+    if depth > WGMMA_K_BYTES and not _reads_on(memory, found, x.mn_major, depth):
+        return None
+    step = found.mn_unit if x.mn_major else depth * 8 // bits
     if row % SWIZZLE_ROWS or column % step:
         return None
     extents = x.region.extents[-2:]
@@ -123,6 +133,14 @@ def wgmma_reads(x: Operand, layout: Layout, share: int) -> WgmmaOperand | None:
     at = memory.offsets()
     lines = ((at[:, 0], extents[0], row, SWIZZLE_ROWS), (at[0], extents[1], column, step))
     return found if all(_steady(*line) for line in lines) else None
+
+
+def _reads_on(memory: Layout, found: WgmmaOperand, mn_major: bool, depth: int) -> bool:
+    """Whether `depth` bytes along K follow one another as those of one dense step do."""
+    if not mn_major:
+        return found.swizzle >= depth
+    gaps = {int(y) - int(x) for x, y in pairwise(memory.offsets()[::SWIZZLE_ROWS, 0])}
+    return len(gaps) <= 1
 
 
 def _steady(at: Sequence[int], extent: int, divisor: int, step: int) -> bool:

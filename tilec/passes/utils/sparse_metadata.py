@@ -1,11 +1,11 @@
 """The metadata of products with a compressed A, brought from shared memory to the registers in
-which mma.sp takes them (`SparseMmaInstruction`)."""
+which mma.sp and wgmma.sp take them (`MatrixInstruction`)."""
 
 from __future__ import annotations
 
 from tilec.ir.analysis import Facts
 from tilec.ir.core import Builder, Value
-from tilec.ir.instr import SparseMmaInstruction
+from tilec.ir.instr import MatrixInstruction
 from tilec.ir.layout import Digit, Layout, has_runs
 from tilec.ir.ops import Alloc, Binary, Bitcast, Cast, Const, Extract, Gemm, MemLoad, RegWrite
 from tilec.ir.types import DTYPES, UINT32, BufferType
@@ -20,10 +20,11 @@ _LOW = 0x11111111
 class Metadata:
     """The metadata of the product `o`, whose row is `instr`."""
 
-    def __init__(self, o: Gemm, instr: SparseMmaInstruction, place: Place, facts: Facts) -> None:
+    def __init__(self, o: Gemm, instr: MatrixInstruction, place: Place, facts: Facts) -> None:
         assert o.metadata is not None
         self.instr = instr
-        self.warps, self.share = o.warps[0], o.shape[0] // o.warps[0]
+        self.groups = o.warps[0] // instr.warps  # along M, of the warps of one instruction
+        self.share = o.shape[0] // self.groups
         self.place = place
         steps = o.shape[2] // instr.k
         self.served = instr.selectors if steps % instr.selectors == 0 else 1
@@ -35,14 +36,26 @@ class Metadata:
             int(o.transpose_metadata),
         )
 
-    def load(self, b: Builder, inner: Builder, step: Value) -> Value:
-        """A fragment with a word for each atom along M, made at `b` and filled at `inner`, for the
-        instructions `step * served` and those behind it. What nobody wrote counts as (0, 1)."""
-        instr, atoms = self.instr, self.share // self.instr.m
-        held = Layout((atoms,), (Digit("reg", atoms, (1,)),) if atoms > 1 else (), (1,))
-        t = BufferType((atoms,), UINT32, "fragment", layout=held)
-        words = b.value(Alloc, t, name=f"{self.region.buffer.name}_words")
-        layout, x = instr.metadata, Numbers(inner)
+    def alloc(self, b: Builder, times: int) -> Value:
+        """A fragment, made at `b`, for `times` words for each atom along M, one atom after the
+        other."""
+        count = self.share // self.instr.m * times
+        held = Layout((count,), (Digit("reg", count, (1,)),) if count > 1 else (), (1,))
+        t = BufferType((count,), UINT32, "fragment", layout=held)
+        return b.value(Alloc, t, name=f"{self.region.buffer.name}_words")
+
+    def load_all(self, b: Builder, steps: int) -> Value:
+        """The words for all `steps` along K."""
+        times = steps // self.served
+        words = self.alloc(b, times)
+        with counted(b, times, "k") as (group, inner):
+            self.load(inner, words, group, times)
+        return words
+
+    def load(self, inner: Builder, words: Value, step: Value, times: int = 1) -> None:
+        """Fill the words of `words` that are for the instructions `step * served` and those behind
+        it, which is one of `times`. What nobody wrote counts as (0, 1)."""
+        instr, layout, x = self.instr, self.instr.metadata, Numbers(inner)
         assert layout is not None
         units = layout.shape[1] * self.served // instr.selectors
         own = []
@@ -51,9 +64,10 @@ class Metadata:
             if units < layout.shape[1]:  # all lanes have what the first selector asks for
                 unit = x.op("mod", unit, x.const(units))
             own.append((row, x.op("add", x.op("mul", step, x.const(units)), unit)))
-        warp = x.op("mod", self.place.warp, x.const(self.warps))
-        first = x.op("mul", warp, x.const(self.share))
-        with counted(inner, atoms, "i") as (i, each):
+        group = x.op("floordiv", self.place.warp, x.const(instr.warps))
+        group = x.op("mod", group, x.const(self.groups))
+        first = x.op("mul", group, x.const(self.share))
+        with counted(inner, self.share // instr.m, "i") as (i, each):
             y = Numbers(each)
             top = y.op("add", first, y.op("mul", i, y.const(instr.m)))
             parts = [self._unit(y, y.op("add", top, row), unit) for row, unit in own]
@@ -61,8 +75,9 @@ class Metadata:
             either = _word(each, "or", _by(each, "shr", word, 2), _by(each, "shr", word, 3))
             nothing = _by(each, "xor", _by(each, "and", either, _LOW), _LOW)
             word = _word(each, "or", word, _by(each, "shl", nothing, 2))
-            each.emit(RegWrite, words, i, word)
-        return words
+            at = y.op("mul", i, y.const(times))
+            at = at if times == 1 else y.op("add", at, step)
+            each.emit(RegWrite, words, at, word)
 
     def _unit(self, x: Numbers, row: Value, unit: Value) -> Value:
         """Unit number `unit` along K of a row, as a word."""
