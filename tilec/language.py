@@ -304,9 +304,10 @@ def gemm_sp(
 
     Inputs and sums: float16 (float32 or float16), bfloat16 (float32), float8_e4m3 and float8_e5m2
     in any mixture (float32 or float16), int8 and uint8 in any mixture (int32), float32 (float32;
-    rounded to TF32 with `allow_tf32`). NVIDIA's GPUs multiply compressed tiles (wgmma.sp,
-    mma.sp; K a multiple of 64 bytes) but for float32 without `allow_tf32`; elsewhere A is written out in shared
-    memory first. Raises CompileError for tiles that do not agree, and for other dtypes.
+    rounded to TF32 with `allow_tf32`). NVIDIA's GPUs multiply compressed tiles (wgmma.sp, mma.sp;
+    K a multiple of 64 bytes) but for float32 without `allow_tf32`; elsewhere A is written out in
+    shared memory first. float8 sums on Hopper are those of `gemm` with `fast_accum`. Raises
+    CompileError for tiles that do not agree, and for other dtypes.
     """
     only_inside("gemm_sp")
 

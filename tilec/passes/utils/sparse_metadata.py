@@ -21,8 +21,11 @@ class Metadata:
     """The metadata of the product `o`, whose row is `instr`."""
 
     def __init__(self, o: Gemm, instr: MatrixInstruction, place: Place, facts: Facts) -> None:
-        assert o.metadata is not None
+        assert o.metadata is not None and instr.metadata is not None
+        assert o.c.buffer.layout is not None
+        more = o.c.buffer.layout.size("warp") // instr.warps
         self.instr = instr
+        self.layout = instr.metadata.replicate(more, "warp") if more > 1 else instr.metadata
         self.groups = o.warps[0] // instr.warps  # along M, of the warps of one instruction
         self.share = o.shape[0] // self.groups
         self.place = place
@@ -55,8 +58,7 @@ class Metadata:
     def load(self, inner: Builder, words: Value, step: Value, times: int = 1) -> None:
         """Fill the words of `words` that are for the instructions `step * served` and those behind
         it, which is one of `times`. What nobody wrote counts as (0, 1)."""
-        instr, layout, x = self.instr, self.instr.metadata, Numbers(inner)
-        assert layout is not None
+        instr, layout, x = self.instr, self.layout, Numbers(inner)
         units = layout.shape[1] * self.served // instr.selectors
         own = []
         for r in range(layout.size("reg")):
