@@ -41,13 +41,14 @@ def product(
     tile: tuple[int, int, int] = (32, 32, 64),
     threads: int = 64,
     fragments: str = "",
+    schedule: dict[str, Any] | None = None,
     **how: Any,
 ) -> Kernel:
     """C = A @ B in tiles; `orders`: which of A, E and B are stored transposed ("T"); `fragments`:
     which of A and B are brought to registers first."""
     BM, BN, BK = tile
     per = covered(getattr(dt, dtype.upper()).bits, getattr(dt, words.upper()).bits)
-    swapped = [order == "T" for order in orders]
+    swapped, plan = [order == "T" for order in orders], schedule or {}
     a_tile, e_tile, b_tile = (
         shape[:: -1 if s else 1]
         for shape, s in zip(((BM, BK // 2), (BM, BK // per), (BK, BN)), swapped)
@@ -68,6 +69,8 @@ def product(
             E_s = T.alloc_shared(e_tile, words)
             acc = T.alloc_fragment((BM, BN), sums)
             T.clear(acc)
+            if plan:
+                T.annotate_schedule(**plan)
             for k in T.Pipelined(T.ceildiv(K, BK), num_stages=2):
                 if swapped[0]:
                     T.copy(A[k * (BK // 2), by * BM], A_s)
@@ -199,6 +202,25 @@ def test_warpgroups(form: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1, 16), (32, 32, 128), (33, 1, 16)])
 def test_sizes(size: tuple[int, int, int], target: str) -> None:
     run(target, size)
+
+
+SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "metadata by TMA": ({"specialise": True}, {"tile": (64, 16, 128)}),
+    "metadata by cp.async": ({"specialise": True}, {"tile": (64, 16, 64)}),
+    "warps": ({"specialise": True}, {"tile": (32, 16, 128)}),
+    "persistent": ({"specialise": True, "persistent": True}, {"tile": (64, 16, 128)}),
+    "taking turns": ({"specialise": True, "persistent": True, "consumers": "pingpong"},
+                     {"tile": (64, 16, 128)}),
+    "cluster": ({"specialise": True, "cluster": (2, 1, 1)}, {"tile": (64, 16, 128)}),
+    "shared sums": ({"specialise": True, "split": 2}, {"tile": (64, 16, 64)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(name: str) -> None:
+    """Every plan of Hopper frees stages of metadata that all threads have read."""
+    schedule, how = SCHEDULES[name]
+    run(SM90, (128, 32, 896), threads=128, schedule=schedule, **how)
 
 
 # --- what it becomes ---
@@ -491,13 +513,19 @@ def test_host_mistakes(name: str) -> None:
 
 # --- on a GPU ---
 
+ON_GPU = {
+    **FORMS,
+    **{f"groups: {name}": how for name, how in GROUPS.items()},
+    **{f"plan: {n}": {"schedule": s, "threads": 128, **how} for n, (s, how) in SCHEDULES.items()},
+}
+
 
 @pytest.mark.gpu
 @pytest.mark.torch
-@pytest.mark.parametrize("form", [*FORMS, *(f"groups: {form}" for form in GROUPS)])
+@pytest.mark.parametrize("form", ON_GPU)
 def test_on_the_gpu(form: str, torch: Any) -> None:
     """As in the simulator, by torch's tensors, which stay on the device; every tile many times."""
-    how = FORMS[form] if form in FORMS else GROUPS[form.removeprefix("groups: ")]
+    how = ON_GPU[form]
     dtype, words = how.get("dtype", "float16"), how.get("words", "int16")
     sums, orders = how.get("sums", "float32"), how.get("orders", "NNN")
     m, n, k = 200, 136, 672
