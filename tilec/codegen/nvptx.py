@@ -340,9 +340,13 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_mma(self, o: ops.Mma) -> None:
         instr = find_instruction(o.instr)
-        if not isinstance(instr, MmaInstruction | SparseMmaInstruction):
-            raise InternalError(f"{o.instr} is not an mma", o.loc)
-        form = instr.asm(o.selector) if isinstance(instr, SparseMmaInstruction) else instr.asm()
+        match instr:
+            case MmaInstruction():
+                form = instr.asm()
+            case SparseMmaInstruction():
+                form = instr.asm(o.selector)
+            case _:
+                raise InternalError(f"{o.instr} is not an mma", o.loc)
         args, dest = list[Val](), tuple[Val, ...]()
         parts = zip((o.a, o.b, o.c), (o.a_register, o.b_register, o.c_register))
         for (v, register), count, pack in zip(parts, instr.registers, instr.packs):

@@ -288,13 +288,13 @@ def product(
     described = []  # of each m block the units of all steps
     for block in range(blocks if metadata else 0):
         each = len(metadata) // blocks
-        part = [
+        found = [
             _metadata(active, instr, word, groups, at)
             for word in metadata[block * each : (block + 1) * each]
         ]
         if each == steps:  # each word serves one step, the first one's selector
-            part = [np.split(units, instr.selectors, axis=-1)[0] for units in part]
-        described.append(np.concatenate(part, axis=-1))
+            found = [np.split(units, instr.selectors, axis=-1)[0] for units in found]
+        described.append(np.concatenate(found, axis=-1))
     count_product(memory.counts, active, instr, count // size * blocks * steps)
     # Of A and B, unless A is in registers, or both are parts of one buffer.
     buffers = active.buffer.split(", ")
