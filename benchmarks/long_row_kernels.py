@@ -1,10 +1,11 @@
 """The tilec kernels of long rows that are measured: softmax, RMS norm and layer norm of rows that
 the blocks of a cluster share.
 
-Each block keeps its part of a row in shared memory, where cp.async brings it past the registers, and
-reads it there once for each number that it takes; the parts' numbers go to the others of the cluster
-by way of S. So a thread needs few registers, and a multiprocessor holds as many blocks as have room
-in shared memory: while one of them waits for its part or for the others, the rest load and store."""
+Each block keeps its part of a row in shared memory, where cp.async brings it past the registers,
+and reads it there once for each number that it takes; the parts' numbers go to the others of the
+cluster by way of S. So a thread needs few registers, and a multiprocessor holds as many blocks as
+have room in shared memory: while one of them waits for its part or for the others, the rest load
+and store."""
 
 # mypy: ignore-errors
 # (kernels: their annotations and arithmetic are not Python's)
@@ -132,8 +133,8 @@ def rms_norm(dtype: str, length: int, parts: int = PARTS) -> Any:
 
 @functools.cache
 def layer_norm(dtype: str, length: int, parts: int = PARTS) -> Any:
-    """B = A's rows, each less its mean, divided by its standard deviation; S: for each part the mean
-    and the sum of squares of what its elements are less that (Chan, Golub, LeVeque 1979)."""
+    """B = A's rows, each less its mean, divided by its standard deviation; S: for each part the
+    mean and the sum of squares of what its elements are less that (Chan, Golub, LeVeque 1979)."""
     width, threads, step, steps = _part(length, parts)
 
     @tilec.kernel

@@ -354,7 +354,11 @@ CASES: dict[str, tuple[str, str, str]] = {
         "",
     ),
     "float index": ("x = X[n / 2]  #!", "an index is a run-time float32, not an integer", "//"),
-    "run-time slice": ("T.reduce_sum(A_s[0:n, :], A_s[0:8, 0])  #!", "extent of this slice", "start:start + n"),
+    "run-time slice": (
+        "T.reduce_sum(A_s[0:n, :], A_s[0:8, 0])  #!",
+        "extent of this slice",
+        "start:start + n",
+    ),
     "slice with no step": ("T.copy(A[0:8:0, 0], A_s)  #!", "the step of a slice", "positive"),
     "product of a slice with a step": (
         "T.reduce_sum(A_s[0:8:2, :], A_s[0:4, 0])  #!",
