@@ -37,8 +37,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-TARGET = "cuda:sm_90a"
-FOLDERS = ("examples", "testing/python/language", "testing/python/issue", "testing/python/kernel")
+from page import FOLDERS, TARGET, compiling, table
+from sorts import elsewhere
+
 MOST_VARIANTS = 1
 SECONDS = 45  # of computing, of the kernels of a file
 MOST_BYTES = 12 << 30
@@ -48,12 +49,6 @@ ARITHMETIC = {  # of triton, as programs use it for sizes
     "next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
 }
 COMPARED = frozenset("triton fla bitblas flash_attn flashinfer deep_gemm vllm iket tvm_ffi".split())
-OTHER_HARDWARE = {
-    "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem|T\.clc_",
-    "amd": r"mfma|wmma|gfx\d|rocm|cdna|preshuffle|/amd/",
-    "metal, webgpu, ascend": r"metal|webgpu|wgsl|ascend",
-    "another generation": r"needs compute capability|cutedsl",
-}
 
 # Programs with a mistake in a kernel, which a tool of TileLang's is to find.
 MISTAKEN = ("examples/autodd/",)
@@ -165,14 +160,6 @@ def refused_on_purpose(path: str, line: int) -> bool:
         isinstance(t.body[-1], ast.Raise) and t.body[0].lineno - 2 <= line <= t.body[-1].lineno
         for t in tries
     )
-
-
-def elsewhere(path: str, name: str, text: str) -> str:
-    """The other hardware that a kernel is written for, by its file and its own text; "" if none."""
-    for kind, pattern in OTHER_HARDWARE.items():
-        if re.search(pattern, f"{path} {name} {text}", re.IGNORECASE):
-            return kind
-    return ""
 
 
 def only_elsewhere(askers: list[str]) -> str:
@@ -771,113 +758,6 @@ def census(source: Path, files: list[Path], jobs: int, scratch: Path) -> list[di
             entries.append({"path": short, "kernel": name, "line": str(line), "status": status})
             entries[-1]["said"] = wrong
     return entries
-
-
-def compiling(entries: list[dict[str, str]]) -> dict[str, list[str]]:
-    """The names of the kernels that compile, by file; a name of several only if all of them do."""
-    listed: dict[str, list[str]] = {}
-    for path in sorted({e["path"] for e in entries}):
-        inside = [e for e in entries if e["path"] == path]
-        others = {e["kernel"] for e in inside if e["status"] != "compiles"}
-        names = sorted({e["kernel"] for e in inside} - others)
-        if names:
-            listed[path] = names
-    return listed
-
-
-def without_places(said: str) -> str:
-    """A message without the files and lines that stand in it."""
-    said = re.sub(r"(tilec\.ir\.errors\.)?(CompileError: )?/\S+?:\d+:\d+: ", "", said)
-    return re.sub(r"(?<!\w)/(?:[\w.+-]+/)+", "", said)
-
-
-def feature(said: str) -> str:
-    """The group of a message: its names and numbers left out, the language's words kept."""
-    word = re.search(r"T\.\w+ is not supported|no attribute '\w+'|has no builtin '\w+'", said)
-    if word:
-        return word[0]
-    said = re.sub(r"'[^']*'|\"[^\"]*\"", "…", without_places(said))
-    return re.sub(r"\d+", "N", said)[:110]
-
-
-def in_cell(said: str) -> str:
-    return said.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def by_file(entries: list[dict[str, str]], right: dict[str, dict[str, str]]) -> list[str]:
-    """A row for each file: how many of its kernels compile, why others do not, and how many of its
-    tests give the right numbers on the CPU."""
-    lines = ["## File by file", ""]
-    lines.append("| file | compile | tests right on the CPU | what the others say |")
-    lines.append("|---|---|---|---|")
-    for path in sorted({e["path"] for e in entries}):
-        inside = [e for e in entries if e["path"] == path]
-        others = [e for e in inside if e["status"] != "compiles"]
-        reasons = (
-            f"`{e['kernel']}` (line {e['line']}) {e['status']}: "
-            + in_cell(without_places(e["said"])[:100])
-            for e in others
-        )
-        ran = [s for s in right.get(path, {}).values() if s != "skipped"]
-        tests = f"{ran.count('right')} of {len(ran)}" if ran else ""
-        count = f"{len(inside) - len(others)} of {len(inside)}"
-        lines.append(f"| {path} | {count} | {tests} | {'; '.join(reasons)} |")
-    return lines
-
-
-def table(entries: list[dict[str, str]], right: dict[str, dict[str, str]]) -> str:
-    """The page docs/tilelang.md."""
-    ours = [e for e in entries if e["status"] != "other hardware"]
-    lines = [
-        "# TileLang's own programs",
-        "",
-        "`import tilec.tilelang as tilelang` and `import tilec.tilelang.language as T` are",
-        "TileLang's spelling of tilec: `@tilelang.jit`, `tilelang.compile`, `@T.prim_func`,",
-        "`@tilelang.autotune` (the first configuration; nothing is measured), profilers, dtypes.",
-        "Files run as they are by `python -m tilec.tilelang program.py`, or once",
-        "`tilec.tilelang.install()` was called. Spelling is translated, nothing is emulated: the",
-        "insides of TileLang's compiler, and TVM, raise where a program uses them.",
-        "",
-        "## How many compile",
-        "",
-        "Made by `tests/tilelang/census.py`, which says how it counts. Each kernel of TileLang's",
-        f"examples and tests is compiled for `{TARGET}` by way of `tilec.tilelang`; none is run.",
-        "",
-        "Some of the tests expect an error of TileLang's: those kernels count apart if they are",
-        "refused here, too.",
-        "",
-        "| | kernels | compile | refused as there | refused | not reached | other hardware |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for folder in (*FOLDERS, ""):
-        inside = [e for e in entries if e["path"].startswith(folder)]
-        n = collections.Counter(e["status"] for e in inside)
-        counted = [n[s] for s in ("compiles", "refused as there")]
-        counted += [n[s] for s in ("refused", "not reached", "other hardware")]
-        cells = (folder or "all", len(inside), *counted)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    every = (s for said in right.values() for s in said.values())
-    tests = collections.Counter(s.partition(":")[0] for s in every)
-    if tests:
-        lines += [
-            "",
-            "## How many are right",
-            "",
-            "`tests/tilelang/right.py` runs TileLang's own tests with their own comparisons on the",
-            f"`cpu` target: {tests['right']} are right, {tests['wrong']} have other numbers,",
-            f"{tests['failed']} fail for other reasons (the insides of TVM, exceptions that are",
-            "TileLang's, words for GPUs alone, what is refused below),",
-            f"{tests['skipped']} skip themselves.",
-        ]
-    for status, title in (
-        ("refused", "What is missing"),
-        ("not reached", "What stops the programs"),
-    ):
-        groups = collections.Counter(feature(e["said"]) for e in ours if e["status"] == status)
-        lines += ["", f"## {title}", "", "| kernels | first message |", "|---|---|"]
-        lines += [f"| {n} | {in_cell(said)} |" for said, n in groups.most_common()]
-    lines += ["", *by_file(entries, right)]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

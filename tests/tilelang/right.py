@@ -24,7 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from census import FOLDERS
+from page import FOLDERS
 from shards import Shard, run_shard
 from sorts import COUNTED, SORTS, cases_of, functions_of, sort_of
 

@@ -14,8 +14,6 @@ import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from census import elsewhere
-
 SORTS = {
     "numbers": "compares numbers, or the values and shapes of what a kernel gives",
     "runs": "compiles or runs kernels and compares nothing",
@@ -26,6 +24,12 @@ SORTS = {
     "hardware": "is for another GPU than those of sm_90, or for another vendor's",
 }
 COUNTED = ("numbers", "runs")
+OTHER_HARDWARE = {
+    "sm100": r"tcgen05|alloc_tmem|sm_?1[0-2]0|blackwell|blockscaled|utcmma|tmem|T\.clc_",
+    "amd": r"mfma|wmma|gfx\d|rocm|cdna|preshuffle|/amd/",
+    "metal, webgpu, ascend": r"metal|webgpu|wgsl|ascend",
+    "another generation": r"needs compute capability|cutedsl",
+}
 
 _INTERNALS = re.compile(
     r"\btvm\b|\btirx?\.|PrimFunc|IRModule|\.script\(|span_|\.attrs\b|\.body\b|buffer_map|_ffi_api"
@@ -41,6 +45,14 @@ _COMPARES = re.compile(
 )
 _GIVE_TEXT = ("get_kernel_source", "kernel_source", "get_host_source", "asm")
 _RAISES = ("raises", "assertRaises", "warns")
+
+
+def elsewhere(path: str, name: str, text: str) -> str:
+    """The other hardware that a kernel is written for, by its file and its own text; "" if none."""
+    for kind, pattern in OTHER_HARDWARE.items():
+        if re.search(pattern, f"{path} {name} {text}", re.IGNORECASE):
+            return kind
+    return ""
 
 
 def looks_at_text(test: ast.expr, texts: Container[str] = ()) -> bool:
