@@ -223,3 +223,24 @@ def test_vectors_have_no_meaning_outside():
     with pytest.raises(AttributeError, match="no builtin 'float32x99'"):
         _ = T.float32x99
     assert T.float16x2.name == "float16x2" and T.float16x2.bits == 32
+
+
+@tilec.kernel
+def twice_and_one(A: T.Tensor((N, 6), "float32"), B: T.Tensor((N, 6), "float32")):
+    """Literals take the dtype of the pair beside them."""
+    with T.Kernel(T.ceildiv(N, 32), threads=32) as b:
+        i = b * 32 + T.get_thread_binding()
+        if i < N:
+            for j in range(3):
+                pair = A[i, T.Ramp(j * 2, 1, 2)]
+                v = T.alloc_var(T.float32x2)
+                v = T.fma2(pair, T.Broadcast(2.0, 2), T.Broadcast(1.0, 2))
+                B[i, j * 2] = v[1]
+                B[i, j * 2 + 1] = T.extract_lane(v, 0)
+
+
+def test_literals_in_pairs() -> None:
+    a = np.random.default_rng(3).standard_normal((40, 6)).astype(np.float32)
+    b = np.zeros_like(a)
+    twice_and_one(a, b)
+    np.testing.assert_array_equal(b, a[:, [1, 0, 3, 2, 5, 4]] * 2 + 1)
