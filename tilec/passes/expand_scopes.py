@@ -19,6 +19,7 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
+from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -272,19 +273,36 @@ class _Consumers:
             if isinstance(o, Yield) and products:
                 assert loop is not None
                 self._free_before(b, loop, stages, products)
-            if not (_is_shared(o) or is_brought(o)):
+            ending = [r for r, spans in here.items() if any(i == last for _, last in spans)]
+            ending = [] if products else ending
+            if isinstance(o, For) and o.order:
+                pipeline = self.pipeline(o)
+                early = [r for r in ending if not pipeline.reads_late(r)]
+                ending = [r for r in ending if r not in early]
+                made = pipeline.ops([x for r in early for x in self._freed(r, *stages[r], b.loc)])
+                b.ops += rewrite(Block((), tuple(made)), lambda _: None, subst).ops
+            elif not (_is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
                 b.ops += (
                     rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
                 )
-            for r, spans in here.items():
-                if not products and any(i == last for _, last in spans):
-                    if r.release_every == 1:
-                        b.emit(WarpSync)
-                    stage, phase = stages[r]
-                    r.release(b, stage)
-                    self.positions[r].advance(b, stage, phase)
+            for r in ending:
+                b.ops += self._freed(r, *stages[r], b.loc)
         return b.block(block.args)
+
+    def _freed(self, r: Ring, stage: Value, phase: Value, loc: Loc) -> list[Op]:
+        """What frees a stage of a ring, and moves on."""
+        b = Builder(loc)
+        if r.release_every == 1:
+            b.emit(WarpSync)
+        r.release(b, stage)
+        self.positions[r].advance(b, stage, phase)
+        return b.ops
+
+    def pipeline(self, loop: For) -> SoftwarePipeline:
+        """A loop whose statements are arranged, with the rings that live in it."""
+        positions = {r: self.positions[r] for r in self.spans.get(loop.body, {})}
+        return SoftwarePipeline(loop, positions, self.warpgroups)
 
     def _within(self, o: Op, in_flight: bool) -> list[Op]:
         if isinstance(o, For):
@@ -298,8 +316,7 @@ class _Consumers:
         """A loop, and behind it what ends with it."""
         here = self.spans.get(loop.body, {})
         if loop.order:
-            positions = {r: self.positions[r] for r in here}
-            return SoftwarePipeline(loop, positions, self.warpgroups).ops()
+            return self.pipeline(loop).ops()
         products: list[Gemm] = []
         if here and all(r.release_every == 4 and 1 == len(x) < r.stages for r, x in here.items()):
             products = free_running(loop, [v for r in here for v in r.buffers])

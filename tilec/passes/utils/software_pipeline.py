@@ -13,17 +13,18 @@ one in its turn, only the first waits for what TMA brings to these products."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import acting
-from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, walk
+from tilec.ir.core import Block, Builder, Op, Substitution, Value, clone, clone_block, walk
 from tilec.ir.dependence import disturbs, modref
 from tilec.ir.ops import (
     Alloc,
     Compare,
     For,
     Gemm,
+    If,
     OrderedArrive,
     OrderedWait,
     RingStage,
@@ -95,8 +96,15 @@ class SoftwarePipeline:
             for s in set(self.stage.values())
         }
 
-    def ops(self) -> list[Op]:
-        """What the loop becomes."""
+    def reads_late(self, ring: Ring) -> bool:
+        """Whether the epilogue reads a ring, too."""
+        late = (o for o, s in self.stage.items() if s == max(self.parts))
+        used = {v for o in late for x in walk(Block((), (o,))) for v in x.operands}
+        return not used.isdisjoint(ring.buffers)
+
+    def ops(self, between: Sequence[Op] = ()) -> list[Op]:
+        """What the loop becomes; `between` is what is done when no iteration has anything of the
+        first stage left to do: before the epilogue, if there is one."""
         loop, b = self.loop, Builder(self.loop.loc)
         b.ops += [o for o in loop.body.ops if isinstance(o, Alloc) and o.type.space != "shared"]
         index = loop.body.args[0]
@@ -104,8 +112,7 @@ class SoftwarePipeline:
             body = Builder(loop.loc)
             self._iteration(body, {s: index for s in self.parts}, self.turn)
             body.emit(Yield)
-            b.ops.append(replace(loop, body=body.block(loop.body.args)))
-            return b.ops
+            return [*b.ops, replace(loop, body=body.block(loop.body.args)), *between]
         first, steady, last = (Builder(loop.loc) for _ in range(3))
         self._iteration(first, {0: loop.lo})
         n = Numbers(first, loop.lo.dtype)
@@ -118,7 +125,9 @@ class SoftwarePipeline:
         self._iteration(last, {1: n.op("add", loop.lo, n.op("mul", trips, loop.step))})
         rest = replace(loop, lo=second, body=steady.block(loop.body.args))
         runs = b.value(Compare, "gt", loop.hi, loop.lo)
-        only_if(b, runs, [*first.ops, rest, *last.ops])
+        done = Block((), (*first.ops, rest, *between, *last.ops, Yield(loc=loop.loc)))
+        none = clone_block(Block((), (*between, Yield(loc=loop.loc))), {})
+        b.emit(If, runs, done, none)
         return b.ops
 
     def _iteration(
