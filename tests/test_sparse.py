@@ -530,7 +530,7 @@ def test_on_the_gpu(form: str, torch: Any) -> None:
     how = ON_GPU[form]
     dtype, words = how.get("dtype", "float16"), how.get("words", "int16")
     sums, orders = how.get("sums", "float32"), how.get("orders", "NNN")
-    m, n, k = 200, 136, 672
+    m, n, k = 200, 136, 896
     rng = np.random.default_rng(3)
     name = {"float8_e4m3": "float8_e4m3fn"}.get(dtype, dtype)
 
@@ -549,4 +549,6 @@ def test_on_the_gpu(form: str, torch: Any) -> None:
         kernel(*given, c)
         error = np.abs(c.double().cpu().numpy() - wanted).max()
         kind = "tf32" if how.get("allow_tf32") else sums
-        assert error <= 4 * TOLERANCE[kind] * max(1.0, np.abs(wanted).max())
+        # Tensor cores cut their sums off; those of float8 on Hopper keep about 14 bits.
+        kind = "float16" if dtype.startswith("float8") else kind
+        assert error <= 16 * TOLERANCE[kind] * max(1.0, np.abs(wanted).max())
