@@ -358,7 +358,7 @@ def copied(dtype: str) -> Any:
 
 
 @functools.cache
-def transposed(dtype: str, down: int = 64, across: int = 64, threads: int = 256) -> Any:
+def transposed(dtype: str, down: int = 64, across: int = 128, threads: int = 256) -> Any:
     """B = A^T, by tiles of `down` x `across` that lie in shared memory in between."""
 
     @tilec.kernel
@@ -373,10 +373,9 @@ def transposed(dtype: str, down: int = 64, across: int = 64, threads: int = 256)
 
 
 @functools.cache
-def total(dtype: str, blocks: int = 1056, width: int = 0) -> Any:
+def total(dtype: str, blocks: int = 1056, width: int = 4096) -> Any:
     """S = the sum of all of A: `blocks` walk over it, `width` elements at a time, each of which has
     a sum of its own; then each block adds one number to S, by an atomic."""
-    width = width or {"float16": 4096, "float32": 4096}[dtype]
 
     @tilec.kernel
     def tensor_sum(A: T.Tensor((N,), dtype), S: T.Tensor((1,), "float32")):

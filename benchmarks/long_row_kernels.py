@@ -4,8 +4,8 @@ the blocks of a cluster share.
 Each block keeps its part of a row in shared memory, where cp.async brings it past the registers,
 and reads it there once for each number that it takes; the parts' numbers go to the others of the
 cluster by way of S. So a thread needs few registers, and a multiprocessor holds as many blocks as
-have room in shared memory: while one of them waits for its part or for the others, the rest load
-and store."""
+have room in shared memory: while one waits for its part or for the others, the rest load and
+store."""
 
 # mypy: ignore-errors
 # (kernels: their annotations and arithmetic are not Python's)
