@@ -35,7 +35,7 @@ from tilec.ir.dependence import Edge, ModRef, disturbs, edges, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
-from tilec.ir.ops import Binary, Copy, Fill, For, Gemm, If, Parallel, Reduce, Unary
+from tilec.ir.ops import Binary, For, Gemm, If, Parallel, Reduce, Unary
 from tilec.ir.schedule import Arrangement
 from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.registers import budget
@@ -279,14 +279,15 @@ def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
         case If():  # most iterations go the shorter way
             ways = [_sum(_clocks(x, groups, target) for x in region.ops) for region in o.regions]
             return min(ways, key=lambda found: max(found.values(), default=0.0))
-        case Copy() | Fill():
-            count = math.prod(o.dest.extents) / groups
-            converts = isinstance(o, Copy) and o.source.dtype != o.dest.dtype
-            clocks = {"vector": count / s.vector if converts or isinstance(o, Fill) else 0.0}
-            if o.dest.buffer.buffer.space == "shared":
-                clocks["shared"] = count * o.dest.dtype.bits / 8 / s.shared
-            return clocks
-    return {}
+    clocks = {"vector": 0.0, "shared": 0.0}
+    read = [e.region.dtype for e in o.effects() if e.region and e.reads]
+    for e in o.effects():  # a copy, a fill
+        if e.region and e.writes:
+            count = math.prod(e.region.extents) / groups
+            clocks["vector"] += 0.0 if e.region.dtype in read else count / s.vector
+            if e.region.buffer.buffer.space == "shared":
+                clocks["shared"] += count * e.region.dtype.bits / 8 / s.shared
+    return clocks
 
 
 def _sum(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
