@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -377,3 +378,22 @@ def test_neighbours_named_by_a_vector(target: str, rng: np.random.Generator) -> 
     run(kernel, target, a, v, p)
     np.testing.assert_allclose(a, want, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(p[:4], [*before[:2], *first])
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:sm_80"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8", "int8"])
+@pytest.mark.parametrize("kind", ["min", "max"])
+def test_what_begins_a_word_is_combined_in_each_try(target: str, dtype: str, kind: str) -> None:
+    """A minimum of fewer than 32 bits is a loop of compare-and-swap on the word around. LLVM took
+    the minimum itself out of it where the element begins the word (found on an H200)."""
+
+    @tilec.kernel
+    def update(A: T.Tensor((64,), dtype), H: T.Tensor((2,), dtype)):
+        with T.Kernel(2, threads=32) as b:
+            for i in T.Parallel(32):
+                getattr(T, f"atomic_{kind}")(H[0], A[b * 32 + i])
+
+    spec = [tilec.spec((64,), dtype), tilec.spec((2,), dtype)]
+    ptx = update.compile(*spec, target=target).stages["ptx"]
+    (loop,) = re.findall(r"\$L__BB0_\d+:((?:(?!\$L__BB).)*?atom\.\S*cas.*?) bra", ptx, re.S)
+    assert re.search(rf"\b{kind}\.[a-z]+\d+\s", loop), loop

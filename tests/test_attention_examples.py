@@ -114,7 +114,9 @@ def kernels() -> Iterator[Any]:
     """All for sm_90a; of each module the first for every target, the others for one in turn."""
     for name in NAMES:
         for number, (kernel, specs, meta) in enumerate(importlib.import_module(name).SPECS):
-            for target in TARGETS if number == 0 else {TARGETS[0], TARGETS[number % 3]}:
+            for target in (
+                TARGETS if number == 0 else dict.fromkeys((TARGETS[0], TARGETS[number % 3]))
+            ):
                 yield pytest.param(kernel, specs, meta, target, id=f"{name}-{number}-{target}")
 
 

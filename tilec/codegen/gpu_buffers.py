@@ -341,11 +341,15 @@ class Buffers(BaseEmitter):
             "store",
         )
 
+    def atomic_offset(self, o: ops.MemAtomic) -> Val:
+        """Elements from the buffer's start to what is updated."""
+        return self.get(o.offset)
+
     def emit_mem_atomic(self, o: ops.MemAtomic) -> None:
         """LLVM makes a loop of compare-and-swap of what the machine has not."""
         f, dtype = self.f, o.dest.dtype
         value = to_memory(f, self.get(o.value), dtype)
-        at = self.pointer(o.dest, self.get(o.offset))
+        at = self.pointer(o.dest, self.atomic_offset(o))
         guard = int_val(1, "i1") if o.guard is None else self.get(o.guard)
         compare = None if o.compare is None else to_memory(f, self.get(o.compare), dtype)
         scope, align = f'syncscope("{self.device_scope}")', f"align {dtype.bits // 8}"

@@ -27,7 +27,7 @@ from tilec.ir.instr import (
 )
 from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
-from tilec.ir.instr.nvidia import AND_OR
+from tilec.ir.instr.nvidia import AND_OR, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
@@ -205,6 +205,15 @@ class NvptxEmitter(PrintingEmitter):
 
     def emit_device_fence(self, o: ops.DeviceFence) -> None:
         self.execute(sync.DEVICE_FENCE)
+
+    def atomic_offset(self, o: ops.MemAtomic) -> Val:
+        """Of minima and maxima of less than 32 bits LLVM (20) makes a loop of compare-and-swap on
+        the word around; where it knows that they begin the word, it takes the operation itself out
+        of that loop, and what others have written meanwhile is lost."""
+        offset = super().atomic_offset(o)
+        if o.kind not in ("min", "max") or o.dest.dtype.bits >= 32:
+            return offset
+        return self.execute(UNKNOWN[offset.type], offset)[0]
 
     def emit_count_up(self, o: ops.CountUp) -> None:
         at = self.f.cast("ptrtoint", self.pointer(o.dest, self.get(o.offset)), "i64")

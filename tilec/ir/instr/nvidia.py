@@ -104,6 +104,20 @@ AND_OR = Instruction("lop3.and_or", "mma", _and_or())
 """Section "lop3". Arguments: a word, a mask, and bits to be set: `(word & mask) | bits`. Of the two
 operations, with constants, ptxas makes two instructions."""
 
+
+def _unknown(kind: str) -> Instruction:
+    x = Operands()
+    (found,) = x.outputs(kind, 1)
+    given = x.input(kind)
+    bits = 32 if kind == "r" else 64
+    text = f"mov.b{bits} {found}, {given};"
+    asm = x.asm(text, lambda m, value: (value,), memory=False, effects=False)
+    return Instruction(f"mov.b{bits}", "mma", asm)
+
+
+UNKNOWN = {"i32": _unknown("r"), "i64": _unknown("l")}
+"""Argument: a number. The same number, of which LLVM knows nothing."""
+
 _FLOAT64 = MmaInstruction(
     "mma.m8n8k4.f64",
     8,
