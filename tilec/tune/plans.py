@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec.ir.core import Func, walk
+from tilec.ir.core import Block, Func, walk
+from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr.cluster import MAX_BLOCKS
 from tilec.ir.ops import For, Gemm, ThreadIndex, is_by_hand, yielded
@@ -171,9 +172,19 @@ def has_pipelined_product(func: Func) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def may_overlap(func: Func) -> bool:
-    """Whether a pipelined loop holds several tile products, between which threads may compute."""
-    loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
-    return any(sum(isinstance(x, Gemm) for x in loop.body.ops) > 1 for loop in loops)
+    """Whether a pipelined loop holds several tile products, and threads compute there with what one
+    of them gives."""
+    return any(
+        sum(isinstance(o, Gemm) for o in loop.body.ops) > 1 and _is_computed_with(loop)
+        for loop in walk(func.body)
+        if isinstance(loop, For) and loop.kind == "pipelined"
+    )
+
+
+def _is_computed_with(loop: For) -> bool:
+    sums = {o.c for o in loop.body.ops if isinstance(o, Gemm)}
+    others = Block((), tuple(o for o in loop.body.ops if not isinstance(o, Gemm)))
+    return any(e.buffer in sums for _, e in effects_in(others))
 
 
 def thread_choices(func: Func) -> tuple[int | None, ...]:
