@@ -229,6 +229,23 @@ def disturbs(a: Mapping[_V, ModRef], b: Mapping[_V, ModRef], chained: bool) -> b
     return any((x.writes or y.writes) and not (chained and x == y) for x, y in both)
 
 
+def live_at_once(
+    reads: Sequence[Collection[_V]],
+    kills: Sequence[Collection[_V]],
+    always: Collection[_V],
+    size: Callable[[_V], int],
+) -> frozenset[_V]:
+    """The values that are live at the place of a loop's body where they take the most, by what its
+    statements read of them and overwrite whole, in their order; `always`: live everywhere."""
+    live, most = set(always), frozenset(always)
+    for _ in range(2):  # the second time round what the next iteration reads is known
+        for used, killed in zip(reversed(reads), reversed(kills)):
+            for now in (live, live := ({*live} - {*killed}) | {*used, *always}):
+                if sum(map(size, now)) > sum(map(size, most)):
+                    most = frozenset(now)
+    return most
+
+
 def edges(statements: Sequence[Mapping[Value, ModRef]]) -> tuple[Edge, ...]:
     """What orders the statements of a loop's body, each given by its `modref`: those of each
     buffer are walked twice round the loop."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
-from tilec.ir.dependence import Edge, ModRef, disturbs, edges, modref
+from tilec.ir.dependence import Edge, ModRef, disturbs, edges, live_at_once, modref
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
 from tilec.ir.instr import MATRIX_INSTRUCTIONS
@@ -332,7 +332,7 @@ def best(graph: Graph, limit: int, groups: int) -> tuple[Graph, Arrangement] | N
     """The best legal arrangement of the nodes for so many warpgroups, whose threads have `limit`
     registers for fragments; None if none is legal."""
     written = tuple(range(len(graph.nodes)))
-    in_order = _stream(graph, written, _waits(graph, written))
+    in_order = _stream(graph, written, (), at_once=True)
     bounds = _bounds(graph, groups)
     found: list[Arrangement] = []
     for stage in _stages(graph):
@@ -448,14 +448,10 @@ def _most_live(graph: Graph, order: Sequence[int], waits: Waits) -> int:
             flying.append(i)
         reads.append(uses)
         kills.append({v for v, a in node.uses if a.whole})
-    live: set[int] = {v for u in flying for v in graph.nodes[u].held}
-    most = 0
-    for _ in range(2):
-        for uses, killed in zip(reversed(reads), reversed(kills)):
-            after = sum(graph.registers[v] for v in live)
-            live = (live - killed) | uses
-            most = max(most, after, sum(graph.registers[v] for v in live))
-    return most
+    still = {v for u in flying for v in graph.nodes[u].held}
+    reads[-1] |= still  # they are waited for at the iteration's end
+    found = live_at_once(reads, kills, (), graph.registers.__getitem__)
+    return sum(graph.registers[v] for v in found)
 
 
 def _bounds(graph: Graph, groups: int) -> tuple[tuple[str, int], ...]:
@@ -464,8 +460,9 @@ def _bounds(graph: Graph, groups: int) -> tuple[tuple[str, int], ...]:
     return tuple((unit, round(n * groups)) for unit, n in units.items())
 
 
-def _stream(graph: Graph, order: Sequence[int], waits: Waits) -> int:
-    """Clocks from one iteration to the next of a warpgroup that has the machine for itself."""
+def _stream(graph: Graph, order: Sequence[int], waits: Waits, at_once: bool = False) -> int:
+    """Clocks from one iteration to the next of a warpgroup that has the machine for itself;
+    `at_once`: each product is waited for as soon as it is started."""
     depth = dict(waits)
     now = pipe = 0.0
     ends: list[float] = []
@@ -481,6 +478,7 @@ def _stream(graph: Graph, order: Sequence[int], waits: Waits) -> int:
             if node.product:
                 pipe = max(pipe, now + START) + node.time
                 flying.append(pipe)
+                now = pipe + START if at_once else now
             else:
                 now += node.time + DEPENDENT
         now = max([now, *(t + START for t in flying)])

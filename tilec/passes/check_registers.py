@@ -2,16 +2,21 @@
 is made.
 
 Before and after: LAID_OUT; nothing is changed. Raises ResourceError where one fragment alone, or
-the accumulators and register operands of one loop's products together, take more registers than a
-thread has, less what addresses and loops need, and where the local arrays take more than its
-memory; and says what would fit. With the attribute "may_spill" (the author has fixed all sizes)
-fragments of up to `MOST_HELD` registers pass: the assembler keeps what is too much in memory."""
+those of the accumulators and register operands of one loop's products that are live at once, take
+more registers than a thread has, less what addresses and loops need, and where the local arrays
+take more than its memory; and says what would fit. With the attribute "may_spill" (the author has
+fixed all sizes) fragments of up to `MOST_HELD` registers pass: the assembler keeps what is too much
+in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilec.ir.core import Func, Value, walk
+from tilec.ir.dependence import live_at_once, modref
 from tilec.ir.errors import ResourceError
 from tilec.ir.ops import Alloc, For, Gemm, While
+from tilec.passes.utils.accesses import covered
 from tilec.passes.utils.registers import budget
 from tilec.target import Target
 
@@ -30,10 +35,10 @@ def check_registers(func: Func, target: Target) -> Func:
     sets = [[o] for o in fragments.values()]
     for loop in walk(func.body):
         if isinstance(loop, (For, While)):
-            sets.append([fragments[v] for v in _of_products(loop) if v in fragments])
+            sets.append(_held_at_once(func, loop, fragments))
     for held in sets:
         needed = sum(map(_registers, held))
-        if needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
+        if held and needed > (MOST_HELD if func.attrs.get("may_spill") else limit):
             error = ResourceError(
                 f"{_named(held)} {needed} registers of each of {threads} threads; on {target} "
                 f"{limit} are left for {'it' if len(held) == 1 else 'them'}",
@@ -88,6 +93,25 @@ def _of_products(loop: For | While) -> list[Value]:
     """The fragments that the products of a loop keep in registers, each once."""
     products = [o for region in loop.regions for o in walk(region) if isinstance(o, Gemm)]
     return list(dict.fromkeys(v for o in products for v in (o.c, o.a.buffer, o.b.buffer)))
+
+
+def _held_at_once(func: Func, loop: For | While, fragments: Mapping[Value, Alloc]) -> list[Alloc]:
+    """Of the fragments that a loop's products keep in registers those that are live at the place
+    where they take the most: what nothing outside of the loop touches lives from its writer to its
+    last reader. (What one loop inside alone touches is that loop's.)"""
+    uses = [modref(o, covered) for o in loop.body.ops]
+    inner = [u for o, u in zip(loop.body.ops, uses) if isinstance(o, (For, While))]
+    alone = {v for u in inner for v in u if sum(v in other for other in uses) == 1}
+    mine = [v for v in _of_products(loop) if v in fragments and v not in alone]
+    inside = {*walk(loop.body)}
+    outside = (o for o in walk(func.body) if o not in inside and not o.region_fields)
+    lasting = {v for o in outside if not isinstance(o, Alloc) for v in o.operands}
+    reads = [{v for v in mine if v in u and not u[v].whole} for u in uses]
+    kills = [{v for v in mine if v in u and u[v].whole} for u in uses]
+    found = live_at_once(
+        reads, kills, lasting.intersection(mine), lambda v: _registers(fragments[v])
+    )
+    return [fragments[v] for v in mine if v in found]
 
 
 def _registers(o: Alloc) -> int:
