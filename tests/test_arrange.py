@@ -292,8 +292,8 @@ def backward(
     D: T.Tensor((N, 64), "float32"),
     E: T.Tensor((M, 64), "float32"),
 ):
-    """Five products a step, as in attention's gradients: two that are independent, one of an operand
-    that is exchanged through shared memory."""
+    """Five products a step, as in attention's gradients: two are independent of one another, one
+    takes an operand by way of shared memory."""
     with T.Kernel(T.ceildiv(N, 128), threads=256) as bx:
         k, q, g = (T.alloc_shared((n, 64), "float16") for n in (128, 64, 64))
         s, t = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
