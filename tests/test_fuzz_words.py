@@ -29,6 +29,7 @@ WITHOUT_GENERATOR = {
     "Ref": "marks parameters of macros, which programs do not define",
     "dtype": "a dtype by its name; programs write the dtypes themselves",
     "wgmma_gemm": "its author waits for it, by hand, on one target only",
+    "gemm_sp": "the reference has no compressed tiles; tests of their own",
     "Fragment": "a layout of registers: it changes no number",
     "sync_grid": "several launches, of which the reference has no order; tests of their own",
     "alloc_global": "the reference has no tensors of the call but T.empty yet",
@@ -46,7 +47,6 @@ WITHOUT_GENERATOR = {
     "float4_e2m1": "the reference has no arrays of narrow elements; tests of their own",
 }
 MODULES_WITHOUT_GENERATOR = {
-    "clusters": "by hand, on one target only: which blocks meet is theirs to say",
     "barriers": "by hand: a random order of these is a race or a deadlock, not a program",
     "pointers": "by hand: what lies where is the target's, which the reference does not know",
     "lanes": "short vectors and pairs of floats, of which the reference has no numbers yet",
@@ -67,6 +67,7 @@ KEYWORDS_WITHOUT_GENERATOR = {
     ("cast", "round"): "the reference rounds to nearest even",
     ("cast", "rbits"): "the reference rounds to nearest even",
     ("cast", "sat"): "the reference rounds to nearest even",
+    ("annotate_schedule", "overlap"): "a schedule: it changes no number",
     ("copy", "loop_layout"): "a layout of registers: it changes no number",
     ("cumsum", "annotations"): "accepted, and decides nothing",
     ("cummax", "annotations"): "accepted, and decides nothing",
