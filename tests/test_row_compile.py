@@ -112,6 +112,7 @@ def chained(Q: T.Tensor((M, 128), "float16"), K: T.Tensor((N, 128), "float16"),
             V: T.Tensor((N, 128), "float16"), C: T.Tensor((M, 128), "float16")):  # fmt: skip
     """C = (relu(Q @ K^T)) @ V: the second product's A never leaves the registers."""
     with T.Kernel(T.ceildiv(M, 128), threads=256) as bx:
+        T.annotate_schedule(overlap=False)  # each product behind the one before
         Q_s = T.alloc_shared((128, 128), "float16")
         K_s = T.alloc_shared((128, 128), "float16")
         V_s = T.alloc_shared((128, 128), "float16")
