@@ -286,20 +286,20 @@ def test_the_dump_shows_the_schedule() -> None:
 
 
 def backward(
-    Q: T.Tensor((M, 64), "float16"),
-    G: T.Tensor((M, 64), "float16"),
-    K: T.Tensor((N, 64), "float16"),
-    D: T.Tensor((N, 64), "float32"),
-    E: T.Tensor((M, 64), "float32"),
+    Q: T.Tensor((M, 128), "float16"),
+    G: T.Tensor((M, 128), "float16"),
+    K: T.Tensor((N, 128), "float16"),
+    D: T.Tensor((N, 128), "float32"),
+    E: T.Tensor((M, 128), "float32"),
 ):
     """Five products a step, as in attention's gradients: two are independent of one another, one
     takes an operand by way of shared memory."""
     with T.Kernel(T.ceildiv(N, 128), threads=256) as bx:
-        k, q, g = (T.alloc_shared((n, 64), "float16") for n in (128, 64, 64))
+        k, q, g = (T.alloc_shared((n, 128), "float16") for n in (128, 64, 64))
         s, t = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
         p, half = T.alloc_fragment((128, 64), "float16"), T.alloc_fragment((128, 64), "float16")
         shared = T.alloc_shared((128, 64), "float16")
-        d, e = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+        d, e = T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((64, 128), "float32")
         T.copy(K[bx * 128, 0], k)
         T.clear(d)
         for n in T.Pipelined(T.ceildiv(M, 64), num_stages=2):
@@ -323,7 +323,7 @@ def backward(
 def test_the_order_of_gradients() -> None:
     """Both first products are started before the threads compute, and the last two before they add
     up; what is dead by then takes no registers."""
-    given = {"Q": (512, 64), "G": (512, 64), "K": (512, 64), "D": (512, 64), "E": (512, 64)}
+    given = dict.fromkeys("QGKDE", (512, 128))
     found = {n: np.ones(s, np.float32 if n in "DE" else np.float16) for n, s in given.items()}
     kept: dict[str, Func] = {}
     run_plan(tile_func(backward, found), SM90, OVERLAP, kept.__setitem__)
@@ -331,14 +331,14 @@ def test_the_order_of_gradients() -> None:
     order = [statements[n][1] for n in a.order if not statements[n][1].startswith("copy ahead")]
     assert order[:2] == ["gemm -> s", "gemm -> t"]
     assert order[-1] == "atomic_tile -> E"
-    every = sum((32, 32, 16, 16, 32, 16))  # s, t, p, half, d, e
+    every = sum((32, 32, 16, 16, 64, 32))  # s, t, p, half, d, e
     assert a.registers < every - 16
     assert a.stream < 0.97 * a.in_order
 
 
 def test_gradients(rng: np.random.Generator) -> None:
-    q, g, k = (rng.standard_normal((n, 64)).astype(np.float16) for n in (130, 130, 200))
-    d, e = np.full((200, 64), np.nan, np.float32), np.zeros((130, 64), np.float32)
+    q, g, k = (rng.standard_normal((n, 128)).astype(np.float16) for n in (130, 130, 200))
+    d, e = np.full((200, 128), np.nan, np.float32), np.zeros((130, 128), np.float32)
     report = tilec.simulate(tilec.kernel(backward), q, g, k, d, e, target="cuda:sm_90a")
     assert report.ok, report
     q, g, k = (x.astype(np.float64) for x in (q, g, k))

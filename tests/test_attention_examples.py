@@ -140,7 +140,7 @@ def test_compiles_cleanly(kernel: Any, specs: list[Any], meta: dict[str, Any], t
     if target == "cuda:sm_90a":
         assert compiled.resources.spilled_bytes == 0 and advisories == ()
     else:
-        assert compiled.resources.spilled_bytes <= 64
+        assert compiled.resources.spilled_bytes <= 80
         assert all("spilled" in a for a in advisories), advisories
 
 

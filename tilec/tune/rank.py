@@ -211,8 +211,9 @@ class Candidate:
         clustered = plan.cluster != (1, 1, 1)
         beside = EPILOGUE + CLUSTERED * clustered if self.work.elements else 0
         beside += DIRECT_STORES if plan.specialise and not plan.staged_store else 0
-        # (Where products overlap, `arrange` counts what is live at each place.)
-        if not plan.overlap and sums + beside > limit and self.target.has("setmaxnreg"):
+        # Where products overlap, `arrange` counts what is live at each place.
+        beside = 0 if plan.overlap else beside
+        if sums + beside > limit and self.target.has("setmaxnreg"):
             return (
                 f"accumulators take {sums} registers of each thread, what is done "
                 f"with them about {beside}; {limit} are left for both"
