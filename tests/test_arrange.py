@@ -285,6 +285,54 @@ def test_the_dump_shows_the_schedule() -> None:
     assert "overlapped products" in text.splitlines()[0]
 
 
+def biased(
+    Q: T.Tensor((M, 64), "float16"),
+    K: T.Tensor((N, 64), "float16"),
+    B: T.Tensor((M, N), "float32"),
+    O: T.Tensor((M, 64), "float32"),
+):
+    """Sums begin with a tile that threads read before they start the products of an iteration."""
+    with T.Kernel(T.ceildiv(M, 128), threads=256) as bx:
+        q = T.alloc_shared((128, 64), "float16")
+        k, v = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        b = T.alloc_shared((128, 64), "float32")
+        s, p = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float16")
+        o = T.alloc_fragment((128, 64), "float32")
+        T.clear(o)
+        T.copy(Q[bx * 128, 0], q)
+        for n in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+            T.copy(B[bx * 128, n * 64], b)
+            T.copy(K[n * 64, 0], k)
+            T.copy(K[n * 64, 0], v)
+            for i, j in T.Parallel(128, 64):
+                s[i, j] = b[i, j]
+            T.gemm(q, k, s, transpose_B=True)
+            for i, j in T.Parallel(128, 64):
+                s[i, j] = T.exp2(s[i, j] / 64)
+            T.copy(s, p)
+            T.gemm(p, v, o)
+        T.copy(o, O[bx * 128, 0])
+
+
+def test_what_threads_read_all_of_them_wait_for(rng: np.random.Generator) -> None:
+    """Only what products alone read is waited for by the first warpgroup for all: the others are
+    behind it from their turn on, not before."""
+    q, k = (rng.standard_normal((n, 64)).astype(np.float16) for n in (256, 192))
+    b, o = rng.standard_normal((256, 192)).astype(np.float32), np.full((256, 64), np.nan, "f4")
+    kept: dict[str, Func] = {}
+    func = tile_func(biased, {"Q": q, "K": k, "B": b, "O": o})
+    run_plan(func, SM90, OVERLAP, kept.__setitem__)
+    loops = [x for x in walk(consumers(kept["insert_sync"]).body) if isinstance(x, For)]
+    loop = next(x for x in loops if x.kind == "pipelined")
+    turn = next(i for i, x in enumerate(loop.body.ops) if isinstance(x, OrderedWait))
+    assert any(isinstance(x, MbarrierWait) for x in loop.body.ops[:turn])
+    report = tilec.simulate(tilec.kernel(biased), q, k, b, o, target="cuda:sm_90a")
+    assert report.ok, report
+    s = np.exp2((b + q.astype(np.float64) @ k.astype(np.float64).T) / 64)
+    want = s @ k.astype(np.float64)
+    assert np.abs(o - want).max() <= 4e-3 * (1 + np.abs(want).max())
+
+
 def backward(
     Q: T.Tensor((M, 128), "float16"),
     G: T.Tensor((M, 128), "float16"),

@@ -56,8 +56,8 @@ SPECIAL = ("exp", "exp2", "log", "log2", "log10", "tanh", "rsqrt", "sqrt", "sin"
 
 def arrange(func: Func, target: Target) -> Func:
     """See the module's opening. `attrs["arranged"]` lists for each loop (line, arrangement, its
-    statements: (line, what it is)). Raises ResourceError
-    where the plan wants iterations to overlap and no loop has a legal form."""
+    statements: (line, what it is)). Raises ResourceError where the plan wants iterations to overlap
+    and no loop has a legal form, or none gains by it."""
     if not func.attrs.get("overlap"):
         return func.with_body(rewrite(func.body, _in_order))
     warps = int(func.attrs["threads"]) // target.warp_size
@@ -72,9 +72,7 @@ def arrange(func: Func, target: Target) -> Func:
                 if chosen is not None and chosen[1].stream < GAIN * chosen[1].in_order:
                     found[o] = body.of_statements(chosen)
                 elif chosen is not None:
-                    why = (
-                        "in its author's order nothing waits for products that could run beside it"
-                    )
+                    why = "no product has to be waited for that could run beside threads"
                 else:
                     why = f"its fragments take more than {limit} registers while products overlap"
             else:

@@ -19,7 +19,6 @@ from tilec.ir.core import Block, Builder, Func, Op, Substitution, Value, rewrite
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges
 from tilec.ir.effects import effects_in
 from tilec.ir.errors import ResourceError
-from tilec.ir.loc import Loc
 from tilec.ir.ops import (
     Alloc,
     Barrier,
@@ -31,7 +30,6 @@ from tilec.ir.ops import (
     MbarrierInitFence,
     RingStage,
     Scope,
-    WarpSync,
     WgmmaWait,
     Yield,
 )
@@ -279,7 +277,10 @@ class _Consumers:
                 pipeline = self.pipeline(o)
                 early = [r for r in ending if not pipeline.reads_late(r)]
                 ending = [r for r in ending if r not in early]
-                made = pipeline.ops([x for r in early for x in self._freed(r, *stages[r], b.loc)])
+                between = Builder(b.loc)
+                for r in early:
+                    r.free(between, self.positions[r], *stages[r])
+                made = pipeline.ops(between.ops)
                 b.ops += rewrite(Block((), tuple(made)), lambda _: None, subst).ops
             elif not (_is_shared(o) or is_brought(o)):
                 made = self._within(o, o in products)
@@ -287,17 +288,8 @@ class _Consumers:
                     rewrite(Block((), tuple(made)), lambda _: None, subst).ops if subst else made
                 )
             for r in ending:
-                b.ops += self._freed(r, *stages[r], b.loc)
+                r.free(b, self.positions[r], *stages[r])
         return b.block(block.args)
-
-    def _freed(self, r: Ring, stage: Value, phase: Value, loc: Loc) -> list[Op]:
-        """What frees a stage of a ring, and moves on."""
-        b = Builder(loc)
-        if r.release_every == 1:
-            b.emit(WarpSync)
-        r.release(b, stage)
-        self.positions[r].advance(b, stage, phase)
-        return b.ops
 
     def pipeline(self, loop: For) -> SoftwarePipeline:
         """A loop whose statements are arranged, with the rings that live in it."""

@@ -45,6 +45,7 @@ from tilec.ir.ops import (
     Store,
     TmaLoad,
     Warp,
+    WarpSync,
     Yield,
 )
 from tilec.ir.types import INT32, INT64, BufferType, DType, TensorMapType
@@ -260,6 +261,13 @@ class Ring:
         if guard is not None:
             who = b.value(Binary, "and", who, guard)
         b.emit(MbarrierArrive, self.empty, stage, who, self._linked(b))
+
+    def free(self, b: Builder, at: Position, stage: Value, phase: Value) -> None:
+        """Release the stage that was waited for at `at`, and move on."""
+        if self.release_every == 1:
+            b.emit(WarpSync)
+        self.release(b, stage)
+        at.advance(b, stage, phase)
 
     def _linked(self, b: Builder) -> Value | None:
         """The block that this lane releases a stage to; None where blocks load for themselves."""

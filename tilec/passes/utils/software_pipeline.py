@@ -29,7 +29,6 @@ from tilec.ir.ops import (
     OrderedWait,
     RingStage,
     Warp,
-    WarpSync,
     WgmmaWait,
     Yield,
 )
@@ -167,7 +166,9 @@ class SoftwarePipeline:
             if r not in at.held:
                 position = self.positions[r]
                 phase = position.get_phase(b)
-                at.held[r] = r.wait_full(b, position, at.first), phase
+                # (What threads read, in front of their turn perhaps, all of them wait for.)
+                only = at.first if isinstance(o, Gemm) else None
+                at.held[r] = r.wait_full(b, position, only), phase
                 subst.update((v, self._slot(b, v, at.held[r][0])) for v in r.buffers)
         freed = [r for r in self.reads[o] if self.last[r] is o]
         if isinstance(o, Gemm):
@@ -196,8 +197,4 @@ class SoftwarePipeline:
 
     def _free(self, at: _Iteration, rings: list[Ring]) -> None:
         for r in rings:
-            if r.release_every == 1:
-                at.b.emit(WarpSync)
-            stage, phase = at.held.pop(r)
-            r.release(at.b, stage)
-            self.positions[r].advance(at.b, stage, phase)
+            r.free(at.b, self.positions[r], *at.held.pop(r))
