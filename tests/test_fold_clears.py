@@ -8,12 +8,16 @@ from programs import PROGRAMS
 from test_lowering import SM80, SM90, check_matmul, matmul_text
 from thread_interp import run_threads
 
+import tilec
+import tilec.language as T
 from tilec.ir.core import walk
 from tilec.ir.ops import Fill, For, Gemm, If, Wgmma
 from tilec.ir.parser import parse_func
 from tilec.passes import run_plan
 from tilec.passes.fold_clears import fold_clears
 from tilec.tune.plans import plans
+
+M, N = T.dynamic("M, N")
 
 
 @pytest.mark.parametrize("plan", [0, 2, 6])
@@ -77,3 +81,36 @@ def test_what_keeps_its_fill():
 def test_programs_that_are_not_products(name):
     func = parse_func(PROGRAMS[name][0])
     assert fold_clears(func, SM90) is func
+
+
+@tilec.kernel
+def masked_product(
+    A: T.Tensor((M, 64), "float16"), B: T.Tensor((N, 64), "float16"), C: T.Tensor((M, N), "float32")
+):
+    """C = where(j <= i, A Bᵀ, -1e4 + A Bᵀ): tiles below the diagonal start from zeros."""
+    with T.Kernel(T.ceildiv(M, 64), threads=128) as by:
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(A[by * 64, 0], a)
+        for n in T.Pipelined(T.ceildiv(N, 64), num_stages=2):
+            T.copy(B[n * 64, 0], b)
+            for i, j in T.Parallel(64, 64):
+                c[i, j] = T.if_then_else(n * 64 + j <= by * 64 + i, 0, -1e4)
+            T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[by * 64, n * 64])
+
+
+@pytest.mark.parametrize("m,n", [(1, 1), (64, 64), (200, 130), (130, 200)])
+def test_a_mask_or_zeros(m, n):
+    """The product overwrites where the mask is zeros throughout, and adds elsewhere."""
+    rng = np.random.default_rng(m + n)
+    a, b = (rng.standard_normal((x, 64)).astype(np.float16) for x in (m, n))
+    c = np.full((m, n), np.nan, np.float32)
+    compiled = masked_product.compile(a, b, c, target="cuda:sm_90a")
+    text = compiled.stages["fold_clears"]
+    assert "accumulate=" in text and "fill %c" not in text
+    report = tilec.simulate(masked_product, a, b, c, target="cuda:sm_90a")
+    assert not report.findings
+    want = a.astype(float) @ b.astype(float).T
+    want += np.where(np.arange(n) <= np.arange(m)[:, None], 0, -1e4)
+    np.testing.assert_allclose(c, want, atol=2e-3, rtol=1e-5)

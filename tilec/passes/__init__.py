@@ -55,6 +55,7 @@ from tilec.passes.recognise_idioms import recognise_idioms
 from tilec.passes.round_operands import round_operands
 from tilec.passes.select_copies import select_copies
 from tilec.passes.select_gemm import select_gemm
+from tilec.passes.share_reciprocals import share_reciprocals
 from tilec.passes.simplify import simplify
 from tilec.passes.split_reductions import split_reductions
 from tilec.passes.stage_reductions import stage_reductions
@@ -130,6 +131,7 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (batch_loads, "SCHEDULED"),  # copies are loops by now
     (lower_parallel, "LOWERED"),
     (simplify, "LOWERED"),
+    (share_reciprocals, "LOWERED"),  # sees which registers a loop divides by
     (unroll_loads, "LOWERED"),
     (pair_halves, "LOWERED"),  # knows indices and constants as such
 )

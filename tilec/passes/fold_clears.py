@@ -2,9 +2,11 @@
 
 Before: a fragment is filled with zeros, and the next thing that touches it is a loop with one
 product into it. After: the fill is gone, and the product adds only from the loop's second iteration
-on; behind the loop stands a fill for the case that it has no iteration. Only for instructions that
-can overwrite their accumulator (wgmma's scale-d): for them it saves a move for each register of a
-tile; the others need zeros to start from."""
+on; behind the loop stands a fill for the case that it has no iteration. Or: one branch of a
+condition fills it with zeros, the other (a mask) with something else, and the next thing that
+touches it is a product. After: the branch is empty, and the product adds only where the condition
+went the other way. Only for instructions that can overwrite their accumulator (wgmma's scale-d):
+for them it saves a move for each register of a tile; the others need zeros to start from."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilec.ir.core import Block, Builder, Func, Op, Value, inputs, rewrite, walk
-from tilec.ir.ops import Compare, Fill, For, Gemm, If, Yield, constants
+from tilec.ir.ops import Compare, Fill, For, Gemm, If, Unary, Yield, constants
 from tilec.target import Target
 
 
@@ -21,9 +23,12 @@ def fold_clears(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
     folded: dict[Op, For] = {}
     product: dict[Op, For] = {}
+    branch: dict[Fill, Op] = {}  # a fill in a branch, and the product behind the condition
+    kept: dict[Op, tuple[If, bool]] = {}  # a product, and where it adds: in which branch
 
     def find(block: Block) -> None:
-        cleared: dict[Value, Op] = {}
+        cleared: dict[Value, Fill] = {}
+        chosen: dict[Fill, tuple[If, bool]] = {}
         for o in block.ops:
             for region in o.regions:
                 find(region)
@@ -32,23 +37,36 @@ def fold_clears(func: Func, target: Target) -> Func:
             if isinstance(o, For) and numbers.get(o.step, 0) > 0:
                 for v in touched:
                     into = _only_product(o, v)
-                    if into is not None:
+                    if into is not None and cleared[v] not in chosen:
                         folded[cleared[v]] = product[into] = o
+            for v in touched:
+                if isinstance(o, Gemm) and cleared[v] in chosen and _adds_to(o, v):
+                    branch[cleared[v]], kept[o] = o, chosen[cleared[v]]
             for v in touched:
                 del cleared[v]
             if isinstance(o, Fill) and _zeroes(o, numbers):
                 cleared[o.dest.buffer] = o
+            if isinstance(o, If):
+                for fill, adds in _of_a_branch(o, numbers):
+                    cleared[fill.dest.buffer], chosen[fill] = fill, (o, adds)
 
     find(func.body)
-    if not folded:
+    if not folded and not branch:
         return func
     after: dict[Value, list[Op]] = {}  # by the loop's index: the loop itself is rewritten
     for fill, loop in folded.items():
         after.setdefault(loop.body.args[0], []).append(fill)
 
     def visit(o: Op) -> None | list[Op]:
-        if o in folded:
+        if o in folded or o in branch:
             return []
+        if isinstance(o, Gemm) and o in kept:
+            condition, adds = kept[o]
+            if adds:
+                return [replace(o, accumulate=condition.cond)]
+            b = Builder(o.loc)
+            other = b.value(Unary, "not", condition.cond)
+            return [*b.ops, replace(o, accumulate=other)]
         if isinstance(o, Gemm) and o in product:
             b = Builder(o.loc)
             loop = product[o]
@@ -75,6 +93,28 @@ def _zeroes(o: Fill, numbers: Mapping[Value, object]) -> bool:
     )
 
 
+def _of_a_branch(o: If, numbers: Mapping[Value, object]) -> list[tuple[Fill, bool]]:
+    """The fills of whole fragments with zeros that are all that one branch does with them, of what
+    the other branch touches too, and whether that one is `then`."""
+    found = []
+    for zeros, other, adds in ((o.then, o.orelse, False), (o.orelse, o.then, True)):
+        elsewhere = {v for p in walk(other) for v in p.operands}
+        for fill in zeros.ops:
+            if isinstance(fill, Fill) and _zeroes(fill, numbers):
+                v = fill.dest.buffer
+                if v in elsewhere and [p for p in walk(zeros) if v in p.operands] == [fill]:
+                    found.append((fill, adds))
+    return found
+
+
+def _adds_to(o: Gemm, c: Value) -> bool:
+    """Whether the product only adds to `c`, and its instruction can overwrite it."""
+    reads = (o.a.buffer, o.b.buffer)
+    return (
+        o.c is c and c not in reads and not o.clear and o.accumulate is None and o.is_asynchronous
+    )
+
+
 def _only_product(loop: For, c: Value) -> Gemm | None:
     """The product into `c` that every iteration does once, if nothing else in the loop touches
     `c` and its instruction can overwrite."""
@@ -82,6 +122,4 @@ def _only_product(loop: For, c: Value) -> Gemm | None:
     if len(users) != 1 or users[0] not in loop.body.ops:
         return None
     o = users[0]
-    if not isinstance(o, Gemm) or o.c is not c or c in (o.a.buffer, o.b.buffer) or o.clear:
-        return None
-    return o if o.is_asynchronous else None
+    return o if isinstance(o, Gemm) and _adds_to(o, c) else None
