@@ -4,9 +4,10 @@ Before: a fragment is filled with zeros, and the next thing that touches it is a
 product into it. After: the fill is gone, and the product adds only from the loop's second iteration
 on; behind the loop stands a fill for the case that it has no iteration. Or: one branch of a
 condition fills it with zeros, the other (a mask) with something else, and the next thing that
-touches it is a product. After: the branch is empty, and the product adds only where the condition
-went the other way. Only for instructions that can overwrite their accumulator (wgmma's scale-d):
-for them it saves a move for each register of a tile; the others need zeros to start from."""
+touches it is a product. After: nothing comes of that fill, and the product adds only where the
+condition went the other way. Only for instructions that can overwrite their accumulator (wgmma's
+scale-d): for them it saves a move for each register of a tile; the others need zeros to start
+from."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def fold_clears(func: Func, target: Target) -> Func:
     numbers = constants(func.body)
     folded: dict[Op, For] = {}
     product: dict[Op, For] = {}
-    branch: dict[Fill, Op] = {}  # a fill in a branch, and the product behind the condition
+    branch: set[Fill] = set()  # fills in branches
     kept: dict[Op, tuple[If, bool]] = {}  # a product, and where it adds: in which branch
 
     def find(block: Block) -> None:
@@ -41,7 +42,8 @@ def fold_clears(func: Func, target: Target) -> Func:
                         folded[cleared[v]] = product[into] = o
             for v in touched:
                 if isinstance(o, Gemm) and cleared[v] in chosen and _adds_to(o, v):
-                    branch[cleared[v]], kept[o] = o, chosen[cleared[v]]
+                    branch.add(cleared[v])
+                    kept[o] = chosen[cleared[v]]
             for v in touched:
                 del cleared[v]
             if isinstance(o, Fill) and _zeroes(o, numbers):
@@ -58,8 +60,10 @@ def fold_clears(func: Func, target: Target) -> Func:
         after.setdefault(loop.body.args[0], []).append(fill)
 
     def visit(o: Op) -> None | list[Op]:
-        if o in folded or o in branch:
+        if o in folded:
             return []
+        if isinstance(o, Fill) and o in branch:
+            return [replace(o, replaced=True)]
         if isinstance(o, Gemm) and o in kept:
             condition, adds = kept[o]
             if adds:

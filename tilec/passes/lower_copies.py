@@ -15,7 +15,7 @@ from tilec.ir.core import Func, Op, Region, rewrite
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_private, loop_of
 from tilec.ir.errors import InternalError
 from tilec.ir.layout import Layout
-from tilec.ir.ops import Copy
+from tilec.ir.ops import Copy, Fill
 from tilec.passes.utils.distribution import along_rows, covering, each_thread
 from tilec.passes.utils.groups import warps_of
 from tilec.passes.utils.lower_exchanges import exchange_registers, rename_registers
@@ -49,6 +49,8 @@ def lower_copies(func: Func, target: Target) -> Func:
                 return load_matrices(o)
             case Copy(engine="tma_store"):
                 return None
+            case Fill(replaced=True):
+                return []
             case _ if type(o) in ELEMENTWISE:
                 return [_loop(o, warps(o), target)]
         return None

@@ -165,10 +165,13 @@ class Copy(Op):
 
 @op("fill")
 class Fill(Op):
-    """Set every element of an on-chip buffer, or of a region of a global tensor, to `value`."""
+    """Set every element of an on-chip buffer, or of a region of a global tensor, to `value`.
+    `replaced`, decided by `fold_clears`: a product behind it stores instead of adding, and what the
+    elements are until then does not matter."""
 
     dest: Region
     value: Value
+    replaced: bool = False
 
     def verify(self) -> None:
         _check_rank(self, self.dest.buffer, self.dest.offsets)
