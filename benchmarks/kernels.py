@@ -358,12 +358,14 @@ def copied(dtype: str) -> Any:
 
 
 @functools.cache
-def transposed(dtype: str, down: int = 64, across: int = 128, threads: int = 256) -> Any:
-    """B = A^T, by tiles of `down` x `across` that lie in shared memory in between."""
+def transposed(dtype: str, down: int = 64, across: int = 128, threads: int = 512) -> Any:
+    """B = A^T, by tiles of `down` x `across` that lie in shared memory in between. Neighbouring
+    blocks have tiles below one another: a tile's rows in B are short (`down`), and together the
+    blocks that run at a time write B's rows on, which costs more if torn than what they read."""
 
     @tilec.kernel
     def transposes(A: T.Tensor((M, N), dtype), B: T.Tensor((N, M), dtype)):
-        with T.Kernel(T.ceildiv(N, across), T.ceildiv(M, down), threads=threads) as (bx, by):
+        with T.Kernel(T.ceildiv(M, down), T.ceildiv(N, across), threads=threads) as (by, bx):
             tile = T.alloc_shared((down, across), dtype)
             T.copy(A[by * down, bx * across], tile)
             for i, j in T.Parallel(across, down):

@@ -21,7 +21,7 @@ M = T.dynamic("M")
 
 LOG2_E, RMS_EPSILON, LAYER_EPSILON = 1.4426950408889634, 1e-6, 1e-5
 
-PARTS = 8
+PARTS = 4
 """Blocks that share a row."""
 
 

@@ -77,16 +77,17 @@ def layer_norm(dtype: str, width: int) -> Any:
             x = T.alloc_fragment((1, width), "float32")
             square = T.alloc_fragment((1, width), "float32")
             mean, scale = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            share = 1.0 / T.cast(N, "float32")
             T.copy(A[row, 0], x)
             T.reduce_sum(x, mean, dim=1)
             for i in T.Parallel(1):
-                mean[i] /= N
+                mean[i] *= share
             for i, j in T.Parallel(1, width):
                 x[i, j] = T.if_then_else(j < N, x[i, j] - mean[i], 0)
                 square[i, j] = x[i, j] * x[i, j]
             T.reduce_sum(square, scale, dim=1)
             for i in T.Parallel(1):
-                scale[i] = T.rsqrt(scale[i] / N + LAYER_EPSILON)
+                scale[i] = T.rsqrt(scale[i] * share + LAYER_EPSILON)
             for i, j in T.Parallel(1, width):
                 x[i, j] *= scale[i]
             T.copy(x, B[row, 0])
@@ -156,7 +157,9 @@ def odd_rms_norm(dtype: str, width: int) -> Any:
 
 @functools.cache
 def odd_layer_norm(dtype: str, width: int) -> Any:
-    """As `layer_norm`, of rows as in `odd_softmax`."""
+    """As `layer_norm`, of rows as in `odd_softmax`: the mean and the mean square of what elements
+    are less the row's first one. So neither sum waits for the other, and where a row's elements lie
+    far from zero and close together, squares do not cancel."""
 
     @tilec.kernel
     def odd_layer_norm_rows(A: T.Tensor((L,), dtype), B: T.Tensor((L,), dtype), n: T.int32):
@@ -165,24 +168,25 @@ def odd_layer_norm(dtype: str, width: int) -> Any:
             start = T.cast(row, "int64") * n
             base = start // 8 * 8
             first = T.cast(start - base, "int32")
+            share = 1.0 / T.cast(n, "float32")
             x = T.alloc_fragment((width,), "float32")
             square = T.alloc_fragment((width,), "float32")
             mean, scale = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
             T.copy(A[base], x)
+            shift = T.cast(A[start], "float32")
             for i in T.Parallel(width):
-                x[i] = T.if_then_else(i >= first and i < first + n, x[i], 0)
+                x[i] = T.if_then_else(i >= first and i < first + n, x[i] - shift, 0)
             T.reduce_sum(x, mean, dim=0)
-            for i in T.Parallel(1):
-                mean[i] /= n
             for i in T.Parallel(width):
-                x[i] -= mean[0]
-                square[i] = T.if_then_else(i >= first and i < first + n, x[i] * x[i], 0)
+                square[i] = x[i] * x[i]
             T.reduce_sum(square, scale, dim=0)
             for i in T.Parallel(1):
-                scale[i] = T.rsqrt(scale[i] / n + LAYER_EPSILON)
+                mean[i] *= share
+                scale[i] = T.rsqrt(T.max(scale[i] * share - mean[i] * mean[i], 0) + LAYER_EPSILON)
             for i in T.Parallel(width):
-                # As above.
-                if base + i >= start and base + i < start + n:
+                x[i] -= mean[0]
+            for i in T.Parallel(width):
+                if i >= first and i < first + n:
                     B[base + i] = x[i] * scale[0]
 
     return odd_layer_norm_rows

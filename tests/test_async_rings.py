@@ -130,11 +130,12 @@ def test_long_rows(name: str, shape: tuple[int, int], parts: int, rng: np.random
 def test_long_rows_take_few_registers(name: str) -> None:
     """So that a multiprocessor holds as many blocks as have room in shared memory; parts come by 16
     bytes, past the registers."""
-    spec, s = tilec.spec((1024, 65536), "float16"), tilec.spec((8192, 2), "float32")
+    parts = 1024 * long_row_kernels.PARTS
+    spec, s = tilec.spec((1024, 65536), "float16"), tilec.spec((parts, 2), "float32")
     made = getattr(long_row_kernels, name)("float16", 65536).compile(
         spec, spec, s, target="cuda:sm_90a"
     )
-    assert made.resources.shared_bytes < 17 << 10
+    assert made.resources.shared_bytes < 33 << 10
     assert (made.resources.registers or 0) <= 40 and not made.resources.spilled_bytes
     copies = [o for o in walk(made.lowered.body) if isinstance(o, CpAsync)]
     assert {o.bytes for o in copies} == {16}
