@@ -177,6 +177,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "kernel of": lambda x: tilec.kernel()(x),
     "kernel out": lambda x: tilec.kernel(out=x)(scale.function),
     "kernel threads": lambda x: tilec.kernel(threads=x)(scale.function),
+    "kernel pdl": lambda x: tilec.kernel(pdl=x)(scale.function),
     "macro": tilec.macro,
     "dynamic": T.dynamic,
     "dynamic dtype": lambda x: T.dynamic("M", x),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
-    *, out: Sequence[str] = ..., threads: int | None = ...
+    *, out: Sequence[str] = ..., threads: int | None = ..., pdl: bool = ...
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 def kernel(
     function: Callable[..., Any] | None = None,
@@ -28,15 +28,19 @@ def kernel(
     *more: object,
     out: Sequence[str] = (),
     threads: int | None = None,
+    pdl: bool = False,
     **unknown: object,
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Make a function a kernel.
 
     `out` names tensor parameters that a call allocates (same kind and device as its first tensor
     argument) and returns. `threads` is how many threads of a block compute, where the body's
-    T.Kernel does not say. Raises CompileError for other arguments.
+    T.Kernel does not say. `pdl` (programmatic dependent launch): blocks start while the launch
+    before this one on its stream still runs, and wait for its end before they do anything, as if
+    the body said `T.pdl_trigger()` and `T.pdl_sync()`; it hides the start of short kernels, and
+    changes nothing but on cuda:sm_90a. Raises CompileError for other arguments.
     """
-    _check_decorator(more, out, threads, unknown)
+    _check_decorator(more, out, threads, pdl, unknown)
     if function is not None:
         check_function(function, "kernel")
         remember_surroundings(function, sys._getframe(1))
@@ -45,18 +49,18 @@ def kernel(
     def decorate(function: Callable[..., Any]) -> Kernel:
         check_function(function, "kernel")
         remember_surroundings(function, sys._getframe(1))
-        return make_kernel(function, tuple(out), threads)
+        return make_kernel(function, tuple(out), threads, pdl=pdl)
 
     return decorate
 
 
-def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> None:
+def _check_decorator(more: Any, out: object, threads: object, pdl: object, unknown: Any) -> None:
     """Raise CompileError, placed at the decorator, for what `kernel` does not take."""
     if more:
         message = f"tilec.kernel takes one function; there are {len(more)} arguments behind it"
         raise CompileError(message, caller_loc(), 'the rest has names: out=["C"], threads=128')
     for name in unknown:
-        near = did_you_mean(name, ("out", "threads"))
+        near = did_you_mean(name, ("out", "threads", "pdl"))
         instead = {"outs": "", "num_warps": "write threads=32 * num_warps"}.get(name, "")
         hint = instead or 'it has: out=["C"], threads=128'
         raise CompileError(f"tilec.kernel has no keyword {name!r}{near}", caller_loc(), hint)
@@ -66,6 +70,9 @@ def _check_decorator(more: Any, out: object, threads: object, unknown: Any) -> N
         hint = f"write the parameters' names: out={named!r}"
         raise CompileError(f"out of tilec.kernel is {shown(out)}", caller_loc(), hint)
     check_threads(threads, "threads of tilec.kernel", CompileError)
+    if not isinstance(pdl, bool):
+        hint = "write pdl=True: the launch may begin while the one before it ends"
+        raise CompileError(f"pdl of tilec.kernel is {shown(pdl)}, not a bool", caller_loc(), hint)
 
 
 @for_users

@@ -111,9 +111,11 @@ class Kernel(Launchable):
         out: tuple[str, ...],
         threads: int | None,
         part: int | None = None,
+        pdl: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.out, self.threads, self._part = function, out, threads, part
+        self.pdl = pdl
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
         self._choices = Choices(self._simulated)
@@ -131,7 +133,7 @@ class Kernel(Launchable):
         if found is not None and found.reads.unchanged():
             return found
         with self._lock:
-            read = read_revision(self.function, self.out, self.threads, self._part)
+            read = read_revision(self.function, self.out, self.threads, self._part, self.pdl)
             found = self._revisions.get(read.source)
             if found is None:
                 if len(self._revisions) >= MOST_REVISIONS:
@@ -190,9 +192,10 @@ class Kernel(Launchable):
         with self._lock:
             signature = self._current().signature
             if self._parts is None or self._parts.signature is not signature:
+                out = [self.out, *[()] * (signature.kernels - 1)]
                 kernels = [
-                    make_kernel(self.function, self.out if k == 0 else (), self.threads, k)
-                    for k in range(signature.kernels)
+                    make_kernel(self.function, names, self.threads, k, self.pdl)
+                    for k, names in enumerate(out)
                 ]
                 self._parts = Parts(signature, kernels)
             return self._parts
@@ -486,12 +489,13 @@ def make_kernel(
     out: tuple[str, ...],
     threads: int | None,
     part: int | None = None,
+    pdl: bool = False,
 ) -> Kernel:
     """The kernel of a function whose surroundings are remembered already; `part`: of one T.Kernel
-    in it."""
+    in it; `pdl`: see `tilec.kernel`."""
     # Each kernel is the only object of a class of its own: `kernel(…)` runs the class's
     # `__call__`, which becomes the generated launch path after the first launch. No other way is
     # as fast.
     cls = type(function.__name__, (Kernel,), {"__module__": function.__module__})
-    made: Kernel = cls(function, out, threads, part)
+    made: Kernel = cls(function, out, threads, part, pdl)
     return made

@@ -23,6 +23,7 @@ SHAPES = ((1024, 8192), (8192, 8192), (28672, 8192), (8192, 28672))  # N, K
 CONFIGS: tuple[Config, ...] = tuple(
     {"n_partition": rows, "reduce_thread": threads}
     for rows, threads in (
+        (2, 32),
         (4, 32),
         (8, 32),
         (16, 16),

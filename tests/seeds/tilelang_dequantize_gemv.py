@@ -41,7 +41,7 @@ def dequantize_gemv(
     B_shape = (N, K // num_elems_per_byte)
     C_shape = (M, N)
 
-    @tilec.kernel
+    @tilec.kernel(pdl=True)
     def main(A: T.Tensor(A_shape, in_dtype), B: T.Tensor(B_shape, storage_dtype), C: T.Tensor(C_shape, out_dtype)):
         with T.Kernel(T.ceildiv(N, n_partition), M, threads=(reduce_thread, n_partition)) as (bx, by):
             A_local = T.alloc_local((micro_size_k,), in_dtype)

@@ -12,7 +12,7 @@ from tilec.builtins.annotations import only_inside
 
 __all__ = [
     "annotate_l2_hit_ratio", "annotate_min_blocks_per_sm", "annotate_restrict_buffers", "assume",
-    "clamp", "device_assert", "evaluate", "grid",
+    "clamp", "device_assert", "evaluate", "grid", "pdl_sync", "pdl_trigger",
 ]  # fmt: skip
 
 
@@ -83,3 +83,26 @@ def annotate_restrict_buffers(*buffers: Any) -> None:
     """Say that these tensors overlap no others. That is what tilec takes of tensors anyway: a call
     that passes the same memory twice, one of them written, runs a variant of its own."""
     only_inside("annotate_restrict_buffers")
+
+
+def pdl_sync() -> None:
+    """Launch the kernel beside the one before it on its stream (programmatic dependent launch), and
+    wait here until that has ended and what it wrote is seen.
+
+    All threads wait at the kernel's beginning, wherever the word stands: nothing that the launch
+    before writes is read too early, in other words of the kernel either. What is gained is the
+    time in which blocks start. Only cuda:sm_90a launches so; elsewhere launches follow one another
+    as ever, and the word does nothing. `@tilec.kernel(pdl=True)` says this and `T.pdl_trigger()`.
+    """
+    only_inside("pdl_sync")
+
+
+def pdl_trigger() -> None:
+    """Let the next launch of the stream begin, if it is one that waits (`T.pdl_sync`), once all
+    blocks of this one have started.
+
+    It is done at the kernel's beginning, wherever the word stands, and orders nothing: the next
+    launch waits for the end of this one whatever it says. Only on cuda:sm_90a; elsewhere the word
+    does nothing.
+    """
+    only_inside("pdl_trigger")

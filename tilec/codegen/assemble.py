@@ -89,13 +89,38 @@ def assemble(llvm_text: str, target: Target) -> Assembled:
     made.seconds.update(seconds)
     match target.kind:
         case "cuda":
-            made.asm = with_functions(without_faults(code.decode()), _texts(llvm_text, "ptx"))
+            ptx = launch_control_first(without_faults(code.decode()))
+            made.asm = with_functions(ptx, _texts(llvm_text, "ptx"))
             _finish_cuda(made, made.asm)
         case "hip":
             _finish_hip(made, code)
         case _:
             made.binary = code
     return made
+
+
+_LAUNCH_CONTROL = re.compile(
+    r"^\t// begin inline asm\n(\tgriddepcontrol\.\w+;\n)\t// end inline asm\n", re.M
+)
+_ENTRY = re.compile(
+    r"^\.visible \.entry [^{]*\n\{\n(?:\t\.(?:reg|local|shared) .*\n)*"
+    r"(?:\$L__func_begin\d+:\n)?(?:\t\.loc.*\n)?",
+    re.M,
+)
+
+
+def launch_control_first(ptx: str) -> str:
+    """`ptx` with what it says to other launches in front of all else. LLVM is given it there, too,
+    but takes it that nothing writes a tensor which this kernel only reads, whatever is waited for:
+    it might load from it earlier."""
+    lines = _LAUNCH_CONTROL.findall(ptx)
+    if not lines:
+        return ptx
+    ptx = _LAUNCH_CONTROL.sub("", ptx)
+    entry = _ENTRY.search(ptx)
+    if entry is None:
+        raise InternalError("LLVM's PTX has no kernel")
+    return ptx[: entry.end()] + "".join(sorted({*lines})) + ptx[entry.end() :]
 
 
 _Emit = Callable[[Any, Any], bytes]  # of a target machine and an optimised module

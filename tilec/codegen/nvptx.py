@@ -29,6 +29,7 @@ from tilec.ir.instr import memory as moves
 from tilec.ir.instr.instruction import LLVM_TYPES, Instruction
 from tilec.ir.instr.nvidia import AND_OR, UNKNOWN
 from tilec.ir.llvm import Function, Val, float_val, int_val
+from tilec.ir.pdl import first_of_all
 from tilec.ir.types import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT32, DType
 
 DIMS = "xyz"
@@ -101,6 +102,12 @@ class NvptxEmitter(PrintingEmitter):
     debug_kind = "DebugDirectivesOnly"
     triple = "nvptx64-nvidia-cuda"
     thread_index = "llvm.nvvm.read.ptx.sreg.tid.x"
+
+    def _enter(self) -> None:
+        rows = {"trigger": sync.LAUNCH_DEPENDENTS, "wait": sync.WAIT_FOR_LAUNCHES}
+        for word in first_of_all(self.func, self.target):
+            self.execute(rows[word])
+        super()._enter()
 
     def make_scalars(self) -> NvptxScalars:
         return NvptxScalars(self.f, self.ranges, self.target.has("wgmma"))

@@ -11,6 +11,7 @@ from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.values import Buffer, LoopHeader, Number, Scalar, describe, is_literal
 from tilec.ir.ops import DeviceAssert
+from tilec.ir.pdl import PDL
 
 _MOST_BLOCKS = 32  # of a multiprocessor, on every target
 
@@ -100,6 +101,24 @@ def _tensor(t: Expressions, c: Call, value: object) -> None:
         raise t.error(
             f"T.{c.builtin} is about tensors, not {describe(value)}", "name tensor parameters"
         )
+
+
+@builtin(T.pdl_sync)
+def pdl_sync(t: Expressions, c: Call) -> None:
+    _launch_beside(t, "wait")
+
+
+@builtin(T.pdl_trigger)
+def pdl_trigger(t: Expressions, c: Call) -> None:
+    _launch_beside(t, "trigger")
+
+
+def _launch_beside(t: Expressions, word: str) -> None:
+    """Threads do it first of all, wherever the kernel says it: who waits earlier than asked is
+    right, and a trigger says nothing of memory."""
+    asked = t.attributes.get("pdl", ())
+    assert isinstance(asked, tuple)
+    t.attributes["pdl"] = tuple(w for w in PDL if w == word or w in asked)
 
 
 @builtin(T.annotate_min_blocks_per_sm)

@@ -71,7 +71,8 @@ class Signature:
     body has no `T.Kernel` with extents, so that a call must give the grid. `tiles`: of a kernel of
     mathematics only (`whole_loops`), the names of the parameters that its tiles take. `kernels`:
     how many launches the body is (T.Kernel, T.sync_grid); `part`: the one of them that is meant
-    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others.
+    (`Parts` in `tilec.jit`), the first of which gives what T.empty makes to the others. `pdl`: the
+    decorator asks for programmatic dependent launch.
     """
 
     source: Source
@@ -86,6 +87,7 @@ class Signature:
     tiles: Mapping[str, str] | None = None
     kernels: int = 1
     part: int | None = None
+    pdl: bool = False
 
     @property
     def name(self) -> str:
@@ -104,14 +106,15 @@ def read_signature(
     out: Sequence[str] = (),
     threads: int | None = None,
     part: int | None = None,
+    pdl: bool = False,
 ) -> Signature:
     """The signature of the kernel written as `pyfunc`.
 
-    `out` names parameters that the call allocates and returns, `threads` is what the decorator
-    says. Raises CompileError for a parameter without a usable annotation, an unknown name in `out`,
-    and where the source cannot be read.
+    `out` names parameters that the call allocates and returns, `threads` and `pdl` are what the
+    decorator says. Raises CompileError for a parameter without a usable annotation, an unknown name
+    in `out`, and where the source cannot be read.
     """
-    return _read(read_source(pyfunc), tuple(out), threads, {}, part)
+    return replace(_read(read_source(pyfunc), tuple(out), threads, {}, part), pdl=pdl)
 
 
 def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signature:
@@ -121,7 +124,8 @@ def bind_constants(signature: Signature, constants: Mapping[str, Any]) -> Signat
         return signature
     defaults = {p.name: p.default for p in signature.parameters if p.default is not REQUIRED}
     constants = {**defaults, **constants}
-    return _read(signature.source, signature.out, signature.threads, constants, signature.part)
+    s = signature
+    return replace(_read(s.source, s.out, s.threads, constants, s.part), pdl=s.pdl)
 
 
 def _read(

@@ -25,6 +25,7 @@ from tilec.frontend.whole_loop_forms import WholeLoops
 from tilec.ir.core import Block, Builder, Func, Op, Param, Substitution, Value, clone
 from tilec.ir.errors import CompileError, InternalError
 from tilec.ir.ops import Yield
+from tilec.ir.pdl import PDL
 from tilec.ir.python_text import linear_text, size_text
 from tilec.ir.types import INT32, INT64, UINT8, BufferType, DType, Extent, ScalarType
 from tilec.ir.uniformity import LANES
@@ -77,7 +78,7 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
     - `attrs`: "threads" (int or None), "grid_from_launch" (bool), "outputs": (name, shape, dtype)
       of each tensor the call allocates; entries of a shape are ints, names of sizes, or arithmetic
       on them as text. "cluster_dims": the user's cluster, "min_blocks": the least number of blocks
-      that a multiprocessor should hold, where there is one.
+      that a multiprocessor should hold, "pdl": what of PDL threads do first, where there is one.
 
     Raises CompileError, at the user's line, for what tilec cannot compile.
     """
@@ -105,6 +106,8 @@ class _KernelTracer(WholeLoops):
         self.kernels = 0  # that have been met
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
+        if signature.pdl:
+            self.attributes["pdl"] = PDL
         self.block_shape = () if self.threads is None else (self.threads,)
 
     def run(self) -> Func:

@@ -24,6 +24,7 @@ from tilec.ir.effects import written_tensors
 from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
 from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Copy, For, Print
+from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import grid_text
 from tilec.ir.schedule import Arrangement, Plan
@@ -342,6 +343,7 @@ def _image(
         packed=key.packed,
         asserts=tuple(str(text) for text in func.attrs.get("asserts", ())),
         debug=key.debug,
+        pdl="wait" in first_of_all(final, target),
         plan={} if plan is None else asdict(plan),
     )
 

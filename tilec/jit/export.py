@@ -93,6 +93,12 @@ def c_header(image: Image, prefix: str, binary: str) -> str:
     if image.parts > 1:
         lines += ["", f"// Launch {image.parts} times the grid's blocks in z."]
         lines += ["// Launches that may run at once need a workspace and counters each."]
+    if image.pdl:
+        lines += [
+            "",
+            "// It waits for the launches before it, so that it may be launched beside them: with",
+            "// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 1, or without.",
+        ]
     if image.target == "cpu":
         lines += [
             "",

@@ -44,12 +44,13 @@ class Revision:
         out: tuple[str, ...],
         threads: int | None,
         part: int | None,
+        pdl: bool,
         source: str,
         reads: Reads,
     ) -> None:
         self.source, self.reads = source, reads
         self.paths: dict[str, LaunchPath] = {}
-        self._of = function, out, threads, part
+        self._of = function, out, threads, part, pdl
         self._resolved: dict[str, tuple[Signature, tuple[Parameter, ...]]] = {}
 
     @functools.cached_property
@@ -104,13 +105,17 @@ class Revision:
 
 
 def read_revision(
-    function: Callable[..., Any], out: tuple[str, ...], threads: int | None, part: int | None = None
+    function: Callable[..., Any],
+    out: tuple[str, ...],
+    threads: int | None,
+    part: int | None = None,
+    pdl: bool = False,
 ) -> Revision:
-    """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now. Raises
-    CompileError where its source cannot be read."""
+    """The revision that the kernel made of `function`, or of one T.Kernel in it, is at now; the
+    rest is what its decorator says. Raises CompileError where its source cannot be read."""
     function = inspect.unwrap(function)
     describer = Describer()
     text = describer.source(function)
-    of = (out, threads) if part is None else (out, threads, part)
+    of = (out, threads, pdl) if part is None else (out, threads, pdl, part)
     source = hash_parts([text, describe(of)])
-    return Revision(function, out, threads, part, source, describer.reads)
+    return Revision(function, out, threads, part, pdl, source, describer.reads)

@@ -45,6 +45,22 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class LaunchAttribute(ctypes.Structure):
+    """`CUlaunchAttribute` of cuda.h: its number, and a union of 64 bytes."""
+
+    _fields_ = [
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    ]
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the launch may begin before the one in
+# front of it has ended; the code waits for that (`Image.pdl`).
+_BESIDE = LaunchAttribute(id=6, value=1)
+
+
 def _import_bindings() -> Any:
     try:
         from cuda.bindings import driver
@@ -183,7 +199,7 @@ class CudaKernel(GpuKernel):
             )
         self.address = int(self.function)
         self._config = functools.lru_cache(maxsize=64)(
-            functools.partial(_launch_config, image.resources)
+            functools.partial(_launch_config, image.resources, image.pdl)
         )
 
     def ready(self, grid: Grid, block: Block, stream: int) -> Ready:
@@ -256,9 +272,10 @@ class CudaKernel(GpuKernel):
             return int(self.driver.check(found, doing))
 
 
-def _launch_config(resources: Resources, grid: Grid, stream: int) -> LaunchConfig:
+def _launch_config(resources: Resources, pdl: bool, grid: Grid, stream: int) -> LaunchConfig:
     threads, shared = resources.threads, resources.shared_bytes
-    return LaunchConfig(grid, (threads, 1, 1), shared, stream or None, None, 0)
+    attributes = ctypes.addressof(_BESIDE) if pdl else None
+    return LaunchConfig(grid, (threads, 1, 1), shared, stream or None, attributes, int(pdl))
 
 
 class _PreparedCall(functools.partial[int]):

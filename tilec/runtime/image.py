@@ -133,6 +133,8 @@ class Image:
     in x, for each block of the grid; `parts`: so many times as many, neighbours in z. `packed`:
     tensors that the launch copies so that rows begin at cache lines; the code gets the copies.
     `asserts`: what is said where a T.device_assert does not hold; under `debug` the code looks.
+    `pdl`: the code waits for the launches before it, before anything else, so that it may be
+    launched beside them (programmatic dependent launch).
     """
 
     name: str
@@ -155,6 +157,7 @@ class Image:
     packed: tuple[str, ...] = ()
     asserts: tuple[str, ...] = ()
     debug: bool = False
+    pdl: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
@@ -233,6 +236,8 @@ def _check(image: Image) -> None:
             raise ValueError(f"it packs {name}")
     if image.format not in _FORMATS or min(*image.cluster, image.split, image.parts) < 1:
         raise ValueError(f"format {image.format}, cluster {image.cluster}")
+    if image.pdl and image.format not in ("cubin", "ptx"):
+        raise ValueError(f"{image.format} that waits for launches before it")
     if image.grid:
         compile_expression(image.grid)
 

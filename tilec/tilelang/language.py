@@ -22,8 +22,6 @@ __all__ = [
     "launch_thread",
     "let",
     "match_buffer",
-    "pdl_sync",
-    "pdl_trigger",
     "prim_func",
     "tvm_warp_shuffle",
 ]
@@ -115,16 +113,6 @@ def cp_async_barrier_noinc(barrier):  # type: ignore[no-untyped-def]
     language.ptx_commit_group()
     language.ptx_wait_group(0)
     language.barrier_arrive(barrier)
-
-
-@language.macro
-def pdl_trigger():  # type: ignore[no-untyped-def]
-    """Nothing: the next launch of a stream begins when this one has ended."""
-
-
-@language.macro
-def pdl_sync():  # type: ignore[no-untyped-def]
-    """Nothing: the launches before this one have ended when it begins."""
 
 
 def annotate_pass_configs(configs: Any) -> None:

@@ -132,7 +132,9 @@ class JITKernel:
         self.config: Mapping[str, Any] = {}
         self.constants, self.sizes = dict(constants or {}), dict(sizes or {})
         self.prim_func = kernel
-        self.kernel = make_kernel(kernel.function, out, kernel.threads) if out else kernel
+        self.kernel = kernel
+        if out:
+            self.kernel = make_kernel(kernel.function, out, kernel.threads, pdl=kernel.pdl)
         self.target = _target(target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

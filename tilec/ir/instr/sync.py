@@ -120,6 +120,19 @@ PROXY_FENCE = Instruction(
     "tma",
     Operands().asm("fence.proxy.async.shared::cta;", lambda m: m.proxy_fence()),
 )
+LAUNCH_DEPENDENTS = Instruction(
+    "griddepcontrol.launch_dependents",
+    "pdl",
+    Operands().asm("griddepcontrol.launch_dependents;", lambda m: None),
+)
+"""The next launch may begin once all blocks of this one have come here, or ended. Launches that the
+simulator runs follow one another: neither this nor the wait does anything there."""
+
+WAIT_FOR_LAUNCHES = Instruction(
+    "griddepcontrol.wait", "pdl", Operands().asm("griddepcontrol.wait;", lambda m: None)
+)
+"""Wait until all launches before this one have ended and what they wrote is seen."""
+
 WARP_SYNC = Instruction(
     "bar.warp.sync", "mma", Operands().asm("bar.warp.sync 0xffffffff;", lambda m: m.warp_sync())
 )
