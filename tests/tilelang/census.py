@@ -247,15 +247,17 @@ class Recorder:
 
         return Expecting(Exception)
 
-    def compile_the_rest(self, wrap: Any) -> None:
-        """Kernels that the file has made and not asked for, of the shapes that they say."""
+    def compile_the_rest(self, wrap: Any, path: Path) -> None:
+        """Kernels that the file has made and not asked for, of the shapes that they say; what is
+        wrong with those of files that it imports, these files' own runs tell."""
         for kernel in self.kernels:
             code = kernel.function.__code__
             if (code.co_filename, code.co_firstlineno) not in self.results:
                 said = self.results[code.co_filename, code.co_firstlineno]
                 with contextlib.suppress(Exception):
                     wrap(kernel)
-                if said and "missing" in said[0]:  # it needs what only a call gives
+                elsewhere_too = said and said[0] and Path(code.co_filename).resolve() != path
+                if elsewhere_too or (said and "missing" in said[0]):  # what only a call gives
                     del self.results[code.co_filename, code.co_firstlineno]
 
 
@@ -668,7 +670,7 @@ def run_file(path: Path, out: Path, source: Path, how: tuple[str, str]) -> None:
                 exec(line, main.__dict__)
             except BaseException as e:
                 failures.said.append(f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}")
-        recorder.compile_the_rest(tilec.tilelang.JITKernel)
+        recorder.compile_the_rest(tilec.tilelang.JITKernel, path)
     write()
     os._exit(0)
 
