@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.caller import caller_loc, for_users, opaque
 from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
@@ -202,6 +202,7 @@ class Kernel(Launchable):
 
     # --- launching ----------------------------------------------------------------------------
 
+    @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
 
@@ -209,6 +210,7 @@ class Kernel(Launchable):
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
         return functools.partial(self._on_grid, grid)
 
+    @opaque
     def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
@@ -21,6 +22,13 @@ from tilec.ir.loc import Loc
 
 LAUNCHER = "<tilec launch"
 """How the names of the files begin that generated launch paths are from."""
+
+# Whose frames are between a user's line and tilec: an operator's call goes through torch.
+_BETWEEN = ("tilec", "torch", "functools", "typing")
+_WHY_OPAQUE = (
+    "a tilec kernel is launched here, which breaks the graph; tilec.torch.register(kernel, …) makes "
+    "an operator of it, which does not"
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -38,7 +46,7 @@ def _is_ours(frame: FrameType) -> bool:
     if frame.f_code.co_filename.startswith(LAUNCHER):  # it has the globals of the user's module
         return True
     module = frame.f_globals.get("__name__") or ""
-    return module == "tilec" or module.startswith("tilec.") or module in ("functools", "typing")
+    return module.split(".")[0] in _BETWEEN
 
 
 def _place(frame: FrameType) -> Loc:
@@ -56,12 +64,18 @@ def _place(frame: FrameType) -> Loc:
 
 def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """`function` with its errors made for users: see the module's opening. Bugs of tilec
-    (InternalError) keep their whole traceback."""
+    (InternalError) keep their whole traceback. torch.compile runs it as it is."""
+    unseen: list[Callable[_P, _R]] = []
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        run = function
+        if "torch._dynamo" in sys.modules:
+            if not unseen:
+                unseen.append(sys.modules["torch"].compiler.disable(function))
+            run = unseen[0]
         try:
-            return function(*args, **kwargs)
+            return run(*args, **kwargs)
         except InternalError:
             raise
         except TilecError as e:
@@ -69,13 +83,22 @@ def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 e.loc = caller_loc()
             raise e.with_traceback(None) from e.__cause__
         except TypeError as e:
-            made_here = e.__traceback__ is not None and e.__traceback__.tb_next is None
-            if not made_here:
+            frames = traceback.walk_tb(e.__traceback__)
+            if any(frame.f_code is code for frame, _ in frames):
                 raise
             # Python's own: an argument too many, too few, or of another name.
             raise CompileError(str(e), caller_loc(), f"write {_shape_of(function)}") from None
 
-    return call
+    code = getattr(function, "__code__", None)
+    return opaque(call)
+
+
+def opaque(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function`, which torch.compile calls without a look into it: what it does with addresses has
+    no meaning for a tensor that is being traced. It breaks the graph there, or says why it will
+    not."""
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_WHY_OPAQUE)
+    return function
 
 
 def _shape_of(function: Callable[..., object]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import for_users
+from tilec.ir.caller import for_users, opaque
 from tilec.ir.errors import LaunchError, shown
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
@@ -223,12 +223,14 @@ class CompiledKernel(Launchable):
             if t.stream is not None:
                 driver(t.device).order(t.index, t.stream, stream)
 
+    @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         path = self._path
         if path is not None:
             return path.call(self, *args, **kwargs)
         return self._launch(None, args, kwargs)
 
+    @opaque
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         path = self._path
         if path is not None:

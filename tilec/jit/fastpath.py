@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.builtins.choices import Auto
-from tilec.ir.caller import LAUNCHER
+from tilec.ir.caller import LAUNCHER, opaque
 from tilec.jit.captured import Reads
 from tilec.jit.fingerprint import exact
 from tilec.runtime.arguments import REQUIRED, Parameter
@@ -279,9 +279,7 @@ def make_launcher(
     closure = tuple(test.cells.get(name, cell) for name, cell in cells)
     call = types.FunctionType(made.__code__, module, "call", made.__defaults__, closure)
     call.__kwdefaults__ = made.__kwdefaults__
-    # torch.compile does not look into it, as into what torch.compiler.disable has marked.
-    call.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="launches a kernel")
-    return call
+    return opaque(call)
 
 
 def renew_launcher(call: Any, values: Mapping[str, Any]) -> None:
