@@ -35,6 +35,8 @@ __version__ = "0.1.0"
 
 # Names from modules that load NumPy: the module is loaded when the name is first asked for.
 _LATER = {"macro": "tilec.language", "simulate": "tilec.jit.simulate"}
+# Modules that are imported when they are first named.
+_MODULES = ("bench", "testing", "torch")
 
 __all__ = [
     "BoundsWarning",
@@ -61,9 +63,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tilec.{name}")
     if name not in _LATER:
         instead = foreign.advice(name)
-        modules = ("language", "layout", "sparse")
+        modules = ("language", "layout", "sparse", *_MODULES)
         near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *modules])
         raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)

@@ -188,7 +188,6 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
     device = value.device.type
     if device == "cuda" and torch.version.hip:
         device = "hip"
-    dtype = str(value.dtype).removeprefix("torch.")
     shape = tuple(value.shape)
     pointer = 0 if device == "meta" else value.data_ptr()
     if pointer == 0 and 0 not in shape:  # a FakeTensor, a subclass that wraps others
@@ -197,12 +196,18 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
         pointer,
         shape,
         value.stride(),
-        _FOREIGN_DTYPES.get(dtype, dtype),
+        own_dtype(value.dtype),
         value.element_size(),
         device,
         value.get_device() if device in ("cuda", "hip") else 0,
         value,
     )
+
+
+def own_dtype(dtype: object) -> str:
+    """tilec's name of a dtype of torch's."""
+    name = str(dtype).removeprefix("torch.")
+    return _FOREIGN_DTYPES.get(name, name)
 
 
 def _read_numpy(value: Any, name: str) -> Tensor:
