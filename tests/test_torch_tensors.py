@@ -50,16 +50,19 @@ def without_storage() -> Any:
 
 
 complex_ = torch.ones(4, 32, dtype=torch.complex64) * (1 + 2j)
+TRACED = r"A has a shape but no memory: it is a {}(.*\n)+.*tilec\.torch\.register\(double, …\)"
 NO_MEMORY = r"A has a shape but no memory(.*\n)+.*kernel\.compile"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "fake": (fake, NO_MEMORY),
+    "fake": (fake, TRACED.format("FakeTensor")),
     "meta": (lambda: torch.empty(4, 32, device="meta"), NO_MEMORY),
     "wrapper": (lambda: Wrapper((4, 32)), NO_MEMORY),
     "masked": (
         lambda: torch.masked.masked_tensor(torch.ones(4, 32), torch.ones(4, 32) > 0), NO_MEMORY,
     ),
     "without storage": (without_storage, NO_MEMORY),
-    "functional": (lambda: torch._to_functional_tensor(torch.ones(4, 32)), NO_MEMORY),
+    "functional": (
+        lambda: torch._to_functional_tensor(torch.ones(4, 32)), TRACED.format("functional tensor"),
+    ),
     "negative": (lambda: complex_.conj().imag, r"lazy negation(.*\n)+.*resolve_neg"),
     "negative view": (lambda: torch._neg_view(torch.ones(4, 32)), r"lazy negation"),
     "conjugate": (lambda: complex_.conj(), r"lazy negation or conjugation"),

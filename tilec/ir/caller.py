@@ -26,8 +26,8 @@ LAUNCHER = "<tilec launch"
 # Whose frames are between a user's line and tilec: an operator's call goes through torch.
 _BETWEEN = ("tilec", "torch", "functools", "typing")
 _WHY_OPAQUE = (
-    "a tilec kernel is launched here, which breaks the graph; tilec.torch.register(kernel, …) makes "
-    "an operator of it, which does not"
+    "a tilec kernel is launched here, which breaks the graph; tilec.torch.register(kernel, …) "
+    "makes an operator of it, which does not"
 )
 
 _P = ParamSpec("_P")

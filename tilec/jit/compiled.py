@@ -31,7 +31,13 @@ from tilec.runtime.facts import (
     row_fact,
 )
 from tilec.runtime.image import Argument, Image, ImageError, Resources, file_errors, path_of
-from tilec.runtime.tensors import allocator, common_kind, read_tensor, usual_array
+from tilec.runtime.tensors import (
+    allocator,
+    common_kind,
+    read_tensor,
+    stands_for_others,
+    usual_array,
+)
 from tilec.support.lazy import Lazy
 from tilec.target import find_target
 
@@ -411,10 +417,16 @@ def require_memory(kernel: str, parameters: Sequence[Parameter], call: Call) -> 
     passed = [p.name for p in parameters if p.kind != "output"]
     for name, t in call.tensors.items():
         if t.device == "meta":
-            raise LaunchError(
-                f"{kernel}, argument {passed.index(name) + 1}: {name} has a shape but no memory",
-                hint="pass an array; kernel.compile takes those without memory",
+            message = (
+                f"{kernel}, argument {passed.index(name) + 1}: {name} has a shape but no memory"
             )
+            hint = "pass an array; kernel.compile takes those without memory"
+            if kind := stands_for_others(t.owner):
+                message += f": it is {kind}"
+                hint = f"call the operator that tilec.torch.register({kernel}, …) makes"
+                if kind.startswith("a batch"):
+                    hint = "give the kernel a dimension for the batch, or call it in a loop"
+            raise LaunchError(message, hint=hint)
 
 
 def returned(image: Image, arrays: Mapping[str, Any]) -> Any:

@@ -189,7 +189,7 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
     if device == "cuda" and torch.version.hip:
         device = "hip"
     shape = tuple(value.shape)
-    pointer = 0 if device == "meta" else value.data_ptr()
+    pointer = 0 if device == "meta" or stands_for_others(value) else value.data_ptr()
     if pointer == 0 and 0 not in shape:  # a FakeTensor, a subclass that wraps others
         device = "meta"
     return Tensor(
@@ -202,6 +202,23 @@ def _read_torch(torch: Any, value: Any, name: str) -> Tensor:
         value.get_device() if device in ("cuda", "hip") else 0,
         value,
     )
+
+
+def stands_for_others(value: object) -> str:
+    """What a tensor is that has no memory because torch traces or transforms with it, in words; ""
+    for any other value."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return ""
+    if type(value).__name__ == "FakeTensor":
+        return "a FakeTensor"
+    if type(value).__name__ == "FunctionalTensor" or torch._is_functional_tensor(value):
+        return "a functional tensor"
+    functorch = getattr(torch._C, "_functorch", None)
+    if functorch is None or not functorch.is_functorch_wrapped_tensor(value):
+        return ""
+    batched = functorch.is_batchedtensor(value)
+    return "a batch of torch.vmap" if batched else "a tensor of a torch.func transform"
 
 
 def own_dtype(dtype: object) -> str:

@@ -51,7 +51,9 @@ def fake_outputs(kernel: Kernel, given: Mapping[str, Any]) -> list[Any]:
             evaluate(e, values, f"{name}.shape") if isinstance(e, str) else e for e in shape or ()
         ]
         kind = getattr(torch, array_dtype(str(dtype), target))
-        outputs.append(torch.empty(extents, dtype=kind, device=None if first is None else first.device))
+        outputs.append(
+            torch.empty(extents, dtype=kind, device=None if first is None else first.device)
+        )
     return outputs
 
 

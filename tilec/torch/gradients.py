@@ -30,8 +30,8 @@ def gradient_of(name: str, of: Sequence[str]) -> str | None:
 
 
 def by_operator(forward: Operator, backward: Operator) -> Formula:
-    """`backward(ctx, *grads)` and `setup_context(ctx, inputs, output)` that call an operator. Raises
-    LaunchError where it takes or returns what nobody can give or use."""
+    """`backward(ctx, *grads)` and `setup_context(ctx, inputs, output)` that call an operator.
+    Raises LaunchError where it takes or returns what nobody can give or use."""
     if backward.mutates:
         raise LaunchError(
             f"{backward.name}, the backward of {forward.name}, writes "
@@ -59,8 +59,7 @@ def by_operator(forward: Operator, backward: Operator) -> Formula:
             raise LaunchError(
                 f"{backward.name} returns {name}, which is no gradient of an argument of "
                 f"{forward.name}",
-                hint=f"call it d{forward.inputs[0]}: its arguments are "
-                f"{', '.join(forward.inputs)}",
+                hint=f"call it d{forward.inputs[0]}: its arguments are {', '.join(forward.inputs)}",
             )
         given[of] = number
     everything = (*forward.inputs, *forward.outputs)

@@ -2,7 +2,7 @@
 
 What the operator knows of the kernel, torch's tracers need not look for: which arguments it writes
 (its schema), what it returns for shapes alone (`tilec.torch.fake`), how its gradient is computed
-(`tilec.torch.gradients`). A call goes through torch's dispatcher and then is the call of the kernel.
+(`tilec.torch.gradients`). A call goes through torch's dispatcher, and is then the kernel's own.
 """
 
 from __future__ import annotations
@@ -138,9 +138,7 @@ class Operator:
 
     # --- gradients --------------------------------------------------------------------------------
 
-    def differentiate(
-        self, backward: Any, setup_context: Callable[..., Any] | None = None
-    ) -> None:
+    def differentiate(self, backward: Any, setup_context: Callable[..., Any] | None = None) -> None:
         """Let autograd compute gradients by `backward`; see `register`. Raises LaunchError."""
         if self.mutates:
             raise LaunchError(
@@ -157,7 +155,9 @@ class Operator:
             formula = backward, setup_context or gradients.saving_all(self.inputs)
         else:
             message = f"{self.name}: backward is {shown(backward)}"
-            raise LaunchError(message, hint="pass a registered operator or a function of (ctx, *grads)")
+            raise LaunchError(
+                message, hint="pass a registered operator or a function of (ctx, *grads)"
+            )
         self._defined.register_autograd(formula[0], setup_context=formula[1])
 
 
@@ -189,8 +189,9 @@ def register(
 
     kernel         what `@tilec.kernel` made.
     name           "library::name" in `torch.ops`; "tilec::" and the kernel's name without it.
-    out            tensor parameters that a call allocates and returns, as in `@tilec.kernel(out=…)`:
-                   their shapes follow from those of the arguments. Without it, those of the kernel.
+    out            tensor parameters that a call allocates and returns, as in
+                   `@tilec.kernel(out=…)`: their shapes follow from those of the arguments.
+                   Without it, those of the kernel.
     mutates        tensor parameters that the kernel writes. Without it they are read from the
                    kernel; a kernel that writes others is refused.
     backward       the gradient: a registered operator, or a function `backward(ctx, *grads)` as
@@ -253,7 +254,9 @@ def _checked_name(name: Any, kernel: Kernel) -> str:
     """The operator's name, which no other kernel has. Raises LaunchError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         message = f"an operator cannot be called {shown(name)}"
-        raise LaunchError(message, hint=f'write "mylib::{kernel.name}": a library, and a name in it')
+        raise LaunchError(
+            message, hint=f'write "mylib::{kernel.name}": a library, and a name in it'
+        )
     other = _registered.get(name)
     if other is not None:
         same = other.kernel.function.__qualname__ == kernel.function.__qualname__

@@ -1,10 +1,10 @@
 """The schema of an operator: what torch is told of a kernel's parameters.
 
-    A: T.Tensor((M, N), "float32")     Tensor A, or Tensor(a0!) A where the kernel writes it
-    n: T.int32, x: T.float32           SymInt n, float x
-    BN: T.constexpr = 32               int BN=32 (bool, float and str alike): each value is a
-                                       variant, so that no symbol may stand for it
-    BN: T.constexpr = T.auto           int? BN=None: None leaves it to tilec
+A: T.Tensor((M, N), "float32")     Tensor A, or Tensor(a0!) A where the kernel writes it
+n: T.int32, x: T.float32           SymInt n, float x
+BN: T.constexpr = 32               int BN=32 (bool, float and str alike): each value is a
+                                   variant, so that no symbol may stand for it
+BN: T.constexpr = T.auto           int? BN=None: None leaves it to tilec
 """
 
 from __future__ import annotations
