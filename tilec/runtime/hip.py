@@ -33,6 +33,7 @@ class HipDriver(GpuDriver):
     names = {
         "EventCreate": "hipEventCreateWithFlags",
         "MemAlloc": "hipMalloc",
+        "MemFree": "hipFree",
         "StreamCreate": "hipStreamCreateWithFlags",
         "Synchronize": "hipDeviceSynchronize",
         "OccupancyMaxActiveBlocksPerMultiprocessor": (

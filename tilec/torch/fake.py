@@ -48,7 +48,8 @@ def fake_outputs(kernel: Kernel, given: Mapping[str, Any]) -> list[Any]:
     for name in kernel.signature.returns:
         shape, dtype = made[name]
         extents = [
-            evaluate(e, values, f"{name}.shape") if isinstance(e, str) else e for e in shape or ()
+            evaluate(e, values, f"{name}.shape") if isinstance(e, str) else int(e or 0)
+            for e in shape or ()
         ]
         kind = getattr(torch, array_dtype(str(dtype), target))
         outputs.append(

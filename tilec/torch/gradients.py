@@ -10,18 +10,26 @@ are those of its arguments. Only what the backward takes is kept alive for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from tilec.ir.errors import LaunchError
-from tilec.runtime.arguments import REQUIRED
-
-if TYPE_CHECKING:
-    from tilec.torch.operator import Operator
+from tilec.runtime.arguments import REQUIRED, Parameter
 
 _FORMS = ("d{}", "d_{}", "grad_{}", "{}_grad")
 Formula = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+class Described(Protocol):
+    """An operator (`tilec.torch.Operator`), as far as gradients ask."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mutates: frozenset[str]
+    parameters: tuple[Parameter, ...]
+    overload: Any
 
 
 def gradient_of(name: str, of: Sequence[str]) -> str | None:
@@ -29,7 +37,7 @@ def gradient_of(name: str, of: Sequence[str]) -> str | None:
     return next((n for n in of if name in [form.format(n) for form in _FORMS]), None)
 
 
-def by_operator(forward: Operator, backward: Operator) -> Formula:
+def by_operator(forward: Described, backward: Described) -> Formula:
     """`backward(ctx, *grads)` and `setup_context(ctx, inputs, output)` that call an operator.
     Raises LaunchError where it takes or returns what nobody can give or use."""
     if backward.mutates:
@@ -39,7 +47,7 @@ def by_operator(forward: Operator, backward: Operator) -> Formula:
             hint="name them in out=[…] where it is registered, and the call allocates them",
         )
     saved, grads = [], {}
-    for p in backward._inputs.parameters:
+    for p in backward.parameters:
         of = gradient_of(p.name, forward.outputs)
         if p.name in forward.inputs or p.name in forward.outputs:
             saved.append(p.name)

@@ -47,6 +47,7 @@ class Operator:
     ) -> None:
         self.name, self.kernel, self.mutates, self.module = name, kernel, mutates, module
         self.inputs, self.outputs = inputs.names, tuple(kernel.signature.returns)
+        self.parameters = inputs.parameters
         self._inputs, self._grid, self._checked = inputs, grid, False
         schema = write_schema(inputs, mutates, len(self.outputs))
         made: Any = torch.library.custom_op(name, self._run, mutates_args=mutates, schema=schema)
