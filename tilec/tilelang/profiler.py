@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilec import bench
 from tilec.ir.errors import LaunchError
 from tilec.runtime.arguments import Parameter
 from tilec.runtime.tensors import array_dtype
 
 
 def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, **_: Any) -> float:
-    """The median time of a call in milliseconds, on the host's clock with the GPU waited for, of
-    the calls that fit into `rep` milliseconds after `warmup` milliseconds."""
-    import torch
-
-    def wait() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    def calls(milliseconds: float) -> list[float]:
-        taken: list[float] = []
-        while not taken or sum(taken) < milliseconds:
-            wait()
-            begin = time.perf_counter()
-            fn()
-            wait()
-            taken.append((time.perf_counter() - begin) * 1e3)
-        return taken
-
-    calls(warmup)
-    return statistics.median(calls(rep))
+    """The median time of a call in milliseconds, as `tilec.bench.do_bench` measures it."""
+    return float(bench.do_bench(fn, warmup, rep))
 
 
 class Profiler:
