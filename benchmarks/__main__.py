@@ -24,11 +24,11 @@ from benchmarks.case import Case
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes
 from benchmarks.harness import machine
 from benchmarks.peers import PACKAGES, why_missing
-from benchmarks.progress import Progress
 from benchmarks.report import table
 from benchmarks.session import MODES, Session
 from benchmarks.store import RESULTS, PeerStore, ResultFile
 from benchmarks.timing import FULL, QUICK
+from tilec.support.progress import Progress
 
 _AHEAD = 8  # cases that are prepared together
 

@@ -140,7 +140,7 @@ def test_rows_begin_at_lines() -> None:
         (spec(*sizes[:2]),) * 2 + (spec(*sizes[:2], dtype="float32"),), "cuda:sm_90a", {}
     )
     base = asked.key()
-    found = kernel._choices.rank(dataclasses.replace(base, packed=("A", "B")), asked)
+    found = kernel.choices.rank(dataclasses.replace(base, packed=("A", "B")), asked)
     first = found.ranked[0].estimate
     assert first is not None and first.seconds < 230e-6, "measured: 193 us"
     assert first.l2_bytes < 2e9
@@ -197,13 +197,13 @@ def test_a_search_that_cannot_pay_is_left_out() -> None:
     begin = {"BM": 64, "BN": 64, "BK": 64}
 
     def search(below: float) -> tune.Choice | None:
-        return kernel._choices.rank(packed, asked, 0, [begin], below)
+        return kernel.choices.rank(packed, asked, 0, [begin], below)
 
     assert search(50e-6) is None, "less than a third of what it takes"
-    assert len(kernel._choices._choosers[packed]._candidates) == 1
+    assert len(kernel.choices._choosers[packed]._candidates) == 1
     found = search(300e-6)
     assert found is not None and found.best is not None and found.best.seconds < 230e-6
-    assert len(kernel._choices._choosers[packed]._candidates) > 20
+    assert len(kernel.choices._choosers[packed]._candidates) > 20
 
 
 def test_what_cannot_be_packed(free: None) -> None:

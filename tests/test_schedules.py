@@ -277,12 +277,12 @@ def test_a_grid_of_the_launch_sees_what_was_chosen(rng: np.random.Generator) -> 
         np.testing.assert_array_equal(x, want)
     for _ in range(3):
         add_one[lambda meta: (T.cdiv(500, meta["BN"]),)](x)
-    before = len(add_one._choices._made)
+    before = len(add_one.choices._made)
     add_one._launch = None  # whatever comes now, the generated path serves
     want = x + 1
     add_one[lambda meta: (T.cdiv(500, meta["BN"]),)](x)
     np.testing.assert_array_equal(x, want)
-    assert len(add_one._choices._made) == before
+    assert len(add_one.choices._made) == before
     del add_one._launch
     with pytest.raises(tilec.LaunchError, match="does not follow BN"):
         add_one[3](x)
@@ -335,7 +335,7 @@ def test_choices_survive_the_process(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     again = tilec.kernel(product.function)
     second = again.compile(*arrays(256, 256, 256), target=SM90)
     assert second.plan == first.plan and second.binary == first.binary
-    assert not again._choices._choosers, "neither traced nor predicted"
+    assert not again.choices._choosers, "neither traced nor predicted"
 
 
 def test_a_warm_launch_does_not_choose(rng: np.random.Generator) -> None:

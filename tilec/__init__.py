@@ -28,13 +28,18 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 
 if TYPE_CHECKING:
+    from tilec.autotuning import autotune
     from tilec.jit.simulate import simulate
     from tilec.language import macro
 
 __version__ = "0.1.0"
 
 # Names from modules that load NumPy: the module is loaded when the name is first asked for.
-_LATER = {"macro": "tilec.language", "simulate": "tilec.jit.simulate"}
+_LATER = {
+    "autotune": "tilec.autotuning",
+    "macro": "tilec.language",
+    "simulate": "tilec.jit.simulate",
+}
 # Modules that are imported when they are first named.
 _MODULES = ("bench", "testing", "torch")
 
@@ -53,6 +58,7 @@ __all__ = [
     "Resources",
     "TargetError",
     "TilecError",
+    "autotune",
     "kernel",
     "load",
     "macro",

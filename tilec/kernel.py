@@ -42,6 +42,7 @@ from tilec.jit.parts import Parts
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
 from tilec.jit.specialise import Asked, SpecialisationKey
+from tilec.jit.stages import Stages
 from tilec.runtime.arguments import (
     REQUIRED,
     Call,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from tilec.frontend import Signature
     from tilec.ir.schedule import Plan
     from tilec.jit import build
+    from tilec.runtime.image import Image
     from tilec.tune import Ranked
 else:  # loaded by the first kernel that is compiled
     build = Lazy("tilec.jit.build")
@@ -118,7 +120,7 @@ class Kernel(Launchable):
         self.pdl = pdl
         self.name = function.__name__
         self._variants: OrderedDict[SpecialisationKey, CompiledKernel] = OrderedDict()
-        self._choices = Choices(self._simulated)
+        self.choices = Choices(self._simulated)
         self._compiling: dict[SpecialisationKey, threading.Lock] = {}
         self._lock = threading.RLock()
         self._revisions: dict[str, Revision] = {}
@@ -227,7 +229,7 @@ class Kernel(Launchable):
             return self.parts.launch(grid, args, kwargs)
         asked, bound, options = self._asked(revision, args, kwargs, None, grid, launched=True)
         call, left = asked.call, asked.open
-        key = self._choices.key(asked)
+        key = self.choices.key(asked)
         chosen = {name: call.constants[name] for name in left}
         given = None if grid is None else spread_grid(grid, call.constants)
         variant = self.variant(key)
@@ -305,7 +307,7 @@ class Kernel(Launchable):
                 raise LaunchError(message, hint=hint)
         if not call.tensors:
             call.device = "cpu"
-        key = self._choices.key(asked)
+        key = self.choices.key(asked)
         variant = self._simulated(key)
         outputs, _ = variant.allocate(call)
         if variant.aliases(call):
@@ -335,7 +337,7 @@ class Kernel(Launchable):
         """`compile` with the schedule `plan` and no other, past every cache: for measuring and for
         tests. Raises ResourceError where the plan does not fit."""
         key = dataclasses.replace(self.key_of(args, target, kwargs), packed=())
-        func = self._choices.traced(self.signature, key)
+        func = self.choices.traced(self.signature, key)
         made: CompiledKernel = build.compile_variant(self.signature, key, func, plan)
         return made
 
@@ -350,13 +352,13 @@ class Kernel(Launchable):
         if whole is None or whole < 1:
             message = f"topk is {shown(topk)}, not a positive int"
             raise LaunchError(message, hint="write topk=10, or leave it out")
-        return self._choices.recommend(self.described(args, target, kwargs), whole)
+        return self.choices.recommend(self.described(args, target, kwargs), whole)
 
     def key_of(
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
     ) -> SpecialisationKey:
         """The facts that these arguments of `compile` give."""
-        return self._choices.key(self.described(args, target, kwargs))
+        return self.choices.key(self.described(args, target, kwargs))
 
     def described(
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
@@ -422,6 +424,13 @@ class Kernel(Launchable):
                 self._keep(key, found)
         return found
 
+    def take_up(self, key: SpecialisationKey, image: Image) -> CompiledKernel:
+        """The variant of machine code that was compiled under `key` elsewhere."""
+        made = CompiledKernel(image, Stages(make=lambda: self._build(key).stages))
+        store_variant(key, made)
+        self._keep(key, made)
+        return made
+
     def _keep(self, key: SpecialisationKey, variant: CompiledKernel) -> None:
         with self._lock:
             self._variants[key] = variant
@@ -445,7 +454,7 @@ class Kernel(Launchable):
             self._variants.clear()
             self._revisions.clear()
             self._compiling.clear()
-            self._choices = Choices(self._simulated)
+            self.choices = Choices(self._simulated)
             self._revision = self._path = self._parts = None
             self._on_grid = self._launch_on_grid
             if "__call__" in vars(type(self)):
@@ -476,7 +485,7 @@ class Kernel(Launchable):
                 revision.signature.loc,
                 "call it, or compile it, again",
             )
-        func = self._choices.traced(revision.signature, key)
+        func = self.choices.traced(revision.signature, key)
         made: CompiledKernel = build.compile_variant(revision.signature, key, func)
         return made
 

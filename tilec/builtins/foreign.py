@@ -28,7 +28,7 @@ ADVICE: dict[str, str] = {
     # TileLang
     "prim_func": "use @tilec.kernel",
     "jit": "use @tilec.kernel",
-    "autotune": "write BM: T.constexpr = T.auto, and tilec chooses",
+    "autotune": "write BM: T.constexpr = T.auto, and tilec chooses; tilec.autotune measures",
     "make_swizzled_layout": "from tilec.layout import make_swizzled_layout",
     "make_mma_swizzle_layout": "from tilec.intrinsics import make_mma_swizzle_layout",
     # CUDA

@@ -76,7 +76,7 @@ class Choices:
                 hint=f"launch with a function of them: kernel[lambda meta: (…, meta[{[*open_][0]!r}"
                 f"], …)](…), or pass {', '.join(f'{n}={a.values[0]}' for n, a in open_.items())}",
             )
-        where = _where(asked)
+        where = place_of(asked)
 
         def key_for(chosen: Chosen) -> SpecialisationKey:
             asked.call.constants.update(chosen.constants)
@@ -91,6 +91,12 @@ class Choices:
                 chosen = choices[0] if len(choices) == 1 else self._first_good(choices, key_for)
             self._keep(base, where, chosen)
         return key_for(chosen)
+
+    def adopt(self, asked: Asked, chosen: Chosen) -> None:
+        """Let calls like `asked`, of which nothing is open, be what was `chosen` for them by
+        measurement. The disk cache, in which are predictions, is not told."""
+        with self._lock:
+            self._made[asked.key(), place_of(asked)] = chosen
 
     def traced(
         self, signature: Signature, key: SpecialisationKey, chosen: Mapping[str, int] | None = None
@@ -285,7 +291,7 @@ def _variant(chosen: Chosen) -> Variant:
     return tuple(chosen.constants.items()), chosen.plan, chosen.packed
 
 
-def _where(asked: Asked) -> str:
+def place_of(asked: Asked) -> str:
     """Everything but the facts that a choice depends on; of strides what says where in a cache line
     rows begin, so that slices of many arrays share a choice. A grid that is a function stands for
     itself by what it gives for the first values of the open arguments."""

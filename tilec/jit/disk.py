@@ -60,21 +60,23 @@ def load_variant(key: SpecialisationKey, stages: Callable[[], Stages]) -> Compil
     return None if image is None else CompiledKernel(image, Stages(make=stages))
 
 
-def load_choices(key: SpecialisationKey) -> dict[str, Any]:
-    """The choices (`tilec.jit.choose`) made under `key` by earlier programs, as JSON values."""
+def load_choices(key: SpecialisationKey, of: str = "") -> dict[str, Any]:
+    """The choices (`tilec.jit.choose`) made under `key` by earlier programs, as JSON values; `of`
+    tells other kinds of them apart (measured ones, by device)."""
     root = cache_root()
     if root is None:
         return {}
-    found = _cache(root).read_note(_key(key, root))
+    found = _cache(root).read_note(hash_parts([_key(key, root), of]) if of else _key(key, root))
     return found if isinstance(found, dict) else {}
 
 
-def store_choices(key: SpecialisationKey, choices: dict[str, Any]) -> None:
+def store_choices(key: SpecialisationKey, choices: dict[str, Any], of: str = "") -> None:
     """Put them into the disk cache; the latest, if there are many."""
     root = cache_root()
     if root is not None:
         latest = dict(list(choices.items())[-_MOST_CHOICES:])
-        _cache(root).write_note(_key(key, root), latest)
+        note = hash_parts([_key(key, root), of]) if of else _key(key, root)
+        _cache(root).write_note(note, latest)
 
 
 def store_variant(key: SpecialisationKey, variant: CompiledKernel) -> None:

@@ -143,6 +143,11 @@ class CudaDriver(GpuDriver):
         if {first, then} != {0, 1}:  # both are the legacy default stream
             super().order(index, first, then)
 
+    def name_of(self, index: int) -> str:
+        device = self.check(self.api.cuDeviceGet(index), f"opening cuda:{index}")
+        name = self.check(self.api.cuDeviceGetName(128, device), f"asking cuda:{index}")
+        return str(bytes(name).rstrip(b"\0").decode(errors="replace"))
+
     def multiprocessors(self, index: int) -> int:
         return self._attribute(
             self.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index

@@ -43,6 +43,14 @@ class GpuDriver(ABC):
         """Make device `index` current in this thread for a while."""
 
     @abstractmethod
+    def target_of(self, index: int) -> str:
+        """The target that device `index` runs."""
+
+    @abstractmethod
+    def name_of(self, index: int) -> str:
+        """What the vendor calls device `index`."""
+
+    @abstractmethod
     def multiprocessors(self, index: int) -> int:
         """How many there are on device `index`."""
 

@@ -66,6 +66,10 @@ class HipDriver(GpuDriver):
         text = name.decode() if isinstance(name, bytes) else str(name)
         return f"hip:{text.split(':')[0]}"
 
+    def name_of(self, index: int) -> str:
+        name = self._properties(index).name
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
     def multiprocessors(self, index: int) -> int:
         return int(self._properties(index).multiProcessorCount)
 

@@ -198,8 +198,8 @@ def _compared(
 def _distance(a: Array, e: Array) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         if a.dtype.kind in "biu":
-            return np.abs(a.astype(np.float64) - e.astype(np.float64))
-        return np.abs(a - e)
+            a, e = a.astype(np.float64), e.astype(np.float64)
+        return np.asarray(np.abs(a - e))
 
 
 def _tolerance(name: str, given: Any, usual: float) -> float:

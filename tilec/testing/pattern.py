@@ -28,7 +28,7 @@ def describe_pattern(wrong: Mask) -> list[str]:
     lines = []
     matrices = wrong.reshape(-1, *((1,) * (wrong.ndim == 1)), *wrong.shape[-2:])
     if matrices.shape[0] > 1:
-        hit = matrices.any((1, 2))
+        hit: Mask = np.asarray(matrices.any((1, 2)))
         if not hit.all():
             which = [_index(i, wrong.shape[:-2]) for i in np.flatnonzero(hit)]
             lines.append(f"only in the matrices {_listed(which)} of {len(hit)}")

@@ -1,0 +1,144 @@
+"""What is tried: each configuration of the user's, with what tilec predicts for the rest of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
+from tilec.ir.schedule import Plan
+from tilec.jit.specialise import Asked, Chosen
+from tilec.kernel import Kernel
+from tilec.tune import Ranked
+
+_ALL = 100_000  # plans of one kernel, and more
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a call: `config` is what the call is given for compile-time parameters (and
+    threads), `chosen` the plan, `asked` the call with these. `seconds`: the prediction, inf where
+    there is none. `predicted`: it is what the kernel does untuned."""
+
+    config: Mapping[str, Any]
+    asked: Asked
+    chosen: Chosen
+    seconds: float = math.inf
+    predicted: bool = False
+
+    @property
+    def name(self) -> str:
+        given = ", ".join(f"{k}={v}" for k, v in self.config.items())
+        plan = self.chosen.plan.describe() if self.chosen.plan else ""
+        packed = ", ".join(f"{name} packed" for name in self.chosen.packed)
+        return (
+            ": ".join(x for x in (given, " ".join(y for y in (plan, packed) if y)) if x)
+            or "as it is"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A call that is tuned for: its arguments by name, the grid if the launch gives one, the target
+    of the device that the arguments are on."""
+
+    kernel: Kernel
+    given: Mapping[str, Any]
+    grid: Any
+    target: str
+
+    def asked(self, config: Mapping[str, Any]) -> Asked:
+        """The call with this configuration. Raises LaunchError, CompileError."""
+        found = self.kernel.described((), self.target, {**self.given, **config})
+        if self.grid is None:
+            return found
+        return dataclasses.replace(found, grid=self.grid, grid_given=True)
+
+
+def check_configs(kernel: Kernel, configs: Any) -> list[dict[str, Any]]:
+    """The user's list of configurations. Raises LaunchError for what is none."""
+    known = [p.name for p in kernel.parameters if p.kind == "constexpr"]
+    hint = f"write configs=[{{{(known or ['BM'])[0]!r}: 64}}, …]"
+    if isinstance(configs, str | Mapping) or not isinstance(configs, Sequence):
+        raise LaunchError(f"configs of autotune are {shown(configs)}, not a list", hint=hint)
+    for config in configs:
+        if not isinstance(config, Mapping):
+            message = f"a configuration is {shown(config)}, not a dictionary"
+            raise LaunchError(message, hint=hint)
+        for name in config:
+            if name not in known and name != "threads":
+                near = did_you_mean(str(name), known)
+                message = f"a configuration names {name!r}, which is no compile-time parameter of "
+                names = ", ".join([*known, "threads"])
+                raise LaunchError(f"{message}{kernel.name}{near}", hint=f"it may name {names}")
+    return [dict(c) for c in configs]
+
+
+def candidates(
+    problem: Problem, configs: Sequence[Mapping[str, Any]], topk: int
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """The candidates, best prediction first, and configurations that cannot be (name and reason).
+    Raises the error of the first one where none can."""
+    found: dict[Any, Candidate] = {}
+    refused: list[tuple[str, str]] = []
+    first: TilecError | None = None
+    for config in configs or [{}]:
+        try:
+            for candidate in _of_config(problem, config, topk):
+                plan = candidate.chosen.plan
+                found.setdefault((tuple(candidate.config.items()), plan), candidate)
+        except (CompileError, LaunchError) as error:
+            first = first or error
+            name = ", ".join(f"{k}={v}" for k, v in config.items())
+            refused.append((name, error.message))
+    if not found:
+        assert first is not None
+        raise first
+    return sorted(found.values(), key=lambda c: c.seconds), refused
+
+
+def _of_config(problem: Problem, config: Mapping[str, Any], topk: int) -> list[Candidate]:
+    asked = problem.asked(config)
+    most = topk if asked.open or not config else 1
+    made: list[Candidate] = []
+    for entry in _predicted(problem, asked, most):
+        seconds = math.inf if entry.estimate is None else entry.estimate.seconds
+        made.append(_candidate(problem, {**config, **entry.constants}, entry.plan, seconds))
+    if not made and not asked.open:
+        made.append(_candidate(problem, config, None, math.inf))
+    if not made:
+        raise LaunchError(f"no values of {', '.join(asked.open)} can run")
+    return made
+
+
+def _predicted(problem: Problem, asked: Asked, most: int) -> Sequence[Ranked]:
+    """What is predicted to be fast, best first. On the CPU, which has one order only, by what is
+    given for the open parameters alone."""
+    choices = problem.kernel.choices
+    if problem.target != "cpu":
+        return [entry for entry in choices.recommend(asked, most) if not entry.reason]
+    found = choices.rank(asked.key(), asked, _ALL) if asked.open else None
+    apart: dict[Any, Ranked] = {}
+    for entry in () if found is None else found.ranked:
+        apart.setdefault(tuple(entry.constants.items()), entry)
+    return [*apart.values()][:most]
+
+
+def _candidate(
+    problem: Problem, config: Mapping[str, Any], plan: Plan | None, seconds: float
+) -> Candidate:
+    plan = None if problem.target == "cpu" else plan  # which has one order only
+    return Candidate(dict(config), problem.asked(config), Chosen({}, plan), seconds)
+
+
+def untuned(problem: Problem, config: Mapping[str, Any]) -> Candidate:
+    """What the kernel does by itself: the tiles and the plan that it chooses without a measurement,
+    with the operands that it packs. Raises CompileError."""
+    asked = problem.asked(config)
+    open_ = [*asked.open]
+    key = problem.kernel.choices.key(asked)
+    full = {**config, **{n: asked.call.constants[n] for n in open_}}
+    chosen = Chosen({}, key.plan, packed=key.packed)
+    return Candidate(full, problem.asked(full), chosen, 0.0, predicted=True)
