@@ -71,21 +71,23 @@ class Operator:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.overload(*args, **kwargs)
-        return self._call(args, kwargs)
-
-    @for_users
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:
             return self.overload(*args, **kwargs)
-        except TilecError as e:
-            e.loc = caller_loc() if isinstance(e, LaunchError) else e.loc
-            raise
-        except (RuntimeError, TypeError, ValueError) as e:
-            # torch's own, of arguments that do not fit the schema: nothing has run.
-            message = str(e).partition("\n")[0]
-            if not message.startswith(f"{self.name}() "):
-                raise
-            raise LaunchError(message, hint=f"call it with ({', '.join(self.inputs)})") from None
+        except Exception as e:
+            error = e
+        return self._raise(error)
+
+    @for_users
+    def _raise(self, error: Exception) -> None:
+        """Raise what went wrong in a call, in tilec's words and at the user's line."""
+        if isinstance(error, TilecError):
+            error.loc = caller_loc() if isinstance(error, LaunchError) else error.loc
+            raise error
+        # torch's own, of arguments that do not fit the schema: nothing has run.
+        message = str(error).partition("\n")[0]
+        if message.startswith(f"{self.name}() "):
+            raise LaunchError(message, hint=f"call it with ({', '.join(self.inputs)})")
+        raise error
 
     # --- what torch calls -----------------------------------------------------------------------
 
