@@ -130,6 +130,17 @@ def test_some_right_by_chance_do_not_hide_a_tile(rng: np.random.Generator) -> No
     assert "whole tiles of 64 x 64 are wrong: (1, 0), (3, 2)" in report(got, want)
 
 
+def test_another_mistake_does_not_hide_a_tile() -> None:
+    want = np.zeros((250, 300))
+    got = want.copy()
+    got[64:128, 128:192] = 1
+    got[7, 5] = np.nan
+    text = report(got, want)
+    assert "whole tiles of 64 x 64 are wrong: (1, 2) of (4, 5) (1 more elsewhere)" in text
+    got[3] = 1
+    assert "tiles" not in report(got, want), "nearly all have to be in them"
+
+
 def test_scattered_errors_have_no_pattern(rng: np.random.Generator) -> None:
     want = np.zeros((300, 300))
     got = (rng.random((300, 300)) < 0.3).astype(float)

@@ -1,7 +1,8 @@
 """Where the wrong elements of an array lie: kernels go wrong by rows, columns, tiles and edges.
 
 An array counts as matrices, its last two dimensions. A place counts as wrong where nearly all of
-its elements are, as some wrong ones are right by chance.
+its elements are, as some wrong ones are right by chance; and places make up the wrong elements
+where nearly all are in them, as another mistake may have made the rest.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 Mask = npt.NDArray[np.bool_]
+Shares = npt.NDArray[np.float64]
 
 NEARLY = 0.9  # of the elements of what counts as wrong
+MOST = 0.95  # of the wrong elements, in places that make them up
 TILES = (8, 16, 32, 64, 128, 256)
 _PERIODS = (2, 4, 8, 16, 32, 64)
 _LISTED = 4
@@ -47,8 +50,10 @@ def _in_matrix(matrix: Mask, matrices: Mask, is_vector: bool) -> list[str]:
         return ["all of their elements are wrong"] if len(matrices) > 1 else []
     by_row, by_column = matrix.mean(1), matrix.mean(0)
     for share, name, length in ((by_row, names[0], rows), (by_column, names[1], columns)):
-        if length > 1 and _whole(share):
-            return [f"whole {name} are wrong: {_places(share >= NEARLY, name)}"]
+        inside_each = share * matrix.size / length
+        if length > 1 and _make_up(share, inside_each):
+            rest = _rest(share, inside_each)
+            return [f"whole {name} are wrong: {_places(share >= NEARLY)}{rest}"]
     box = [(int(i[0]), int(i[-1])) for i in (np.flatnonzero(by_row), np.flatnonzero(by_column))]
     (top, bottom), (left, right) = box
     inside = matrix[top : bottom + 1, left : right + 1]
@@ -76,12 +81,20 @@ def _in_matrix(matrix: Mask, matrices: Mask, is_vector: bool) -> list[str]:
     return []
 
 
-def _whole(share: npt.NDArray[np.float64]) -> bool:
-    """Whether each row is wrong as a whole or not at all."""
-    return bool(np.all((share == 0) | (share >= NEARLY))) and bool((share == 0).any())
+def _make_up(share: Shares, counts: Shares) -> bool:
+    """Whether some places, but not all, are wrong as a whole, and nearly all wrong elements are in
+    these. `share` is the wrong part of each place, `counts` are its wrong elements."""
+    hit = share >= NEARLY
+    return bool(hit.any()) and not hit.all() and counts[hit].sum() >= MOST * counts.sum()
 
 
-def _places(hit: Mask, name: str) -> str:
+def _rest(share: Shares, counts: Shares) -> str:
+    """How many wrong elements are in other places, in words."""
+    left = round(float(counts[share < NEARLY].sum()))
+    return f" ({left} more elsewhere)" if left else ""
+
+
+def _places(hit: Mask) -> str:
     period = _period(hit)
     return period or _listed(_runs(np.flatnonzero(hit)))
 
@@ -103,22 +116,24 @@ def _tiles(matrix: Mask) -> str | None:
     rows, columns = matrix.shape
     sizes = [(m, n) for m in TILES if m <= rows for n in TILES if n <= columns]
     for m, n in sorted(sizes, key=lambda s: -s[0] * s[1]):
-        share = _share_by_tile(matrix, m, n)
-        if np.all((share == 0) | (share >= NEARLY)) and (share == 0).any():
-            at = [f"({i}, {j})" for i, j in np.argwhere(share > 0)]
-            return f"whole tiles of {m} x {n} are wrong: {_listed(at)} of {share.shape}"
+        share, counts = _by_tile(matrix, m, n)
+        if _make_up(share, counts):
+            at = [f"({i}, {j})" for i, j in np.argwhere(share >= NEARLY)]
+            where = f"{_listed(at)} of {share.shape}"
+            return f"whole tiles of {m} x {n} are wrong: {where}{_rest(share, counts)}"
     return None
 
 
-def _share_by_tile(matrix: Mask, m: int, n: int) -> npt.NDArray[np.float64]:
-    """The share of wrong elements in each tile; those at the edges may be smaller."""
+def _by_tile(matrix: Mask, m: int, n: int) -> tuple[Shares, Shares]:
+    """The share of wrong elements in each tile, and how many they are; tiles at the edges may be
+    smaller."""
     starts = np.arange(0, matrix.shape[0], m), np.arange(0, matrix.shape[1], n)
     sums = np.add.reduceat(np.add.reduceat(matrix.astype(np.int64), starts[0], 0), starts[1], 1)
     ones = [
         np.minimum(size, length - start)
         for size, length, start in zip((m, n), matrix.shape, starts)
     ]
-    return np.asarray(sums / np.multiply.outer(*ones))
+    return sums / np.multiply.outer(*ones), sums.astype(np.float64)
 
 
 def _runs(numbers: npt.NDArray[np.intp]) -> list[str]:
