@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -204,6 +205,18 @@ def test_schemas() -> None:
     }
     assert RESCALE.mutates == {"X", "Y"} and PAIRS.outputs == ("sums", "first")
     assert "SymInt n" in str(PAIRS.overload._schema)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tuned_kernel(device: str) -> None:
+    configs = [{"BN": 32}, {"BN": 64}]
+    tuned = tilec.autotune(scale, configs=configs, executor=ThreadPoolExecutor(1))
+    operator = register(tuned, "tilec_tests::tuned", out=["Y"], constants={"flip": True})
+    assert str(operator.overload._schema).endswith("tuned(Tensor X, float by=2.) -> Tensor")
+    x = randn(3, 70, dtype=torch.float64, device=device)
+    assert torch.equal(operator(x, 3.0), x * -3) and torch.equal(operator(x), x * -2)
+    (found, _) = operator._launched.results
+    assert {t.config["BN"] for t in found.trials} == {32, 64}
 
 
 # --- gradients ----------------------------------------------------------------------------------

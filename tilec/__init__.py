@@ -28,6 +28,7 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 
 if TYPE_CHECKING:
+    from tilec import bench, testing, torch  # noqa: F401
     from tilec.autotuning import autotune
     from tilec.jit.simulate import simulate
     from tilec.language import macro

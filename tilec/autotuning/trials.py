@@ -49,6 +49,10 @@ class Trial:
         return f"{name}: {self.timing if self.timing is not None else self.reason}"
 
 
+class Unlike(LaunchError):
+    """The reference gives something else than the kernel: nobody's result can be checked."""
+
+
 class Trials:
     """Runs candidates of one problem. `args` and `kwargs` are the call's, for `reference`, which
     computes what is right. `rtol` and `atol` as in `assert_close`; None: see SLACK."""
@@ -138,7 +142,7 @@ class Trials:
 
     def _differs(self, results: Sequence[Any], wanted: Sequence[Any]) -> str:
         if len(results) != len(wanted):
-            raise LaunchError(
+            raise Unlike(
                 f"the reference gives {len(wanted)} arrays, {self._problem.kernel.name} "
                 f"{len(results)}",
                 hint="return what the kernel writes, in the order of its parameters, and then what "

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilec.autotuning.candidates import Candidate, Problem, candidates, check_configs, untuned
 from tilec.autotuning.compiling import Made, compile_job, make_job
-from tilec.autotuning.trials import Trial, Trials
+from tilec.autotuning.trials import Trial, Trials, Unlike
 from tilec.autotuning.workers import Processes, processors
 from tilec.ir.caller import for_users, opaque
 from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
@@ -273,9 +273,9 @@ class Tuned:
             return dataclasses.replace(
                 _trial(candidate), timing=trials.time(candidate, made, *length)
             )
+        except Unlike:
+            raise
         except TilecError as error:
-            if isinstance(error, LaunchError) and "reference" in error.message:
-                raise
             return _trial(candidate, reason=error.message)
 
     def _finals(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tilec.autotuning import Tuned
 from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, did_you_mean, shown
 from tilec.jit.declared import constants_of, declared, refuse_untraced
@@ -39,14 +40,16 @@ class Operator:
     def __init__(
         self,
         name: str,
-        kernel: Kernel,
+        kernel: Kernel | Tuned,
         inputs: Inputs,
         mutates: frozenset[str],
         grid: Any,
         module: str,
     ) -> None:
-        self.name, self.kernel, self.mutates, self.module = name, kernel, mutates, module
-        self.inputs, self.outputs = inputs.names, tuple(kernel.signature.returns)
+        self.name, self.mutates, self.module = name, mutates, module
+        self.kernel = kernel.kernel if isinstance(kernel, Tuned) else kernel
+        self._launched: Any = kernel
+        self.inputs, self.outputs = inputs.names, tuple(self.kernel.signature.returns)
         self.parameters = inputs.parameters
         self._inputs, self._grid, self._checked = inputs, grid, False
         schema = write_schema(inputs, mutates, len(self.outputs))
@@ -95,10 +98,10 @@ class Operator:
         given = self._inputs.bind(args, kwargs)
         if not self._checked:
             self._check_written(given)
-        kernel: Any = self.kernel
+        launched = self._launched
         if self._grid is not None:
-            kernel = kernel[self._grid_for(given)]
-        return kernel(**given)
+            launched = launched[self._grid_for(given)]
+        return launched(**given)
 
     def _grid_for(self, given: Mapping[str, Any]) -> Any:
         """The grid of this call: `grid` of `register` may be a function of all arguments."""
@@ -178,7 +181,7 @@ def _found(module: str, name: str) -> Operator:
 
 @for_users
 def register(
-    kernel: Kernel,
+    kernel: Kernel | Tuned,
     name: str | None = None,
     *,
     out: Sequence[str] | None = None,
@@ -190,7 +193,8 @@ def register(
 ) -> Operator:
     """Make an operator of torch's of a kernel.
 
-    kernel         what `@tilec.kernel` made.
+    kernel         what `@tilec.kernel` made, or `@tilec.autotune`: then its compile-time parameters
+                   are what is tuned, and no arguments of the operator.
     name           "library::name" in `torch.ops`; "tilec::" and the kernel's name without it.
     out            tensor parameters that a call allocates and returns, as in
                    `@tilec.kernel(out=…)`: their shapes follow from those of the arguments.
@@ -212,6 +216,9 @@ def register(
     Compile-time parameters with a default of int, float, bool or str are arguments of the operator;
     T.auto is an optional int. Raises LaunchError, and CompileError of the kernel itself.
     """
+    tuned = kernel if isinstance(kernel, Tuned) else None
+    if tuned is not None:
+        kernel = tuned.kernel
     if not isinstance(kernel, Kernel):
         message = f"tilec.torch.register takes a kernel, not {shown(kernel)}"
         raise LaunchError(message, hint="put @tilec.kernel above the function")
@@ -223,12 +230,12 @@ def register(
             raise LaunchError(message, hint="name outputs there or in register, not in both")
         kernel = kernel if kernel.out else make_kernel(kernel.function, names, kernel.threads)
     name = _checked_name(name or f"tilec::{kernel.name}", kernel)
-    inputs = read_inputs(kernel.name, kernel.parameters, constants or {})
+    inputs = read_inputs(kernel.name, kernel.parameters, constants or {}, tuned is not None)
     written = _written(kernel, inputs, wanted if mutates is not None else None)
     _check_returns(kernel)
-    operator = Operator(
-        name, kernel, inputs, frozenset(wanted) or written, grid, _module_of_caller(kernel)
-    )
+    launched = kernel if tuned is None else Tuned(kernel, tuned.options)
+    module = _module_of_caller(kernel)
+    operator = Operator(name, launched, inputs, frozenset(wanted) or written, grid, module)
     operator.refuse_unsaid(written)
     if backward is not None:
         operator.differentiate(backward, setup_context)

@@ -43,10 +43,14 @@ class Inputs:
 
 
 def read_inputs(
-    kernel: str, parameters: Sequence[Parameter], constants: Mapping[str, Any]
+    kernel: str,
+    parameters: Sequence[Parameter],
+    constants: Mapping[str, Any],
+    tuned: bool = False,
 ) -> Inputs:
-    """The operator's parameters: the kernel's less `constants` and those whose value no schema can
-    hold, which keep their default. Raises LaunchError where such a one has none."""
+    """The operator's parameters: the kernel's less `constants`, those whose value no schema can
+    hold, which keep their default, and the compile-time ones of a `tuned` kernel, which are its
+    own. Raises LaunchError where one has no value."""
     kept, open_, fixed = [], set(), dict(constants)
     known = {p.name: p for p in parameters}
     for name in constants:
@@ -57,10 +61,12 @@ def read_inputs(
     for p in parameters:
         if p.name in constants:
             continue
+        if p.kind == "constexpr" and p.default is REQUIRED:
+            message = f"{kernel}: the compile-time parameter {p.name} has no default"
+            raise LaunchError(message, hint=f"give its value: constants={{{p.name!r}: 128}}")
+        if p.kind == "constexpr" and tuned:
+            continue
         if p.kind == "constexpr" and type(p.default) not in _CONSTANTS:
-            if p.default is REQUIRED:
-                message = f"{kernel}: the compile-time parameter {p.name} has no default"
-                raise LaunchError(message, hint=f"give its value: constants={{{p.name!r}: 128}}")
             if not isinstance(p.default, Auto):
                 fixed[p.name] = p.default
                 continue
