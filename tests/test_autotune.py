@@ -451,7 +451,8 @@ def test_tensors_of_torch(torch: Any, threads: Executor, own_cache: Path, device
     )  # fmt: skip
     kernel(a, b.T, c)
     torch.testing.assert_close(c.double(), a.double() @ b.T.double(), rtol=1e-2, atol=5e-2)
-    assert all(t.timing is not None for t in kernel.results[0].trials), kernel.results[0]
+    timed = [t for t in kernel.results[0].trials if t.timing is not None]
+    assert len(timed) > 1 and "wrong" not in str(kernel.results[0]), kernel.results[0]
     assert kernel.results[0].device == ("cpu" if device == "cpu" else "cuda:0")
     kernel(a, b.T, c)
     assert len(kernel.results) == 1

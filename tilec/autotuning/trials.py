@@ -107,11 +107,11 @@ class Trials:
 
     def _launcher(self, candidate: Candidate, variant: CompiledKernel) -> Callable[[], Any]:
         values = {**self._problem.given, **self._written(variant)}
-        args = [values[p.name] for p in variant.parameters if p.name in values]
+        given = {p.name: values[p.name] for p in variant.parameters if p.name in values}
         if self._problem.grid is None:
-            return lambda: variant(*args)
+            return lambda: variant(**given)
         grid = spread_grid(self._problem.grid, candidate.asked.call.constants)
-        return lambda: variant[grid](*args)
+        return lambda: variant[grid](**given)
 
     def _results(self, candidate: Candidate, variant: CompiledKernel) -> list[Any]:
         """What one run leaves in the arrays that it writes, then what it returns."""
