@@ -86,7 +86,7 @@ def test_the_state_of_hip_is_told() -> None:
 
 def test_extras_are_the_documented_ones() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"cuda", "hip", "torch", "test", "dev"}
+    assert set(project["optional-dependencies"]) == {"cuda", "hip", "torch", "test", "dev", "docs"}
     assert {re.split(r"[>=<]", d)[0] for d in project["dependencies"]} == {
         "llvmlite",
         "numpy",
