@@ -58,3 +58,27 @@ def test_the_table_of_schedules_is_made_from_measured_rows():
     assert cells[1] == "128x256" and cells[4] == "210.0"
     assert 150 < float(cells[3]) < 300
     assert "1 products" in made and module.page(made, [row]) == made
+
+
+def test_figures_are_those_of_the_stored_results():
+    module = _made("make_results")
+    again = "run `python docs/make_results.py`"
+    assert module.PAGE.read_text() == module.page(), again
+    assert module.README.read_text() == module.readme(), again
+    assert module.PICTURE.read_text() == module.picture().text_of(), again
+
+
+def test_the_fastest_peer_of_each_case_counts():
+    module = _made("make_results")
+    row = {"candidates": {"a": {"hot_ratio": {"median": 1.5}}, "b": {"hot_ratio": {"median": 0.5}}}}
+    assert module.ratios([row, {"candidates": {}}], ("a", "b")) == [0.5]
+    assert module.spread([0.5, 2.0]) == "**1.00** (0.50 to 2.00)"
+
+
+def _made(name: str):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -3,13 +3,16 @@ tested."""
 
 from __future__ import annotations
 
+import linecache
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -69,9 +72,21 @@ def test_the_command_for_gpu_tests_is_named() -> None:
     assert any(m.startswith("gpu:") for m in markers["tool"]["pytest"]["ini_options"]["markers"])
 
 
-def test_the_kernel_is_that_of_the_quickstart() -> None:
+def test_the_first_kernel_has_eight_lines_and_runs() -> None:
+    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) == 8
+    file = str(ROOT / "README.md:kernel")
+    linecache.cache[file] = (len(PYTHON[0]), None, PYTHON[0].splitlines(True), file)
+    names: dict[str, Any] = {}
+    exec(compile(PYTHON[0], file, "exec"), names)
+    a, b = np.random.default_rng(0).standard_normal((2, 1500)).astype(np.float32)
+    c = np.empty(1500, np.float32)
+    names["add"](a, b, c)
+    assert (c == a + b).all()
+
+
+def test_the_product_is_that_of_the_quickstart() -> None:
     quickstart = (ROOT / "examples" / "quickstart.py").read_text()
-    kernel = PYTHON[0].split("import tilec.language as T\n", 1)[1]
+    kernel = PYTHON[1].split("import tilec.language as T\n", 1)[1]
     assert "T.gemm" in kernel and kernel.strip() in quickstart
 
 
