@@ -157,27 +157,26 @@ def picture() -> Svg:
 
 def page() -> str:
     """docs/results.md."""
-    return "\n".join([*_introduction(), *_cases(), *_launches(), *_compile_times(), *_cpu()])
+    intro = _INTRODUCTION.format(machines=machines([s.result for s in SUBJECTS]), summary=summary())
+    return "\n".join([intro, *_cases(), *_launches(), *_compile_times(), *_cpu()])
 
 
-def _introduction() -> Iterator[str]:
-    yield "# Measured"
-    yield ""
-    yield "Written by `docs/make_results.py` from `benchmarks/results/*.json`; a test keeps it true."
-    yield ""
-    yield f"Measured on {machines([s.result for s in SUBJECTS])}. Tile sizes and schedules are left"
-    yield "to tilec; Triton and TileLang have their best configuration from a list. Each figure is a"
-    yield "ratio of throughput in one process: above 1 tilec is faster. The first number is the"
-    yield "geometric mean over the cases, those in brackets are the slowest and the fastest case."
-    yield "Every result is compared with float64 on sampled rows before it is timed."
-    yield ""
-    yield "![How many times as fast as its peers tilec is](images/speed.svg)"
-    yield ""
-    yield summary()
-    yield "Two ways of timing: *mixed*, all candidates in one shuffled stream of calls (the table and"
-    yield "the picture above), and *alone*, one candidate for at least 0.3 s, until the chip has"
-    yield "reached its power limit. N and T are the layouts of A and B: NT is `A @ B.T`."
-    yield ""
+_INTRODUCTION = """# Measured
+
+Written by `docs/make_results.py` from `benchmarks/results/*.json`; a test keeps it true.
+
+Measured on {machines}. Tile sizes and schedules are left to tilec; Triton and TileLang have their
+best configuration from a list. Each figure is a ratio of throughput in one process: above 1 tilec
+is faster. The first number is the geometric mean over the cases, those in brackets are the slowest
+and the fastest case. Every result is compared with float64 on sampled rows before it is timed.
+
+![How many times as fast as its peers tilec is](images/speed.svg)
+
+{summary}
+Two ways of timing: *mixed*, all candidates in one shuffled stream of calls (the table and the
+picture above), and *alone*, one candidate for at least 0.3 s, until the chip has reached its power
+limit. N and T are the layouts of A and B: NT is `A @ B.T`.
+"""
 
 
 _HEADINGS = {
