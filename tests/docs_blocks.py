@@ -16,11 +16,13 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import os
 import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parent.parent
 # Pages whose blocks a script has run to write them: tests/test_docs.py.
@@ -74,16 +76,15 @@ def run_python(page: Path, need: str) -> None:
     """Run the Python blocks of a page that need at most `need`, in order; look at what they print.
     Raises AssertionError with the page's line."""
     namespace: dict[str, Any] = {"__name__": f"page_{page.stem}"}
-    printed = ""
-    for block in blocks(page):
-        if block.language == "text" and block.says == "output":
-            if printed is not None:
-                check_output(block, printed)
-        elif block.language == "python":
-            if NEEDS.index(block.need) > NEEDS.index(need):
-                printed = None
-            else:
-                printed = _run(block, namespace)
+    printed: str | None = ""
+    with mock.patch.dict(os.environ):
+        for block in blocks(page):
+            if block.language == "text" and block.says == "output":
+                if printed is not None:
+                    check_output(block, printed)
+            elif block.language == "python":
+                runs = NEEDS.index(block.need) <= NEEDS.index(need)
+                printed = _run(block, namespace) if runs else None
 
 
 def _run(block: Block, namespace: dict[str, Any]) -> str:
