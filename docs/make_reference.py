@@ -20,7 +20,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ MEMBERS = {
     "tilec.Kernel": "compile recommend parts parameters compile_with_plan clear",
     "tilec.CompiledKernel": "asm plan parameters name target resources binary save export_c",
 }
+MOST_LINES = 36  # of an example
 _WIDTH = 88
 
 
@@ -107,10 +110,10 @@ def entry(module: str, name: str) -> str:
     lines += [docstring(value, title), ""]
     if isinstance(value, type):
         lines += [*_members(value, title, is_word(module))]
-    used = examples().get(name, []) if is_word(module) else []
-    if used:
-        links = [f"[{path}](../../{path})" for path in used[:3]]
-        lines += [f"Example: {', '.join(links)}.", ""]
+    example = examples().get(name) if is_word(module) else None
+    if example:
+        lines += [f'<details markdown="1"><summary>Example, of {example.path}</summary>', ""]
+        lines += ["```python", example.text, "```", "", "</details>", ""]
     return "\n".join(lines)
 
 
@@ -222,22 +225,60 @@ def _members(cls: type, title: str, word: bool) -> Iterator[str]:
             yield ""
 
 
+@dataclass(frozen=True)
+class Example:
+    """A kernel of `path` (from the root) that uses a word."""
+
+    path: str
+    text: str
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n") + 1
+
+
 @functools.cache
-def examples() -> dict[str, list[str]]:
-    """The files of examples/ that use a word, those that use fewest words first."""
-    uses: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "examples").rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text()))
-        uses[str(path.relative_to(ROOT))] = {
-            n.attr
-            for n in nodes
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "T"
-        }
-    found: dict[str, list[str]] = {}
-    for path, names in sorted(uses.items(), key=lambda item: len(item[1])):
-        for name in names:
-            found.setdefault(name, []).append(path)
+def examples() -> dict[str, Example]:
+    """For each word the shortest kernel that uses it: of examples/, else of the tests, which are
+    run, too. Those of more than MOST_LINES are none."""
+    found: dict[str, Example] = {}
+    for folder in ("examples", "tests"):
+        here: dict[str, Example] = {}
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for names, example in _kernels(path):
+                for name in names:
+                    if name not in here or example.lines < here[name].lines:
+                        here[name] = example
+        for name, example in here.items():
+            found.setdefault(name, example)
     return found
+
+
+def _kernels(path: Path) -> Iterator[tuple[set[str], Example]]:
+    """The kernels of a file with the words that they use."""
+    text = path.read_text()
+    if "tilec.kernel" not in text:
+        return
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        heads = [ast.unparse(d) for d in node.decorator_list]
+        wrong_on_purpose = any(a.arg == "cut" for a in node.args.args)
+        if wrong_on_purpose or not any(h.startswith("tilec.kernel") for h in heads):
+            continue
+        first, last = node.decorator_list[0].lineno - 1, node.end_lineno or 0
+        if last - first <= MOST_LINES:
+            body = textwrap.dedent("\n".join(lines[first:last]))
+            yield _words_in(node), Example(str(path.relative_to(ROOT)), body)
+
+
+def _words_in(node: ast.AST) -> set[str]:
+    return {
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "T"
+    }
 
 
 def pages() -> dict[str, str]:
