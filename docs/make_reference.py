@@ -5,8 +5,9 @@ A page of docs/reference has lines such as
     <!-- entries: tilec.builtins.atomics -->
     <!-- entries: tilec.language Kernel program_id -->
 
-Behind each the site has the entries of that module's `__all__`, or of the names that follow;
-what the page says above them (shapes, dtypes, targets, errors) holds for all of them.
+Behind each the site has the entries of that module's `__all__`, or of the names that follow (which
+may be patterns, `*Error`); what the page says above them (shapes, dtypes, targets, errors) holds
+for all of them.
 `docs/make_site.py` puts them there when the site is built; `tests/test_reference.py` holds that
 every word of `tilec.language` and every name of `tilec` is on a page.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import fnmatch
 import functools
 import importlib
 import inspect
@@ -33,7 +35,7 @@ from tilec.ir.types import DType
 
 ROOT = Path(__file__).parent.parent
 PAGES = Path(__file__).parent / "reference"
-DIRECTIVE = re.compile(r"^<!-- entries: (\S+)((?: \w+)*) -->$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^<!-- entries: (\S+)((?: [\w*]+)*) -->$", re.MULTILINE)
 FACTS = ("Shapes", "Dtypes", "Targets", "Errors")  # what a page says of all its words
 # Of classes with parts that other modules of tilec use, what is a user's.
 MEMBERS = {
@@ -64,8 +66,11 @@ def words() -> set[str]:
 def listed(page: str) -> list[tuple[str, str]]:
     """(module, name) of each entry that a page's text asks for."""
     found = []
-    for module, names in DIRECTIVE.findall(page):
-        found += [(module, n) for n in names.split() or importlib.import_module(module).__all__]
+    for module, asked in DIRECTIVE.findall(page):
+        known = importlib.import_module(module).__all__ if "*" in asked or not asked else ()
+        for pattern in asked.split() or ["*"]:
+            names = fnmatch.filter(known, pattern) if "*" in pattern else [pattern]
+            found += [(module, n) for n in names]
     return found
 
 

@@ -10,6 +10,9 @@ import docs_blocks
 import pytest
 from docs_blocks import ROOT
 
+from tilec.__main__ import COMMANDS
+from tilec.target import TARGETS, cuda_target
+
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 PAGES = docs_blocks.pages()
 
@@ -107,3 +110,41 @@ def test_all_pages_are_in_the_navigation():
     for page in (ROOT / "docs").rglob("*.md"):
         name = str(page.relative_to(ROOT / "docs"))
         assert re.search(rf"(?:: |- ){re.escape(name)}$", nav, re.M), f"add {name} to mkdocs.yml"
+
+
+def test_the_table_of_chips_is_that_of_targets():
+    text = (ROOT / "docs" / "install.md").read_text()
+    table = text.split("## Which chip takes which road")[1].split("\n## ")[0]
+    assert all(f"`{name}`" in table for name in TARGETS)
+    rows = [[c.strip() for c in r.split("|")[1:-1]] for r in re.findall(r"^\|.*\|$", table, re.M)]
+    found = 0
+    for _, capabilities, told, _ in rows[2:]:
+        for major, minor in re.findall(r"(\d+)\.(\d|x)", capabilities):
+            is_target = cuda_target(int(major), 0 if minor == "x" else int(minor))
+            assert told == (f"`{is_target.name}`" if is_target else "none"), capabilities
+            found += 1
+    assert found >= 8
+
+
+def test_shared_memory_is_as_told():
+    text = (ROOT / "docs" / "reference" / "kernel.md").read_text()
+    for name, target in TARGETS.items():
+        if name != "cpu":
+            assert f"{target.shared_bytes >> 10} KB on `{name}`" in text
+
+
+def test_commands_in_a_line_name_what_there_is():
+    commands = set(re.findall(r"`(python [^`]+)`", "\n".join(p.read_text() for p in PAGES)))
+    assert len(commands) > 5
+    for command in commands:
+        words = command.split()
+        if words[1:3] == ["-m", "tilec"]:
+            assert len(words) < 4 or words[3].isupper() or words[3] in {*COMMANDS, "--version"}, (
+                command
+            )
+        elif words[1] == "-m":
+            name = words[2].replace(".", "/")
+            found = (ROOT / name).exists() or (ROOT / f"{name}.py").exists()
+            assert found or words[2] in ("pytest", "pip"), command
+        elif not words[1].startswith(("-", "program")):
+            assert list(ROOT.glob(words[1])), command
