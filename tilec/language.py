@@ -121,12 +121,14 @@ ClusterKernel = Kernel
 
 
 def program_id(axis: _Int = 0) -> Any:
-    """Index of this block along `axis` (0, 1 or 2) of the grid."""
+    """Index of this block along `axis` (0, 1 or 2) of the grid, an int32. Raises CompileError for
+    another axis."""
     only_inside("program_id")
 
 
 def num_programs(axis: _Int = 0) -> Any:
-    """Number of blocks along `axis` of the grid."""
+    """Number of blocks along `axis` (0, 1 or 2) of the grid, an int32. Raises CompileError for
+    another axis."""
     only_inside("num_programs")
 
 
@@ -148,13 +150,17 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
 
 def alloc_global(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
     """`W = T.alloc_global((M, N), dtype)`, above T.Kernel: memory of the device for the time of a
-    call, which all blocks see. Otherwise as `T.empty`; it is not returned."""
+    call, which all blocks see. Its content is undefined at first. Otherwise as `empty`; it is not
+    returned."""
     only_inside("alloc_global")
 
 
 def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
     """A tensor allocated by the call, to be returned: `C = T.empty((M, N), "float16")`, or with
-    extents as arguments of their own, `T.empty(M, N, dtype="float16")`."""
+    extents as arguments of their own, `T.empty(M, N, dtype="float16")`.
+
+    Extents are ints, sizes, and arithmetic on these and on integer parameters. The array is of the
+    kind and on the device of the call's first array. Raises CompileError below T.Kernel."""
     only_inside("empty")
 
 
@@ -162,22 +168,36 @@ def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
 
 
 def alloc_shared(shape: Any, dtype: object, scope: str = "shared.dyn") -> Any:
-    """A tile in the block's shared memory. Extents are compile-time ints, of any value."""
+    """A tile in the block's shared memory, of any rank and dtype. Extents are compile-time ints from
+    1. How it is laid out, and in how many stages it is kept, tilec chooses; `scope` is accepted
+    ("shared", "shared.dyn").
+
+    Raises CompileError for extents that only a call gives, for what is no dtype, and in
+    `T.Parallel`; ResourceError, when the kernel is compiled, where shared memory does not hold it.
+    """
     only_inside("alloc_shared")
 
 
 def alloc_fragment(shape: Any, dtype: object, scope: str = "local.fragment") -> Any:
-    """A tile spread over the registers of the block's threads."""
+    """A tile spread over the registers of the block's threads, of any rank and dtype. Which thread
+    has which elements tilec chooses, by what is done with it (`annotate_layout` fixes it).
+
+    Raises CompileError as `alloc_shared`; ResourceError where it takes more registers than a thread
+    has and something else could be chosen."""
     only_inside("alloc_fragment")
 
 
 def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
-    """An array that every thread has for itself."""
+    """An array that every thread has for itself, of any rank and dtype. Extents are compile-time
+    ints. Where all indices are known at compile time it is in registers. Raises CompileError as
+    `alloc_shared`."""
     only_inside("alloc_local")
 
 
 def alloc_var(dtype: object, init: Any = None) -> Any:
-    """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`."""
+    """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`. `dtype` may
+    be a short vector (`T.float32x2`). Without `init` its content is undefined. Raises CompileError
+    for what is no dtype, and for an `init` that the dtype has not."""
     only_inside("alloc_var")
 
 
@@ -210,12 +230,16 @@ def copy(
 
 
 def fill(buffer: Any, value: Any) -> None:
-    """Set every element of a region to `value`."""
+    """Set every element of a region to `value`: of a tensor, a shared tile or a fragment, of any
+    dtype, to which a run-time number is converted. Out of a tensor's bounds nothing is written.
+
+    Raises CompileError for a literal that the dtype does not hold, for a tile as `value`, and for a
+    whole tensor whose extents only a call gives (name a tile of it)."""
     only_inside("fill")
 
 
 def clear(buffer: Any) -> None:
-    """Set every element of a region to zero."""
+    """Set every element of a region to zero, as `fill` does. Raises CompileError as `fill`."""
     only_inside("clear")
 
 
@@ -314,7 +338,8 @@ def gemm_sp(
 
 def if_then_else(cond: Any, on_true: Any, on_false: Any) -> Any:
     """`on_true` where `cond` holds, else `on_false`; an element out of bounds in the other is not
-    read."""
+    read. Both are numbers, or vectors of as many lanes; the result has the dtype of both together,
+    as that of their sum."""
     only_inside("if_then_else")
 
 
@@ -337,7 +362,7 @@ def cast(
 
 
 def isfinite(x: Any) -> Any:
-    """Whether x, a float, is neither infinite nor nan."""
+    """Whether x, a float, is neither infinite nor nan: a bool. Raises CompileError for ints."""
     only_inside("isfinite")
 
 
@@ -355,7 +380,7 @@ def Cast(dtype: object, value: Any) -> Any:
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
+    """a * b + c of floats, rounded once. Raises CompileError for ints."""
     only_inside("fma")
 
 
@@ -364,17 +389,21 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 def annotate_safe_value(values: dict[Any, Any]) -> None:
     """What reads out of a global tensor's bounds give: `{A: -T.infinity("float16")}` (default
-    0)."""
+    0). Raises CompileError for what is no tensor, and for what is no number."""
     only_inside("annotate_safe_value")
 
 
 def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> None:
-    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column")."""
+    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), so that
+    blocks that run at once share tiles in the L2 cache. Raises CompileError for a width below 1 and
+    another order."""
     only_inside("use_swizzle")
 
 
 def print(obj: Any, msg: str = "") -> None:
-    """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs."""
+    """Print a scalar, an f-string of scalars, or a whole buffer, when the kernel runs, `msg` before
+    it. On NVIDIA's GPUs by the device's printf, on the CPU to stdout; the simulator collects it
+    (`report.printed`). AMD's GPUs cannot print: CompileError, but in the simulator."""
     only_inside("print")
 
 

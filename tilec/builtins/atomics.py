@@ -111,10 +111,12 @@ def atomic_addx4(dst: Any, value: Any, return_prev: _Bool = False) -> Any:
 
 
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
-    """An element that other threads change by atomics."""
+    """An element that other threads change by atomics, as it is now. `memory_order` as that of
+    `atomic_add`. Raises CompileError for an element that no other thread sees."""
     only_inside("atomic_load")
 
 
 def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> None:
-    """Set an element that other threads look at by atomics."""
+    """Set an element that other threads look at by atomics. `memory_order` as that of `atomic_add`.
+    Raises CompileError for an element that no other thread sees."""
     only_inside("atomic_store")
