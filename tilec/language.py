@@ -168,9 +168,9 @@ def empty(*extents: Any, shape: Any = None, dtype: object = "float32") -> Any:
 
 
 def alloc_shared(shape: Any, dtype: object, scope: str = "shared.dyn") -> Any:
-    """A tile in the block's shared memory, of any rank and dtype. Extents are compile-time ints from
-    1. How it is laid out, and in how many stages it is kept, tilec chooses; `scope` is accepted
-    ("shared", "shared.dyn").
+    """A tile in the block's shared memory, of any rank and dtype. Extents are compile-time ints,
+    from 1. How it is laid out, and in how many stages it is kept, tilec chooses; `scope` is
+    accepted ("shared", "shared.dyn").
 
     Raises CompileError for extents that only a call gives, for what is no dtype, and in
     `T.Parallel`; ResourceError, when the kernel is compiled, where shared memory does not hold it.
@@ -195,9 +195,9 @@ def alloc_local(shape: Any, dtype: object, scope: str = "local") -> Any:
 
 
 def alloc_var(dtype: object, init: Any = None) -> Any:
-    """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`. `dtype` may
-    be a short vector (`T.float32x2`). Without `init` its content is undefined. Raises CompileError
-    for what is no dtype, and for an `init` that the dtype has not."""
+    """A scalar variable of each thread: `x = T.alloc_var("int32", 0)`, then `x = x + 1`. `dtype`
+    may be a short vector (`T.float32x2`). Without `init` its content is undefined. Raises
+    CompileError for what is no dtype, and for an `init` that the dtype has not."""
     only_inside("alloc_var")
 
 
@@ -394,9 +394,9 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
 
 
 def use_swizzle(panel_size: _Int, order: str = "row", enable: _Bool = True) -> None:
-    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), so that
-    blocks that run at once share tiles in the L2 cache. Raises CompileError for a width below 1 and
-    another order."""
+    """Visit the grid's blocks in panels `panel_size` wide along `order` ("row" or "column"), so
+    that blocks that run at once share tiles in the L2 cache. Raises CompileError for a width below
+    1 and another order."""
     only_inside("use_swizzle")
 
 
