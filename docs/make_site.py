@@ -2,6 +2,7 @@
 
 - The entries of the reference are made from docstrings (`make_reference.py`).
 - README.md is the home page; CHANGELOG.md and CONTRIBUTING.md are pages, too.
+- A page that the navigation of `mkdocs.yml` does not name comes at the end of its first section.
 - A page may link to any file of the repository, as it would be read there: `../examples/softmax.py`
   becomes a page with that source.
 """
@@ -29,6 +30,15 @@ AT_THE_ROOT = {
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", "": "sh"}
+
+
+def on_config(config: Any) -> Any:
+    """Pages that the navigation does not name come at the end of its first section."""
+    named = str(config.nav)
+    for path in sorted((ROOT / DOCS).glob("*.md")):
+        if repr(path.name) not in named:
+            next(iter(config.nav[1].values())).append(path.name)
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
