@@ -176,6 +176,11 @@ and the fastest case. Every result is compared with float64 on sampled rows befo
 Two ways of timing: *mixed*, all candidates in one shuffled stream of calls (the table and the
 picture above), and *alone*, one candidate for at least 0.3 s, until the chip has reached its power
 limit. N and T are the layouts of A and B: NT is `A @ B.T`.
+
+On your own GPU: `python -m benchmarks gemm --quick`; `python -m benchmarks --list` names the
+operators, `--budget SECONDS` stops in time, `--only SUBSTRING` picks cases, `--show` prints and
+draws what is stored. Triton and TileLang are measured where they are installed. A row is measured
+again only if the code that tilec emits for it, a peer or the device has changed.
 """
 
 

@@ -141,3 +141,10 @@ def test_commands_in_a_line_name_what_there_is():
             assert found or words[2] in ("pytest", "pip"), command
         elif not words[1].startswith(("-", "program")):
             assert list(ROOT.glob(words[1])), command
+
+
+def test_every_example_is_told():
+    told = links("docs/examples.md")
+    for path in (ROOT / "examples").rglob("*.py"):
+        name = str(path.relative_to(ROOT))
+        assert name in told or name.endswith("_support.py"), f"docs/examples.md lacks {name}"
