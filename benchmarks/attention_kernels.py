@@ -90,8 +90,10 @@ def forward(
                     o[i, j] *= shrink[i]
                 T.copy(V[b, n * BN : (n + 1) * BN, g, :], v)
                 T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
+            for i in T.Parallel(BM):
+                total[i] = 1 / total[i]
             for i, j in T.Parallel(BM, dim):
-                o[i, j] /= total[i]
+                o[i, j] *= total[i]
             T.copy(o, O[b, bx * BM : (bx + 1) * BM, h, :])
 
     return attention

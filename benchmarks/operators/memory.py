@@ -196,8 +196,7 @@ def _program(
     rows, length = shape[0], shape[-1]
     if f.of_odd is not None and length % VECTOR:
         flat = [tilec.spec((rows * length,), dtype)] * 2
-        kernel = f.of_odd(dtype, _up(length + VECTOR - 1, 192 * 24))
-        return kernel, [*flat, length], lambda t: (*(t[x].view(-1) for x in names), length)
+        return f.of_odd(dtype, length), flat, lambda t: tuple(t[x].view(-1) for x in names)
     if f.of_long is not None and length > LONGEST:
         parts = (rows * long_row_kernels.PARTS, 2)
         scratch = functools.cache(lambda device: torch.empty(parts, device=device))
@@ -206,12 +205,8 @@ def _program(
             [*specs, tilec.spec(parts, "float32")],
             lambda t: (*(t[x] for x in names), scratch(t["out"].device)),
         )
-    widths = (1 << (length - 1).bit_length(),) if f.of_rows else ()
-    return f.kernel(dtype, *widths), specs, lambda t: tuple(t[x] for x in names)
-
-
-def _up(n: int, by: int) -> int:
-    return -(-n // by) * by
+    lengths = (length,) if f.of_rows else ()
+    return f.kernel(dtype, *lengths), specs, lambda t: tuple(t[x] for x in names)
 
 
 def case(f: Form, shape: Shape, dtype: str) -> Case:
