@@ -154,7 +154,7 @@ def test_a_report_is_saved_and_shown(folder: Path, capsys: pytest.CaptureFixture
 # --- wrong usage: the words, what is said, and the fix that is named ---
 
 WRONG = [
-    ((), "which kernel", "simulate FILE.py:kernel"),
+    ((), "which kernel is it?", "simulate FILE.py:kernel"),
     (("kernels.txt",), "'kernels.txt' is not a Python file", "FILE.py"),
     (("kernel.py",), "no file 'kernel.py'; did you mean 'kernels.py'?", ""),
     (("none.py",), "none.py defines no kernel", "@tilec.kernel"),
@@ -245,7 +245,7 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_gives_the_report_of_what_was_run(folder: Path) -> None:
-    words = ["--dim", "R=4000000", "--target", "cuda:sm_80"]
+    words = ["--dim", "R=4000000", "--target", "cuda:sm_80", "--progress"]
     command = [sys.executable, "-m", "tilec", "simulate", "kernels.py:gather", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(

@@ -22,8 +22,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "frontend": ("target", "ir", "language", "builtins"),
     "passes": ("target", "ir"),
     "codegen": ("target", "ir", "support.tools"),
-    "sim": ("target", "ir"),
-    "tune": ("target", "ir", "passes"),
+    "sim": ("target", "ir", "support.progress", "support.rich"),
+    "tune": ("target", "ir", "passes", "support.rich"),
     "runtime": ("target", "ir.types", "ir.errors"),
 }
 OPTIONAL = {"torch", "cuda", "hip"}  # may be absent, so they are imported where they are used

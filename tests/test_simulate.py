@@ -22,7 +22,7 @@ from tilec.sim import launch as launches
 from tilec.sim import thread_state
 from tilec.sim.counts import Counts
 from tilec.sim.findings import KINDS, MOST_FINDINGS, Findings
-from tilec.sim.launch import Progress
+from tilec.sim.launch import BlocksDone
 from tilec.sim.report import Report, ReportError
 from tilec.sim.trace import Change, Trace, parse_trace
 from tilec.target import TargetError
@@ -572,7 +572,7 @@ def test_findings_are_merged_and_limited() -> None:
 
 
 def test_progress_says_how_long_it_will_take() -> None:
-    with Progress("k", 10) as progress:
+    with BlocksDone("k", 10) as progress:
         progress.done = 5
         assert "k: 5 of 10 blocks" in progress.line() and "s left" in progress.line()
         progress.done = 0

@@ -13,7 +13,7 @@ from tilec.jit.fingerprint import remember_surroundings
 from tilec.kernel import Kernel, check_threads, make_kernel
 
 if TYPE_CHECKING:
-    from tilec.tune import Ranked
+    from tilec.tune import Recommendations
 
 
 @overload
@@ -78,9 +78,9 @@ def _check_decorator(more: Any, out: object, threads: object, pdl: object, unkno
 @for_users
 def recommend(
     kernel: Kernel, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
-) -> tuple[Ranked, ...]:
+) -> Recommendations:
     """Configurations of `kernel` for these arguments of `compile`, by predicted time: see
-    `Kernel.recommend`. `print` of an entry is for people."""
+    `Kernel.recommend`. `print` of all, or of an entry, is for people; notebooks show a table."""
     if not isinstance(kernel, Kernel):
         hint = "put @tilec.kernel above it"
         message = f"tilec.recommend takes a kernel, not {shown(kernel)}"

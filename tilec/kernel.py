@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tilec.ir.schedule import Plan
     from tilec.jit import build
     from tilec.runtime.image import Image
-    from tilec.tune import Ranked
+    from tilec.tune import Recommendations
 else:  # loaded by the first kernel that is compiled
     build = Lazy("tilec.jit.build")
 
@@ -344,7 +344,7 @@ class Kernel(Launchable):
     @for_users
     def recommend(
         self, /, *args: Any, target: str | None = None, topk: int = 10, **kwargs: Any
-    ) -> tuple[Ranked, ...]:
+    ) -> Recommendations:
         """The configurations that T.auto and the open schedule leave for these arguments of
         `compile`, predicted, best first: at most `topk` that can run, then as many that cannot,
         with the reasons. Raises CompileError."""

@@ -21,7 +21,7 @@ from tilec.cli.usage import UsageError
 from tilec.frontend import bind_constants
 from tilec.ir.errors import did_you_mean
 from tilec.ir.types import DTYPES, find_dtype
-from tilec.jit.specialise import parameters_of
+from tilec.jit.specialise import parameters_of, spec_in_memory
 from tilec.kernel import Kernel
 from tilec.runtime.arguments import REQUIRED, Parameter
 from tilec.runtime.expressions import evaluate, is_name, names_in
@@ -98,8 +98,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def make_arguments(kernel: Kernel, words: Words, target: str) -> Arguments:
-    """The arguments of one call on `target`, made anew. Raises UsageError."""
+def make_arguments(kernel: Kernel, words: Words, target: str, memory: bool = True) -> Arguments:
+    """The arguments of one call on `target`, made anew; without `memory` such that `compile` takes,
+    which have shapes only. Raises UsageError."""
     values = dict(words.values or {})
     _check_names(kernel, words, values)
     constants = {p.name: values.get(p.name, p.default) for p in kernel.parameters}
@@ -110,7 +111,8 @@ def make_arguments(kernel: Kernel, words: Words, target: str) -> Arguments:
     loaded = _Arrays(kernel, parameters, words, target)
     found: dict[str, Any] = {}
     for name, p in parameters.items():
-        found[name] = loaded.make(p) if p.kind == "tensor" else values.get(name, p.default)
+        make = loaded.make if memory else loaded.describe
+        found[name] = make(p) if p.kind == "tensor" else values.get(name, p.default)
     return Arguments(found, {"threads": values["threads"]} if "threads" in values else {})
 
 
@@ -229,6 +231,23 @@ class _Arrays:
         """The array of a parameter, new."""
         if p.name in self.files:
             return np.array(self.files[p.name], order="K")
+        shape, dtype, content = self._form(p)
+        rng = np.random.default_rng([self.seed, self.number[p.name]])
+        kind = numpy_dtype(array_dtype(dtype, self.target))
+        values = _content(p.name, content or "random", shape, kind, rng)
+        return values if p.strides is None else self._strided(p, values)
+
+    def describe(self, p: Parameter) -> Any:
+        """The same without memory, as `tilec.spec` has it."""
+        if p.name in self.files:
+            return self.files[p.name]
+        shape, dtype, _ = self._form(p)
+        if p.strides is None:
+            return spec_in_memory(shape, dtype)
+        return spec_in_memory(shape, dtype, self._steps(p, shape))
+
+    def _form(self, p: Parameter) -> tuple[tuple[int, ...], str, str]:
+        """Shape, dtype and the word for the content of an array to be made."""
         word = self.words.get(p.name, "")
         _, dtype, content, *more = [*word.split(":"), "", ""]
         if any(more):
@@ -245,10 +264,7 @@ class _Arrays:
                 self.kernel.signature.loc,
                 f"write --arg {p.name}={'x'.join(['64'] * len(p.shape))}",
             )
-        kind = self._dtype(p, dtype, word)
-        rng = np.random.default_rng([self.seed, self.number[p.name]])
-        values = _content(p.name, content or "random", shape, kind, rng)
-        return values if p.strides is None else self._strided(p, values)
+        return shape, self._dtype(p, dtype, word), content
 
     def _shape(self, p: Parameter) -> tuple[int, ...]:
         if p.shape is None or None in p.shape:
@@ -262,7 +278,7 @@ class _Arrays:
     def _extent(self, p: Parameter, e: int | str | None) -> int:
         return int(evaluate(e, self.sizes, p.name)) if isinstance(e, str) else int(e or 0)
 
-    def _dtype(self, p: Parameter, name: str, word: str) -> Any:
+    def _dtype(self, p: Parameter, name: str, word: str) -> str:
         if not name and p.dtype is None:
             raise UsageError(
                 f"{p.name} has no dtype in {self.kernel.name}'s annotations",
@@ -283,19 +299,22 @@ class _Arrays:
                 self.kernel.signature.loc,
                 f"leave the dtype out, or write --arg {p.name}={word.replace(name, p.dtype)}",
             )
-        return numpy_dtype(stored)
+        return found.name
 
     def _strided(self, p: Parameter, values: Array) -> Array:
         """`values` in memory with the strides that the annotation asks for."""
-        dense = contiguous_strides(values.shape)
-        given = zip(p.strides or (), dense)
-        steps = [d if s is None else self._extent(p, s) for s, d in given]
+        steps = self._steps(p, values.shape)
         span = 1 + sum((n - 1) * s for n, s in zip(values.shape, steps) if n)
         base = np.zeros(max(span, 1), values.dtype)
         at = tuple(s * values.itemsize for s in steps)
         view = np.lib.stride_tricks.as_strided(base, values.shape, at)
         view[...] = values
         return view
+
+    def _steps(self, p: Parameter, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The strides that the annotation asks for, in elements."""
+        given = zip(p.strides or (), contiguous_strides(shape))
+        return tuple(d if s is None else self._extent(p, s) for s, d in given)
 
 
 def _content(name: str, content: str, shape: tuple[int, ...], dtype: Any, rng: Any) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,14 @@ from typing import Any
 
 from tilec.cli.arguments import Words, make_arguments, read_words
 from tilec.cli.kernels import find_kernel
+from tilec.cli.options import (
+    add_call_options,
+    add_target,
+    check_writable,
+    heed_progress,
+    read_grid,
+    required,
+)
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TargetError, TilecError
 from tilec.jit.simulate import GPU_TARGETS, simulate, simulated_target
@@ -26,31 +33,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
+    add_call_options(parser, grid=True)
+    add_target(parser, f"{DEFAULT_TARGET}; may be repeated", GPU_TARGETS)
     add = parser.add_argument
-    add("kernel", nargs="?", help="FILE.py, FILE.py:kernel or 'FILE.py:factory(\"float16\")'")
-    add(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="NAME=SPEC",
-        help="an array: SHAPE:DTYPE:CONTENT (256x64:float16:zeros; parts may be left out; content "
-        "random, zeros, ones, arange or LOW..HIGH), FILE.npy, FILE.npz:KEY; or FILE.npz alone",
-    )
-    add("--dim", action="append", default=[], metavar="M=256", help="a size of the annotations")
-    add("--set", action="append", default=[], metavar="BM=64", help="a number or constant")
-    add("--grid", help="where the launch gives it: 4 or 4,2")
-    add(
-        "--target",
-        action="append",
-        help=f"one of {', '.join(GPU_TARGETS)} ({DEFAULT_TARGET}); may be repeated",
-    )
     add("--blocks", help="4: the first four; [0,5] or [(0,1)]: these")
     add("--no-checks", action="store_true", help="numbers only, faster")
     add("--optimised", action="store_true", help="run what LLVM's optimiser makes of the code")
     add("--check-outputs", action="store_true", help="report outputs that nobody has written")
     add("--schedules", type=int, default=1, help="run so often, with warps in another order")
     add("--trace", action="append", default=[], metavar="'acc[0, :4]'", help="follow elements")
-    add("--seed", type=int, default=0, help="of random arrays and of schedules")
     add("--steps", type=int, default=DEFAULT_STEPS, help="after which a block runs for ever")
     add("--save", type=Path, metavar="FILE.json", help="keep the report")
     add("--show", type=Path, metavar="FILE.json", help="print a report that was kept")
@@ -58,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run; the exit status."""
+    heed_progress(options)
     try:
         return _show(options) if options.show is not None else _simulate(options)
     except TilecError as e:
@@ -80,15 +72,12 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    if options.kernel is None:
-        raise UsageError(
-            "which kernel is to be run?", hint="write python -m tilec simulate FILE.py:kernel"
-        )
+    place = required(options.kernel, "simulate")
     targets = [_target(name) for name in dict.fromkeys(options.target or [DEFAULT_TARGET])]
     words = read_words(options.arg, options.dim, options.set, options.seed)
-    grid, blocks = _grid(options.grid), _blocks(options.blocks)
+    grid, blocks = read_grid(options.grid), _blocks(options.blocks)
     files = _files(options.save, targets)
-    kernel = find_kernel(options.kernel)
+    kernel = find_kernel(place)
     reports = list[Report]()
     for name in targets:
         report = _run(kernel, words, name, options, grid, blocks)
@@ -153,15 +142,6 @@ def _target(name: str) -> str:
         raise UsageError(f"--target {name}: {e}") from None
 
 
-def _grid(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = text.replace("x", ",").split(",")
-    if not 1 <= len(parts) <= 3 or not all(p.strip().isdecimal() for p in parts):
-        raise UsageError(f"--grid {text}: a grid is one to three sizes", hint="write --grid 4,2")
-    return tuple(map(int, parts))
-
-
 def _blocks(text: str | None) -> Any:
     """As in Python: a number, or a list of numbers and coordinates."""
     if text is None:
@@ -184,7 +164,5 @@ def _files(save: Path | None, targets: Sequence[str]) -> Mapping[str, Path]:
     if len(targets) > 1:
         files = {t: save.with_stem(f"{save.stem}-{t.replace(':', '-')}") for t in targets}
     for file in files.values():
-        there = file if file.exists() else file.parent
-        if not os.access(there, os.W_OK) or file.is_dir() or not file.parent.is_dir():
-            raise UsageError(f"--save {file}: that place cannot be written")
+        check_writable("--save", file)
     return files

@@ -7,18 +7,19 @@ import itertools
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
+from tilec.cli.options import add_progress, heed_progress
 from tilec.fuzz.generate import generate
 from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program, targets
 from tilec.fuzz.program import NAMED_SIZES, PLAIN, SIZES, Program
 from tilec.fuzz.session import Result, Tally, results, shrunk
 from tilec.fuzz.workers import MOST_SECONDS, Worker
+from tilec.support.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shrink", type=float, default=60.0, help="seconds for each failure")
     parser.add_argument("--out", type=Path, default=Path("tests"), help="folder of written tests")
     parser.add_argument("--max-failures", type=int, default=10, help="stop after so many")
+    add_progress(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run; 1 where a program failed. Ctrl-C ends it with the summary."""
+    heed_progress(options)
     with mock.patch.dict(os.environ, {"TILEC_DISABLE_CACHE": "1"}):  # no program comes twice
         return _run(options)
 
@@ -64,22 +67,21 @@ def _run(options: argparse.Namespace) -> int:
         print(generate(seed, options.program).source)
         for name, a in generate(seed, options.program).arguments.items():
             print(f"{name} = {a}")
-    tally, told = Tally(), Progress()
+    tally = Tally()
     seen: set[tuple[str, str, str]] = set()
-    try:
-        numbers = _numbers(options, tally)
-        for result in results(seed, numbers, chosen, options.jobs, options.runs, options.limit):
-            tally.add(result)
-            told.show(tally)
-            if result.failures:
-                told.clear()
-                _report(result, options, seen)
-            if tally.failures >= options.max_failures:
-                break
-    except KeyboardInterrupt:
-        told.clear()
-        print("interrupted", file=sys.stderr)
-    told.clear()
+    with Programs(tally) as told:
+        try:
+            numbers = _numbers(options, tally)
+            for result in results(seed, numbers, chosen, options.jobs, options.runs, options.limit):
+                tally.add(result)
+                if result.failures:
+                    told.clear()
+                    _report(result, options, seen)
+                if tally.failures >= options.max_failures:
+                    break
+        except KeyboardInterrupt:
+            told.clear()
+            print("interrupted", file=sys.stderr)
     print(tally.summary(), flush=True)
     return 1 if tally.failures else 0
 
@@ -127,29 +129,15 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-class Progress:
-    """A line that is written over, on a terminal; elsewhere one line a minute."""
+class Programs(Progress):
+    """Progress of a run, whose line is that of its tally."""
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._last = time.monotonic()
-        self._width = 0
+    def __init__(self, tally: Tally) -> None:
+        super().__init__("fuzzing", 0, "programs")
+        self.tally = tally
 
-    def show(self, tally: Tally) -> None:
-        now = time.monotonic()
-        if now - self._last < (0.2 if self._terminal else 60):
-            return
-        self._last = now
-        if self._terminal:
-            text = tally.line()
-            print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._width = len(text)
-        else:
-            print(tally.line(), file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._terminal and self._width:
-            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+    def line(self) -> str:
+        return self.tally.line()
 
 
 # --- a failing program as a test file that runs by itself -----------------------------------------

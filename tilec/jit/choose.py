@@ -183,15 +183,15 @@ class Choices:
         given = replace(call, tensors={**call.tensors, **copies})
         return chooser.choose(functools.partial(_value, given), extents, most, starts, below)
 
-    def recommend(self, asked: Asked, most: int) -> tuple[tune.Ranked, ...]:
+    def recommend(self, asked: Asked, most: int) -> tune.Recommendations:
         """At most so many configurations that can run, best first, and as many that cannot. What
         they take is what the passes find; see `Chooser.as_compiled`. Raises CompileError."""
         base = asked.key()
         found = self.rank(base, asked, most)
         if found is None:
-            return ()
+            return tune.Recommendations()
         found = self._choosers[base].as_compiled(found, most)
-        return *found.ranked[:most], *found.rejected[:most]
+        return tune.Recommendations((*found.ranked[:most], *found.rejected[:most]))
 
     def _text(self, base: SpecialisationKey, asked: Asked) -> str:
         found = self.rank(base, asked)

@@ -44,8 +44,10 @@ from tilec.target import find_target
 if TYPE_CHECKING:
     from tilec.ir import schedule
     from tilec.ir.core import Func
-else:  # whoever only launches does not need it
+    from tilec.jit import describe
+else:  # whoever only launches does not need them
     schedule = Lazy("tilec.ir.schedule")
+    describe = Lazy("tilec.jit.describe")
 
 FEW_SPILLED = 160  # bytes of a thread that a choice may spill without a look at the next one
 ASSEMBLY = {"cuda": "ptx", "hip": "gcn", "cpu": "asm"}
@@ -112,6 +114,17 @@ class CompiledKernel(Launchable):
     def __repr__(self) -> str:
         arguments = ", ".join(_parameter(a).describe() for a in self.image.arguments)
         return f"<{self.name}({arguments}) for {self.target}>"
+
+    def __str__(self) -> str:
+        """What it takes, the plan, the resources: for people."""
+        return describe.text_of(self.image, self._plan_text())
+
+    def _repr_html_(self) -> str:
+        return describe.html_of(self.image, self._plan_text())
+
+    def _plan_text(self) -> str:
+        plan = self.plan
+        return plan.describe() if plan else ""
 
     @for_users
     def save(self, path: str | Path) -> None:

@@ -181,24 +181,34 @@ class Counts:
         """The locations of the lines."""
         return [line.loc for line in self.lines]
 
-    def table(self, sources: Mapping[tuple[str, int], str] | None = None) -> str:
-        """The counts beside the source, whose lines `sources` may hold by file and line; "" where
-        nothing was counted."""
+    def cells(
+        self, sources: Mapping[tuple[str, int], str] | None = None
+    ) -> tuple[list[str], list[list[str]]]:
+        """Titles of the columns that hold something, and a row for each line: the last cell is
+        "3: text", of a text that `sources` may hold by file and line."""
         rows = [_cells(line) for line in self.lines]
+        used = [i for i, _ in enumerate(COLUMNS) if any(r[i] for r in rows)]
+        made = []
+        for line, row in zip(self.lines, rows):
+            text = (sources or {}).get((line.loc.file, line.loc.line))
+            text = line.loc.source_line() if text is None else text
+            made.append([*(row[i] for i in used), f"{line.loc.line}: {text.strip()}".rstrip()])
+        return [*(COLUMNS[i][0] for i in used), "line"], made
+
+    def table(self, sources: Mapping[tuple[str, int], str] | None = None) -> str:
+        """The counts beside the source; "" where nothing was counted."""
+        titles, rows = self.cells(sources)
         if not rows:
             return ""
-        used = [i for i, (title, _) in enumerate(COLUMNS) if any(r[i] for r in rows)]
-        widths = [max(len(COLUMNS[i][0]), *(len(r[i]) for r in rows)) for i in used]
-        head = "  ".join(COLUMNS[i][0].rjust(w) for i, w in zip(used, widths))
+        widths = [max(map(len, column)) for column in zip(titles[:-1], *(r[:-1] for r in rows))]
+        head = "  ".join(t.rjust(w) for t, w in zip(titles, widths))
         out, file = list[str](), None
-        for line, row in zip(self.lines, rows):
+        for line, (*row, text) in zip(self.lines, rows):
             if line.loc.file != file:
                 file = line.loc.file
                 out += [f"{head}  line of {file}"]
-            text = (sources or {}).get((line.loc.file, line.loc.line))
-            text = line.loc.source_line() if text is None else text
-            cells = "  ".join(row[i].rjust(w) for i, w in zip(used, widths))
-            out.append(f"{cells}  {line.loc.line}: {text.strip()}".rstrip())
+            cells = "  ".join(cell.rjust(w) for cell, w in zip(row, widths))
+            out.append(f"{cells}  {text}".rstrip())
         return "\n".join(out)
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +22,7 @@ from tilec.sim.scheduler import LaunchRun, lines_of_loop
 from tilec.sim.thread_state import ThreadState
 from tilec.sim.threads import Coordinates
 from tilec.sim.trace import OnChange, Tracer
+from tilec.support.progress import Progress
 
 DEFAULT_STEPS = 20_000_000
 """Segments that a cluster may run before it counts as running for ever."""
@@ -47,6 +44,14 @@ class Wishes:
     seed: int = 0
     steps: int = DEFAULT_STEPS
     check_outputs: bool = False
+
+
+class BlocksDone(Progress):
+    """Progress in blocks. `judged`: whether the time of the rest has been looked at."""
+
+    def __init__(self, name: str, total: int) -> None:
+        super().__init__(f"simulating {name}", total, "blocks")
+        self.judged = False
 
 
 def run(launch: Launch, wishes: Wishes) -> Report:
@@ -84,7 +89,8 @@ def run(launch: Launch, wishes: Wishes) -> Report:
     everything = len(chosen) * per_cluster == x * y * z
     if wishes.check_outputs and not everything:
         report.notes += ("outputs are not checked where some blocks only are run",)
-    with Progress(launch.name, len(chosen) * per_cluster * wishes.schedules) as progress:
+    total = len(chosen) * per_cluster * wishes.schedules
+    with BlocksDone(launch.name, total) as progress:
         turn = None
         if wishes.blocks is None and len(chosen) > 1:
             turn = functools.partial(_check_first, launch, program, progress)
@@ -124,7 +130,7 @@ def _run_clusters(
     launch: Launch,
     running: LaunchRun,
     clusters: Sequence[Coordinates],
-    progress: Progress,
+    progress: BlocksDone,
     limit: bool,
 ) -> bool:
     """Run clusters until one does not end; whether all have. `limit`: raise LaunchError if that
@@ -209,7 +215,7 @@ def _linear(launch: Launch, block: object) -> int:
     return i + x * (j + y * k)
 
 
-def _check_time(launch: Launch, progress: Progress) -> None:
+def _check_time(launch: Launch, progress: BlocksDone) -> None:
     """Raise LaunchError if the rest would take too long; once, when there is an estimate."""
     spent, done, total = progress.spent, progress.done, progress.total
     if spent < _FIRST or progress.judged:
@@ -227,7 +233,9 @@ def _check_time(launch: Launch, progress: Progress) -> None:
     )
 
 
-def _check_first(launch: Launch, program: Program, progress: Progress, active: ThreadState) -> None:
+def _check_first(
+    launch: Launch, program: Program, progress: BlocksDone, active: ThreadState
+) -> None:
     """Raise LaunchError, placed at the loop that the active is in, if even the first cluster takes
     too long."""
     if progress.done or progress.spent < FIRST_LONGEST:
@@ -239,63 +247,3 @@ def _check_first(launch: Launch, program: Program, progress: Progress, active: T
         lines[0] if lines else None,
         "if it has to end, pass smaller arrays, or blocks=1 to wait for one block",
     )
-
-
-# --- how far a run is ---
-#
-# On stderr, where it takes long: one line that is written over, or plain lines where stderr is a
-# file.
-
-SILENT = 3.0  # seconds
-_EVERY = {True: 0.5, False: 30.0}  # seconds, on a terminal and in a file
-
-
-class Progress:
-    """`with Progress(name, total) as p:`, then `p.done += 1` after each of `total` blocks. A thread
-    writes, so that a block that takes long is seen too."""
-
-    def __init__(self, name: str, total: int, stream: TextIO | None = None) -> None:
-        self.done, self.total, self.name = 0, total, name
-        self.judged = False  # whether the time of the rest has been looked at
-        self._stream = sys.stderr if stream is None else stream
-        self._bar = self._stream.isatty()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._write, daemon=True)
-
-    def __enter__(self) -> Progress:
-        self._start = time.monotonic()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end.set()
-        self._thread.join()
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start
-
-    def line(self) -> str:
-        """What is written: blocks that are done, and how long the others will take."""
-        spent = self.spent
-        text = f"simulating {self.name}: {self.done} of {self.total} blocks, {spent:.0f} s"
-        if not self.done:
-            return text
-        return f"{text}, about {spent / self.done * (self.total - self.done):.0f} s left"
-
-    def _write(self) -> None:
-        pause, wrote = SILENT, False
-        while not self._end.wait(pause):
-            head, tail = ("\r\033[K", "") if self._bar else ("", "\n")
-            self._stream.write(head + self.line() + tail)
-            self._stream.flush()
-            pause, wrote = _EVERY[self._bar], True
-        if wrote and self._bar:
-            self._stream.write("\r\033[K")
-            self._stream.flush()

@@ -18,6 +18,7 @@ from tilec.ir.loc import Loc
 from tilec.sim.counts import Counts
 from tilec.sim.findings import Finding, advice
 from tilec.sim.trace import Trace
+from tilec.support.rich import html_block, html_code, html_table
 
 FORMAT = "tilec report 1"
 
@@ -119,6 +120,19 @@ class Report:
         return "\n".join(
             [*lines, *(f"  {line}" for line in f.details), *([f"  help: {hint}"] if hint else [])]
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the findings, then the counts as a table."""
+        head, *notes = self._head().split("\n")
+        parts = [html_code(self._finding(i, f)) for i, f in enumerate(self.findings, 1)]
+        if self.dropped:
+            parts.append(html_block(f"{self.dropped} further findings are not shown."))
+        parts += [html_code(trace.text(self.sources)) for trace in self.trace]
+        titles, rows = self.counts.cells(self.sources)
+        if rows:
+            numbers = range(len(titles) - 1)
+            parts.append(html_table(rows, titles, right=numbers, code=[len(titles) - 1]))
+        return html_block(head, *parts, about="; ".join(notes))
 
     # --- files ---
 

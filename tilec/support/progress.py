@@ -1,45 +1,101 @@
-"""A progress bar on stderr: one line that is written over, or plain lines where stderr is a
-file."""
+"""How far long work is: one line on stderr that is written over, or plain lines where stderr is a
+file.
+
+Written to a terminal only, unless TILEC_PROGRESS says otherwise: 1 asks for it everywhere, 0
+nowhere. Output that a program reads is never mixed with it."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
-from typing import TextIO
+from types import TracebackType
+from typing import Self, TextIO
 
-_WIDTH = 24
+from tilec.ir.errors import TilecError
+
+ENVIRONMENT = "TILEC_PROGRESS"
+SILENT = 3.0  # seconds: what is done by then needs no word
+_EVERY = {True: 0.5, False: 30.0}  # seconds, on a terminal and in a file
+
+
+def is_wanted(stream: TextIO) -> bool:
+    """Whether progress is written to `stream`. Raises TilecError for a variable that says neither
+    yes nor no."""
+    said = os.environ.get(ENVIRONMENT, "")
+    if said not in ("", "0", "1"):
+        raise TilecError(f"{ENVIRONMENT} is {said!r}", hint=f"set {ENVIRONMENT} to 1 or 0")
+    return said == "1" or (said == "" and stream.isatty())
 
 
 class Progress:
-    """`step(label)` before each of `total` steps, `close()` at the end; `say` prints a line above
-    the bar. `shown`: whether anything is written, None for "where stderr is a terminal"."""
+    """`with Progress("simulating k", total, "blocks") as p:`, then `p.done += 1` after each of
+    `total` steps; `label` is what is being done now. A thread writes, so that a step that takes
+    long is seen too; the first line comes after `silent` seconds."""
 
-    def __init__(self, total: int, stream: TextIO | None = None, shown: bool | None = True) -> None:
+    def __init__(
+        self,
+        doing: str,
+        total: int,
+        unit: str,
+        stream: TextIO | None = None,
+        silent: float = SILENT,
+    ) -> None:
+        self.doing, self.total, self.unit, self.done, self.label = doing, total, unit, 0, ""
         self._stream = sys.stderr if stream is None else stream
-        self._total, self._done, self._start = total, -1, time.monotonic()
-        self._bar = self._stream.isatty()
-        self._shown = self._bar if shown is None else shown
+        self._wanted = is_wanted(self._stream)
+        self._over = self._stream.isatty()
+        self._silent, self._wrote = silent, False
+        self._end, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._start = time.monotonic()
 
-    def step(self, label: str) -> None:
-        self._done += 1
-        spent = time.monotonic() - self._start
-        left = spent / self._done * (self._total - self._done) if self._done else 0.0
-        if not self._bar:
-            self._write(f"[{self._done + 1}/{self._total}] {spent:4.0f} s  {label}\n")
-        else:
-            full = _WIDTH * self._done // max(self._total, 1)
-            bar = "#" * full + "." * (_WIDTH - full)
-            count = f"{self._done}/{self._total}"
-            self._write(f"\r\033[K[{bar}] {count} {spent:.0f} s, {left:.0f} left  {label}")
+    def __enter__(self) -> Self:
+        self._start = time.monotonic()
+        if self._wanted:
+            self._thread.start()
+        return self
 
-    def say(self, text: str) -> None:
-        self._write(("\r\033[K" if self._bar else "") + text + "\n")
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        if self._wanted:
+            self._thread.join()
+        self.clear()
 
-    def close(self) -> None:
-        if self._bar:
-            self._write("\r\033[K")
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
 
-    def _write(self, text: str) -> None:
-        if self._shown:
-            self._stream.write(text)
-            self._stream.flush()
+    def line(self) -> str:
+        """What is written: the steps that are done, and how long the others will take."""
+        spent, label = self.spent, f"  {self.label}" if self.label else ""
+        text = f"{self.doing}: {self.done} of {self.total} {self.unit}, {spent:.0f} s"
+        if self.done and self.done < self.total:
+            left = spent / self.done * (self.total - self.done)
+            text += f", about {left:.0f} s left"
+        return text + label
+
+    def clear(self) -> None:
+        """Take the line off the terminal, before something else is printed."""
+        with self._lock:
+            if self._wrote and self._over:
+                self._stream.write("\r\033[K")
+                self._stream.flush()
+            self._wrote = False
+
+    def _write(self) -> None:
+        pause = self._silent
+        while not self._end.wait(pause):
+            head, tail = ("\r\033[K", "") if self._over else ("", "\n")
+            with self._lock:
+                self._stream.write(head + self.line() + tail)
+                self._stream.flush()
+                self._wrote = True
+            pause = _EVERY[self._over]

@@ -10,10 +10,12 @@ plans      those worth trying for a kernel
 footprint  what they keep in shared memory
 fit        the first that the passes find to fit
 packing    operands that are copied first
+table      recommendations as a table
 """
 
 from tilec.tune.choose import Choice, Chooser
 from tilec.tune.cost import Estimate
 from tilec.tune.rank import Candidate, Ranked
+from tilec.tune.table import Recommendations
 
-__all__ = ["Candidate", "Choice", "Chooser", "Estimate", "Ranked"]
+__all__ = ["Candidate", "Choice", "Chooser", "Estimate", "Ranked", "Recommendations"]

@@ -27,6 +27,7 @@ from tilec.passes.utils.registers import (
     budget,
     widest_wgmma,
 )
+from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
 from tilec.tune.cost import (
@@ -60,10 +61,14 @@ class Ranked:
     estimate: Estimate | None = None
     reason: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def configuration(self) -> str:
+        """What is chosen: "BM=128, BN=256: specialised (stages=4)"."""
         given = ", ".join(f"{k}={v}" for k, v in self.constants.items())
-        name = ": ".join(x for x in (given, self.plan.describe() if self.plan else "") if x)
-        e = self.estimate
+        return ": ".join(x for x in (given, self.plan.describe() if self.plan else "") if x)
+
+    def __str__(self) -> str:
+        name, e = self.configuration, self.estimate
         if e is None:
             return f"{name}: rejected, {self.reason}"
         return (
@@ -72,6 +77,9 @@ class Ranked:
             f"{e.l2_bytes / 1e6:.1f} MB from L2, {e.shared_bytes} bytes of shared memory, "
             f"{e.registers} registers in fragments"
         )
+
+    def _repr_html_(self) -> str:
+        return html_block(self.configuration, about=str(self).removeprefix(self.configuration))
 
 
 @dataclass

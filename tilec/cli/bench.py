@@ -1,0 +1,167 @@
+"""Time a kernel on this machine: on the GPU if there is one, else on the CPU. The arrays are made
+as for simulate. Status 0: timed; 2: it could not be run. (The benchmarks of tilec itself, against
+other compilers, are `python -m benchmarks` in its repository.)"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilec.cli.arguments import make_arguments, read_words
+from tilec.cli.kernels import find_kernel
+from tilec.cli.measure import Times, measure, on_device
+from tilec.cli.options import (
+    add_call_options,
+    check_writable,
+    heed_progress,
+    read_grid,
+    required,
+)
+from tilec.cli.usage import UsageError
+from tilec.ir.errors import LaunchError, TilecError
+from tilec.kernel import Kernel
+from tilec.runtime.devices import default_target, device_target, named_place
+from tilec.support.progress import Progress
+from tilec.support.rich import aligned, size_text, time_text
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was timed. `bytes` of all arrays, `predicted` seconds (None: not on this target)."""
+
+    kernel: str
+    device: str
+    target: str
+    plan: str
+    times: Times
+    bytes: int
+    flops: float
+    predicted: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: seconds, bytes and operations."""
+        return {
+            "kernel": self.kernel,
+            "device": self.device,
+            "target": self.target,
+            "plan": self.plan,
+            "calls": len(self.times.seconds),
+            "median": self.times.median,
+            "p10": self.times.quantile(0.1),
+            "p90": self.times.quantile(0.9),
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "predicted": self.predicted,
+        }
+
+    def __str__(self) -> str:
+        t, median = self.times, self.times.median
+        spread = f"{time_text(t.quantile(0.1))} to {time_text(t.quantile(0.9))}"
+        rows = [
+            ("median", f"{time_text(median)} of {len(t.seconds)} calls"),
+            ("10 to 90 %", spread),
+            ("arrays", f"{size_text(self.bytes)}, {self.bytes / median / 1e9:,.1f} GB/s"),
+        ]
+        if self.flops:
+            rows.append(("products", f"{self.flops / median / 1e12:,.2f} TFLOP/s"))
+        if self.predicted is not None:
+            ratio = self.predicted / median
+            rows.append(("predicted", f"{time_text(self.predicted)}, {ratio:.2f} of the median"))
+        plan = f", plan {self.plan}" if self.plan else ""
+        return f"{self.kernel} on {self.device} ({self.target}){plan}\n{aligned(rows)}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    add_call_options(parser, grid=True)
+    add = parser.add_argument
+    add("--device", help="cpu, cuda or cuda:1 (else the GPU found, else the CPU)")
+    add("--seconds", type=float, default=1.0, help="time for, about (default: 1)")
+    add("--json", type=Path, metavar="FILE.json", help="keep the figures")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Time; the exit status."""
+    heed_progress(options)
+    place = required(options.kernel, "bench")
+    words = read_words(options.arg, options.dim, options.set, options.seed)
+    grid = read_grid(options.grid)
+    if not 0 < options.seconds <= 3600:
+        raise UsageError(f"--seconds {options.seconds}: expected 0 to 3600", hint="write 1")
+    if options.json is not None:
+        check_writable("--json", options.json)
+    device, target = find_device(options.device)
+    kernel = find_kernel(place)
+    given = make_arguments(kernel, words, target)
+    arrays = {
+        name: on_device(value, device) if isinstance(value, np.ndarray) else value
+        for name, value in given.by_name.items()
+    }
+    timing = time_kernel(kernel, arrays, given.keywords, grid, device, target, options.seconds)
+    print(timing)
+    if options.json is not None:
+        options.json.write_text(json.dumps(timing.to_json(), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def find_device(name: str | None) -> tuple[str, str]:
+    """A device and the target that it runs. Raises UsageError."""
+    kind = default_target().split(":")[0] if name is None else name
+    try:
+        kind, index = named_place(None, kind)
+    except TilecError as e:
+        raise UsageError(f"--device {name}: {e.message}", hint=e.hint) from None
+    target = "cpu" if kind == "cpu" else device_target(kind, index)
+    # torch calls AMD's devices cuda, too
+    return "cpu" if kind == "cpu" else f"cuda:{index}", target
+
+
+def time_kernel(
+    kernel: Kernel,
+    arrays: Mapping[str, Any],
+    keywords: Mapping[str, Any],
+    grid: tuple[int, ...] | None,
+    device: str,
+    target: str,
+    seconds: float,
+) -> Timing:
+    """Time calls with these arguments. Raises LaunchError and CompileError, as a call does."""
+    start: Callable[..., Any] = kernel if grid is None else kernel[grid]
+    if not any(hasattr(a, "shape") for a in arrays.values()):
+        keywords = {**keywords, "device": device}
+    call = functools.partial(start, *arrays.values(), **keywords)
+    with Progress(f"timing {kernel.name}", 1, "calls") as progress:
+        try:
+            call()
+            times = measure(call, device, seconds, progress)
+        except LaunchError as e:
+            raise LaunchError(e.message, e.loc or kernel.signature.loc, e.hint) from None
+    plan, flops, predicted = _predicted(kernel, arrays, keywords, target)
+    total = sum(int(a.nbytes) for a in arrays.values() if hasattr(a, "nbytes"))
+    return Timing(kernel.name, device, target, plan, times, total, flops, predicted)
+
+
+def _predicted(
+    kernel: Kernel, arrays: Mapping[str, Any], keywords: Mapping[str, Any], target: str
+) -> tuple[str, float, float | None]:
+    """The plan that runs, the operations of its products, and the time that was predicted for it;
+    nothing where no grid is known or several kernels run."""
+    if kernel.is_sequence or kernel.signature.grid_from_launch:
+        return "", 0.0, None
+    compiled = kernel.compile(*arrays.values(), target=target, **keywords)
+    ranked = kernel.recommend(*arrays.values(), target=target, topk=1000, **keywords)
+    plan = compiled.plan
+    for r in ranked:
+        same = r.plan is not None and plan is not None and r.plan.name == plan.name
+        if r.estimate is not None and (same or plan is None or r.plan is None):
+            known = target != "cpu"
+            seconds = r.estimate.seconds if known else None
+            return plan.describe() if plan else "", r.estimate.flops, seconds
+    return plan.describe() if plan else "", 0.0, None

@@ -1,0 +1,92 @@
+"""Options that several commands have: a kernel, its arguments, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilec.cli.usage import UsageError
+from tilec.support.progress import ENVIRONMENT
+from tilec.target import TARGETS
+
+KERNEL = "FILE.py, FILE.py:kernel or 'FILE.py:factory(\"float16\")'"
+
+
+def add_call_options(parser: argparse.ArgumentParser, *, grid: bool) -> None:
+    """The kernel and what it is called with, as `cli.arguments` reads it."""
+    add = parser.add_argument
+    add("kernel", nargs="?", help=KERNEL)
+    add(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=SPEC",
+        help="an array: SHAPE:DTYPE:CONTENT (256x64:float16:zeros; parts may be left out; content "
+        "random, zeros, ones, arange or LOW..HIGH), FILE.npy, FILE.npz:KEY; or FILE.npz alone",
+    )
+    add("--dim", action="append", default=[], metavar="M=256", help="a size of the annotations")
+    add("--set", action="append", default=[], metavar="BM=64", help="a number or constant")
+    if grid:
+        add("--grid", help="where the launch gives it: 4 or 4,2")
+    add("--seed", type=int, default=0, help="of random arrays and of schedules")
+    add_progress(parser)
+
+
+def add_target(parser: argparse.ArgumentParser, what: str, known: Sequence[str] = ()) -> None:
+    """`--target`, which may be repeated."""
+    names = ", ".join(known or TARGETS)
+    parser.add_argument("--target", action="append", help=f"one of {names} ({what})")
+
+
+def add_progress(parser: argparse.ArgumentParser) -> None:
+    """`--progress`."""
+    parser.add_argument(
+        "--progress",
+        action="store_true",
+        help=f"say how far it is, on stderr, also where that is no terminal ({ENVIRONMENT}=1)",
+    )
+
+
+def heed_progress(options: argparse.Namespace) -> None:
+    """From here on progress is written where the options ask for it."""
+    if getattr(options, "progress", False):
+        os.environ[ENVIRONMENT] = "1"
+
+
+def required(kernel: str | None, command: str) -> str:
+    """The kernel's place. Raises UsageError where none is given."""
+    if kernel is None:
+        raise UsageError(
+            "which kernel is it?", hint=f"write python -m tilec {command} FILE.py:kernel"
+        )
+    return kernel
+
+
+def read_grid(text: str | None) -> tuple[int, ...] | None:
+    """`--grid 4,2`. Raises UsageError."""
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if not 1 <= len(parts) <= 3 or not all(p.strip().isdecimal() for p in parts):
+        raise UsageError(f"--grid {text}: a grid is one to three sizes", hint="write --grid 4,2")
+    return tuple(map(int, parts))
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Raise UsageError at once if a file cannot be written, not after long work."""
+    there = file if file.exists() else file.parent
+    if not os.access(there, os.W_OK) or file.is_dir() or not file.parent.is_dir():
+        raise UsageError(f"{option} {file}: that place cannot be written")
+
+
+def make_folder(option: str, folder: Path) -> Path:
+    """The folder, made where it is missing. Raises UsageError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"{option} {folder}: {e.strerror or e}") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {folder}: that place cannot be written")
+    return folder
