@@ -20,6 +20,7 @@ from tilec.ir.errors import TilecError, did_you_mean
 # Name: its module, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "compile": ("tilec.cli.compile", "compile a kernel for any target and write its stages"),
+    "explain": ("tilec.cli.explain", "one HTML page: source beside stages, layouts, schedule"),
     "simulate": ("tilec.cli.simulate", "run a kernel's GPU code on the CPU and find its faults"),
     "bench": ("tilec.cli.bench", "time a kernel on this machine"),
     "fuzz": ("tilec.fuzz.cli", "run random programs on every target and compare the results"),

@@ -120,7 +120,8 @@ def _read_form(cls: type[Op]) -> OpForm:
 
 
 def print_func(func: Func, locs: bool = False) -> str:
-    """The whole kernel; `locs`: each op's source line in a trailing comment."""
+    """The whole kernel; `locs`: each op's line of the kernel's source (where a macro was called) in
+    a trailing comment."""
     printer = _Printer(locs)
     printer.header(func)
     for name, block in (("grid", func.grid), ("body", func.body)):
@@ -280,7 +281,7 @@ class _Printer:
         tail = ""
         if o.results and not (form.names_types and self.infers(o)):
             tail = f" : {', '.join([self.type(r.type) for r in o.results])}"
-        comment = f"  // line {o.loc.line}" if self.locs else ""
+        comment = f"  // line {o.loc.chain()[-1].line}" if self.locs else ""
         opened = False
         for name in form.regions:
             region: Block = getattr(o, name)

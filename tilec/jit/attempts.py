@@ -156,17 +156,26 @@ class Attempts:
 def occupancy(target: Target, registers: int | None, shared: int, threads: int) -> int | None:
     """Blocks of `threads` threads that one multiprocessor holds at once; None where `registers`
     is unknown."""
+    limits = occupancy_limits(target, registers, shared, threads)
+    return min(limits.values()) if limits and registers is not None else None
+
+
+def occupancy_limits(
+    target: Target, registers: int | None, shared: int, threads: int
+) -> dict[str, int]:
+    """How many blocks each resource of a multiprocessor has room for; empty where the target's are
+    unknown."""
     held = target.residency
-    if registers is None or held is None:
-        return None
+    if held is None:
+        return {}
     warps = -(-threads // target.warp_size)
-    per_warp = -(-registers * target.warp_size // held.unit) * held.unit
-    limits = [held.blocks, held.threads // (warps * target.warp_size)]
+    limits = {"blocks": held.blocks, "threads": held.threads // (warps * target.warp_size)}
+    per_warp = -(-(registers or 0) * target.warp_size // held.unit) * held.unit
     if per_warp:
-        limits.append(target.registers // (per_warp * warps))
+        limits["registers"] = target.registers // (per_warp * warps)
     if shared + held.reserved:
-        limits.append(held.shared_bytes // (shared + held.reserved))
-    return min(limits)
+        limits["shared memory"] = held.shared_bytes // (shared + held.reserved)
+    return limits
 
 
 def _waits(func: Func) -> bool:

@@ -33,18 +33,25 @@ class Parts:
         self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
     ) -> list[CompiledKernel]:
         """The variant of each for these arguments of `Kernel.compile`. Raises CompileError."""
+        every = self.described(args, target, kwargs)
+        return [k.variant(k.key_of(a, target, named)) for k, a, named in every]
+
+    def described(
+        self, args: Sequence[Any], target: str | None, kwargs: Mapping[str, Any]
+    ) -> list[tuple[Any, Sequence[Any], Mapping[str, Any]]]:
+        """Each kernel with its arguments of `Kernel.compile`: what the first allocates is described
+        to the others. Raises CompileError."""
         first, *others = self.kernels
-        variants = [first.variant(first.key_of(args, target, kwargs))]
+        variant = first.variant(first.key_of(args, target, kwargs))
         call = first.described(args, target, kwargs).call
         sizes = {**call.scalars, **call.sizes.values}
         made = {
             a.name: spec([_extent(e, sizes, a.name) for e in a.shape], a.dtype)
-            for a in variants[0].image.arguments
+            for a in variant.image.arguments
             if a.output
         }
-        given = self.given(args, kwargs)
-        facts = {**given, **made}
-        return variants + [k.variant(k.key_of((), target, facts)) for k in others]
+        facts = {**self.given(args, kwargs), **made}
+        return [(first, args, kwargs), *((k, (), facts) for k in others)]
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name."""

@@ -88,12 +88,12 @@ def arrange(func: Func, target: Target) -> Func:
         return replace(o, order=found[o].order, stage=found[o].stage, turns=found[o].turns)
 
     shown = tuple(
-        (o.loc.line, a, tuple(map(_shown, acting(o.regions[0])))) for o, a in found.items()
+        (o.loc.line, a, tuple(map(shown_statement, acting(o.regions[0])))) for o, a in found.items()
     )
     return func.with_body(rewrite(func.body, visit)).with_attrs(arranged=shown)
 
 
-def _shown(o: Op) -> tuple[int, str]:
+def shown_statement(o: Op) -> tuple[int, str]:
     """A statement's line, and what it does to which buffers."""
     written = dict.fromkeys(e.region.buffer.name for e in o.effects() if e.region and e.writes)
     what = "copy ahead" if is_brought(o) else o.opname
@@ -183,7 +183,7 @@ class _Body:
                 for v, a in self.uses[n].items():
                     i = buffers.index(v)
                     uses[i] = _then(uses[i], a) if i in uses else a
-                clocks = _sum((clocks, _clocks(self.statements[n], groups, target)))
+                clocks = _sum((clocks, statement_clocks(self.statements[n], groups, target)))
             held: tuple[int, ...] = ()
             first = self.statements[group[0]]
             if isinstance(first, Gemm):
@@ -255,7 +255,7 @@ def _registers(v: Value) -> int:
 # --- clocks ---------------------------------------------------------------------------------------
 
 
-def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
+def statement_clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
     """Clocks that one of `groups` warpgroups keeps each unit busy with its part of a statement."""
     s = target.speeds
     match o:
@@ -275,7 +275,10 @@ def _clocks(o: Op, groups: int, target: Target) -> dict[str, float]:
             each = 2 if o.kind in ("max", "min", "absmax") else 1
             return {"vector": count * each / s.vector + QUAD}
         case If():  # most iterations go the shorter way
-            ways = [_sum(_clocks(x, groups, target) for x in region.ops) for region in o.regions]
+            ways = [
+                _sum(statement_clocks(x, groups, target) for x in region.ops)
+                for region in o.regions
+            ]
             return min(ways, key=lambda found: max(found.values(), default=0.0))
     clocks = {"vector": 0.0, "shared": 0.0}
     read = [e.region.dtype for e in o.effects() if e.region and e.reads]
