@@ -347,7 +347,7 @@ def test_pages_are_written(
     words = ["explain", f"{__file__}:product", *(f"--dim={n}=128" for n in "MNK")]
     assert main([*words, "--target", "cuda:sm_80", "--out", "p.html"]) == 0
     assert "p.html: product for cuda:sm_80" in capsys.readouterr().out
-    assert "blocks simulated" in (tmp_path / "p.html").read_text()
+    assert "block simulated" in (tmp_path / "p.html").read_text()
     assert main([*words, "--target", "cpu", "--target", "hip:gfx942", "--blocks", "0"]) == 0
     assert sorted(p.name for p in tmp_path.glob("product*")) == [
         "product-cpu.html", "product-hip-gfx942.html",

@@ -42,13 +42,15 @@ class Source:
 
 @dataclass
 class Facts:
-    """`limits`: blocks that each resource of a multiprocessor has room for. `report` of the blocks
-    that were simulated (None: none was, for the reason in `uncounted`)."""
+    """`constants`: the compile-time arguments, those that were chosen too. `limits`: blocks that
+    each resource of a multiprocessor has room for. `report` of the blocks that were simulated
+    (None: none was, for the reason in `uncounted`)."""
 
     kernel: str
     target: Target
     compiled: CompiledKernel
     shapes: str
+    constants: Mapping[str, Any]
     source: Source
     stages: list[Stage]
     layouts: list[dict[str, Any]] = field(default_factory=list)
@@ -65,8 +67,11 @@ class Facts:
         """The prediction for the plan that was kept."""
         plan = self.compiled.plan
         known = [r for r in self.recommended if r.estimate is not None]
-        same = [r for r in known if plan is None or r.plan is None or r.plan.name == plan.name]
-        return (same or [None])[0]
+        for r in known:
+            tile = all(self.constants.get(name) == value for name, value in r.constants.items())
+            if tile and (plan is None or r.plan is None or r.plan.name == plan.name):
+                return r
+        return None
 
 
 def gather(
@@ -106,6 +111,7 @@ def gather(
         machine,
         compiled,
         _shapes(kernel, args, keywords),
+        dict(key.values),
         _source(kernel),
         found,
         recommended=kernel.recommend(*args, target=target, topk=MOST_CONFIGURATIONS, **keywords),
@@ -162,15 +168,16 @@ def _in_memory(value: Any, target: str) -> Any:
 
 
 def _shapes(kernel: Kernel, args: Sequence[Any], keywords: Mapping[str, Any]) -> str:
-    """The arguments, for the page's head: "A 4096x4096, B 4096x4096, BM=128"."""
-    names = [p.name for p in kernel.parameters if p.kind != "output"]
-    given = {**dict(zip(names, args)), **keywords}
+    """The arguments, for the page's head: "A 4096x4096, B 4096x4096, gain=0.5"."""
+    parameters = [p for p in kernel.parameters if p.kind != "output"]
+    given = {**dict(zip((p.name for p in parameters), args)), **keywords}
+    constants = {p.name for p in parameters if p.kind == "constexpr"}
     said = []
     for name, value in given.items():
         shape = getattr(value, "shape", None)
         if shape is not None:
             said.append(f"{name} {'x'.join(map(str, shape))}")
-        elif value is not None and isinstance(value, int | float | str):
+        elif name not in constants and isinstance(value, int | float):
             said.append(f"{name}={value}")
     return ", ".join(said)
 

@@ -94,6 +94,8 @@ def page(facts: Facts) -> str:
     plan = facts.compiled.plan
     under = [f"plan {plan.describe()}"] if plan is not None else []
     under += [facts.shapes] if facts.shapes else []
+    chosen = (f"{name}={value}" for name, value in facts.constants.items())
+    under += [", ".join(chosen)] if facts.constants else []
     layouts = _LAYOUTS if facts.layouts else "<p>No tile has a layout on this target.</p>"
     title = f"{facts.kernel} for {facts.target.name}"
     return _HEAD.format(title=escape(title), style=_file("style.css")) + _BODY.format(
@@ -128,12 +130,17 @@ def _data(facts: Facts) -> dict[str, Any]:
         ],
         "layouts": facts.layouts,
         "first": FIRST,
-        "line": _busiest(facts),
+        "line": _first_line(facts),
     }
 
 
-def _busiest(facts: Facts) -> int:
-    """The line that is selected first: of a product, else that with most of the last stage."""
+def _first_line(facts: Facts) -> int:
+    """The line that is selected first: that whose bank conflicts are many, else of a product, else
+    that with most of the last stage."""
+    counts = facts.report.counts.lines if facts.report is not None else []
+    worst = max(counts, key=lambda c: c.conflicts, default=None)
+    if worst is not None and worst.conflicts > worst.ideal_wavefronts:
+        return worst.loc.line
     for one in facts.loops:
         for statement in one.statements:
             if statement.role == "product":

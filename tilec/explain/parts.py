@@ -74,7 +74,8 @@ def cards(facts: Facts) -> str:
     if facts.report is not None:
         conflicts = sum(c.conflicts for c in facts.report.counts.lines)
         waves = sum(c.wavefronts for c in facts.report.counts.lines)
-        words = f"of {waves:,} wavefronts, {facts.report.blocks} blocks simulated"
+        plural = "s" if facts.report.blocks != 1 else ""
+        words = f"of {waves:,} wavefronts, {facts.report.blocks} block{plural} simulated"
         made.append(("bank conflicts", f"{conflicts:,}", words, conflicts > waves / 10))
     return "".join(
         f'<div class="card{" bad" if bad else ""}"><h3>{escape(title)}</h3>'
@@ -123,11 +124,12 @@ def roles(found: Sequence[Role], warp: int) -> str:
 def loop(one: Loop, number: int) -> str:
     """A loop: its timeline, what it keeps busy, its statements."""
     head = f"<h3>Loop at {line_link(one.line)} <code>{escape(one.text)}</code></h3>"
+    second = dict(one.lanes).get("group 1", "")
     about = (
         "<p>A model: who waits for whom in the first iterations, in the clocks that predictions "
         "count with, not a measurement. A slot of a ring is first <em>filled</em> (asked for, on "
         "its way: hatched), then <em>full</em> until its readers are done. Numbers are iterations"
-        f"{', w1 is of warpgroup 1' if one.workers > 1 else ''}; a thin line waits.</p>"
+        f"{f', w1 is of {second}' if second else ''}; a thin line waits.</p>"
     )
     return head + about + timeline(one, number) + bounds(one) + statements(one)
 
@@ -181,10 +183,10 @@ def _axis(span: float, scale: float, bottom: int) -> str:
 
 
 def _bar(b: Bar, one: Loop, place: tuple[int, int], scale: float) -> str:
-    y, height = place
+    top, height = place
     s = one.statements[b.statement]
     x, width = LEFT + b.start * scale, max((b.end - b.start) * scale, 1.0)
-    who = f"warpgroup {b.group}, " if b.group >= 0 else ""
+    who = f"{dict(one.lanes)[f'group {b.group}']}, " if b.group >= 0 else ""
     turn = f"iteration {b.iteration}" if b.iteration >= 0 else "behind the loop"
     what = {"fill": "filled", "full": "full", "wait": "waits before"}.get(b.kind, "")
     told = f"{who}{turn}: {what} {s.text}" if b.kind != "wait" else f"{who}{turn}: waits"
@@ -192,15 +194,15 @@ def _bar(b: Bar, one: Loop, place: tuple[int, int], scale: float) -> str:
     colour = f"c{b.statement % COLOURS}" if b.kind != "wait" else ""
     group = f" g{b.group % 2}" if b.group >= 0 else ""
     line = f' data-line="{s.line}"' if b.kind != "wait" else ""
-    y, height = (y + height / 2 - 1, 2) if b.kind == "wait" else (y, height)
+    y = float(top)
+    if b.kind == "wait":
+        y, height = top + height / 2 - 1, 2
     made = (
         f'<g class="b {b.kind} {colour}{group}"{line} data-told="{escape(told)}">'
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2"/>'
     )
     if b.kind == "fill":
-        made += (
-            f'<rect class="over" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="2"/>'
-        )
+        made += f'<rect class="over" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2"/>'
     if width >= NARROWEST and height >= 20:
         words = f"{b.iteration}"
         who = f" w{b.group}" if b.lane == "tensor" and one.workers > 1 else ""
@@ -224,7 +226,7 @@ def bounds(one: Loop) -> str:
         (escape(unit), bar(n, longest, f"{n:,.0f}", "most" if unit == most else ""))
         for unit, n in one.bounds.items()
     ]
-    told = "What an iteration of all warpgroups keeps each unit busy, in clocks."
+    told = "How long an iteration of the whole block keeps each unit busy, in clocks."
     if a is not None:
         bound = "stream" if a.stream >= max(n for _, n in a.bounds) else most
         words = f"{a.stream:,} (in the order of the source {a.in_order:,})"
@@ -258,7 +260,7 @@ def statements(one: Loop) -> str:
         rows.append(
             (swatch + line_link(s.line), escape(s.text), clocks(s), escape("; ".join(notes)))
         )
-    head = ("line", "statement", "clocks of a warpgroup's part", "")
+    head = ("line", "statement", "clocks of 128 threads' part", "")
     return "<h4>Order of an iteration</h4>" + table(head, rows, right=(2,))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilec.ir.analysis import acting
 from tilec.ir.core import Block, Func, Op, Value, walk
@@ -162,13 +162,12 @@ def _loop(
         waits = dict(arranged.waits)
         order = list(arranged.order)
         for n, s in enumerate(statements):
-            late = {"stage": arranged.stage[n], "flying": waits.get(n, -1)}
-            statements[n] = Statement(**{**vars(s), **late})
+            statements[n] = replace(s, stage=arranged.stage[n], flying=waits.get(n, -1))
     bounds: dict[str, float] = {}
     for s in statements:
         each = 1 if s.role == "ring" else groups
-        for unit, n in s.clocks:
-            bounds[unit] = bounds.get(unit, 0.0) + n * each
+        for unit, clocks in s.clocks:
+            bounds[unit] = bounds.get(unit, 0.0) + clocks * each
     text = o.loc.source_line().strip()
     line = o.loc.chain()[-1].line
     return Loop(line, text, statements, order, readers, bounds, arranged)
@@ -298,10 +297,13 @@ class _Model:
                 begin = max(self.tensor, w.now + START)
                 self.tensor = begin + s.time
                 bars.append(Bar("tensor", begin, self.tensor, w.group, i, n, "product"))
-                w.flying.append(self.tensor)
                 done, turn = self.tensor, w.now
-                if not s.is_asynchronous:
-                    w.wait(bars, 0, i, n)
+                if s.is_asynchronous:
+                    w.flying.append(done)
+                else:  # its threads are at it
+                    w.until(bars, begin, i, n)
+                    bars.append(Bar(w.lane, begin, done, w.group, i, n, "threads"))
+                    w.now = done
             else:
                 if not waits:  # what threads do with a result comes behind it
                     w.wait(bars, 0, i, n)

@@ -78,7 +78,7 @@ def _of_llvm(name: str, every: Sequence[str]) -> Stage:
 
 def _of_assembly(name: str, every: Sequence[str]) -> Stage:
     """A `.loc` holds for the instructions behind it; sections of debug information are left out."""
-    lines, places, now = [], [], 0
+    lines, places, now = list[str](), list[int](), 0
     for line in every:
         if line.strip().startswith((".section", ".file")) and lines:
             now = 0
