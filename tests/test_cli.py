@@ -166,13 +166,36 @@ def test_a_kernel_is_timed_on_the_cpu(folder: Path, capsys: pytest.CaptureFixtur
     assert main(["bench", *HALVES, "--grid", "2", "--device", "cpu", "--seconds", "0.01"]) == 0
 
 
+@pytest.mark.gpu
+def test_a_kernel_is_timed_on_the_gpu(
+    folder: Path, torch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = 1 << 26  # two arrays of 256 MB: at least 50 us at 10 TB/s, at most 5 ms at 100 GB/s
+    words = ["bench", "kernels.py:double", "--dim", f"N={size}", "--arg", "A=::ones"]
+    assert main([*words, "--device", "cuda", "--seconds", "0.1", "--json", "t.json"]) == 0
+    found = json.loads((folder / "t.json").read_text())
+    assert 50e-6 < found["p10"] <= found["median"] <= found["p90"] < 5e-3
+    assert found["device"] == "cuda:0" and found["predicted"] > 0
+    assert main(["env"]) == 0
+    assert "cuda:0 runs cuda:sm_" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_arrays_reach_a_gpu_as_they_are(torch: Any) -> None:
+    base = np.zeros((6, 8), ml_dtypes.bfloat16)
+    view = base[:, :5]
+    view[...] = np.arange(30).reshape(6, 5)
+    made = on_device(view, "cuda:0")
+    assert made.stride() == (8, 1)
+    assert np.array_equal(made.float().cpu().numpy(), view.astype(np.float32))
+
+
 def test_quantiles() -> None:
     times = Times(tuple(float(n) for n in (5, 1, 4, 2, 3, 9, 8, 7, 6, 10)))
     assert (times.median, times.quantile(0.1), times.quantile(0.9)) == (5.5, 2.0, 10.0)
 
 
-def test_arrays_keep_values_and_strides_on_a_device(torch: Any) -> None:
-    """The CPU stands for the GPU: what is done is the same."""
+def test_arrays_keep_dtype_and_strides_on_a_device(torch: Any) -> None:
     base = np.zeros((6, 8), ml_dtypes.bfloat16)
     view = base[:, :5]
     view[...] = np.arange(30).reshape(6, 5)

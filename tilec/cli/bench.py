@@ -31,6 +31,8 @@ from tilec.runtime.devices import default_target, device_target, named_place
 from tilec.support.progress import Progress
 from tilec.support.rich import aligned, size_text, time_text
 
+RANKED = 8  # configurations among which the plan that runs is looked for
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -156,7 +158,7 @@ def _predicted(
     if kernel.is_sequence or kernel.signature.grid_from_launch:
         return "", 0.0, None
     compiled = kernel.compile(*arrays.values(), target=target, **keywords)
-    ranked = kernel.recommend(*arrays.values(), target=target, topk=1000, **keywords)
+    ranked = kernel.recommend(*arrays.values(), target=target, topk=RANKED, **keywords)
     plan = compiled.plan
     for r in ranked:
         same = r.plan is not None and plan is not None and r.plan.name == plan.name

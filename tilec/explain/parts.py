@@ -197,12 +197,11 @@ def _bar(b: Bar, one: Loop, place: tuple[int, int], scale: float) -> str:
     y = float(top)
     if b.kind == "wait":
         y, height = top + height / 2 - 1, 2
-    made = (
-        f'<g class="b {b.kind} {colour}{group}"{line} data-told="{escape(told)}">'
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2"/>'
-    )
+    place_of = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2"'
+    made = f'<g class="b {b.kind} {colour}{group}"{line} data-told="{escape(told)}">'
+    made += f"<rect {place_of}/>"
     if b.kind == "fill":
-        made += f'<rect class="over" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="2"/>'
+        made += f'<rect class="over" {place_of}/>'
     if width >= NARROWEST and height >= 20:
         words = f"{b.iteration}"
         who = f" w{b.group}" if b.lane == "tensor" and one.workers > 1 else ""

@@ -38,6 +38,7 @@ def cells(r: Ranked) -> tuple[str, ...]:
     e = r.estimate
     if e is None:
         return ("", r.configuration, r.reason, *[""] * (len(HEAD) - 3))
+    name = r.configuration or "nothing to choose"
     numbers = (f"{e.tiles:,}", f"{e.waves:,}", f"{e.filled:.0%}")
     moved = (size_text(e.dram_bytes), size_text(e.l2_bytes), size_text(e.shared_bytes))
-    return (time_text(e.seconds), r.configuration, e.limit, *numbers, *moved, str(e.registers))
+    return (time_text(e.seconds), name, e.limit, *numbers, *moved, str(e.registers))
