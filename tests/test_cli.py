@@ -268,6 +268,10 @@ WRONG = [
     (("bench", *DOUBLE, "--seconds", "0"), "--seconds 0.0: expected 0 to 3600", "write 1"),
     (("bench", *DOUBLE, "--grid", "no"), "--grid no: a grid is one to three sizes", ""),
     (("bench", *DOUBLE, "--json", "no/t"), "--json no/t: that place cannot be written", ""),
+    (("bench", *DOUBLE[:1], "--dim", "N=999999999999"), "no memory for 999999999999 elements", ""),
+    (("compile", *DOUBLE[:1], f"--dim=N={'9' * 30}"), "no array is so large", ""),
+    (("compile", *DOUBLE, "--target", "cpu", "--out", "/dev/null/x"), "--out /dev/null/x: ", ""),
+    (("fuzz", "--out", "/dev/null/x"), "--out /dev/null/x: that place cannot be written", ""),
     (("bench", *HALVES, "--device", "cpu"), "halves has no grid", "T.Kernel"),
 ]
 
@@ -281,6 +285,35 @@ def test_wrong_usage(
     assert status == 2 and out == "", out
     assert says in " ".join(err.split()) and fix in err
     assert len(err.splitlines()) <= 12
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is full")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", *DOUBLE, "--target", "cpu", "--save", "/dev/full"),
+        ("bench", *DOUBLE, "--device", "cpu", "--seconds", "0.01", "--json", "/dev/full"),
+        ("explain", *DOUBLE, "--target", "cpu", "--out", "/dev/full"),
+    ],
+    ids=lambda w: w[0],
+)
+def test_a_full_disk(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(words)) == 2
+    err = capsys.readouterr().err
+    assert "No space left on device" in err and "__main__.py" not in err
+
+
+@pytest.mark.parametrize(
+    "words", ["--count 0", "--jobs -3", "--seed -1", "--first x", "--seconds nan", "--limit -1"]
+)
+def test_numbers_of_the_fuzzer(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["fuzz", *words.split()])
+    assert e.value.code == 2
+    assert f"argument {words.split()[0]}: expected a number from" in capsys.readouterr().err
 
 
 # --- progress ---

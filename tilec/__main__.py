@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fuzz": ("tilec.fuzz.cli", "run random programs on every target and compare the results"),
     "env": ("tilec.cli.env", "targets, devices, tools, cache and variables as found here"),
 }
+PACKAGE = Path(__file__).parent
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except TilecError as e:
+        if e.loc is not None and Path(e.loc.file).is_relative_to(PACKAGE):
+            e.loc = None  # a place of the command, not of the user
         print(e, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -32,6 +32,7 @@ Array = NDArray[Any]
 CONTENTS = ("random", "zeros", "ones", "arange")
 _SHAPE = re.compile(r"\d+(?:[x,]\d+)*")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+LONGEST_SIZE = 15  # digits
 _MOST_INT = 3  # of random integers, which may be indices
 
 
@@ -85,6 +86,9 @@ def _pair(option: str, word: str, example: str) -> tuple[str, str]:
 def _size(name: str, text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"--dim {name}={text}: a size is a number", hint=f"write --dim {name}=256")
+    if len(text) > LONGEST_SIZE:
+        message = f"--dim {name}={text[:LONGEST_SIZE]}…: no array is so large"
+        raise UsageError(message, hint=f"write --dim {name}=256")
     return int(text)
 
 
@@ -234,8 +238,15 @@ class _Arrays:
         shape, dtype, content = self._form(p)
         rng = np.random.default_rng([self.seed, self.number[p.name]])
         kind = numpy_dtype(array_dtype(dtype, self.target))
-        values = _content(p.name, content or "random", shape, kind, rng)
-        return values if p.strides is None else self._strided(p, values)
+        try:
+            values = _content(p.name, content or "random", shape, kind, rng)
+            return values if p.strides is None else self._strided(p, values)
+        except (MemoryError, OverflowError) as e:
+            said = "x".join(map(str, shape))
+            raise UsageError(
+                f"{p.name} cannot be made: there is no memory for {said} elements of {dtype}",
+                hint="give smaller sizes with --dim or --arg",
+            ) from e
 
     def describe(self, p: Parameter) -> Any:
         """The same without memory, as `tilec.spec` has it."""

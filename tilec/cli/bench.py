@@ -23,6 +23,7 @@ from tilec.cli.options import (
     heed_progress,
     read_grid,
     required,
+    write_text,
 )
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TilecError
@@ -109,7 +110,7 @@ def main(options: argparse.Namespace) -> int:
     timing = time_kernel(kernel, arrays, given.keywords, grid, device, target, options.seconds)
     print(timing)
     if options.json is not None:
-        options.json.write_text(json.dumps(timing.to_json(), indent=2) + "\n", encoding="utf-8")
+        write_text("--json", options.json, json.dumps(timing.to_json(), indent=2) + "\n")
     return 0
 
 

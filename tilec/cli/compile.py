@@ -18,6 +18,7 @@ from tilec.cli.options import (
     heed_progress,
     make_folder,
     required,
+    write_text,
 )
 from tilec.cli.usage import UsageError
 from tilec.ir.errors import LaunchError, TilecError, did_you_mean
@@ -123,12 +124,9 @@ def _tell(compiled: CompiledKernel, options: argparse.Namespace) -> None:
 
 def _write(compiled: CompiledKernel, folder: Path, wanted: Sequence[str]) -> None:
     """The stages as files, numbered as TILEC_DUMP_DIR has them."""
-    try:
-        for number, (name, text) in enumerate(compiled.stages.items()):
-            if not wanted or name in wanted:
-                (folder / f"{number:02d}-{name}.txt").write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise UsageError(f"--out {folder}: {e.strerror or e}") from None
+    for number, (name, text) in enumerate(compiled.stages.items()):
+        if not wanted or name in wanted:
+            write_text("--out", folder / f"{number:02d}-{name}.txt", text)
 
 
 def _name(compiled: CompiledKernel, number: int) -> str:

@@ -21,6 +21,7 @@ from tilec.cli.options import (
     heed_progress,
     read_grid,
     required,
+    write_text,
 )
 from tilec.cli.usage import UsageError
 from tilec.explain.facts import Facts, gather
@@ -96,10 +97,7 @@ def explained(
 def write(facts: Facts, file: Path) -> None:
     """One page. Raises UsageError where it cannot be written."""
     text = page(facts)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise UsageError(f"--out {file}: {e.strerror or e}") from None
+    write_text("--out", file, text)
     print(f"{file}: {facts.kernel} for {facts.target.name}, {size_text(len(text.encode()))}")
 
 

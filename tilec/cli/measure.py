@@ -98,6 +98,13 @@ def on_device(array: NDArray[Any], device: str) -> Any:
     kind = getattr(torch, array.dtype.name)
     words = np.dtype(f"i{array.itemsize}") if array.dtype.kind != "b" else np.dtype("i1")
     strides = [s // array.itemsize for s in array.strides]
-    made = torch.empty_strided(array.shape, strides, dtype=kind, device=device)
-    made.copy_(torch.from_numpy(np.ascontiguousarray(array).view(words)).view(kind))
+    try:
+        made = torch.empty_strided(array.shape, strides, dtype=kind, device=device)
+        made.copy_(torch.from_numpy(np.ascontiguousarray(array).view(words)).view(kind))
+    except RuntimeError as e:  # there is no room, say, or no such device
+        reason = str(e).split("\n")[0]
+        raise UsageError(
+            f"the arrays cannot be put on {device}: {reason}",
+            hint="give smaller sizes with --dim, or another --device",
+        ) from e
     return made

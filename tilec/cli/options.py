@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilec.cli.usage import UsageError
 from tilec.support.progress import ENVIRONMENT
@@ -49,6 +51,21 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
+    """The type of an option that is a number from `least` on."""
+
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"expected a number from {least}, got {text!r}")
+        return value
+
+    return number
+
+
 def heed_progress(options: argparse.Namespace) -> None:
     """From here on progress is written where the options ask for it."""
     if getattr(options, "progress", False):
@@ -79,6 +96,21 @@ def check_writable(option: str, file: Path) -> None:
     there = file if file.exists() else file.parent
     if not os.access(there, os.W_OK) or file.is_dir() or not file.parent.is_dir():
         raise UsageError(f"{option} {file}: that place cannot be written")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise UsageError if a folder cannot be made, or nothing written there."""
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(f"{option} {folder}: that place cannot be written")
+
+
+def write_text(option: str, file: Path, text: str) -> None:
+    """Write a file. Raises UsageError where that cannot be."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"{option} {file}: {e.strerror or e}") from None
 
 
 def make_folder(option: str, folder: Path) -> Path:

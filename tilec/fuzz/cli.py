@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from tilec.cli.options import add_progress, heed_progress
+from tilec.cli.options import add_progress, at_least, check_folder, heed_progress
 from tilec.fuzz.generate import generate
 from tilec.fuzz.outcome import GPU_RUNS, Outcome, run_program, targets
 from tilec.fuzz.program import NAMED_SIZES, PLAIN, SIZES, Program
@@ -24,35 +24,47 @@ from tilec.support.progress import Progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
-    parser.add_argument("--seconds", type=float, help="stop after this time (default: 60)")
-    parser.add_argument("--count", type=int, help="stop after so many programs")
-    parser.add_argument("--seed", type=int, help="of the programs (default: a new one, printed)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first program")
-    parser.add_argument("--program", type=int, help="run this program of the seed only, shown")
+    parser.add_argument(
+        "--seconds", type=at_least(0, float), help="stop after this time (default: 60)"
+    )
+    parser.add_argument("--count", type=at_least(1), help="stop after so many programs")
+    parser.add_argument(
+        "--seed", type=at_least(0), help="of the programs (default: a new one, printed)"
+    )
+    parser.add_argument("--first", type=at_least(0), default=0, help="number of the first program")
+    parser.add_argument(
+        "--program", type=at_least(0), help="run this program of the seed only, shown"
+    )
     parser.add_argument(
         "--target", action="append", choices=targets(), help="only this one (may be repeated)"
     )
     parser.add_argument(
-        "--runs", type=int, default=GPU_RUNS, help=f"of each program on a GPU (default: {GPU_RUNS})"
+        "--runs",
+        type=at_least(1),
+        default=GPU_RUNS,
+        help=f"of each program on a GPU (default: {GPU_RUNS})",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes; 0: this one, for a debugger"
+        "--jobs", type=at_least(0), default=1, help="processes; 0: this one, for a debugger"
     )
     parser.add_argument(
         "--limit",
-        type=float,
+        type=at_least(0, float),
         default=MOST_SECONDS,
         help=f"seconds of a program on a target, then it counts as endless ({MOST_SECONDS:.0f})",
     )
-    parser.add_argument("--shrink", type=float, default=60.0, help="seconds for each failure")
+    parser.add_argument(
+        "--shrink", type=at_least(0, float), default=60.0, help="seconds for each failure"
+    )
     parser.add_argument("--out", type=Path, default=Path("tests"), help="folder of written tests")
-    parser.add_argument("--max-failures", type=int, default=10, help="stop after so many")
+    parser.add_argument("--max-failures", type=at_least(1), default=10, help="stop after so many")
     add_progress(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run; 1 where a program failed. Ctrl-C ends it with the summary."""
     heed_progress(options)
+    check_folder("--out", options.out)  # at once, not after a failure was found
     with mock.patch.dict(os.environ, {"TILEC_DISABLE_CACHE": "1"}):  # no program comes twice
         return _run(options)
 
