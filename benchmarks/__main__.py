@@ -137,7 +137,7 @@ def run(
     ]
     needed.sort(key=lambda pair: pair[1].priority)
     total = sum(len(cases) for cases in wanted.values())
-    progress = Progress(len(needed))
+    progress = Progress("measuring", len(needed), "rows", silent=0.0, shown=True, threaded=False)
     progress.say(f"{total - len(needed)} of {total} rows are current")
     session = dataclasses.replace(session, say=progress.say)
     left = list(needed)

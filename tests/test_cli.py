@@ -344,7 +344,26 @@ def test_a_line_is_written_over_on_a_terminal_and_taken_away(
         while "compiling k: 1 of 4 targets" not in stream.getvalue():
             pass
     said = stream.getvalue()
-    assert said.startswith("\r\033[K") and said.endswith("\r\033[K") and "s left  cpu" in said
+    assert said.startswith("\r\033[K[####............] compiling k") and "s left  cpu" in said
+    assert said.endswith("\r\033[K")
+
+
+def test_steps_and_words_of_a_file() -> None:
+    stream = io.StringIO()
+    progress = Progress("tuning k", 3, "configurations", stream, 0.0, shown=True, threaded=False)
+    for name in ("BM=64", "BM=128"):
+        progress.step(name)
+    progress.say("one is left out")
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "tuning k: 0 of 3 configurations, 0 s  BM=64" and len(lines) == 3
+    assert lines[1].startswith("tuning k: 1 of 3") and lines[1].endswith("  BM=128")
+    assert lines[2] == "one is left out"
+    silent = io.StringIO()
+    with Progress("tuning k", 3, "configurations", silent, silent=0.0, shown=False) as progress:
+        progress.step("BM=64")
+        progress.say("nothing")
+    assert silent.getvalue() == ""
 
 
 def test_options_ask_for_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def time_kernel(
     if not any(hasattr(a, "shape") for a in arrays.values()):
         keywords = {**keywords, "device": device}
     call = functools.partial(start, *arrays.values(), **keywords)
-    with Progress(f"timing {kernel.name}", 1, "calls") as progress:
+    with Progress(f"timing {kernel.name}", 1, "calls", threaded=False) as progress:
         try:
             call()
             times = measure(call, device, seconds, progress)

@@ -51,6 +51,7 @@ def measure(call: Callable[[], Any], device: str, seconds: float, progress: Prog
         count = min(math.ceil(progress.total / 10), progress.total - len(found))
         found += timed(call, device, count)
         progress.done = len(found)
+        progress.tell()
     return Times(tuple(found))
 
 

@@ -1,8 +1,8 @@
 """How far long work is: one line on stderr that is written over, or plain lines where stderr is a
 file.
 
-Written to a terminal only, unless TILEC_PROGRESS says otherwise: 1 asks for it everywhere, 0
-nowhere. Output that a program reads is never mixed with it."""
+Written to a terminal only, unless the caller or TILEC_PROGRESS says otherwise: 1 asks for it
+everywhere, 0 nowhere. Output that a program reads is never mixed with it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tilec.ir.errors import TilecError
 ENVIRONMENT = "TILEC_PROGRESS"
 SILENT = 3.0  # seconds: what is done by then needs no word
 _EVERY = {True: 0.5, False: 30.0}  # seconds, on a terminal and in a file
+_WIDTH = 16  # characters of the bar
 
 
 def is_wanted(stream: TextIO) -> bool:
@@ -31,8 +32,10 @@ def is_wanted(stream: TextIO) -> bool:
 
 class Progress:
     """`with Progress("simulating k", total, "blocks") as p:`, then `p.done += 1` after each of
-    `total` steps; `label` is what is being done now. A thread writes, so that a step that takes
-    long is seen too; the first line comes after `silent` seconds."""
+    `total` steps, or `p.step(label)` before each; `close()` where there is no `with`. A thread
+    writes, so that a step that takes long is seen too; the first line comes after `silent` seconds.
+    `shown`: whether anything is written (None: see the module's opening). `threaded`: False where
+    time is measured, beside which nothing shall run: then `step` and `tell` alone write."""
 
     def __init__(
         self,
@@ -41,19 +44,22 @@ class Progress:
         unit: str,
         stream: TextIO | None = None,
         silent: float = SILENT,
+        shown: bool | None = None,
+        threaded: bool = True,
     ) -> None:
         self.doing, self.total, self.unit, self.done, self.label = doing, total, unit, 0, ""
         self._stream = sys.stderr if stream is None else stream
-        self._wanted = is_wanted(self._stream)
+        self._wanted = is_wanted(self._stream) if shown is None else shown
         self._over = self._stream.isatty()
-        self._silent, self._wrote = silent, False
+        self._silent, self._wrote, self._begun = silent, False, 0
+        self._threaded = threaded and self._wanted
         self._end, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._start = time.monotonic()
 
     def __enter__(self) -> Self:
         self._start = time.monotonic()
-        if self._wanted:
+        if self._threaded and not self._thread.is_alive():
             self._thread.start()
         return self
 
@@ -63,8 +69,32 @@ class Progress:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end.set()
+        self.close()
+
+    def step(self, label: str) -> None:
+        """Begin the next step: those before it are done."""
+        if self._begun == 0:
+            self.__enter__()
+        self.done, self.label = self._begun, label
+        self._begun += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Write how far it is now, unless it is too early for that."""
+        if self._wanted and self.spent >= self._silent:
+            self._put()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.clear()
         if self._wanted:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Stop writing, and take the line off the terminal."""
+        self._end.set()
+        if self._thread.is_alive():
             self._thread.join()
         self.clear()
 
@@ -90,12 +120,18 @@ class Progress:
                 self._stream.flush()
             self._wrote = False
 
+    def _put(self) -> None:
+        head, tail = ("\r\033[K", "") if self._over else ("", "\n")
+        if self._over and self.total:
+            full = min(_WIDTH, _WIDTH * self.done // self.total)
+            head += f"[{'#' * full}{'.' * (_WIDTH - full)}] "
+        with self._lock:
+            self._stream.write(head + self.line() + tail)
+            self._stream.flush()
+            self._wrote = True
+
     def _write(self) -> None:
         pause = self._silent
         while not self._end.wait(pause):
-            head, tail = ("\r\033[K", "") if self._over else ("", "\n")
-            with self._lock:
-                self._stream.write(head + self.line() + tail)
-                self._stream.flush()
-                self._wrote = True
+            self._put()
             pause = _EVERY[self._over]
