@@ -314,6 +314,21 @@ def test_conflicts_stand_at_their_line() -> None:
     assert f"{count.sectors:,}" in text and f"{count.ways} ways" in text
 
 
+def test_faults_are_told() -> None:
+    @tilec.kernel
+    def beyond(index: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            s = T.alloc_shared((64,), "int32")
+            T.clear(s)
+            for i in T.Parallel(64):
+                B[i] = s[index[i]]
+
+    index = np.full(64, 64, np.int32)
+    text = page(gather(beyond, [index, np.zeros(64, np.int32)], {}, "cuda:sm_80", 1))
+    assert "out of bounds: s[64]; s has the shape (64,)" in text
+    assert '<div class="card bad"><h3>faults</h3><p>1</p>' in text
+
+
 def test_resources_are_the_compiled_kernels() -> None:
     facts = facts_of("product", "cuda:sm_90a")
     r, text = facts.compiled.resources, page(facts)

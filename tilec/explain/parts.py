@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from tilec.explain.facts import Facts
 from tilec.explain.schedule import Bar, Loop, Role, Statement
-from tilec.sim.counts import LineCount
+from tilec.sim.counts import Counts, LineCount
 from tilec.support.rich import escape, time_text
 from tilec.tune.table import HEAD, cells
 
@@ -77,6 +78,9 @@ def cards(facts: Facts) -> str:
         plural = "s" if facts.report.blocks != 1 else ""
         words = f"of {waves:,} wavefronts, {facts.report.blocks} block{plural} simulated"
         made.append(("bank conflicts", f"{conflicts:,}", words, conflicts > waves / 10))
+        faults = len(facts.report.findings)
+        if faults:
+            made.append(("faults", str(faults), "found by the simulator: see memory", True))
     return "".join(
         f'<div class="card{" bad" if bad else ""}"><h3>{escape(title)}</h3>'
         f"<p>{escape(value)}</p><small>{escape(words)}</small></div>"
@@ -353,7 +357,8 @@ def memory(facts: Facts) -> str:
     )
     found = ""
     if report.findings:
-        found = f'<pre class="findings">{escape(report)}</pre>'
+        alone = dataclasses.replace(report, counts=Counts())  # they are a table below
+        found = f'<pre class="findings">{escape(alone)}</pre>'
     return f"<p>{told}</p>{found}{table([_COUNTED[n] for n in used], rows, right=range(2, 11))}"
 
 
