@@ -18,7 +18,8 @@ import pytest
 import tilec
 from tilec.__main__ import COMMANDS, main
 from tilec.cli import env
-from tilec.cli.measure import Times, on_device
+from tilec.cli import measure as measuring
+from tilec.cli.measure import on_device
 from tilec.support.progress import Progress, is_wanted
 
 ROOT = Path(__file__).parent.parent
@@ -160,7 +161,7 @@ def test_a_kernel_is_timed_on_the_cpu(folder: Path, capsys: pytest.CaptureFixtur
     words = ["bench", *DOUBLE, "--device", "cpu", "--seconds", "0.02", "--json", "t.json"]
     assert main(words) == 0
     found = json.loads((folder / "t.json").read_text())
-    assert found["kernel"] == "double" and found["bytes"] == 8000 and found["calls"] >= 5
+    assert found["kernel"] == "double" and found["bytes"] == 8000 and found["samples"] >= 3
     assert 0 < found["p10"] <= found["median"] <= found["p90"] < 1
     assert "median" in capsys.readouterr().out
     assert main(["bench", *HALVES, "--grid", "2", "--device", "cpu", "--seconds", "0.01"]) == 0
@@ -190,9 +191,20 @@ def test_arrays_reach_a_gpu_as_they_are(torch: Any) -> None:
     assert np.array_equal(made.float().cpu().numpy(), view.astype(np.float32))
 
 
-def test_quantiles() -> None:
-    times = Times(tuple(float(n) for n in (5, 1, 4, 2, 3, 9, 8, 7, 6, 10)))
-    assert (times.median, times.quantile(0.1), times.quantile(0.9)) == (5.5, 2.0, 10.0)
+def test_long_timings_are_taken_second_by_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def bench(call: Any, warmup: float, rep: float, **options: Any) -> list[float]:
+        asked.append((warmup, rep))
+        return [float(len(asked))] * 3
+
+    monkeypatch.setattr(measuring, "do_bench", bench)
+    stream = io.StringIO()
+    progress = Progress("timing k", 1, "seconds", stream, 0.0, shown=True, threaded=False)
+    timing = measuring.measure(lambda: None, "cpu", 2.5, progress)
+    assert asked == [(measuring.WARM, 1000.0), (0.0, 1000.0), (0.0, 500.0)]
+    assert timing.samples == (1.0,) * 3 + (2.0,) * 3 + (3.0,) * 3 and float(timing) == 2.0
+    assert [x[:26] for x in stream.getvalue().splitlines()][0] == "timing k: 1 of 3 seconds, "
 
 
 def test_arrays_keep_dtype_and_strides_on_a_device(torch: Any) -> None:

@@ -221,7 +221,10 @@ class Tuned:
             tried = [dataclasses.replace(own, seconds=same[0].seconds if same else math.inf), *rest]
         trials = Trials(problem, args, kwargs, options.reference, options.rtol, options.atol)
         end = math.inf if options.budget is None else begin + options.budget
-        bar = Progress(len(tried), shown=options.progress)
+        bar = Progress(
+            f"tuning {problem.kernel.name}", len(tried), "configurations",
+            silent=0.0, shown=options.progress, threaded=False,
+        )  # fmt: skip
         outcomes: dict[int, Trial] = {}
         variants: dict[int, CompiledKernel] = {}
         try:
@@ -437,7 +440,8 @@ def autotune(
                writes, in order, then those that it returns (or it writes into its arguments).
                Configurations with other results are left out; without it, those that the most do
                not agree with. `rtol`, `atol`: how near; by dtype without them.
-    progress   whether to draw a bar on stderr; without it where stderr is a terminal.
+    progress   whether to draw a bar on stderr; without it where stderr is a terminal, or
+               TILEC_PROGRESS=1 asks for it.
     cache      whether results are read from, and kept in, tilec's cache folder.
 
     The arrays of a call are written by the call alone: candidates write copies.

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tilec.bench import Timing
 from tilec.cli.arguments import make_arguments, read_words
 from tilec.cli.kernels import find_kernel
-from tilec.cli.measure import Times, measure, on_device
+from tilec.cli.measure import measure, on_device
 from tilec.cli.options import (
     add_call_options,
     check_writable,
@@ -36,40 +37,41 @@ RANKED = 8  # configurations among which the plan that runs is looked for
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What was timed. `bytes` of all arrays, `predicted` seconds (None: not on this target)."""
+class Figures:
+    """What was timed. `timing` in milliseconds, `bytes` of all arrays, `predicted` seconds (None:
+    not on this target)."""
 
     kernel: str
-    device: str
     target: str
     plan: str
-    times: Times
+    timing: Timing
     bytes: int
     flops: float
     predicted: float | None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data: seconds, bytes and operations."""
+        t = self.timing
         return {
             "kernel": self.kernel,
-            "device": self.device,
+            "device": t.device,
             "target": self.target,
             "plan": self.plan,
-            "calls": len(self.times.seconds),
-            "median": self.times.median,
-            "p10": self.times.quantile(0.1),
-            "p90": self.times.quantile(0.9),
+            "samples": len(t.samples),
+            "median": t.median * 1e-3,
+            "p10": t.quantile(0.1) * 1e-3,
+            "p90": t.quantile(0.9) * 1e-3,
             "bytes": self.bytes,
             "flops": self.flops,
             "predicted": self.predicted,
         }
 
     def __str__(self) -> str:
-        t, median = self.times, self.times.median
-        spread = f"{time_text(t.quantile(0.1))} to {time_text(t.quantile(0.9))}"
+        t, median = self.timing, self.timing.median * 1e-3
+        low, high = (time_text(x * 1e-3) for x in t.spread)
         rows = [
-            ("median", f"{time_text(median)} of {len(t.seconds)} calls"),
-            ("10 to 90 %", spread),
+            ("median", f"{time_text(median)} of {len(t.samples)} samples"),
+            ("10 to 90 %", f"{low} to {high}"),
             ("arrays", f"{size_text(self.bytes)}, {self.bytes / median / 1e9:,.1f} GB/s"),
         ]
         if self.flops:
@@ -78,7 +80,7 @@ class Timing:
             ratio = self.predicted / median
             rows.append(("predicted", f"{time_text(self.predicted)}, {ratio:.2f} of the median"))
         plan = f", plan {self.plan}" if self.plan else ""
-        return f"{self.kernel} on {self.device} ({self.target}){plan}\n{aligned(rows)}"
+        return f"{self.kernel} on {t.device} ({self.target}){plan}\n{aligned(rows)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,37 +95,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Time; the exit status."""
     heed_progress(options)
-    place = required(options.kernel, "bench")
+    where = required(options.kernel, "bench")
     words = read_words(options.arg, options.dim, options.set, options.seed)
     grid = read_grid(options.grid)
     if not 0 < options.seconds <= 3600:
         raise UsageError(f"--seconds {options.seconds}: expected 0 to 3600", hint="write 1")
     if options.json is not None:
         check_writable("--json", options.json)
-    device, target = find_device(options.device)
-    kernel = find_kernel(place)
+    place, target = find_place(options.device)
+    kernel = find_kernel(where)
     given = make_arguments(kernel, words, target)
     arrays = {
-        name: on_device(value, device) if isinstance(value, np.ndarray) else value
+        name: on_device(value, place) if isinstance(value, np.ndarray) else value
         for name, value in given.by_name.items()
     }
-    timing = time_kernel(kernel, arrays, given.keywords, grid, device, target, options.seconds)
-    print(timing)
+    figures = time_kernel(kernel, arrays, given.keywords, grid, place, target, options.seconds)
+    print(figures)
     if options.json is not None:
-        write_text("--json", options.json, json.dumps(timing.to_json(), indent=2) + "\n")
+        write_text("--json", options.json, json.dumps(figures.to_json(), indent=2) + "\n")
     return 0
 
 
-def find_device(name: str | None) -> tuple[str, str]:
-    """A device and the target that it runs. Raises UsageError."""
+def find_place(name: str | None) -> tuple[str, str]:
+    """A device ("cpu", "cuda:0") and the target that it runs. Raises UsageError."""
     kind = default_target().split(":")[0] if name is None else name
     try:
         kind, index = named_place(None, kind)
     except TilecError as e:
         raise UsageError(f"--device {name}: {e.message}", hint=e.hint) from None
-    target = "cpu" if kind == "cpu" else device_target(kind, index)
-    # torch calls AMD's devices cuda, too
-    return "cpu" if kind == "cpu" else f"cuda:{index}", target
+    return ("cpu", "cpu") if kind == "cpu" else (f"{kind}:{index}", device_target(kind, index))
 
 
 def time_kernel(
@@ -131,24 +131,24 @@ def time_kernel(
     arrays: Mapping[str, Any],
     keywords: Mapping[str, Any],
     grid: tuple[int, ...] | None,
-    device: str,
+    place: str,
     target: str,
     seconds: float,
-) -> Timing:
+) -> Figures:
     """Time calls with these arguments. Raises LaunchError and CompileError, as a call does."""
     start: Callable[..., Any] = kernel if grid is None else kernel[grid]
     if not any(hasattr(a, "shape") for a in arrays.values()):
-        keywords = {**keywords, "device": device}
+        keywords = {**keywords, "device": place}
     call = functools.partial(start, *arrays.values(), **keywords)
-    with Progress(f"timing {kernel.name}", 1, "calls", threaded=False) as progress:
+    with Progress(f"timing {kernel.name}", 1, "seconds", threaded=False) as progress:
         try:
             call()
-            times = measure(call, device, seconds, progress)
+            timing = measure(call, place, seconds, progress)
         except LaunchError as e:
             raise LaunchError(e.message, e.loc or kernel.signature.loc, e.hint) from None
     plan, flops, predicted = _predicted(kernel, arrays, keywords, target)
     total = sum(int(a.nbytes) for a in arrays.values() if hasattr(a, "nbytes"))
-    return Timing(kernel.name, device, target, plan, times, total, flops, predicted)
+    return Figures(kernel.name, target, plan, timing, total, flops, predicted)
 
 
 def _predicted(
