@@ -1,119 +1,25 @@
-"""`tilec explain`: what the page says of a kernel, and the page in a browser."""
+"""`tilec explain`: what the page says of a kernel; test_explain_browser.py looks at it."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import importlib.util
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import explain_programs
 import numpy as np
 import pytest
+from explain_programs import COPY_A, COPY_B, GEMM, K, M, N, buffers, facts_of, line_of, random
 
 import tilec
 import tilec.language as T
-import tilec.layout
 from tilec.__main__ import main
-from tilec.explain import layouts, schedule
-from tilec.explain.facts import Facts, gather
+from tilec.explain import schedule
+from tilec.explain.facts import gather
 from tilec.explain.page import as_script, highlighted, page
-from tilec.ir.core import walk
-from tilec.ir.layout import row_major, swizzled
-from tilec.ir.ops import Alloc
-from tilec.ir.types import BufferType, find_dtype
-from tilec.jit import build
-from tilec.passes import run_plan
-from tilec.target import TARGETS, find_target
+from tilec.target import TARGETS
 
-SHOTS = Path(__file__).parent.parent / "build" / "explain"
 LLVM = ("llvm", "llvm-opt")
-M, N, K = T.dynamic("M, N, K")
-
-
-@tilec.kernel
-def product(
-    A: T.Tensor((M, K), "float16"),
-    B: T.Tensor((K, N), "float16"),
-    C: T.Tensor((M, N), "float16"),
-    BM: T.constexpr = 64,
-):
-    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, BM), threads=128) as (bx, by):
-        a = T.alloc_shared((BM, 64), "float16")
-        b = T.alloc_shared((64, 64), "float16")
-        acc = T.alloc_fragment((BM, 64), "float32")
-        T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
-            T.copy(A[by * BM, k * 64], a)
-            T.copy(B[k * 64, bx * 64], b)
-            T.gemm(a, b, acc)
-        T.copy(acc, C[by * BM, bx * 64])
-
-
-@tilec.kernel
-def attention(
-    Q: T.Tensor((M, 64), "float16"),
-    Ks: T.Tensor((N, 64), "float16"),
-    V: T.Tensor((N, 64), "float16"),
-    O: T.Tensor((M, 64), "float16"),
-):
-    with T.Kernel(T.ceildiv(M, 128), threads=256) as bx:
-        q, o = T.alloc_shared((128, 64), "float16"), T.alloc_fragment((128, 64), "float32")
-        k, v = (T.alloc_shared((128, 64), "float16") for _ in range(2))
-        s, p = T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128, 128), "float16")
-        T.annotate_schedule(overlap=True)
-        T.copy(Q[bx * 128, 0], q)
-        T.clear(o)
-        for n in T.Pipelined(T.ceildiv(N, 128), num_stages=2):
-            T.copy(Ks[n * 128, 0], k)
-            T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-            for i, j in T.Parallel(128, 128):
-                s[i, j] = T.exp2(s[i, j])
-            T.copy(s, p)
-            T.copy(V[n * 128, 0], v)
-            T.gemm(p, v, o, policy=T.GemmWarpPolicy.FullRow)
-        T.copy(o, O[bx * 128, 0])
-
-
-@tilec.kernel
-def columns(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
-    with T.Kernel(1, threads=64) as _:
-        s = T.alloc_shared((64, 64), "float32")
-        T.annotate_layout({s: tilec.layout.make_linear_layout(s)})
-        T.copy(A, s)
-        t = T.get_thread_binding()
-        for j in T.serial(64):
-            B[t, j] = s[t, j] + 1  # </script><b>one row a thread: conflicts</b>
-
-
-def line_of(text: str) -> int:
-    lines = Path(__file__).read_text().splitlines()
-    return next(n for n, line in enumerate(lines, 1) if text in line)
-
-
-COPY_A, COPY_B, GEMM = map(line_of, ("T.copy(A[by", "T.copy(B[k * 64", "T.gemm(a, b, acc)"))
-
-
-def random(*shape: int, dtype: Any = np.float16) -> Any:
-    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
-
-
-@functools.cache
-def facts_of(name: str, target: str) -> Facts:
-    match name:
-        case "product":
-            given = product, [random(256, 256)] * 2 + [np.zeros((256, 256), np.float16)]
-        case "attention":
-            given = attention, [random(256, 64)] * 3 + [np.zeros((256, 64), np.float16)]
-        case _:
-            square = random(64, 64, dtype=np.float32)
-            given = columns, [square, square.copy()]
-    return gather(given[0], given[1], {}, target, 0 if target == "cpu" else 1)
 
 
 # --- stages, line by line ---
@@ -157,7 +63,7 @@ def test_a_macro_counts_where_it_is_called() -> None:
                 B[bx * 64 + i] = doubled(A[bx * 64 + i])
 
     facts = gather(twice, [tilec.spec((64,), "float32")] * 2, {}, "cuda:sm_80", 0)
-    call = line_of("= doubled(A[bx")
+    call = line_of("= doubled(A[bx", __file__)
     tile = facts.stages[0]
     assert [p for x, p in zip(tile.lines, tile.places) if "binary.mul" in x][-1] == call
     assert facts.report is None and "--blocks 0" in facts.uncounted
@@ -194,19 +100,6 @@ def test_digits_say_where_elements_live(target: str) -> None:
             reg, lane, warp = layout.owners_of()
             first = (reg[at] == index["reg"]) & (lane[at] == index["lane"])
             assert (first & (warp[at] == index["warp"])).sum() == layout.owners_of()[0].size
-
-
-def buffers(name: str, target: str) -> dict[str, Any]:
-    """The layouts of a kernel's buffers, by name."""
-    kernel, facts = {"product": product, "attention": attention}[name], facts_of(name, target)
-    specs = [tilec.spec(s, "float16") for s in [(256, 256)] * 3]
-    key = kernel.key_of(specs, target, {})
-    seen: dict[str, Any] = {}
-    traced = build.trace_variant(kernel.signature, key)
-    run_plan(traced, find_target(target), facts.compiled.plan, seen.__setitem__)
-    return {
-        o.result.name: o.type.layout for o in walk(seen["arrange"].body) if isinstance(o, Alloc)
-    }
 
 
 # --- the schedule ---
@@ -359,7 +252,7 @@ def test_pages_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["explain", f"{__file__}:product", *(f"--dim={n}=128" for n in "MNK")]
+    words = ["explain", f"{explain_programs.__file__}:product", *(f"--dim={n}=128" for n in "MNK")]
     assert main([*words, "--target", "cuda:sm_80", "--out", "p.html"]) == 0
     assert "p.html: product for cuda:sm_80" in capsys.readouterr().out
     assert "block simulated" in (tmp_path / "p.html").read_text()
@@ -377,194 +270,3 @@ def test_pages_are_written(
         assert says in capsys.readouterr().err
     assert main(["explain"]) == 2
     assert "tilec explain FILE.py:kernel" in capsys.readouterr().err
-
-
-# --- in a browser ---
-
-
-def find_browser() -> str | None:
-    """A Chromium on PATH; "" where playwright brings its own; None where there is none."""
-    if importlib.util.find_spec("playwright") is None:
-        return None
-    named = os.environ.get("BROWSER_PATH")
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
-    found = named or next(filter(None, map(shutil.which, names)), None)
-    if found:
-        return found
-    with sync_api().sync_playwright() as p:
-        return "" if Path(p.chromium.executable_path).exists() else None
-
-
-def sync_api() -> Any:
-    return pytest.importorskip("playwright.sync_api")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = find_browser()
-    if path is None:
-        pytest.skip("needs playwright and a Chromium")
-    with sync_api().sync_playwright() as p:
-        found = p.chromium.launch(executable_path=path or None, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-def opened(browser: Any, name: str, target: str, tmp_path: Path, scheme: str = "light") -> Any:
-    """The page, offline; whatever it says on the console fails the test when it is closed."""
-    file = tmp_path / f"{name}.html"
-    file.write_text(page(facts_of(name, target)), encoding="utf-8")
-    context = browser.new_context(
-        viewport={"width": 1440, "height": 1000}, color_scheme=scheme, offline=True
-    )
-    shown = context.new_page()
-    said: list[str] = []
-    shown.on("console", lambda m: said.append(m.text))
-    shown.on("pageerror", lambda e: said.append(str(e)))
-    shown.on("request", lambda r: said.append(r.url) if not r.url.startswith("file:") else None)
-    shown.goto(file.as_uri())
-    shown.said = said
-    return shown
-
-
-def test_lines_are_linked(browser: Any, tmp_path: Path) -> None:
-    shown = opened(browser, "product", "cuda:sm_90a", tmp_path)
-    facts = facts_of("product", "cuda:sm_90a")
-    assert shown.locator("#source .sel .n").inner_text() == str(GEMM)
-    shown.locator("#stages").select_option(label=f"{len(stage_names(facts, 'ptx'))}. ptx")
-    ptx = next(s for s in facts.stages if s.name == "ptx")
-    assert shown.locator("#stage .row").count() == len(ptx.lines)
-    assert shown.locator("#stage .hit").count() == ptx.places.count(GEMM) > 5
-    shown.locator(f"#L{COPY_A}").click()
-    assert shown.locator("#stage .hit").count() == ptx.places.count(COPY_A) > 0
-    assert f"line {COPY_A}: {ptx.places.count(COPY_A)} of" in shown.locator("#status").inner_text()
-    # A line of the stage selects its line of the source, and what is drawn of it.
-    at = next(i for i, p in enumerate(ptx.places) if p == COPY_B)
-    shown.locator("#stage .row").nth(at).click()
-    assert shown.locator("#source .sel .n").inner_text() == str(COPY_B)
-    assert shown.locator(".timeline .b.sel").count() >= 2
-    assert shown.said == []
-
-
-def stage_names(facts: Facts, last: str) -> list[str]:
-    names = [s.name for s in facts.stages]
-    return names[: names.index(last) + 1]
-
-
-def test_it_goes_by_keys(browser: Any, tmp_path: Path) -> None:
-    shown = opened(browser, "product", "cuda:sm_90a", tmp_path)
-    keys, stage = shown.keyboard, shown.locator("#stages")
-    shown.locator("#source").focus()
-    keys.press("ArrowUp")
-    assert shown.locator("#source .sel .n").inner_text() == str(GEMM - 1)
-    first = stage.input_value()
-    keys.press("]")
-    assert stage.input_value() == str(int(first) + 1)
-    keys.press("[")
-    assert stage.input_value() == first
-    keys.press("n")
-    assert shown.locator("#stage .cursor .n").inner_text() == str(GEMM - 1)
-    shown.locator(".timeline").focus()
-    for _ in range(3):
-        keys.press("ArrowRight")
-    told = shown.locator("#schedule .told").inner_text()
-    assert "clocks" in told and shown.locator(".timeline .cursor").count() == 1
-    keys.press("Enter")
-    assert f"line {shown.locator('#source .sel .n').inner_text()};" in told
-    # Everything that can be done is reached by Tab, and shows that it is.
-    reached = set()
-    shown.reload()
-    for _ in range(80):
-        keys.press("Tab")
-        reached.add(shown.evaluate("document.activeElement.id || document.activeElement.className"
-                                   ".baseVal || document.activeElement.className"))  # fmt: skip
-        if "way" in reached:
-            break
-    assert {"theme", "source", "stages", "stage", "timeline", "tile", "way", "line"} <= reached
-    assert shown.said == []
-
-
-@pytest.mark.parametrize("target", ["cuda:sm_90a", "hip:gfx942"])
-def test_the_drawn_layouts_are_those_of_the_compiler(
-    browser: Any, tmp_path: Path, target: str
-) -> None:
-    shown = opened(browser, "product", target, tmp_path)
-    found = buffers("product", target)
-    solved = shown.evaluate(
-        "tilec.data.layouts.map(l => { const s = tilec.solve(l); return [l.name, l.space,"
-        "Object.fromEntries(Object.entries(s).map(([k, v]) => [k, [...v]]))]; })"
-    )
-    assert {name for name, _, _ in solved} >= {"a", "b", "acc"}
-    for name, space, places in solved:
-        layout = found[name]
-        if space == "shared":
-            assert places["offset"] == layout.offsets().ravel().tolist()
-        else:
-            for owner, wanted in zip(("reg", "lane", "warp"), layout.owners_of()):
-                assert places[owner] == wanted.ravel().tolist(), (name, owner)
-    shown.locator("#buffers button", has_text=re.compile("^acc$")).click()
-    shown.locator("#tile").focus()
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        shown.keyboard.press(key)
-    reg, lane, warp = (int(a[1, 2]) for a in found["acc"].owners_of())
-    told = shown.locator("#spot").inner_text()
-    assert f"acc[1, 2]: thread {warp * found['acc'].size('lane') + lane} " in told
-    assert f"lane {lane}), element {reg} of the thread" in told and shown.said == []
-
-
-@pytest.mark.parametrize("pad", [(32, 8), None])
-def test_padded_and_swizzled_tiles_are_drawn(browser: Any, tmp_path: Path, pad: Any) -> None:
-    layout = swizzled((16, 64), 16, 128)
-    if pad:
-        layout = dataclasses.replace(row_major((16, 32)), pad=pad)
-    kind = BufferType(layout.shape, find_dtype("float16"), "shared", layout=layout)
-    given = layouts.of_buffer("s", kind, 1, "")
-    shown = opened(browser, "columns", "cuda:sm_80", tmp_path)
-    found = shown.evaluate("l => [...tilec.solve(l).offset]", given)
-    assert found == layout.offsets().ravel().tolist()
-
-
-CONTRAST = """() => {
-  const part = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-  const light = c => {
-    const [r, g, b] = c.match(/[\\d.]+/g).map(Number);
-    return .2126 * part(r) + .7152 * part(g) + .0722 * part(b);
-  };
-  const ground = e => {
-    for (; e; e = e.parentElement) {
-      const c = getComputedStyle(e).backgroundColor;
-      if (!c.startsWith("rgba")) return c;
-    }
-  };
-  const texts = "h1, h2, h3, p, td, th, small, .row span, button, .told, a", low = [];
-  for (const e of document.querySelectorAll(texts)) {
-    if (!e.textContent.trim() || e.closest("svg, .zoom")) continue;
-    const a = light(getComputedStyle(e).color), b = light(ground(e));
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.5) low.push([e.className, e.textContent.slice(0, 30), ratio.toFixed(2)]);
-  }
-  return low.slice(0, 5);
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_reads_in_light_and_in_dark(browser: Any, tmp_path: Path, scheme: str) -> None:
-    """Text and ground differ enough (WCAG: 4.5 to 1); pictures are kept in build/explain."""
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    for name, target in (("product", "cuda:sm_90a"), ("attention", "cuda:sm_90a"),
-                         ("columns", "cuda:sm_80")):  # fmt: skip
-        shown = opened(browser, name, target, tmp_path, scheme)
-        assert shown.evaluate(CONTRAST) == []
-        picture = SHOTS / f"{name}-{scheme}.png"
-        shown.screenshot(path=picture, full_page=True)
-        assert picture.stat().st_size > 50_000
-        before = shown.evaluate("getComputedStyle(document.body).backgroundColor")
-        shown.locator("#theme").click()
-        assert shown.evaluate("getComputedStyle(document.body).backgroundColor") != before
-        assert shown.evaluate(CONTRAST) == [] and shown.said == []
-
-
-def test_it_fits_a_narrow_window(browser: Any, tmp_path: Path) -> None:
-    shown = opened(browser, "attention", "cuda:sm_90a", tmp_path)
-    shown.set_viewport_size({"width": 420, "height": 800})
-    assert shown.evaluate("document.documentElement.scrollWidth") <= 420
