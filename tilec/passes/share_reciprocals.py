@@ -150,8 +150,8 @@ class _Divisions:
                 x = subst.get(d.lhs, d.lhs)
                 more = inner.value(Fma, x, x, inner.value(Load, squares, (at,)))
                 inner.emit(Store, squares, (at,), more)
-                small = inner.value(Load, least, (at,)), inner.value(Unary, "abs", x)
-                inner.emit(Store, least, (at,), inner.value(Binary, "min", *small))
+                size, before = inner.value(Unary, "abs", x), inner.value(Load, least, (at,))
+                inner.emit(Store, least, (at,), inner.value(Binary, "min", before, size))
         for at in every:
             sum, small = (b.value(Load, v, (at,)) for v in (squares, least))
             yield b.value(Compare, "lt", sum, b.value(Const, math.inf, FLOAT32))
