@@ -63,6 +63,11 @@ def _nothing() -> None:
     """In the place of a kernel's function, which nothing asks for once it is traced."""
 
 
+def load_compiler() -> None:
+    """What the first job would wait for, beside what predicts which jobs there are."""
+    assert build.compile_variant
+
+
 def compile_job(job: Job) -> Made:
     """Compile it, here. What the compiler refuses is a reason, not an exception."""
     try:

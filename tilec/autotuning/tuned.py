@@ -8,6 +8,7 @@ its choice. Results are kept on disk, by device and by everything that a predict
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
@@ -19,7 +20,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from tilec.autotuning.candidates import Candidate, Problem, candidates, check_configs, untuned
-from tilec.autotuning.compiling import Made, compile_job, make_job
+from tilec.autotuning.compiling import Made, compile_job, load_compiler, make_job
 from tilec.autotuning.trials import Trial, Trials, Unlike
 from tilec.autotuning.workers import Processes, processors
 from tilec.ir.caller import for_users, opaque
@@ -213,6 +214,34 @@ class Tuned:
         place: str,
     ) -> tuple[Tuning, Candidate]:
         options, begin = self.options, time.monotonic()
+        with self._executor() as executor:
+            return self._measured(problem, configs, args, kwargs, place, executor, begin)
+
+    @contextlib.contextmanager
+    def _executor(self) -> Iterator[Executor]:
+        """The user's executor, or processes of our own, which are gone at the end."""
+        if self.options.executor is not None:
+            yield self.options.executor
+            return
+        own = Processes()
+        try:
+            for _ in range(min(processors(), self.options.topk)):
+                own.submit(load_compiler)
+            yield own
+        finally:
+            own.shutdown(wait=False, cancel_futures=True)
+
+    def _measured(
+        self,
+        problem: Problem,
+        configs: Sequence[Mapping[str, Any]],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        place: str,
+        executor: Executor,
+        begin: float,
+    ) -> tuple[Tuning, Candidate]:
+        options = self.options
         tried, refused = candidates(problem, configs, options.topk)
         if not configs and problem.target != "cpu":  # nothing is packed there, no plan chosen
             own = untuned(problem, {})
@@ -228,7 +257,7 @@ class Tuned:
         outcomes: dict[int, Trial] = {}
         variants: dict[int, CompiledKernel] = {}
         try:
-            for number, made in self._compiled(problem, tried, begin, end):
+            for number, made in self._compiled(problem, tried, executor, begin, end):
                 candidate = tried[number]
                 bar.step(candidate.name)
                 outcome = self._try(trials, candidate, made, _QUICK)
@@ -298,12 +327,16 @@ class Tuned:
                 outcomes[number] = dataclasses.replace(outcomes[number], timing=timing)
 
     def _compiled(
-        self, problem: Problem, tried: Sequence[Candidate], begin: float, end: float
+        self,
+        problem: Problem,
+        tried: Sequence[Candidate],
+        executor: Executor,
+        begin: float,
+        end: float,
     ) -> Iterator[tuple[int, CompiledKernel | str]]:
         """The candidates' variants, or why there are none, as they are ready. One is made here
         whatever the budget: the best by prediction."""
         kernel = problem.kernel
-        executor = self.options.executor or Processes(min(len(tried), processors()))
         futures: dict[Future[Made], int] = {}
         late = problem.target == "cpu"  # candidates run alone, when nothing is compiled any more
         ready: list[tuple[int, CompiledKernel | str]] = []
@@ -345,8 +378,6 @@ class Tuned:
         finally:
             for future in futures:
                 future.cancel()
-            if self.options.executor is None:
-                executor.shutdown(wait=False, cancel_futures=True)
         for place, (number, variant) in enumerate(
             sorted(ready, key=lambda r: r[0]) if late else ()
         ):
