@@ -22,6 +22,8 @@ import tilec.language as T
 from tilec.autotuning import Processes, Tuned, Tuning, tuned, workers
 from tilec.autotuning.candidates import Problem, candidates
 from tilec.autotuning.compiling import compile_job, make_job
+from tilec.autotuning.options import Options
+from tilec.autotuning.search import measure
 from tilec.autotuning.trials import Trials, _copy
 from tilec.ir.schedule import Plan
 
@@ -382,8 +384,8 @@ def test_the_measured_plan_is_the_kernels_own(
 
     monkeypatch.setattr(Trials, "time", played)
     problem = Problem(kernel, given, None, "cuda:sm_90a")
-    tuned_ = tilec.autotune(kernel, topk=3, budget=200, executor=threads)
-    found, best = tuned_._measure(problem, [], (), {}, "cuda:0")
+    options = Options(topk=3, budget=200, executor=threads)
+    found, best = measure(problem, options, [], (), {}, "cuda:0")
     assert len(found.trials) >= 3 and best in asked
     assert isinstance(best.chosen.plan, Plan) and found.config.keys() == {"BM", "BN"}
     again = kernel.compile(**given, **found.config, target="cuda:sm_90a")
