@@ -196,6 +196,38 @@ def test_a_grid_of_the_launch(threads: Executor, own_cache: Path) -> None:
     assert np.array_equal(y, x + 1) and len(kernel.results[0].trials) == 2
 
 
+@tilec.kernel
+def shift(X: T.Tensor((N,), "float32"), by: T.int32, f: T.float32, BN: T.constexpr = 32):
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as b:
+        for j in T.Parallel(BN):
+            X[b * BN + j] += by * f
+
+
+def test_numbers_are_not_tuned_for(threads: Executor, own_cache: Path) -> None:
+    for count in (1, 0):
+        kernel = tilec.autotune(shift, configs=SIZES, executor=threads)
+        x = np.zeros(100, np.float32)
+        for by, f in ((1, 2.0), (1, 3.0), (5, 2.0), (5, 4.0)):
+            kernel(x, by, f=f, stream=None)
+        assert (x == 2 + 3 + 10 + 20).all()
+        (found,) = kernel.results
+        assert bool(found.trials) == bool(count)
+
+
+def test_what_is_tuned_again_is_taken(threads: Executor, own_cache: Path) -> None:
+    kernel = tilec.autotune(shift, configs=SIZES, executor=threads, cache=False)
+    x = np.zeros(100, np.float32)
+    for by in (1, 2):
+        kernel(x, by, 1.0)
+    (key,) = kernel._tuned
+    assert set(kernel._found) == {(key, (("by", 1),)), (key, (("by", 2),))}
+    found = kernel.tune(x, 2, 1.0)
+    kernel(x, 2, 1.0)
+    kernel(x, 1, 1.0)
+    assert len(kernel.results) == 2
+    assert all(config == found.config for config in kernel._found.values())
+
+
 def test_one_element(threads: Executor, own_cache: Path) -> None:
     x, y = arrays(1, 1)
     tilec.autotune(scaling(), configs=SIZES, executor=threads)(x + 1, y, 2.0)

@@ -47,6 +47,9 @@ class Tuned:
         functools.update_wrapper(self, kernel.function)
         self.kernel, self.options = kernel, options
         self.results: list[Tuning] = []
+        # By all of a call but its numbers: what was found. With its whole numbers, which a plan is
+        # chosen by, too: the configuration, once the plan stands for these.
+        self._tuned: dict[Any, tuple[Mapping[str, Any], Chosen]] = {}
         self._found: dict[Any, Mapping[str, Any]] = {}
 
     def __repr__(self) -> str:
@@ -70,38 +73,54 @@ class Tuned:
     def tune(self, /, *args: Any, grid: Any = None, **kwargs: Any) -> Tuning:
         """Measure for these arguments, whether a result is on disk or not, and let calls like this
         one have it. Raises what the first candidate raises where none can run."""
-        found, _ = self._tune(grid, args, kwargs, again=True)
+        found, config, chosen = self._tune(grid, args, kwargs, again=True)
+        self._remember(*self._keys(grid, args, kwargs), config, chosen)
         return found
 
     def _call(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        key = self._key(args, kwargs)
-        config = self._found.get(key)
+        problem, call = self._keys(grid, args, kwargs)
+        config = self._found.get((problem, call))
         if config is None:
-            config = self._config(key, grid, args, kwargs)
+            config = self._config(problem, call, grid, args, kwargs)
         kernel: Any = self.kernel if grid is None else self.kernel[grid]
         return kernel(*args, **{**config, **kwargs})
 
     @for_users
     def _config(
-        self, key: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, problem: Any, call: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        _, config = self._tune(grid, args, kwargs, again=False)
-        if len(self._found) >= _MOST_FOUND:
-            self._found.clear()
-        self._found[key] = config
+        if problem in self._tuned:
+            config, chosen = self._tuned[problem]
+            self.kernel.choices.adopt(self._problem(grid, args, kwargs).asked(config), chosen)
+        else:
+            _, config, chosen = self._tune(grid, args, kwargs, again=False)
+        self._remember(problem, call, config, chosen)
         return config
 
-    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Everything of a call that a choice may depend on."""
-        read = [("", v) for v in args] + [*kwargs.items()]
-        return tuple((name, _told_apart(v)) for name, v in read)
+    def _remember(self, problem: Any, call: Any, config: Mapping[str, Any], chosen: Chosen) -> None:
+        if len(self._found) >= _MOST_FOUND:
+            self._found.clear()
+            self._tuned.clear()
+        if self._tuned.get(problem, (config, chosen)) != (config, chosen):  # tuned again
+            self._found = {k: v for k, v in self._found.items() if k[0] != problem}
+        self._tuned[problem] = config, chosen
+        self._found[problem, call] = config
+
+    def _keys(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """What tells a problem from others, and a call from others of one problem."""
+        parameters = self.kernel.parameters
+        read = {**dict(zip((p.name for p in parameters), args)), **kwargs}
+        numbers = {p.name for p in parameters if p.kind == "scalar"}
+        rest = {n: v for n, v in read.items() if n not in numbers and n != "stream"}
+        shape = None if grid is None or callable(grid) else describe(grid)
+        whole = [(n, v) for n, v in read.items() if n in numbers and isinstance(v, int)]
+        return (shape, *((n, _told_apart(v)) for n, v in rest.items())), tuple(whole)
 
     # --- tuning -----------------------------------------------------------------------------------
 
-    def _tune(
-        self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], again: bool
-    ) -> tuple[Tuning, Mapping[str, Any]]:
-        kernel, options = self.kernel, self.options
+    def _problem(self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
+        """The problem that a call poses. Raises LaunchError for calls that cannot be tuned for."""
+        kernel = self.kernel
         if kernel.is_sequence:
             message = f"{kernel.name} has several T.Kernel, each with a best of its own"
             raise LaunchError(message, hint="make a kernel of each, and tune that")
@@ -117,10 +136,15 @@ class Tuned:
             message = f"{kernel.name} takes no array, so that no device is known to measure on"
             raise LaunchError(message, hint="tune a kernel that takes arrays")
         target = "cpu" if call.device == "cpu" else device_target(call.device, call.index)
-        problem = Problem(kernel, given, grid, target)
-        asked = problem.asked({})
-        configs = self._configs(given)
-        configs = [{n: v for n, v in c.items() if n not in said} for c in configs]
+        return Problem(kernel, given, grid, target)
+
+    def _tune(
+        self, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], again: bool
+    ) -> tuple[Tuning, Mapping[str, Any], Chosen]:
+        options, problem = self.options, self._problem(grid, args, kwargs)
+        asked, given = problem.asked({}), problem.given
+        call = asked.call
+        configs = [{n: v for n, v in c.items() if n not in given} for c in self._configs(given)]
         place = "cpu" if call.device == "cpu" else f"{call.device}:{call.index}"
         shelf = f"measured on {_device_name(call.device, call.index)} {describe(configs)}"
         if not again and options.cache:
@@ -132,7 +156,7 @@ class Tuned:
         self.results.append(found)
         if options.cache:
             _store(asked, shelf, found, best)
-        return found, best.config
+        return found, best.config, best.chosen
 
     def _configs(self, given: Mapping[str, Any]) -> list[dict[str, Any]]:
         configs = self.options.configs
@@ -141,9 +165,9 @@ class Tuned:
 
     def _read(
         self, problem: Problem, asked: Asked, shelf: str, place: str
-    ) -> tuple[Tuning, Mapping[str, Any]] | None:
+    ) -> tuple[Tuning, Mapping[str, Any], Chosen] | None:
         """What an earlier program has measured for this problem; None if nothing."""
-        match load_choices(asked.key(), shelf).get(place_of(asked)):
+        match load_choices(asked.key(), shelf).get(_place(asked)):
             case [dict() as config, None | dict() as fields, list() as packed, float() as ms]:
                 plan = None if fields is None else plan_in(fields)
                 if fields is not None and plan is None:
@@ -156,8 +180,14 @@ class Tuned:
                 words = plan.describe() if plan else ""
                 found = Tuning(self.kernel.name, place, config, words, ms, (), 0.0)
                 self.results.append(found)
-                return found, config
+                return found, config, chosen
         return None
+
+
+def _place(asked: Asked) -> str:
+    """What a choice depends on, less the numbers of the call."""
+    call = dataclasses.replace(asked.call, scalars={})
+    return place_of(dataclasses.replace(asked, call=call))
 
 
 def _store(asked: Asked, shelf: str, found: Tuning, best: Candidate) -> None:
@@ -166,7 +196,7 @@ def _store(asked: Asked, shelf: str, found: Tuning, best: Candidate) -> None:
     note = [dict(found.config), fields, [*best.chosen.packed], found.milliseconds]
     try:
         known = load_choices(asked.key(), shelf)
-        store_choices(asked.key(), {**known, place_of(asked): note}, shelf)
+        store_choices(asked.key(), {**known, _place(asked): note}, shelf)
     except TypeError:  # a constant that JSON does not know
         return
 
