@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import multiprocessing
 import os
 import pickle
@@ -226,6 +227,21 @@ def test_what_is_tuned_again_is_taken(threads: Executor, own_cache: Path) -> Non
     kernel(x, 1, 1.0)
     assert len(kernel.results) == 2
     assert all(config == found.config for config in kernel._found.values())
+
+
+@tilec.autotune(configs=SIZES)
+@tilec.kernel
+def at_the_top(X: T.Tensor((N,), "float32"), BN: T.constexpr = 32):
+    with T.Kernel(T.ceildiv(N, BN), threads=32) as b:
+        for j in T.Parallel(BN):
+            X[b * BN + j] = 1.0
+
+
+def test_tuned_kernels_are_copied_and_pickled() -> None:
+    assert copy.deepcopy([at_the_top])[0] is at_the_top
+    assert pickle.loads(pickle.dumps(at_the_top)) is at_the_top
+    with pytest.raises(tilec.LaunchError, match="cannot be pickled"):
+        pickle.dumps(tilec.autotune(scaling()))
 
 
 def test_one_element(threads: Executor, own_cache: Path) -> None:

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from tilec.jit.compiled import (
 )
 from tilec.jit.disk import load_variant, store_variant
 from tilec.jit.fastpath import can_be_written
-from tilec.jit.launchpath import Launchable, LaunchPath, spread_grid
+from tilec.jit.launchpath import Launchable, LaunchPath, name_of, spread_grid
 from tilec.jit.parts import Parts
 from tilec.jit.recipe import Recipe
 from tilec.jit.revision import Revision, read_revision
@@ -165,18 +164,7 @@ class Kernel(Launchable):
 
     def __reduce__(self) -> str:
         """Pickled by name, as functions are. Raises LaunchError where no name leads to it."""
-        name, module = self.function.__qualname__, self.function.__module__
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not self:
-            raise LaunchError(
-                f"the kernel {name} of {module} cannot be pickled: it is not found there under "
-                "this name",
-                caller_loc(),
-                "define it at the top of a module, or pickle what kernel.compile(…) gives",
-            )
-        return name
+        return name_of(self, self.function)
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.describe() for p in self.parameters)})>"

@@ -26,6 +26,7 @@ from tilec.jit.choose import place_of
 from tilec.jit.compiled import require_memory
 from tilec.jit.disk import load_choices, store_choices
 from tilec.jit.fingerprint import describe
+from tilec.jit.launchpath import name_of
 from tilec.jit.specialise import Asked, Chosen
 from tilec.kernel import Kernel
 from tilec.runtime.arguments import bind_call
@@ -60,6 +61,10 @@ class Tuned:
 
     def __deepcopy__(self, memo: Any) -> Tuned:
         return self
+
+    def __reduce__(self) -> str:
+        """Pickled by name, as kernels are."""
+        return name_of(self, self.kernel.function)
 
     @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from tilec.ir.caller import caller_loc
 from tilec.ir.errors import LaunchError, did_you_mean, shown
 from tilec.jit.captured import Reads
 from tilec.jit.fastpath import make_launcher
@@ -109,6 +111,23 @@ class Launchable:
         named = {p.name: given[p.name] for p in parameters if given[p.name] is not p.default}
         named |= {n: value for n, value in keywords.items() if value is not None}
         return self._launch(grid, (), named, keys)
+
+
+def name_of(kernel: object, function: Callable[..., Any]) -> str:
+    """The name under which the module of `function`, which it was made of, has the kernel: what it
+    is pickled as. Raises LaunchError where there is none."""
+    name, module = function.__qualname__, function.__module__
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not kernel:
+        raise LaunchError(
+            f"the kernel {name} of {module} cannot be pickled: it is not found there under "
+            "this name",
+            caller_loc(),
+            "define it at the top of a module, or pickle what kernel.compile(…) gives",
+        )
+    return name
 
 
 def spread_grid(grid: Any, meta: Mapping[str, Any]) -> Grid:
