@@ -219,9 +219,12 @@ def copy(
     One side may be a start only (`A[i, j]`), and then has the other's extents; so has a slice whose
     extent is only known at run time (`A[i:i + n, 0:64]`): what is behind its end reads as zero and
     is not written. `coalesced_width`
-    limits a thread's access, in elements. `eviction_policy`: "evict_first", "evict_last",
-    "evict_normal". `prefer_instruction`: "tma" (tilec's own choice where TMA can do the copy),
-    "cp_async" or "sync" (no TMA), "ldmatrix", "stmatrix", "ldst" (tilec's choice).
+    limits a thread's access, in elements. `eviction_policy` tells L2 which lines to give up first
+    ("evict_first": what is used once) or last ("evict_last"), as far as what moves the tile can say
+    it: TMA and cp.async both, a thread's loads and stores "evict_first" on AMD's GPUs; else it
+    changes nothing, nor does "evict_normal". `prefer_instruction`: "tma" (tilec's own choice where
+    TMA can do the copy), "cp_async" or "sync" (no TMA), "ldmatrix", "stmatrix", "ldst" (tilec's
+    choice).
     `loop_layout`: a `T.Fragment`, the layout of the side that is a fragment; copies between
     memories are made as they are fastest. `annotations`: a dict of these keywords, which counts
     before them.

@@ -105,7 +105,7 @@ def tma_copy(
 
     `leader_scope_threads=32`: each warp has a tile of its own, which its lanes copy. `cluster_mask`
     names blocks of the cluster that are given one tile, which no block's index may name: each of
-    them brings it. `eviction_policy` and `annotations` are accepted and decide nothing.
+    them brings it. `eviction_policy` as of `copy`. `annotations` are accepted and decide nothing.
 
     From a whole shared tile to a tensor there is no barrier: the tile may be written again, by the
     threads that come here, when the copy has read it, and what it writes is there when the kernel

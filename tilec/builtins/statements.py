@@ -62,7 +62,7 @@ def grid(*extents: Any) -> Any:
 
 def annotate_l2_hit_ratio(ratios: dict[Any, Any]) -> None:
     """Say how much of each tensor should stay in the L2 cache: `{A: 0.9}`. It is checked and
-    accepted; no target takes it today (`eviction_policy=` of `T.copy` is what reaches the cache).
+    accepted; no target takes it (`eviction_policy=` of `T.copy` is what reaches the cache).
 
     Raises CompileError for a key that is not a tensor parameter, and a ratio outside of 0 to 1.
     """

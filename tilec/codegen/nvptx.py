@@ -294,7 +294,7 @@ class NvptxEmitter(PrintingEmitter):
         ]
         if o.valid is not None:
             args.append(self.get(o.valid))
-        instr = moves.cp_async(o.bytes, o.valid is not None)
+        instr = moves.cp_async(o.bytes, o.valid is not None, o.cache)
         self.execute(instr, *args)
 
     def emit_cp_async_commit(self, o: ops.CpAsyncCommit) -> None:
@@ -307,7 +307,7 @@ class NvptxEmitter(PrintingEmitter):
         self.execute(moves.TMA_PREFETCH, self.get(o.map))
 
     def emit_tma_load(self, o: ops.TmaLoad) -> None:
-        instr = moves.tma_load(len(o.coords), o.blocks is not None)
+        instr = moves.tma_load(len(o.coords), o.blocks is not None, o.cache)
         dest = self.shared_address(o.dest, self.get(o.dest_offset))
         coords = [self.get(c) for c in o.coords]
         args = [dest, self.get(o.map), *coords, self.barrier_address(o.barrier, o.stage)]
@@ -316,7 +316,7 @@ class NvptxEmitter(PrintingEmitter):
         self.execute(instr, *args)
 
     def emit_tma_store(self, o: ops.TmaStore) -> None:
-        instr = moves.tma_store(len(o.coords), o.guard is not None)
+        instr = moves.tma_store(len(o.coords), o.guard is not None, o.cache)
         source = self.shared_address(o.source, self.get(o.source_offset))
         args = [self.get(o.map), *(self.get(c) for c in o.coords), source]
         if o.guard is not None:

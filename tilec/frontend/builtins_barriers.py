@@ -15,7 +15,7 @@ from tilec.frontend.builtins import (
     whole_argument,
 )
 from tilec.frontend.builtins_threads import in_cluster
-from tilec.frontend.builtins_tile import tile_level
+from tilec.frontend.builtins_tile import eviction_policy, tile_level
 from tilec.frontend.expressions import Expressions
 from tilec.frontend.index import Reach
 from tilec.frontend.tma_scopes import check_cluster_mask, copy_by_warp, is_for_each_warp
@@ -231,6 +231,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
             f"TMA converts nothing: {sides}",
             f'allocate {d.name} as "{s.type.dtype.name}", or write T.copy',
         )
+    policy = eviction_policy(t, c)
     if stores:
         if c["barrier"] is not None:
             raise t.error(
@@ -238,7 +239,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
                 "leave barrier out; T.tma_store_wait(0) waits for it",
                 c.place("barrier"),
             )
-        t.emit(Copy, t.box(source), t.box(dest), engine="tma_store")
+        t.emit(Copy, t.box(source), t.box(dest), engine="tma_store", eviction_policy=policy)
         return
     if c["barrier"] is None:
         raise t.error(
@@ -250,7 +251,7 @@ def tma_copy(t: Expressions, c: Call) -> None:
     if is_for_each_warp(t, c):
         copy_by_warp(t, source, dest)
     else:
-        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier)
+        t.emit(TmaCopy, t.box(source), t.box(dest), *barrier, policy)
 
 
 @builtin(T.tma_store_wait)

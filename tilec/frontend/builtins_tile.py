@@ -128,6 +128,15 @@ def new_variable(t: Expressions, dtype: DType, init: Number | None) -> Buffer:
 # --- movement -------------------------------------------------------------------------------------
 
 
+def eviction_policy(t: Expressions, c: Call) -> str:
+    """What the call says to L2; "" where nothing, or what is usual."""
+    if c["eviction_policy"] is None:
+        return ""
+    known = ("evict_first", "evict_last", "evict_normal")
+    policy = choice_argument(t, c, "eviction_policy", known)
+    return "" if policy == "evict_normal" else policy
+
+
 def _annotated(t: Expressions, c: Call) -> Call:
     """The call with what its `annotations` say in the place of its other keywords."""
     given = c["annotations"]
@@ -160,10 +169,7 @@ def copy(t: Expressions, c: Call) -> None:
     tile_level(t, c)
     c = _annotated(t, c)
     width = 0 if c["coalesced_width"] is None else int_argument(t, c, "coalesced_width", 1)
-    policy = ""
-    if c["eviction_policy"] is not None:
-        known = ("evict_first", "evict_last", "evict_normal")
-        policy = choice_argument(t, c, "eviction_policy", known)
+    policy = eviction_policy(t, c)
     by = "" if c["prefer_instruction"] is None else choice_argument(t, c, "prefer_instruction", _BY)
     plain = bool_argument(t, c, "disable_tma")
     if plain and by == "tma":

@@ -104,7 +104,8 @@ def loop_of(o: Op, layout: Layout | None = None, engine: str = "", width: int = 
     args = tuple(Value(ScalarType(INT32), f"i{d}") for d in range(len(extents)))
     b = Builder(o.loc)
     ELEMENTWISE[type(o)](Iteration(b, args), o)
-    return Parallel(extents, b.block(args), width, layout, engine, loc=o.loc)
+    cache = o.eviction_policy if isinstance(o, Copy) else ""
+    return Parallel(extents, b.block(args), width, layout, engine, cache=cache, loc=o.loc)
 
 
 def in_turn(loop: Parallel) -> list[Op]:

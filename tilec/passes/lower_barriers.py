@@ -128,7 +128,8 @@ class _Lowering:
                     at = b.value(Binary, "add", at, const(b, corner[d]))
                 coords.append(at)
             where = b.value(Binary, "add", base, const(b, int(offsets[corner])))
-            b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), o.barrier, o.stage)
+            at_barrier = (o.barrier, o.stage, None, o.cache)
+            b.emit(TmaLoad, o.dest.buffer, where, map, tuple(coords), *at_barrier)
 
     def corner(self, b: Builder, o: TmaCopy) -> tuple[tuple[int, ...], Value]:
         """Where the part of a shared buffer that a copy fills begins, as far as it is known now (0

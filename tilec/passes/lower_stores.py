@@ -84,7 +84,7 @@ def _boxes(o: Copy, maps: TensorMaps) -> list[Op]:
     for offset, shifts in boxes:
         starts = zip(reversed(o.dest.offsets), shifts)
         at = tuple(n.op("add", narrow(send, v), n.const(shift)) for v, shift in starts)
-        send.emit(TmaStore, descriptor, at, tile, n.const(offset))
+        send.emit(TmaStore, descriptor, at, tile, n.const(offset), None, o.eviction_policy)
     send.emit(TmaStoreCommit)
     send.emit(TmaStoreWait, 0, True)
     only_if(b, elected(b), send.ops)
@@ -138,7 +138,8 @@ def _store(o: Copy, maps: TensorMaps, target: Target) -> list[Op]:
             at.append(y.op("add", start, step))
         at += [narrow(inner, v) for v in reversed(o.dest.offsets[:-2])]
         # Without a branch: nothing that is computed for later chunks moves past it.
-        inner.emit(TmaStore, descriptor, tuple(at), o.staging, own_offset, first_lane)
+        sent = (o.staging, own_offset, first_lane, o.eviction_policy)
+        inner.emit(TmaStore, descriptor, tuple(at), *sent)
         inner.emit(TmaStoreCommit)
     return b.ops
 

@@ -94,15 +94,36 @@ def stmatrix(count: int, transposed: bool = False) -> MatrixMove:
     return _matrix_move("stmatrix", count, transposed)
 
 
+# --- what L2 is told ---
+
+POLICIES = ("", "evict_first", "evict_last")
+
+
+def _cached(instruction: str, policy: str) -> str:
+    """`instruction`, in which {hint} and {policy} stand where PTX has a cache hint and its policy,
+    by which L2 gives up the lines first, or last ("evict_first", "evict_last"; "": no hint). PTX
+    ISA, `createpolicy`; ptxas makes a constant of it."""
+    if not policy:
+        return instruction.format(hint="", policy="")
+    made = f"createpolicy.fractional.L2::{policy}.b64 policy, 1.0;"
+    hinted = instruction.format(hint=".L2::cache_hint", policy=", policy")
+    return f"{{ .reg .b64 policy; {made} {hinted} }}"
+
+
+def _named(policy: str) -> str:
+    return f".{policy}" if policy else ""
+
+
 # --- cp.async ---
 
 CP_ASYNC_BYTES = (4, 8, 16)
 
 
 @functools.cache
-def cp_async(bytes: int, partial: bool = False) -> Instruction:
+def cp_async(bytes: int, partial: bool = False, policy: str = "") -> Instruction:
     """Arguments: shared address, global address (i64); with `partial` the number of bytes to read
-    (i32), after which zeros are written. 16 bytes pass by the L1 cache (`cg`), fewer cannot."""
+    (i32), after which zeros are written. 16 bytes pass by the L1 cache (`cg`), fewer cannot.
+    `policy`: see `_cached`."""
     if bytes not in CP_ASYNC_BYTES:
         raise InternalError(f"cp.async of {bytes} bytes; it moves {CP_ASYNC_BYTES}")
     x = Operands()
@@ -113,10 +134,9 @@ def cp_async(bytes: int, partial: bool = False) -> Instruction:
     def copy(m: Machine, dest: Word, source: Word, valid: Word | None = None) -> None:
         m.cp_async(dest, source, bytes, valid)
 
-    asm = x.asm(f"cp.async.{cache}.shared.global [{dest}], [{source}], {bytes}{size};", copy)
-    return Instruction(
-        f"cp.async.{bytes}{'.partial' if partial else ''}", "cp_async", asm, 8 * bytes
-    )
+    text = f"cp.async.{cache}.shared.global{{hint}} [{dest}], [{source}], {bytes}{size}{{policy}};"
+    name = f"cp.async.{bytes}{'.partial' if partial else ''}{_named(policy)}"
+    return Instruction(name, "cp_async", x.asm(_cached(text, policy), copy), 8 * bytes)
 
 
 CP_ASYNC_COMMIT = Instruction(
@@ -143,10 +163,11 @@ TMA_DIMS = (1, 2, 3, 4, 5)
 
 
 @functools.cache
-def tma_load(dims: int, multicast: bool = False) -> Instruction:
+def tma_load(dims: int, multicast: bool = False, policy: str = "") -> Instruction:
     """One box to shared memory. Arguments: shared address, descriptor (ptr), `dims` coordinates
     (i32, innermost first), address of the mbarrier that counts the bytes; with `multicast` a mask
-    (i32) of the blocks in the cluster that receive the box, at the same place each."""
+    (i32) of the blocks in the cluster that receive the box, at the same place each. `policy`: see
+    `_cached`."""
     x = Operands()
     dest, source = x.input("r"), x.input("p")
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
@@ -156,22 +177,22 @@ def tma_load(dims: int, multicast: bool = False) -> Instruction:
         m.tma_load(dest, map, words[:dims], words[dims], words[dims + 1] if multicast else None)
 
     load = f"cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-    place = f"[{dest}], [{source}, {{{at}}}], [{barrier}]"
+    place = f"[{dest}], [{source}, {{{{{at}}}}}], [{barrier}]"
+    name = f"tma.load.{dims}d{'.multicast' if multicast else ''}{_named(policy)}"
     if not multicast:
-        return Instruction(f"tma.load.{dims}d", "tma", x.asm(f"{load} {place};", fetch))
-    asm = x.asm(
-        f"{{ .reg .b16 mask; cvt.u16.u32 mask, {x.input('r')}; "
-        f"{load}.multicast::cluster {place}, mask; }}",
-        fetch,
-    )
-    return Instruction(f"tma.load.{dims}d.multicast", "cluster", asm)
+        return Instruction(
+            name, "tma", x.asm(_cached(f"{load}{{hint}} {place}{{policy}};", policy), fetch)
+        )
+    mask = f"cvt.u16.u32 mask, {x.input('r')};"
+    started = _cached(f"{load}.multicast::cluster{{hint}} {place}, mask{{policy}};", policy)
+    return Instruction(name, "cluster", x.asm(f"{{ .reg .b16 mask; {mask} {started} }}", fetch))
 
 
 @functools.cache
-def tma_store(dims: int, guarded: bool = False) -> Instruction:
+def tma_store(dims: int, guarded: bool = False, policy: str = "") -> Instruction:
     """One box from shared memory; what lies outside of the tensor is dropped. Arguments: descriptor
     (ptr), `dims` coordinates (i32, innermost first), shared address; if `guarded` an i32: 0 for
-    those who do not store (no branch)."""
+    those who do not store (no branch). `policy`: see `_cached`."""
     x = Operands()
     dest = x.input("p")
 
@@ -181,13 +202,12 @@ def tma_store(dims: int, guarded: bool = False) -> Instruction:
         )
 
     at = ", ".join(x.inputs("r", _tma_dims(dims)))
-    store = (
-        f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group "
-        f"[{dest}, {{{at}}}], [{x.input('r')}];"
-    )
+    store = f"cp.async.bulk.tensor.{dims}d.global.shared::cta.bulk_group{{hint}} "
+    store += f"[{dest}, {{{{{at}}}}}], [{x.input('r')}]{{policy}};"
     if guarded:
-        store = f"{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}"
-    return Instruction(f"tma.store.{dims}d{'.if' if guarded else ''}", "tma", x.asm(store, write))
+        store = f"{{{{ .reg .pred p; setp.ne.u32 p, {x.input('r')}, 0; @p {store} }}}}"
+    name = f"tma.store.{dims}d{'.if' if guarded else ''}{_named(policy)}"
+    return Instruction(name, "tma", x.asm(_cached(store, policy), write))
 
 
 TMA_CONVERSIONS = frozenset({(FLOAT32, TFLOAT32)})

@@ -177,7 +177,7 @@ class SparseMmaInstruction(MatrixInstruction):
 
 
 ORDERED = "mma.sp::ordered_metadata"
-PTX_FOR = {ORDERED: "+ptx85"}
+PTX_FOR = {ORDERED: "+ptx85", "createpolicy": "+ptx84"}
 """The version of PTX that instructions need which the targets' own lacks."""
 
 

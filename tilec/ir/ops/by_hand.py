@@ -26,12 +26,13 @@ __all__ = ["TmaCopy", "MbarrierExpectTx", "SetRegisters", "BarrierArrive", "is_b
 class TmaCopy(Op):
     """One thread of the scope starts TMA boxes that copy a region of a tensor into a shared tile,
     and announces their bytes on slot `stage` of `barrier` without arriving there. Who has waited
-    for that phase may read the tile."""
+    for that phase may read the tile. `cache` as of `mem_load`."""
 
     source: Region
     dest: Region
     barrier: Value
     stage: Value
+    cache: str = ""
 
     def verify(self) -> None:
         check_barrier(self, self.barrier)

@@ -100,7 +100,8 @@ class Parallel(Op):
     (registers, lanes and warps over the extents) says which thread runs which iteration; decided
     by `infer_layouts`, which takes what the author `wanted` (threads as lanes). `engine`
     "cp_async": the body is one load and one store, done past the registers. `inside`: all that it
-    touches in memory is known to lie inside of its tensors."""
+    touches in memory is known to lie inside of its tensors. `cache`: of what it touches in global
+    memory, "evict_first" or "evict_last"; "" where nobody says."""
 
     extents: tuple[int, ...]
     body: Block
@@ -109,6 +110,7 @@ class Parallel(Op):
     engine: str = ""
     inside: bool = False
     wanted: Layout | None = None
+    cache: str = ""
 
     def verify(self) -> None:
         if len(self.body.args) != len(self.extents):

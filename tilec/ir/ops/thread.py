@@ -223,7 +223,8 @@ class CheckIndex(Op):
 class MemLoad(Op):
     """`lanes` consecutive elements at `offset` (a scalar if 1). `align` in bytes is what is known
     of the address. Where `guard` is false: `other` (a scalar, for each element; zero if absent).
-    `cache`: "" or an eviction policy. `words`: their bits, as a vector of u32."""
+    `cache`: how long L2 should keep it, "evict_first" or "evict_last"; "" where nobody says; what
+    a target's instruction cannot say is left out. `words`: their bits, as a vector of u32."""
 
     source: Value
     offset: Value
@@ -335,7 +336,7 @@ class CountUp(Op):
 class CpAsync(Op):
     """Start copying `bytes` (4, 8 or 16) from a global tensor to shared memory, past the registers.
     With `valid` (i32, 0 to `bytes`) only so many bytes are read; zeros are written after them. PTX
-    ISA, `cp.async` with src-size."""
+    ISA, `cp.async` with src-size. `cache` as of `mem_load`."""
 
     dest: Value
     dest_offset: Value
@@ -343,6 +344,7 @@ class CpAsync(Op):
     source_offset: Value
     bytes: int
     valid: Value | None = None
+    cache: str = ""
 
     def effects(self) -> Effects:
         return read(self.source, engine="cp_async"), write(self.dest, engine="cp_async")
@@ -442,7 +444,8 @@ class TmaLoad(Op):
     memory; its bytes are counted on slot `stage` of `barrier`. Executed by one thread.
 
     `blocks` (i32): bit n is set where the block with number n in the cluster receives the box, at
-    the same place of its shared memory and counted on its own barrier (multicast)."""
+    the same place of its shared memory and counted on its own barrier (multicast). `cache` as of
+    `mem_load`."""
 
     dest: Value
     dest_offset: Value
@@ -451,6 +454,7 @@ class TmaLoad(Op):
     barrier: Value
     stage: Value
     blocks: Value | None = None
+    cache: str = ""
 
     def effects(self) -> Effects:
         return write(self.dest, engine="tma"), update(self.barrier, "tma")
@@ -460,13 +464,14 @@ class TmaLoad(Op):
 class TmaStore(Op):
     """Start one TMA box from shared memory to the tensor of `map`; parts outside the tensor are
     dropped. Executed by the threads where `guard` (bool) holds, if it is given (no branch): one per
-    box."""
+    box. `cache` as of `mem_load`."""
 
     map: Value
     coords: tuple[Value, ...]
     source: Value
     source_offset: Value
     guard: Value | None = None
+    cache: str = ""
 
     def effects(self) -> Effects:
         return read(self.source, engine="tma"), Effect("output")

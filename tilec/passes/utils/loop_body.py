@@ -280,6 +280,10 @@ class LoopBody:
         extent = self._extent(o, index, known)
         return None if extent is None else self.b.value(Compare, "lt", index, extent)
 
+    def _cache(self, buffer: Value) -> str:
+        """What the loop's author says of L2 and this buffer."""
+        return self.loop.cache if self.loop and buffer.buffer.space == "global" else ""
+
     def _load(self, o: Load, group: list[Substitution], known: Memory) -> None:
         b = self.b
         guard = conjunction(b, self._guard(o, group[-1], known))
@@ -289,7 +293,8 @@ class LoopBody:
             other = b.value(Const, safe.value, safe.dtype)
         width = len(group)
         at, size = self._offset(o, group[0]), self._bytes(o, width)
-        loaded = b.value(MemLoad, o.source, at, width, size, guard, other)
+        cache = self._cache(o.source)
+        loaded = b.value(MemLoad, o.source, at, width, size, guard, other, cache)
         for e, env in enumerate(group):
             env[o.result] = loaded if width == 1 else b.value(Extract, loaded, e)
 
@@ -342,7 +347,7 @@ class LoopBody:
         values = tuple(env.get(o.value, o.value) for env in group)
         value = values[0] if len(values) == 1 else b.value(Pack, values)
         at, size = self._offset(o, group[0]), self._bytes(o, len(group))
-        b.emit(MemStore, o.dest, at, value, size, guard)
+        b.emit(MemStore, o.dest, at, value, size, guard, self._cache(o.dest))
 
     def _async(self, o: ElementAccess, group: list[Substitution], known: Memory) -> None:
         """A copy past the registers: made at its store; the load only says from where."""
@@ -361,6 +366,7 @@ class LoopBody:
             self._offset(load, group[0]),
             self._bytes(o, len(group)),
             self._valid_bytes(load, group, load_known),
+            self._cache(load.source),
         )
 
     def _valid_bytes(self, o: Load, group: list[Substitution], known: Memory) -> Value | None:

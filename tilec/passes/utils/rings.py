@@ -363,4 +363,5 @@ def tma_boxes(
         where = const(b, offset)
         if share is not None:
             where = b.value(Binary, "add", where, start)
-        b.emit(TmaLoad, ring_stage, where, descriptor, tuple(coords), barrier, stage, blocks)
+        at_barrier = (barrier, stage, blocks, o.eviction_policy)
+        b.emit(TmaLoad, ring_stage, where, descriptor, tuple(coords), *at_barrier)
