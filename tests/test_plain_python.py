@@ -221,3 +221,44 @@ def test_a_range_is_taken_apart(n: int) -> None:
     kernel(a, n)
     want = [n + 1 + p if p < n or p >= 6 else 0 for p in range(8)]
     np.testing.assert_array_equal(a, want)
+
+
+@tilec.kernel
+def lends_names(A, B, rows: T.constexpr, columns: T.constexpr):
+    A, B = rows, columns  # numbers, until the tensors are described
+    tiles = T.ceildiv(B, 32)
+    A = A + 0
+    A: T.Tensor((A, B), "float32")
+    B: T.Tensor((rows, B), "float32")
+    with T.Kernel(tiles, rows, threads=32) as (bx, by):
+        for j in T.Parallel(32):
+            B[by, bx * 32 + j] = A[by, bx * 32 + j] * 2
+
+
+@tilec.kernel
+def forgets_the_index(A, B, n: T.constexpr):
+    A: T.Tensor((n,), "float32")
+    A = n
+    B: T.Tensor((A,), "float32")
+    with T.Kernel(1, threads=32):
+        for j in T.Parallel(n):
+            B[j] = A[j]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 70)])
+def test_names_of_tensors_are_numbers_before(shape: tuple[int, int]) -> None:
+    a = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    for target in ("cpu", "cuda:sm_90a", "hip:gfx942"):
+        b = np.zeros_like(a)
+        if target == "cpu":
+            lends_names(a, b, *shape)
+        else:
+            assert tilec.simulate(lends_names, a, b, *shape, target=target).ok
+        assert np.array_equal(b, a * 2)
+
+
+def test_a_name_that_was_a_tensor_before() -> None:
+    spec = tilec.spec((8,), "float32")
+    with pytest.raises(tilec.CompileError, match="this does not write to A") as e:
+        forgets_the_index.compile(spec, spec, 8, target="cpu")
+    assert "A = n" in str(e.value)

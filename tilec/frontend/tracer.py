@@ -104,6 +104,12 @@ class _KernelTracer(WholeLoops):
         self.grid: Block | None = None
         self.finished = False
         self.kernels = 0  # that have been met
+        self.described_later = {
+            s.target.id
+            for s in signature.source.node.body
+            if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+        }
+        self.lent: dict[str, object] = {}  # tensors whose names are others' until then
         self.has_empty_tensor = any(0 in fact.shape for fact in known.tensors.values())
         self.threads = known.threads if known.threads is not None else signature.threads
         if signature.pdl:
@@ -317,6 +323,21 @@ class _KernelTracer(WholeLoops):
             or node.target.id not in known
         ):
             super().annotated(node)
+            return
+        name = node.target.id
+        self.described_later.discard(name)
+        if name in self.lent:
+            self.names[name] = self.lent.pop(name)
+
+    def _assign_name(self, name: str, value: object, place: ast.expr) -> None:
+        """A tensor's name may be a number's until the body says what the tensor is: `K = dim`, then
+        `K: T.Tensor((rows, K), dtype)`."""
+        lent = len(self.frames) == 1 and name in self.tensors and name in self.described_later
+        if not lent:
+            super()._assign_name(name, value, place)
+            return
+        self.lent.setdefault(name, self.names[name])
+        self.names[name] = self.read_value(value)
 
     # --- outputs ----------------------------------------------------------------------------------
 
