@@ -43,6 +43,7 @@ MEMBERS = {
     "tilec.CompiledKernel": "asm plan parameters name target resources binary save export_c",
 }
 MOST_LINES = 36  # of an example
+_ROW = re.compile(r"^(\w+(?:, \w+)*)  +(\S.*)$")
 _WIDTH = 88
 
 
@@ -67,7 +68,10 @@ def listed(page: str) -> list[tuple[str, str]]:
     """(module, name) of each entry that a page's text asks for."""
     found = []
     for module, asked in DIRECTIVE.findall(page):
-        known = importlib.import_module(module).__all__ if "*" in asked or not asked else ()
+        try:
+            known = importlib.import_module(module).__all__ if "*" in asked or not asked else ()
+        except ImportError:  # as in `with_entries`
+            continue
         for pattern in asked.split() or ["*"]:
             names = fnmatch.filter(known, pattern) if "*" in pattern else [pattern]
             found += [(module, n) for n in names]
@@ -78,6 +82,11 @@ def with_entries(page: str) -> str:
     """A page's text with the entries behind its directives."""
 
     def entries(match: re.Match[str]) -> str:
+        module = match[1]
+        try:
+            importlib.import_module(module)
+        except ImportError as e:  # of a package that tilec does not need
+            return f"`{module}` is not shown: {e}."
         names = listed(match[0])
         if all(isinstance(getattr(T, name, None), DType) for _, name in names):
             return dtypes([name for _, name in names])
@@ -188,9 +197,24 @@ def docstring(value: Any, title: str) -> str:
 
 def markdown(text: str) -> str:
     """A docstring's text with what Markdown would take for markup escaped; indented blocks are
-    code."""
+    code, tables of arguments (a name, spaces, words) lists."""
     lines: list[str] = []
+    column = 0  # where the words of a table of arguments begin
     for line in text.splitlines():
+        row = _ROW.match(line)
+        if row:
+            if not column:
+                lines.append("")
+            column = row.start(2)
+            names = ", ".join(f"`{n.strip()}`" for n in row[1].split(","))
+            lines.append(f"- {names}: {row[2]}")
+            continue
+        if column and line.startswith(" " * column):
+            lines.append(f"  {line.strip()}")
+            continue
+        if column and line:
+            lines.append("")
+        column = 0
         if line.startswith("    ") and lines and lines[-1] and not lines[-1].startswith("    "):
             lines.append("")
         lines.append(line)
@@ -207,18 +231,19 @@ def _members(cls: type, title: str, word: bool) -> Iterator[str]:
         return
     if word:
         return
-    kept = MEMBERS.get(title, "").split()
+    kept, plain = MEMBERS.get(title, "").split(), []
     for name, value in inspect.getmembers(cls):
         static = inspect.getattr_static(cls, name)
         ours = any(name in vars(c) and c.__module__.startswith("tilec") for c in cls.__mro__)
         if name.startswith("_") or not ours or (kept and name not in kept):
             continue
-        if isinstance(static, property):
+        if isinstance(static, property) and static.__doc__:
             yield f"#### `{name}` {{ #{title}.{name} }}"
             yield ""
-            if static.__doc__:
-                yield markdown(inspect.cleandoc(static.__doc__))
-                yield ""
+            yield markdown(inspect.cleandoc(static.__doc__))
+            yield ""
+        elif isinstance(static, property):
+            plain.append(f"`{name}`")
         elif (inspect.isroutine(value) or isinstance(value, Macro)) and value.__doc__:
             yield f"#### `{name}` {{ #{title}.{name} }}"
             yield ""
@@ -228,6 +253,9 @@ def _members(cls: type, title: str, word: bool) -> Iterator[str]:
             yield ""
             yield markdown(inspect.cleandoc(value.__doc__))
             yield ""
+    if plain:
+        yield f"Also {', '.join(plain)}."
+        yield ""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,18 @@ def test_docstrings_are_shown_as_they_are_written():
     assert made == "2\\*\\*32 of `a**b`, a&lt;b and \\_\\_exp\nA line:\n\n    code(x)"
 
 
+def test_a_table_of_arguments_is_a_list():
+    text = "Do it.\n\nrep, n  how often\n        or not.\nname    what.\n\nRaises it."
+    want = "Do it.\n\n\n- `rep`, `n`: how often\n  or not.\n- `name`: what.\n\nRaises it."
+    assert reference.markdown(text) == want
+
+
+def test_what_needs_an_absent_package_is_left_out():
+    page = "<!-- entries: tilec.nowhere -->\n"
+    assert reference.listed(page) == []
+    assert "`tilec.nowhere` is not shown: " in reference.with_entries(page)
+
+
 def _build(config: Path, into: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", into]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
