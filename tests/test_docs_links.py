@@ -25,6 +25,7 @@ SUBJECTS = {
     "measured tuning": ("docs/tuning.md#tuning-by-measurement", r"tilec\.autotune"),
     "torch.compile": ("docs/pytorch.md#an-operator", r"fullgraph=True"),
     "PTX": ("docs/dumps.md#ptx", r'stages\["ptx"\]'),
+    "the explain page": ("docs/command_line.md#explain", r"tilec explain"),
     "the chosen layout": ("docs/dumps.md#the-chosen-layout", r"lane 4:\(0,2\)"),
     "why a kernel is slow": ("docs/performance.md", r"blocks_per_sm"),
     "a wrong value": ("docs/debugging.md#following-values", r"trace="),
