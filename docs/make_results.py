@@ -61,7 +61,7 @@ SUBJECTS = (
     Subject("memory", "softmax, norms, sums, transposes, copies", "torch", ("torch",)),
     Subject(
         "attention",
-        "attention forward, fp16, heads of 128, 1024 to 8192 keys",
+        "attention forward, fp16, heads of 64 to 256, 1024 to 8192 keys",
         "cuDNN",
         ("cuDNN",),
     ),
