@@ -41,8 +41,8 @@ _LATER = {
     "macro": "tilec.language",
     "simulate": "tilec.jit.simulate",
 }
-# Modules that are imported when they are first named.
-_MODULES = ("bench", "testing", "torch")
+# Modules for users, imported when they are first named: `tilec.layout` needs no import of its own.
+_MODULES = ("bench", "intrinsics", "language", "layout", "sparse", "testing", "tilelang", "torch")
 
 __all__ = [
     "BoundsWarning",
@@ -69,13 +69,22 @@ __all__ = [
 ]
 
 
+# What a user sees of a class is where it is imported from: in a traceback, a report, an editor.
+for _name in __all__:
+    if isinstance(globals().get(_name), type):
+        globals()[_name].__module__ = __name__
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_MODULES, "__version__"))
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"tilec.{name}")
     if name not in _LATER:
         instead = foreign.advice(name)
-        modules = ("language", "layout", "sparse", *_MODULES)
-        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *modules])
+        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *_MODULES])
         raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return value

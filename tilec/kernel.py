@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import caller_loc, for_users, opaque
+from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
@@ -101,6 +101,7 @@ class Kernel(Launchable):
     allocates is a NumPy array on the CPU and a torch tensor on a GPU.
     """
 
+    @for_users
     def __new__(cls, *given: object, **named: object) -> Kernel:
         if cls is Kernel:
             message = "tilec.Kernel is what @tilec.kernel makes; it is not called"
@@ -204,7 +205,7 @@ class Kernel(Launchable):
 
     # --- launching ----------------------------------------------------------------------------
 
-    @opaque
+    @for_users
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
 
@@ -212,11 +213,10 @@ class Kernel(Launchable):
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
         return functools.partial(self._on_grid, grid)
 
-    @opaque
+    @for_users
     def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
 
-    @for_users
     def _launch(
         self,
         grid: Any,

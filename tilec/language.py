@@ -26,6 +26,7 @@ from builtins import bool as _Bool
 from builtins import float as _Float
 from builtins import int as _Int
 from dataclasses import dataclass
+from types import FunctionType as _FunctionType
 from typing import Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
@@ -56,6 +57,7 @@ from tilec.builtins.threads import *
 from tilec.builtins.views import *
 from tilec.builtins.votes import *
 from tilec.ir.caller import caller_loc as _caller_loc
+from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import (
     BFLOAT16,
@@ -416,12 +418,50 @@ class NotYet:
 
     name: str
 
+    @_for_users
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise CompileError(
             f"T.{self.name} is not supported yet",
             _caller_loc(),
             _foreign.MEANWHILE.get(self.name, _foreign.LATER),
         )
+
+
+# --- what the names of this module are ------------------------------------------------------------
+
+_NO_WORDS = {
+    "Any", "Auto", "CompileError", "Elementwise", "Macro", "NoReturn", "NotYet", "Size",
+    "VectorDType", "annotations", "dataclass", "did_you_mean", "enum",
+    "only_inside",
+}  # fmt: skip
+
+
+def _is_word(name: str) -> _Bool:
+    """Whether a user may write `T.<name>`: the IR's dtypes and what this file imports are none."""
+    dtype = name.isupper() and isinstance(globals()[name], DType)
+    helper = name.startswith("_") and not name.startswith("__")
+    return not (
+        dtype or helper or name in _NO_WORDS or (name.startswith("__") and name[-2:] == "__")
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name in globals() if _is_word(name))
+
+
+def _end_at_callers() -> None:
+    """Let what a builtin raises outside of a kernel end at the line that calls it. Here, once, for
+    all of them; an alias stays the object that it is an alias of."""
+    made: dict[_FunctionType, Any] = {}
+    for name in __dir__():
+        builtin = globals()[name]
+        if isinstance(builtin, _FunctionType) and not hasattr(builtin, "__wrapped__"):
+            if builtin not in made:
+                made[builtin] = _for_users(builtin)
+            globals()[name] = made[builtin]
+
+
+_end_at_callers()
 
 
 def __getattr__(name: str) -> Any:
@@ -432,7 +472,7 @@ def __getattr__(name: str) -> Any:
     vector = _find_vector(name)
     if vector is not None:
         return vector
-    known = [n for n in globals() if not n.startswith("_")]
+    known = [n for n in __dir__() if not n.startswith("_")]
     instead = _foreign.advice(name)
     near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
     raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)
