@@ -18,6 +18,7 @@ from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.private import private_names
 from tilec.frontend.races import find_race
+from tilec.frontend.recovery import check_known
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
     Buffer,
@@ -378,6 +379,7 @@ class ForLoops(Loops):
     def _check_rebinding(self, node: ast.For, before: dict[str, object]) -> None:
         for name in sorted(assigned_names(node.body) & set(before)):
             old, new = before[name], self.names.get(name)
+            check_known((new,))
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(
                     f"{name} has a value before T.Parallel and every iteration changes it",

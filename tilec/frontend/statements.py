@@ -13,6 +13,7 @@ from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
+from tilec.frontend.recovery import Unread, check_known, note_place
 from tilec.frontend.values import (
     AttrHeader,
     GroupHeader,
@@ -90,7 +91,10 @@ class Statements(Assignments):
         """Trace one statement. Raises CompileError for what kernels do not have."""
         kept = self.loc
         self.loc = self.frame.loc(node)
+        self.left_out.traced += 1
         try:
+            if node in self.left_out.statements:
+                raise Unread
             method = self._statements.get(type(node))
             if method is None:
                 name, hint = _REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
@@ -99,6 +103,11 @@ class Statements(Assignments):
         except RecursionError:
             hint = "give parts of it names of their own, in lines above"
             raise self.error("this nests too deep to be read", hint, node) from None
+        except Unread:
+            self.left_out.forget(node, self.names)
+        except CompileError as e:
+            note_place(e, node)
+            raise
         finally:
             self.loc = kept
 
@@ -263,6 +272,7 @@ class Statements(Assignments):
         if not count:
             return None
         found = [self.names.get(f"{_RETURN}{n}") for n in range(abs(count))]
+        check_known(found)
         if self.names[_RETURN] is not False:
             where = "in some cases only" if isinstance(self.names[_RETURN], Scalar) else "nothing"
             hint = "end it with a return of its own"

@@ -49,7 +49,19 @@ _LONGEST = 480
 
 
 class CompileError(TilecError):
-    """The kernel's source says something tilec cannot compile."""
+    """The kernel's source says something tilec cannot compile.
+
+    `others`: further mistakes of the same kernel, that have nothing to do with this one. `str()`
+    tells them too, each in the form of the first, an empty line between two. `cause`: what is
+    wrong, where lines that suffer from it say different things.
+    """
+
+    cause = ""
+
+    others: tuple[CompileError, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join((super().__str__(), *map(str, self.others)))
 
 
 class LayoutError(CompileError):
