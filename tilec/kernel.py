@@ -55,6 +55,7 @@ from tilec.runtime.devices import default_target, device_target, named_place, re
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.tensors import common_kind
 from tilec.support.lazy import Lazy
+from tilec.support.settings import warn_of_unknown
 
 if TYPE_CHECKING:
     from tilec.frontend import Signature
@@ -412,6 +413,7 @@ class Kernel(Launchable):
             with contextlib.suppress(KeyError):  # another thread has dropped it
                 self._variants.move_to_end(key)
             return found
+        warn_of_unknown()
         with self._lock:
             lock = self._compiling.setdefault(key, threading.Lock())
         with lock:
