@@ -98,6 +98,11 @@ class BoundsWarning(CompileWarning):
     a read gives the safe value, a write does nothing."""
 
 
+class PerformanceWarning(CompileWarning):
+    """What a kernel says makes it slow: a fragment that is kept in shared memory, threads that
+    repeat each other's work, a copy that cannot run ahead."""
+
+
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
