@@ -126,8 +126,8 @@ class Context:
     the function are what the user said of it. `carried` are the values that an iteration of a
     loop has from the one before. `foreign`: the functions of CUDA C++ that the user has
     imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
-    `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: statements
-    that have a mistake.
+    `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
+    earlier traces have found. `unrolls`: the T.unroll around the code that could be written out.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -167,6 +167,7 @@ class Context:
         self.imported: dict[str, str] = {}
         self.asserts: str = ""
         self.left_out = LeftOut()
+        self.unrolls: list[ast.For] = []
 
     # --- names and places -------------------------------------------------------------------------
 

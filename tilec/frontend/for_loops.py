@@ -35,6 +35,8 @@ from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
 
+_MOST_COPIES = 512  # of a body that is traced for each index
+
 
 def describe_each(values: tuple[object, ...] | list[object]) -> list[str]:
     """Numbers as they are written, "…" for what is only known at run time."""
@@ -92,8 +94,19 @@ class ForLoops(Loops):
             kind = header.builtin.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.builtin, start, stop, step, attributes)
-        with self.at(node.iter):
-            self.counted_loop(loop, node.target, node.body)
+        if kind == "unroll" and isinstance(start, int) and isinstance(stop, int):
+            indices = range(start, stop, step)
+            if node in self.left_out.written_out:
+                self._unrolled(node, list(indices))
+                return
+            if len(indices) <= _MOST_COPIES:
+                self.unrolls.append(node)
+        try:
+            with self.at(node.iter):
+                self.counted_loop(loop, node.target, node.body)
+        finally:
+            if node in self.unrolls[-1:]:
+                self.unrolls.pop()
 
     def _upward(
         self,

@@ -39,11 +39,22 @@ class Uncertain(BaseException):
     """What would have to be left out decides where control goes."""
 
 
+class WriteOut(BaseException):
+    """The index of these loops has to be known when their bodies are traced."""
+
+    def __init__(self, loops: Iterable[ast.For]) -> None:
+        super().__init__()
+        self.loops = tuple(loops)
+
+
 class LeftOut:
-    """The statements that are left out of one trace; `traced` counts the others."""
+    """What earlier traces of a kernel have found: the statements that this one leaves out, and the
+    loops of T.unroll that are written out in it, for they look something up by their index.
+    `traced` counts the statements of all."""
 
     def __init__(self) -> None:
         self.statements: set[ast.stmt] = set()
+        self.written_out: set[ast.For] = set()
         self.traced = 0
 
     def forget(self, node: ast.stmt, names: dict[str, object]) -> None:
@@ -79,14 +90,22 @@ def trace_with_recovery(trace: Callable[[LeftOut], _F]) -> _F:
     """What `trace` gives. Raises the CompileError that it raises, with `others`: those that it
     raises without the statements of the errors before."""
     left_out = LeftOut()
+
+    def attempt() -> _F:
+        while True:
+            try:
+                return trace(left_out)
+            except WriteOut as found:
+                left_out.written_out.update(found.loops)
+
     try:
-        return trace(left_out)
+        return attempt()
     except CompileError as e:
         found = {e.cause or e.message: e}
         last = first = e
     while len(found) < MOST_ERRORS and _leave_out(last, left_out):
         try:
-            trace(left_out)
+            attempt()
             break
         except (Unread, Uncertain, RecursionError):
             break

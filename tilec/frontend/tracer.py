@@ -427,6 +427,12 @@ class _KernelTracer(WholeLoops):
             super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
+        if len(self.builders) > 2 and self.returned_early:
+            raise self.error(
+                f"the return on line {self.returned_early} stands before T.Kernel, under a "
+                "condition that is only known at run time",
+                "move that if under the with: there each block returns; or launch nothing",
+            )
         if len(self.builders) > 2 or any(f.loops for f in self.frames):
             hint = "move it out of loops and conditions"
             raise self.error("T.Kernel stands at the top level of a kernel, once", hint)

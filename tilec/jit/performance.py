@@ -14,7 +14,6 @@ from tilec.ir.analysis import facts_of
 from tilec.ir.core import Block, Func, Op, Value, walk
 from tilec.ir.dependence import once
 from tilec.ir.errors import PerformanceWarning, warn
-from tilec.ir.loc import Loc
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
 from tilec.ir.uniformity import Level, uniformity_of
 from tilec.passes.demote_fragments import demoted
@@ -25,8 +24,10 @@ from tilec.target import Target
 FEW_TRIPS = 32
 """Iterations that every thread may do by itself without a word."""
 FEW_REPEATED = 16
-"""Iterations of a parallel loop in a thread, three quarters of which another does too: from here on
-they are worth a word. A value for each row of a tile, as softmax has, stays far below."""
+"""Iterations of a parallel loop that a thread may repeat without a word. Loops over the rows of a
+tile, as softmax has, are left out: what they compute is needed by all that hold the row."""
+FEW_ELEMENTS = 32
+"""Of a fragment that may be in shared memory without a word: a sum or a maximum that all need."""
 
 
 class Watch:
@@ -70,9 +71,9 @@ class Watch:
         """Of fragments that are kept in shared memory; those that passes have made are theirs."""
         fragment = {o.result.name for o in walk(func.body) if _makes(o, "fragment")}
         for buffer, o in self._moved.items():
-            if buffer.name not in fragment:
-                continue
             t = buffer.buffer
+            if buffer.name not in fragment or prod(t.static_shape) <= FEW_ELEMENTS:
+                continue
             shown = f"{buffer.name} (fragment {t.static_shape} {t.dtype.name})"
             warn(
                 PerformanceWarning,
@@ -147,25 +148,24 @@ def _decided_by(o: Op) -> tuple[Value, ...]:
 
 
 def _warn_of_idle(func: Func, target: Target) -> None:
-    """Of products whose tile has no work for some of the warps, and of parallel loops whose threads
-    do several times their share."""
+    """Of products whose tile has no work for some of the warps, where no other product needs them,
+    and of parallel loops over tiles whose threads do several times their share."""
     warps = warps_of(func, target)
-    slow: set[Loc] = set()
-    for o in walk(func.body):
-        if isinstance(o, Gemm) and o.warps and not o.instr.startswith("simt"):
-            used, there = prod(o.warps), warps(o)
-            if there >= 2 * used:
-                slow.add(o.loc)
-                m, n = o.c.buffer.static_shape
-                warn(
-                    PerformanceWarning,
-                    f"a {m} x {n} tile of this product has work for {used} of the block's {there} "
-                    "warps: the others repeat it",
-                    o.loc,
-                    f"write threads={used * target.warp_size}, or a larger tile",
-                )
+    products = [o for o in walk(func.body) if isinstance(o, Gemm) and o.warps]
+    busy = [prod(o.warps) for o in products]
+    if products and max(busy) * 2 <= max(map(warps, products)):
+        for o, used in zip(products, busy):
+            m, n = o.c.buffer.static_shape
+            warn(
+                PerformanceWarning,
+                f"the {m} x {n} tile of this product has work for {used} of {warps(o)} warps: the "
+                "others repeat it",
+                o.loc,
+                f"write threads={max(busy) * target.warp_size}, or a larger tile",
+            )
+        return
     for p in walk(func.body):
-        if isinstance(p, Parallel) and p.layout is not None and not slow:
+        if isinstance(p, Parallel) and p.layout is not None and len(p.extents) > 1:
             each, times = p.layout.size("reg"), idle(p.layout)
             share = -(-prod(p.extents) // (warps(p) * target.warp_size))
             if times >= 4 and each >= max(FEW_REPEATED, 4 * share):
@@ -174,8 +174,8 @@ def _warn_of_idle(func: Func, target: Target) -> None:
                     f"each iteration of this loop is done by {times} threads: a thread does {each} "
                     f"of {prod(p.extents)}, where {share} would be its share",
                     p.loc,
-                    "its fragments are held so; copy them to shared memory first, or give the loop "
-                    "a layout: T.Parallel(…, loop_layout=…)",
+                    "its fragments are held so: copy them to shared memory first, or give the loop "
+                    "a layout, T.Parallel(…, loop_layout=…)",
                 )
 
 
