@@ -29,7 +29,14 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 
 if TYPE_CHECKING:
-    from tilec import bench, testing, torch  # noqa: F401
+    from tilec import bench as bench
+    from tilec import intrinsics as intrinsics
+    from tilec import language as language
+    from tilec import layout as layout
+    from tilec import sparse as sparse
+    from tilec import testing as testing
+    from tilec import tilelang as tilelang
+    from tilec import torch as torch
     from tilec.autotuning import autotune
     from tilec.jit.simulate import simulate
     from tilec.language import macro
@@ -81,12 +88,14 @@ def __dir__() -> list[str]:
     return sorted((*__all__, *_MODULES, "__version__"))
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"tilec.{name}")
-    if name not in _LATER:
-        instead = foreign.advice(name)
-        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *_MODULES])
-        raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return value
+if not TYPE_CHECKING:  # a name that is none is an error of type checkers
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"tilec.{name}")
+        if name not in _LATER:
+            instead = foreign.advice(name)
+            near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *_MODULES])
+            raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
+        value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return value

@@ -27,7 +27,7 @@ from builtins import float as _Float
 from builtins import int as _Int
 from dataclasses import dataclass
 from types import FunctionType as _FunctionType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
 from tilec.builtins.allreduce import *
@@ -431,18 +431,17 @@ class NotYet:
 
 _NO_WORDS = {
     "Any", "Auto", "CompileError", "Elementwise", "Macro", "NoReturn", "NotYet", "Size",
-    "VectorDType", "annotations", "dataclass", "did_you_mean", "enum",
+    "TYPE_CHECKING", "VectorDType", "annotations", "dataclass", "did_you_mean", "enum",
     "only_inside",
 }  # fmt: skip
 
 
 def _is_word(name: str) -> _Bool:
     """Whether a user may write `T.<name>`: the IR's dtypes and what this file imports are none."""
+    if name.startswith("_"):
+        return name.startswith("__") and not name.endswith("__")  # T.__exp
     dtype = name.isupper() and isinstance(globals()[name], DType)
-    helper = name.startswith("_") and not name.startswith("__")
-    return not (
-        dtype or helper or name in _NO_WORDS or (name.startswith("__") and name[-2:] == "__")
-    )
+    return not dtype and name not in _NO_WORDS
 
 
 def __dir__() -> list[str]:
@@ -464,15 +463,37 @@ def _end_at_callers() -> None:
 _end_at_callers()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _foreign.PLANNED:
-        return NotYet(name)
-    if name.startswith("__"):  # Python itself asks for these, often
-        raise AttributeError(name)
-    vector = _find_vector(name)
-    if vector is not None:
-        return vector
-    known = [n for n in __dir__() if not n.startswith("_")]
-    instead = _foreign.advice(name)
-    near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
-    raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)
+if TYPE_CHECKING:  # what type checkers know; a name that is none is their error
+    from tilec.builtins.lanes import VectorDType as _Vector
+
+    float16x2: _Vector
+    float16x4: _Vector
+    float16x8: _Vector
+    bfloat16x2: _Vector
+    bfloat16x4: _Vector
+    bfloat16x8: _Vector
+    float32x2: _Vector
+    float32x4: _Vector
+    float64x2: _Vector
+    int32x2: _Vector
+    int32x4: _Vector
+    uint32x2: _Vector
+    uint32x4: _Vector
+    int8x4: _Vector
+    int8x16: _Vector
+    uint8x4: _Vector
+    uint8x16: _Vector
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _foreign.PLANNED:
+            return NotYet(name)
+        if name.startswith("__"):  # Python itself asks for these, often
+            raise AttributeError(name)
+        vector = _find_vector(name)
+        if vector is not None:
+            return vector
+        known = [n for n in __dir__() if not n.startswith("_")]
+        instead = _foreign.advice(name)
+        near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
+        raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)

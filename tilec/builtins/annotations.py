@@ -10,7 +10,7 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilec.builtins import foreign
 from tilec.ir.caller import caller_loc, for_users
@@ -248,8 +248,19 @@ Buffer = Tensor
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of a macro's parameters: for readers
 
 
-class constexpr:
-    """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+if TYPE_CHECKING:
+    constexpr = Any  # 128 is one, and so is a string: what a kernel does with it decides
+    Ref = Any
+else:
+
+    class constexpr:
+        """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+
+    class Ref:
+        """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
+
+        The argument is an element, `bump(A[i])`, or a variable of `T.alloc_var`.
+        """
 
 
 def _text(extent: object) -> str:
@@ -295,13 +306,6 @@ class dtype:
 
     def __new__(cls, name: object) -> DType:  # type: ignore[misc]
         return dtype_of(name)
-
-
-class Ref:
-    """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
-
-    The argument is an element, `bump(A[i])`, or a variable of `T.alloc_var`.
-    """
 
 
 # --- macros ---------------------------------------------------------------------------------------
