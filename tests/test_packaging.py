@@ -45,7 +45,8 @@ def test_every_requirement_has_bounds() -> None:
 
 def test_cuda_brings_the_driver_and_the_assembler() -> None:
     assert {"cuda-bindings", "nvidia-cuda-nvcc"} <= names(EXTRAS["cuda"])
-    assert {"ruff", "mypy", "pyright", "pre-commit", "build"} <= names(EXTRAS["dev"])
+    tools = {"ruff", "mypy", "pyright", "pre-commit", "pre-commit-hooks", "build"}
+    assert tools <= names(EXTRAS["dev"])
     assert {"pytest", "hypothesis"} <= names(EXTRAS["test"])
 
 
