@@ -46,7 +46,6 @@ from tilec.builtins.lanes import *
 from tilec.builtins.lanes import find_vector as _find_vector
 from tilec.builtins.layouts import *
 from tilec.builtins.loops import *
-from tilec.builtins.maths import *
 from tilec.builtins.matrices import *
 from tilec.builtins.moves import *
 from tilec.builtins.pointers import *
@@ -84,6 +83,14 @@ from tilec.ir.types import (
 from tilec.ir.types import (
     DType as DType,
 )
+
+if TYPE_CHECKING:  # as functions, with docstrings that editors show
+    from tilec.builtins.elementwise_words import *
+    from tilec.builtins.maths import infinity as infinity
+    from tilec.builtins.maths import max_value as max_value
+    from tilec.builtins.maths import min_value as min_value
+else:
+    from tilec.builtins.maths import *
 
 # --- dtypes: `T.float16` is a dtype, the annotation of a scalar parameter, and a cast -------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from tilec import language as T
-from tilec.builtins import foreign
+from tilec.builtins import foreign, maths
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_allreduce,
     builtins_asm,
@@ -185,7 +185,7 @@ class Calls(Functions):
             x = self.number(value, "an argument of T.round")
             whole = not (x.dtype.is_float if isinstance(x, Scalar) else isinstance(x, float))
             if mode == modes[0] or whole:
-                return builtins_scalar.elementwise(self, T.round, [x])
+                return builtins_scalar.elementwise(self, maths.round, [x])
             return self.number(self.trace_function(round_away, [x], {}), "the result")
 
         if isinstance(args[0], Lanes):
