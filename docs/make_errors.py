@@ -32,10 +32,15 @@ A message of tilec is an exception of its own class: `CompileError` for the sour
 and `ResourceError` (both are CompileErrors) for layouts and what a target has, `LaunchError` for
 the arguments of a call. It names the file, the line and the column, underlines the place, names
 both operands with their scope, shape and dtype, gives one fix, and has at most 12 lines. It comes
-before any machine code is made, and without the compiler's own frames in the traceback. An access
+before any machine code is made, and the user's line ends the traceback. Several mistakes of one
+kernel are told at once: the first is the exception, `others` of it are the rest, and its text has
+all of them, each in this form. What follows from a mistake is not told. An access
 of a tensor that is always out of bounds is legal and gives a `BoundsWarning` in the same form, as
 does one that is out of bounds in some iteration although a condition on its index stands around it
-(`if i < N:` around `A[i + 1]`).
+(`if i < N:` around `A[i + 1]`). What is legal and slow gives a `PerformanceWarning`.
+
+An environment variable that says what tilec does not know is an error with what it takes:
+`TILEC_DUMP names 'nonsense', which is no stage`, `TILEC_DEBUG is 'maybe'; it takes 1 or 0`.
 """
 
 PROGRAM = """\
@@ -121,6 +126,16 @@ CASES = (
         "`NameError: name 'scale_typo' is not defined`, with the user's line in the traceback, "
         "and the log",
         "`NameError('scale_typo is not defined')`, with a caret",
+    ),
+    Case(
+        "Several mistakes",
+        (
+            (A_S, A_S.replace("alloc_shared", "alloc_share")),
+            ("bx * 128], B_s)", "bx * scale_typo], B_s)"),
+            ("T.copy(acc, C[by", "T.copy(accu, C[by"),
+        ),
+        "",
+        "",
     ),
     Case(
         "A misspelt word",

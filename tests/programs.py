@@ -231,7 +231,7 @@ def chain(rng: np.random.Generator) -> Args:
 
 @_program("""
 kernel @running {} (
-  %X: global<R x C x f32> = tensor X, %Y: global<R x f32> = tensor Y, 
+  %X: global<R x C x f32> = tensor X, %Y: global<R x f32> = tensor Y,
   %I: global<R x i32> = tensor I, %R: i32 = size X 0, %C: i32 = size X 1,
 )
 grid { yield [%R] }

@@ -17,6 +17,8 @@ from tilec.codegen.ptxas import run_ptxas
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 
+pytestmark = pytest.mark.filterwarnings("error::tilec.PerformanceWarning")
+
 TARGETS = ("cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 NAMES = (
     "attention_sink", "block_sparse", "flash_decoding", "gqa_fwd", "mha_bwd", "mha_fwd",

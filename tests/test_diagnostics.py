@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def test_class_place_and_length(mistake: Mistake) -> None:
     error = error_of(text)
     assert type(error) is mistake.error
     assert not isinstance(error, tilec.InternalError)
-    assert frames_of_tilec(error) <= 2, "the user's own lines end the traceback"
+    assert frames_of_tilec(error) == 0, "the user's own lines end the traceback"
+    assert traceback.format_exception_only(error)[0].startswith(f"tilec.{type(error).__name__}: ")
     assert error.__cause__ is None and error.__suppress_context__
     shown = str(error)
     assert shown.count("\n") < 12

@@ -32,6 +32,14 @@ def test_the_page_of_messages_is_current():
     assert got == module.page(), "run `python docs/make_errors.py`"
 
 
+def test_what_editors_know_of_functions_of_numbers_is_current():
+    spec = importlib.util.spec_from_file_location("make_words", DOCS / "make_words.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.FILE.read_text() == module.text(), "run `python docs/make_words.py`"
+
+
 def test_the_table_of_schedules_is_made_from_measured_rows():
     spec = importlib.util.spec_from_file_location("make_schedules", DOCS / "make_schedules.py")
     assert spec and spec.loader

@@ -11,6 +11,8 @@ import tilec
 import tilec.language as T
 from tilec.intrinsics import TensorCoreIntrinEmitter
 
+pytestmark = pytest.mark.filterwarnings("error::tilec.PerformanceWarning")
+
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 SEED = Path(__file__).parent / "seeds" / "tilelang_gemm_fine_grained.py"
 

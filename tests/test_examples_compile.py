@@ -18,6 +18,8 @@ from tilec.passes.check_registers import fragment_registers
 from tilec.support.tools import find_ptxas
 from tilec.target import find_target
 
+pytestmark = pytest.mark.filterwarnings("error::tilec.PerformanceWarning")
+
 TARGETS = ("cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 
 

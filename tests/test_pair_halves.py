@@ -11,6 +11,8 @@ import pytest
 import tilec
 import tilec.language as T
 
+pytestmark = pytest.mark.filterwarnings("error::tilec.PerformanceWarning")
+
 TARGETS = ("cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942")
 SEED = Path(__file__).parent / "seeds" / "tilelang_dequantize_gemv.py"
 

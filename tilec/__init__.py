@@ -16,6 +16,7 @@ from tilec.ir.errors import (
     InternalError,
     LaunchError,
     LayoutError,
+    PerformanceWarning,
     ResourceError,
     TargetError,
     TilecError,
@@ -28,7 +29,14 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.image import ImageError, Resources
 
 if TYPE_CHECKING:
-    from tilec import bench, testing, torch  # noqa: F401
+    from tilec import bench as bench
+    from tilec import intrinsics as intrinsics
+    from tilec import language as language
+    from tilec import layout as layout
+    from tilec import sparse as sparse
+    from tilec import testing as testing
+    from tilec import tilelang as tilelang
+    from tilec import torch as torch
     from tilec.autotuning import autotune
     from tilec.jit.simulate import simulate
     from tilec.language import macro
@@ -41,8 +49,8 @@ _LATER = {
     "macro": "tilec.language",
     "simulate": "tilec.jit.simulate",
 }
-# Modules that are imported when they are first named.
-_MODULES = ("bench", "testing", "torch")
+# Modules for users, imported when they are first named: `tilec.layout` needs no import of its own.
+_MODULES = ("bench", "intrinsics", "language", "layout", "sparse", "testing", "tilelang", "torch")
 
 __all__ = [
     "BoundsWarning",
@@ -55,6 +63,7 @@ __all__ = [
     "Kernel",
     "LaunchError",
     "LayoutError",
+    "PerformanceWarning",
     "ResourceError",
     "Resources",
     "TargetError",
@@ -69,13 +78,24 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"tilec.{name}")
-    if name not in _LATER:
-        instead = foreign.advice(name)
-        modules = ("language", "layout", "sparse", *_MODULES)
-        near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *modules])
-        raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
-    return value
+# What a user sees of a class is where it is imported from: in a traceback, a report, an editor.
+for _name in __all__:
+    if isinstance(globals().get(_name), type):
+        globals()[_name].__module__ = __name__
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_MODULES, "__version__"))
+
+
+if not TYPE_CHECKING:  # a name that is none is an error of type checkers
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"tilec.{name}")
+        if name not in _LATER:
+            instead = foreign.advice(name)
+            near = f"; {instead}" if instead else did_you_mean(name, [*__all__, *_MODULES])
+            raise AttributeError(f"module 'tilec' has no attribute {name!r}{near}")
+        value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return value

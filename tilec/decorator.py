@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tilec.builtins.annotations import check_function
-from tilec.ir.caller import caller_loc, for_users
+from tilec.ir.caller import caller_loc, end_at_caller, for_users
 from tilec.ir.errors import CompileError, did_you_mean, shown
 from tilec.jit.fingerprint import remember_surroundings
 from tilec.kernel import Kernel, check_threads, make_kernel
@@ -40,14 +40,23 @@ def kernel(
     the body said `T.pdl_trigger()` and `T.pdl_sync()`; it hides the start of short kernels, and
     changes nothing but on cuda:sm_90a. Raises CompileError for other arguments.
     """
-    _check_decorator(more, out, threads, pdl, unknown)
+    try:
+        _check_decorator(more, out, threads, pdl, unknown)
+        if function is not None:
+            check_function(function, "kernel")
+    except CompileError as e:
+        end_at_caller(e)
+        raise
     if function is not None:
-        check_function(function, "kernel")
         remember_surroundings(function, sys._getframe(1))
         return make_kernel(function, (), None)
 
     def decorate(function: Callable[..., Any]) -> Kernel:
-        check_function(function, "kernel")
+        try:
+            check_function(function, "kernel")
+        except CompileError as e:
+            end_at_caller(e)
+            raise
         remember_surroundings(function, sys._getframe(1))
         return make_kernel(function, tuple(out), threads, pdl=pdl)
 

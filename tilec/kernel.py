@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import caller_loc, for_users, opaque
+from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError, LaunchError, TilecError, shown
 from tilec.jit.choose import Choices
 from tilec.jit.collector import collector_paused
@@ -54,6 +54,7 @@ from tilec.runtime.devices import default_target, device_target, named_place, re
 from tilec.runtime.driver import DriverError, Ready
 from tilec.runtime.tensors import common_kind
 from tilec.support.lazy import Lazy
+from tilec.support.settings import warn_of_unknown
 
 if TYPE_CHECKING:
     from tilec.frontend import Signature
@@ -100,6 +101,7 @@ class Kernel(Launchable):
     allocates is a NumPy array on the CPU and a torch tensor on a GPU.
     """
 
+    @for_users
     def __new__(cls, *given: object, **named: object) -> Kernel:
         if cls is Kernel:
             message = "tilec.Kernel is what @tilec.kernel makes; it is not called"
@@ -192,7 +194,7 @@ class Kernel(Launchable):
 
     # --- launching ----------------------------------------------------------------------------
 
-    @opaque
+    @for_users
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(None, args, kwargs)
 
@@ -200,11 +202,10 @@ class Kernel(Launchable):
         """The kernel with its grid: an int, up to three of them, or a function of the constants."""
         return functools.partial(self._on_grid, grid)
 
-    @opaque
+    @for_users
     def _launch_on_grid(self, grid: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self._launch(grid, args, kwargs)
 
-    @for_users
     def _launch(
         self,
         grid: Any,
@@ -400,6 +401,7 @@ class Kernel(Launchable):
             with contextlib.suppress(KeyError):  # another thread has dropped it
                 self._variants.move_to_end(key)
             return found
+        warn_of_unknown()
         with self._lock:
             lock = self._compiling.setdefault(key, threading.Lock())
         with lock:

@@ -26,7 +26,8 @@ from builtins import bool as _Bool
 from builtins import float as _Float
 from builtins import int as _Int
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import FunctionType as _FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilec.builtins import foreign as _foreign
 from tilec.builtins.allreduce import *
@@ -45,7 +46,6 @@ from tilec.builtins.lanes import *
 from tilec.builtins.lanes import find_vector as _find_vector
 from tilec.builtins.layouts import *
 from tilec.builtins.loops import *
-from tilec.builtins.maths import *
 from tilec.builtins.matrices import *
 from tilec.builtins.moves import *
 from tilec.builtins.pointers import *
@@ -56,6 +56,7 @@ from tilec.builtins.threads import *
 from tilec.builtins.views import *
 from tilec.builtins.votes import *
 from tilec.ir.caller import caller_loc as _caller_loc
+from tilec.ir.caller import for_users as _for_users
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.types import (
     BFLOAT16,
@@ -82,6 +83,14 @@ from tilec.ir.types import (
 from tilec.ir.types import (
     DType as DType,
 )
+
+if TYPE_CHECKING:  # as functions, with docstrings that editors show
+    from tilec.builtins.elementwise_words import *
+    from tilec.builtins.maths import infinity as infinity
+    from tilec.builtins.maths import max_value as max_value
+    from tilec.builtins.maths import min_value as min_value
+else:
+    from tilec.builtins.maths import *
 
 # --- dtypes: `T.float16` is a dtype, the annotation of a scalar parameter, and a cast -------------
 
@@ -419,6 +428,7 @@ class NotYet:
 
     name: str
 
+    @_for_users
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise CompileError(
             f"T.{self.name} is not supported yet",
@@ -427,15 +437,73 @@ class NotYet:
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _foreign.PLANNED:
-        return NotYet(name)
-    if name.startswith("__"):  # Python itself asks for these, often
-        raise AttributeError(name)
-    vector = _find_vector(name)
-    if vector is not None:
-        return vector
-    known = [n for n in globals() if not n.startswith("_")]
-    instead = _foreign.advice(name)
-    near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
-    raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)
+# --- what the names of this module are ------------------------------------------------------------
+
+_NO_WORDS = {
+    "Any", "Auto", "CompileError", "Elementwise", "Macro", "NoReturn", "NotYet", "Size",
+    "TYPE_CHECKING", "VectorDType", "annotations", "dataclass", "did_you_mean", "enum",
+    "only_inside",
+}  # fmt: skip
+
+
+def _is_word(name: str) -> _Bool:
+    """Whether a user may write `T.<name>`: the IR's dtypes and what this file imports are none."""
+    if name.startswith("_"):
+        return name.startswith("__") and not name.endswith("__")  # T.__exp
+    dtype = name.isupper() and isinstance(globals()[name], DType)
+    return not dtype and name not in _NO_WORDS
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name in globals() if _is_word(name))
+
+
+def _end_at_callers() -> None:
+    """Let what a builtin raises outside of a kernel end at the line that calls it. Here, once, for
+    all of them; an alias stays the object that it is an alias of."""
+    made: dict[_FunctionType, Any] = {}
+    for name in __dir__():
+        builtin = globals()[name]
+        if isinstance(builtin, _FunctionType) and not hasattr(builtin, "__wrapped__"):
+            if builtin not in made:
+                made[builtin] = _for_users(builtin)
+            globals()[name] = made[builtin]
+
+
+_end_at_callers()
+
+
+if TYPE_CHECKING:  # what type checkers know; a name that is none is their error
+    from tilec.builtins.lanes import VectorDType as _Vector
+
+    float16x2: _Vector
+    float16x4: _Vector
+    float16x8: _Vector
+    bfloat16x2: _Vector
+    bfloat16x4: _Vector
+    bfloat16x8: _Vector
+    float32x2: _Vector
+    float32x4: _Vector
+    float64x2: _Vector
+    int32x2: _Vector
+    int32x4: _Vector
+    uint32x2: _Vector
+    uint32x4: _Vector
+    int8x4: _Vector
+    int8x16: _Vector
+    uint8x4: _Vector
+    uint8x16: _Vector
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in _foreign.PLANNED:
+            return NotYet(name)
+        if name.startswith("__"):  # Python itself asks for these, often
+            raise AttributeError(name)
+        vector = _find_vector(name)
+        if vector is not None:
+            return vector
+        known = [n for n in __dir__() if not n.startswith("_")]
+        instead = _foreign.advice(name)
+        near = f"; {instead}" if instead else did_you_mean(name, [*known, *_foreign.PLANNED])
+        raise AttributeError(f"tilec.language has no builtin {name!r}{near}", name=name)

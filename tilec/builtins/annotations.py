@@ -10,7 +10,7 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tilec.builtins import foreign
 from tilec.ir.caller import caller_loc, for_users
@@ -96,33 +96,43 @@ class Size:
         left, right = (x.text if isinstance(x, Size) else str(x) for x in (a, b))
         return Size(f"({left} {sign} {right})", op, (a, b))
 
+    @for_users
     def __add__(self, other: object) -> Any:
         return self._with("add", "+", other)
 
+    @for_users
     def __radd__(self, other: object) -> Any:
         return self._with("add", "+", other, swapped=True)
 
+    @for_users
     def __sub__(self, other: object) -> Any:
         return self._with("sub", "-", other)
 
+    @for_users
     def __rsub__(self, other: object) -> Any:
         return self._with("sub", "-", other, swapped=True)
 
+    @for_users
     def __mul__(self, other: object) -> Any:
         return self._with("mul", "*", other)
 
+    @for_users
     def __rmul__(self, other: object) -> Any:
         return self._with("mul", "*", other, swapped=True)
 
+    @for_users
     def __floordiv__(self, other: object) -> Any:
         return self._with("floordiv", "//", other)
 
+    @for_users
     def __rfloordiv__(self, other: object) -> Any:
         return self._with("floordiv", "//", other, swapped=True)
 
+    @for_users
     def __mod__(self, other: object) -> Any:
         return self._with("mod", "%", other)
 
+    @for_users
     def _unknown(self, other: object = None) -> NoReturn:
         raise CompileError(
             f"the size {self.text} has no value before the kernel is called",
@@ -177,6 +187,7 @@ def const(names: str, dtype: object = None) -> Any:
 class Subscripted(type):
     """Classes of annotations: subscripted as called, their errors placed at the call."""
 
+    @for_users
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         hint = f'write T.{cls.__name__}((M, N), "float16")'
         if issubclass(cls, StridedTensor):
@@ -191,9 +202,8 @@ class Subscripted(type):
             return super().__call__(*args, **kwargs)
         except TypeError as e:
             raise CompileError(f"T.{cls.__name__}: {e}", caller_loc(), hint) from None
-        except CompileError as e:
-            raise e.with_traceback(None) from None  # the user's own line ends the traceback
 
+    @for_users
     def __getitem__(cls, args: Any) -> Any:
         if isinstance(args, tuple) and all(isinstance(e, int | Size) for e in args):
             return cls(args)  # T.Tensor[128, 128]: a shape without parentheses
@@ -238,8 +248,19 @@ Buffer = Tensor
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor  # of a macro's parameters: for readers
 
 
-class constexpr:
-    """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+if TYPE_CHECKING:
+    constexpr = Any  # 128 is one, and so is a string: what a kernel does with it decides
+    Ref = Any
+else:
+
+    class constexpr:
+        """Marks a compile-time parameter: `BM: T.constexpr = 128`."""
+
+    class Ref:
+        """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
+
+        The argument is an element, `bump(A[i])`, or a variable of `T.alloc_var`.
+        """
 
 
 def _text(extent: object) -> str:
@@ -285,13 +306,6 @@ class dtype:
 
     def __new__(cls, name: object) -> DType:  # type: ignore[misc]
         return dtype_of(name)
-
-
-class Ref:
-    """Marks a parameter of a macro through which it writes: `def bump(x: T.Ref): x = x + 1`.
-
-    The argument is an element, `bump(A[i])`, or a variable of `T.alloc_var`.
-    """
 
 
 # --- macros ---------------------------------------------------------------------------------------

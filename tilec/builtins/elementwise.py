@@ -3,17 +3,18 @@ Python."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilec.ir.caller import caller_loc
+from tilec.ir.caller import caller_loc, for_users
 from tilec.ir.errors import CompileError
 
 __all__ = ["Elementwise"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Elementwise:
     # A function of one or two numbers. `kind` is the name that the IR has; `python` computes it on
     # plain numbers. `ulps`: the largest error in float32, in units in the last place, measured on
@@ -33,9 +34,30 @@ class Elementwise:
         cpu, gpu = self.ulps
         return f"{self.doc}. In float32 at most {cpu} ulp on the CPU, {gpu} ulp on GPUs."
 
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """For `help`, `inspect.signature` and editors that ask a running Python."""
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        taken = [inspect.Parameter(n, kind) for n in ("x", "y")[: self.arity]]
+        if self.takes_several:
+            taken.append(inspect.Parameter("more", inspect.Parameter.VAR_POSITIONAL))
+        return inspect.Signature(taken)
+
+    @property
+    def takes_several(self) -> bool:
+        return self.name in ("max", "min")
+
+    def __repr__(self) -> str:
+        return f"T.{self.name}{self.__signature__}"
+
+    @for_users
     def __call__(self, *args: Any, **named: Any) -> Any:
         try:
-            several = self.name in ("max", "min") and len(args) > 2
+            several = self.takes_several and len(args) > 2
             if named or (len(args) != self.arity and not several):
                 given = len(args) + len(named)
                 raise TypeError(f"{self.arity} without a name, and {given} were given")

@@ -38,8 +38,8 @@ def Pipelined(
     the number. A copy from global to shared memory runs ahead, at the top of the body or under a
     condition, where it fills its buffer whole before that is read; several loops may fill one
     buffer. Where producer warps bring tiles (TMA), so do copies in front of the loop or in loops
-    inside. A CompileWarning says why another copy of a loop with `num_stages` does not, the stage
-    `plan` what does.
+    inside. A PerformanceWarning says why another copy of a loop with `num_stages` does not, the
+    stage `plan` what does.
 
     A `break` in it is allowed (the same in all threads of a block), but then nothing runs ahead.
     `order` and `stage` have one int per statement of the body that acts (a copy, a product, a loop

@@ -23,24 +23,13 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.gpu import GpuDriver
 from tilec.support.progress import is_wanted
 from tilec.support.rich import aligned, size_text
+from tilec.support.settings import VARIABLES
 from tilec.support.tools import find_ptxas
 from tilec.target import TARGETS, Target
 
 PACKAGES = ("llvmlite", "numpy", "ml_dtypes", "torch", "cuda-bindings", "hip-python",
             "nvidia-cuda-nvcc")  # fmt: skip
 
-# Every variable that tilec reads, and what it does; a test compares this with the source.
-VARIABLES: dict[str, str] = {
-    "TILEC_TARGET": "the target where no argument tells one (else of the GPU found, else cpu)",
-    "TILEC_CACHE_DIR": "the folder of compiled kernels (else ~/.cache/tilec)",
-    "TILEC_DISABLE_CACHE": "1: neither read nor write that folder",
-    "TILEC_DUMP": "stages to write as kernels are compiled: all, or names with commas between",
-    "TILEC_DUMP_DIR": "the folder for them (else stderr)",
-    "TILEC_DEBUG": "1: T.device_assert is checked when a kernel runs",
-    "TILEC_PTXAS": "the assembler for NVIDIA GPUs; off: the driver assembles",
-    "TILEC_NUM_THREADS": "threads of a launch on the CPU (else one for each processor)",
-    "TILEC_PROGRESS": "1: say how far long work is, also where stderr is no terminal; 0: never",
-}
 # What they are asked for, so that a value that cannot be used is found here.
 _CHECKS: dict[str, Callable[[], object]] = {
     "TILEC_TARGET": default_target,

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from tilec import language as T
+from tilec.builtins import maths
 from tilec.frontend.context import Context
 from tilec.frontend.guards import Comparison, both
 from tilec.frontend.values import Literal, Number, Scalar, describe
@@ -38,7 +38,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "or": operator.or_, "xor": operator.xor, "shl": operator.lshift, "shr": operator.rshift,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "min": min, "max": max, "atan2": math.atan2,
-    "truncdiv": T.truncdiv.python, "truncmod": T.truncmod.python,
+    "truncdiv": maths.truncdiv.python, "truncmod": maths.truncmod.python,
 }  # fmt: skip
 _INTEGER_ONLY = ("and", "or", "xor", "shl", "shr", "truncdiv", "truncmod")
 _INTEGER_DIVISIONS = ("floordiv", "mod", "truncdiv", "truncmod")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from tilec.frontend.calls import Calls
 from tilec.frontend.context import BlockBuilder
 from tilec.frontend.guards import negated
+from tilec.frontend.recovery import UNKNOWN, Unknown
 from tilec.frontend.values import Buffer, Region, Scalar, Undefined, describe, is_number
 from tilec.ir.ops import If, Yield
 from tilec.ir.types import BOOL
@@ -87,6 +88,8 @@ class Branches(Calls):
             a, b = _of_no_account(a, b), _of_no_account(b, a)
             if same_value(a, b):
                 joined[name] = a
+            elif isinstance(a, Unknown) or isinstance(b, Unknown):
+                joined[name] = UNKNOWN
             elif is_number(a) and is_number(b):
                 merged.append(name)
                 pairs.append(self.unify_in(on_true, on_false, a, b))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec import language as T
+from tilec.builtins import maths
 from tilec.builtins.lanes import VectorDType, find_vector
 from tilec.frontend.builtins import Call, bool_argument, builtin, choice_argument, dtype_argument
 from tilec.frontend.builtins_scalar import cast_to, elementwise
@@ -20,7 +21,7 @@ from tilec.ir.ops import Binary, Bitcast
 from tilec.ir.types import DTYPES, FLOAT32, FLOAT64, DType
 
 MODES = ("", "rn", "rz", "rm", "rp", "rs")
-_TO_INT = {"rn": T.round, "rz": T.trunc, "rm": T.floor, "rp": T.ceil}
+_TO_INT = {"rn": maths.round, "rz": maths.trunc, "rm": maths.floor, "rp": maths.ceil}
 _UNIT = 2.0**-24  # of a random number's upper 24 bits, as many as a float32 has
 
 

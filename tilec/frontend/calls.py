@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from tilec import language as T
-from tilec.builtins import foreign
+from tilec.builtins import foreign, maths
 from tilec.frontend import (  # noqa: F401 (they fill the table of builtins)
     builtins_allreduce,
     builtins_asm,
@@ -131,6 +131,8 @@ class Calls(Functions):
 
     def _builtin(self, known: Builtin, function: Callable[..., Any], node: ast.Call) -> object:
         shown = f"T.{known.name}"
+        if isinstance(node.func, ast.Attribute) and getattr(T, node.func.attr, None) is function:
+            shown = f"T.{node.func.attr}"  # as its author calls it: T.where is T.if_then_else
         bound = bind_call(self, shown, known.name, parameters_of(function), node, known.raw)
         return known.handler(self, bound)
 
@@ -138,9 +140,9 @@ class Calls(Functions):
         if node.keywords:
             raise self.error(f"{shown} takes no keywords", "leave the name out", node.keywords[0])
         if len(node.args) != count:
-            given = len(node.args)
+            given, more = len(node.args), " or more" if shown in ("T.max", "T.min") else ""
             raise self.error(
-                f"{shown} takes {count} argument{'s' * (count != 1)}, {given} "
+                f"{shown} takes {count} argument{'s' * (count != 1)}{more}, {given} "
                 f"{'was' if given == 1 else 'were'} given",
                 f"write {shown}({', '.join('xyz'[:count])})",
             )
@@ -183,7 +185,7 @@ class Calls(Functions):
             x = self.number(value, "an argument of T.round")
             whole = not (x.dtype.is_float if isinstance(x, Scalar) else isinstance(x, float))
             if mode == modes[0] or whole:
-                return builtins_scalar.elementwise(self, T.round, [x])
+                return builtins_scalar.elementwise(self, maths.round, [x])
             return self.number(self.trace_function(round_away, [x], {}), "the result")
 
         if isinstance(args[0], Lanes):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time
+from tilec.frontend.recovery import WriteOut
 from tilec.frontend.values import Buffer, LoopHeader, Region, Scalar, describe
 from tilec.ir.types import DType
 
@@ -157,6 +158,13 @@ class Containers(Operators):
             at=node,
         )
 
+    def _write_out(self) -> None:
+        """Let the loops of T.unroll around the code be traced once for each index, if there is one
+        that is not."""
+        loops = [node for node in self.unrolls if node not in self.left_out.written_out]
+        if loops:
+            raise WriteOut(loops)
+
     def container_item(self, owner: Any, key_node: ast.expr) -> object:
         if isinstance(key_node, ast.Slice):
             bounds = [
@@ -164,14 +172,17 @@ class Containers(Operators):
                 for n in (key_node.lower, key_node.upper, key_node.step)
             ]
             if isinstance(owner, dict) or any(isinstance(b, Scalar) for b in bounds):
+                self._write_out()
                 message = f"this slice of {describe(owner)} is not known at compile time"
                 raise self.error(message, "slice a list or tuple, with compile-time ints")
             return owner[slice(*bounds)]
         key = self.expression(key_node)
         if isinstance(key, Scalar | Region) or (isinstance(key, Buffer) and key.variable):
+            self._write_out()
             raise self.error(
                 f"{describe(owner)} is known at compile time, the index only at run time",
-                "loop over it (for x in the_list), or keep the values in a buffer",
+                "loop over it (for x in the_list) or with T.unroll(4), whose index is known, or "
+                "keep the values in a buffer",
             )
         try:
             return owner[key]

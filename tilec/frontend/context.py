@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tilec import language as T
 from tilec.frontend.guards import Condition, Quotient
 from tilec.frontend.index import Indices, Reach
+from tilec.frontend.recovery import LeftOut
 from tilec.frontend.source import Source
 from tilec.frontend.values import Buffer, Reducer, Scalar
 from tilec.ir.affine import LINEAR
@@ -125,7 +126,8 @@ class Context:
     the function are what the user said of it. `carried` are the values that an iteration of a
     loop has from the one before. `foreign`: the functions of CUDA C++ that the user has
     imported, and where; `imported`: those of LLVM IR and PTX, and the texts they stand in.
-    `asserts`: what becomes of T.device_assert, as `Specialisation` says.
+    `asserts`: what becomes of T.device_assert, as `Specialisation` says. `left_out`: what
+    earlier traces have found. `unrolls`: the T.unroll around the code that could be written out.
     """
 
     def __init__(self, frame: Frame, wide: bool = False) -> None:
@@ -164,6 +166,8 @@ class Context:
         self.foreign: dict[str, int] = {}
         self.imported: dict[str, str] = {}
         self.asserts: str = ""
+        self.left_out = LeftOut()
+        self.unrolls: list[ast.For] = []
 
     # --- names and places -------------------------------------------------------------------------
 

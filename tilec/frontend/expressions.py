@@ -17,6 +17,7 @@ from tilec.frontend.lanes import lanes_at
 from tilec.frontend.memory import Slice
 from tilec.frontend.operators import Operators
 from tilec.frontend.plain_python import at_run_time, is_named_tuple, is_object
+from tilec.frontend.recovery import check_known
 from tilec.frontend.values import (
     Buffer,
     Lanes,
@@ -112,6 +113,7 @@ class Expressions(Containers):
         name = node.id
         if name in self.names:
             value = self.names[name]
+            check_known((value,))
             if isinstance(value, Undefined):
                 hint = f"give {name} a value before that"
                 if "inside the loop" in value.reason:
@@ -204,10 +206,13 @@ class Expressions(Containers):
         hint = foreign.advice(name) or (f"it has: {', '.join(known[:12])}" if known else "")
         if isinstance(getattr(T, name, None), T.Elementwise):
             hint = f"write T.{name}({ast.unparse(node.value)})"
-        raise self.error(
+        about = self._about_owner(node)
+        error = self.error(
             f"{describe(owner)} has no attribute {name!r} in a kernel{did_you_mean(name, known)}",
-            self._about_owner(node) or hint or self._about_value(owner),
+            about or hint or self._about_value(owner),
         )
+        error.cause = about
+        raise error
 
     def _python_attribute(self, owner: object, name: str) -> tuple[bool, object]:
         """(found, value) of an attribute of what is known at compile time."""

@@ -18,6 +18,7 @@ from tilec.frontend.loops import Counted, Loops
 from tilec.frontend.open_loops import is_open, loop_over_tiles
 from tilec.frontend.private import private_names
 from tilec.frontend.races import find_race
+from tilec.frontend.recovery import check_known
 from tilec.frontend.repeated_sums import find_repeated_sum
 from tilec.frontend.updates import find_update
 from tilec.frontend.values import (
@@ -34,6 +35,8 @@ from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
 from tilec.ir.types import INT32, ScalarType
+
+_MOST_COPIES = 512  # of a body that is traced for each index
 
 
 def describe_each(values: tuple[object, ...] | list[object]) -> list[str]:
@@ -92,8 +95,19 @@ class ForLoops(Loops):
             kind = header.builtin.lower()
             attributes = self._pipeline_attributes(header) if kind == "pipelined" else {}
             loop = self._upward(kind, header.builtin, start, stop, step, attributes)
-        with self.at(node.iter):
-            self.counted_loop(loop, node.target, node.body)
+        if kind == "unroll" and isinstance(start, int) and isinstance(stop, int):
+            indices = range(start, stop, step)
+            if node in self.left_out.written_out:
+                self._unrolled(node, list(indices))
+                return
+            if len(indices) <= _MOST_COPIES:
+                self.unrolls.append(node)
+        try:
+            with self.at(node.iter):
+                self.counted_loop(loop, node.target, node.body)
+        finally:
+            if node in self.unrolls[-1:]:
+                self.unrolls.pop()
 
     def _upward(
         self,
@@ -384,6 +398,7 @@ class ForLoops(Loops):
     def _check_rebinding(self, node: ast.For, before: dict[str, object]) -> None:
         for name in sorted(assigned_names(node.body) & set(before)):
             old, new = before[name], self.names.get(name)
+            check_known((new,))
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(
                     f"{name} has a value before T.Parallel and every iteration changes it",

@@ -19,6 +19,7 @@ from tilec.frontend.arithmetic import affine_of
 from tilec.frontend.branches import Branches, assigned_names, same_value
 from tilec.frontend.context import BlockBuilder, LoopFlags
 from tilec.frontend.index import Reach
+from tilec.frontend.recovery import check_known
 from tilec.frontend.statement_order import BadOrder, arrange
 from tilec.frontend.values import Number, Scalar, Undefined, describe, is_number
 from tilec.ir.core import Block, Value
@@ -276,6 +277,7 @@ class Loops(Branches):
                 self.names.update({n: self.scalar(a) for n, a in zip(names, args)})
                 one_iteration()
                 ends = [self.names[n] for n in names]
+                check_known(ends)
                 self._check_fixed(before, names, body)
             wanted = [
                 self._next_dtype(n, s, d, e) for n, s, d, e in zip(names, starts, dtypes, ends)
@@ -326,6 +328,7 @@ class Loops(Branches):
         """Raise CompileError if the body changes what cannot change at run time."""
         for name in assigned_names(body) & set(before) - set(carried):
             old, new = before[name], self.names.get(name)
+            check_known((new,))
             if not isinstance(old, Undefined) and not same_value(old, new):
                 raise self.error(
                     f"{name} is {describe(old)} before this loop and {describe(new)} after an "

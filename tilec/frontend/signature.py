@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec import language as T
 from tilec.builtins import foreign
+from tilec.frontend.annotated import said_at, said_of
 from tilec.frontend.source import Source, read_source
 from tilec.ir.errors import CompileError, did_you_mean
 from tilec.ir.loc import Loc
@@ -248,6 +249,7 @@ class _Reader:
         for arg in (*node.posonlyargs, *node.args, *node.kwonlyargs):
             written = annotations.get(arg.arg, REQUIRED)
             place = self.source.loc(arg)
+            written = said_of(written)
             for _ in range(2):  # an annotation in quotes, kept as text, is text twice over
                 if type(written) is str and arg.annotation is not None:
                     written = self._text_annotation(written, arg.annotation)
@@ -257,7 +259,7 @@ class _Reader:
         """An annotation kept as text (`from __future__ import annotations`)."""
         if find_dtype(text) is not None:
             return find_dtype(text)
-        tree = ast.parse(text, mode="eval").body
+        tree = said_at(ast.parse(text, mode="eval").body)
         for n in ast.walk(tree):
             ast.copy_location(n, node)
         try:
@@ -375,8 +377,9 @@ class _Reader:
         if s.value is not None:
             message = f"the parameter {draft.name} cannot be given a value here"
             raise self.error(message, "write its default behind the name in the def", s.value)
-        if self.evaluation.lacks_values(s.annotation):
-            callee = s.annotation
+        written = said_at(s.annotation)
+        if self.evaluation.lacks_values(written):
+            callee = written
             if isinstance(callee, ast.Call):
                 callee = callee.func
             elif isinstance(callee, ast.Subscript):
@@ -384,7 +387,7 @@ class _Reader:
             draft.annotation = self.evaluation.expression(callee)
             self.pending = True
             return
-        draft.annotation = self.evaluation.annotation_at(s.annotation, s.annotation)
+        draft.annotation = self.evaluation.annotation_at(written, written)
 
     def kernels(self, body: Sequence[ast.stmt], around: tuple[object, ...] = ()) -> int:
         """How many launches statements are: of each `T.Kernel` with extents one, and one more for

@@ -13,6 +13,7 @@ from tilec.frontend.branches import NOT_RETURNED
 from tilec.frontend.builtins_barriers import group_condition
 from tilec.frontend.for_loops import ForLoops
 from tilec.frontend.guards import decided
+from tilec.frontend.recovery import Unread, check_known, note_place
 from tilec.frontend.values import (
     AttrHeader,
     GroupHeader,
@@ -46,7 +47,10 @@ _MOST_RETURNED = 16
 
 
 class Statements(Assignments):
-    """Traces statements. The kernel's own level (`T.Kernel`, outputs) is left to a subclass."""
+    """Traces statements. The kernel's own level (`T.Kernel`, outputs) is left to a subclass.
+    `returned_early`: the line of a `return` of the kernel's, under a condition, that was met."""
+
+    returned_early = 0
 
     def kernel_block(self, node: ast.With) -> None:
         """A `with T.Kernel(…)`."""
@@ -90,7 +94,10 @@ class Statements(Assignments):
         """Trace one statement. Raises CompileError for what kernels do not have."""
         kept = self.loc
         self.loc = self.frame.loc(node)
+        self.left_out.traced += 1
         try:
+            if node in self.left_out.statements:
+                raise Unread
             method = self._statements.get(type(node))
             if method is None:
                 name, hint = _REFUSED.get(type(node), (f"{type(node).__name__} syntax", ""))
@@ -99,6 +106,11 @@ class Statements(Assignments):
         except RecursionError:
             hint = "give parts of it names of their own, in lines above"
             raise self.error("this nests too deep to be read", hint, node) from None
+        except Unread:
+            self.left_out.forget(node, self.names)
+        except CompileError as e:
+            note_place(e, node)
+            raise
         finally:
             self.loc = kept
 
@@ -149,10 +161,18 @@ class Statements(Assignments):
     def _return(self, node: ast.Return) -> None:
         """A `return` before the end: what follows runs only where it has not been reached."""
         for flags in self.frame.loops:
+            if flags.builtin in ("Parallel", "vectorized"):
+                raise self.error(
+                    f"return in T.{flags.builtin}, whose iterations have no order",
+                    "use if around what should not run; T.reduce_max and its like find whether "
+                    "some iteration holds",
+                )
             if flags.builtin != "for":
                 raise self.error(
                     "return in a loop that runs at run time",
-                    "keep the result in a variable, break, and return it behind the loop",
+                    "keep the result in a variable, break, and return it behind the loop"
+                    if node.value is not None
+                    else "set a variable, break, and return behind the loop where it is set",
                 )
         if len(self.frames) == 1 and node.value is not None:
             last = self.frame.source.node.body[-1]
@@ -167,6 +187,8 @@ class Statements(Assignments):
             hint = f"return the same number of values everywhere, at most {_MOST_RETURNED}"
             raise self.error(f"another return of {self.frame.source.name} gives more or less", hint)
         self.frame.returned = count
+        if len(self.frames) == 1 and self.depth:
+            self.returned_early = node.lineno
         self.names.update({f"{_RETURN}{n}": v for n, v in enumerate(values)})
         self.names[_RETURN] = False
         for flags in self.frame.loops:
@@ -263,6 +285,7 @@ class Statements(Assignments):
         if not count:
             return None
         found = [self.names.get(f"{_RETURN}{n}") for n in range(abs(count))]
+        check_known(found)
         if self.names[_RETURN] is not False:
             where = "in some cases only" if isinstance(self.names[_RETURN], Scalar) else "nothing"
             hint = "end it with a return of its own"

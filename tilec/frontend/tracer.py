@@ -13,6 +13,7 @@ from tilec.frontend.arithmetic import static_int
 from tilec.frontend.builtins_scalar import block_index
 from tilec.frontend.context import Frame
 from tilec.frontend.index import Reach
+from tilec.frontend.recovery import LeftOut, trace_with_recovery
 from tilec.frontend.signature import (
     REQUIRED,
     Parameter,
@@ -80,9 +81,17 @@ def trace(signature: Signature, specialisation: Specialisation) -> Func:
       on them as text. "cluster_dims": the user's cluster, "min_blocks": the least number of blocks
       that a multiprocessor should hold, "pdl": what of PDL threads do first, where there is one.
 
-    Raises CompileError, at the user's line, for what tilec cannot compile.
+    Raises CompileError, at the user's line, for what tilec cannot compile, with all such lines
+    that are found.
     """
-    return _KernelTracer(bind_constants(signature, specialisation.constants), specialisation).run()
+    bound = bind_constants(signature, specialisation.constants)
+
+    def once(left_out: LeftOut) -> Func:
+        tracer = _KernelTracer(bound, specialisation)
+        tracer.left_out = left_out
+        return tracer.run()
+
+    return trace_with_recovery(once)
 
 
 class _KernelTracer(WholeLoops):
@@ -439,6 +448,12 @@ class _KernelTracer(WholeLoops):
             super().statement(node)
 
     def _check_header(self, header: KernelHeader) -> None:
+        if len(self.builders) > 2 and self.returned_early:
+            raise self.error(
+                f"the return on line {self.returned_early} stands before T.Kernel, under a "
+                "condition that is only known at run time",
+                "move that if under the with: there each block returns; or launch nothing",
+            )
         if len(self.builders) > 2 or any(f.loops for f in self.frames):
             hint = "move it out of loops and conditions"
             raise self.error("T.Kernel stands at the top level of a kernel, once", hint)

@@ -75,19 +75,18 @@ def for_users(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 unseen.append(sys.modules["torch"].compiler.disable(function))
             run = unseen[0]
         try:
-            return run(*args, **kwargs)
-        except InternalError:
-            raise
+            try:
+                return run(*args, **kwargs)
+            except TypeError as e:
+                frames = traceback.walk_tb(e.__traceback__)
+                if isinstance(e, TilecError) or any(frame.f_code is code for frame, _ in frames):
+                    raise
+                # Python's own: an argument too many, too few, or of another name.
+                hint = f"write {_shape_of(function)}"
+                raise CompileError(str(e), caller_loc(), hint) from None
         except TilecError as e:
-            if e.loc is None:
-                e.loc = caller_loc()
-            raise e.with_traceback(None) from e.__cause__
-        except TypeError as e:
-            frames = traceback.walk_tb(e.__traceback__)
-            if any(frame.f_code is code for frame, _ in frames):
-                raise
-            # Python's own: an argument too many, too few, or of another name.
-            raise CompileError(str(e), caller_loc(), f"write {_shape_of(function)}") from None
+            end_at_caller(e)
+            raise
 
     code = getattr(function, "__code__", None)
     return opaque(call)
@@ -99,6 +98,16 @@ def opaque(function: Callable[_P, _R]) -> Callable[_P, _R]:
     not."""
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=_WHY_OPAQUE)
     return function
+
+
+def end_at_caller(error: BaseException) -> None:
+    """Let an error that was raised on purpose end at who called the function whose `except` asks
+    for it, which goes on with a bare `raise`: that alone adds no frame to the traceback."""
+    if isinstance(error, TilecError) and not isinstance(error, InternalError):
+        if error.loc is None:
+            error.loc = caller_loc()
+        error.__suppress_context__ = True
+        error.__traceback__ = None
 
 
 def _shape_of(function: Callable[..., object]) -> str:

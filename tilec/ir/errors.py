@@ -49,7 +49,19 @@ _LONGEST = 480
 
 
 class CompileError(TilecError):
-    """The kernel's source says something tilec cannot compile."""
+    """The kernel's source says something tilec cannot compile.
+
+    `others`: further mistakes of the same kernel, that have nothing to do with this one. `str()`
+    tells them too, each in the form of the first, an empty line between two. `cause`: what is
+    wrong, where lines that suffer from it say different things.
+    """
+
+    cause = ""
+
+    others: tuple[CompileError, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join((super().__str__(), *map(str, self.others)))
 
 
 class LayoutError(CompileError):
@@ -84,6 +96,11 @@ class CompileWarning(UserWarning):
 class BoundsWarning(CompileWarning):
     """An access of a global tensor is out of its bounds, always or although a condition guards it:
     a read gives the safe value, a write does nothing."""
+
+
+class PerformanceWarning(CompileWarning):
+    """What a kernel says makes it slow: a fragment that is kept in shared memory, threads that
+    repeat each other's work, a copy that cannot run ahead."""
 
 
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}

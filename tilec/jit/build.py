@@ -19,11 +19,10 @@ from tilec.codegen.isolated import Ended
 from tilec.frontend import Signature, Specialisation, TensorFact, bind_constants, trace
 from tilec.ir.clusters import cluster_of, parts_of, split_of
 from tilec.ir.core import Func, Param, walk
-from tilec.ir.dependence import once
 from tilec.ir.effects import written_tensors
-from tilec.ir.errors import CompileError, CompileWarning, InternalError, ResourceError, warn
+from tilec.ir.errors import CompileError, InternalError, PerformanceWarning, ResourceError, warn
 from tilec.ir.memory import stage_bytes
-from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Copy, For, Print
+from tilec.ir.ops import Alloc, AnnotateSchedule, Asm, AsmEffect, Print
 from tilec.ir.pdl import first_of_all
 from tilec.ir.printer import print_func
 from tilec.ir.python_text import grid_text
@@ -31,6 +30,7 @@ from tilec.ir.schedule import Arrangement, Plan
 from tilec.ir.types import DTYPES, BufferType, ScalarType, TensorMapType
 from tilec.jit.attempts import Attempts, Settled, occupancy
 from tilec.jit.compiled import ASSEMBLY, FEW_SPILLED, CompiledKernel
+from tilec.jit.performance import Watch
 from tilec.jit.specialise import SpecialisationKey
 from tilec.jit.stages import Dump, Stages
 from tilec.passes.resolve_views import resolve_views
@@ -110,9 +110,10 @@ def compile_variant(
         stages.add(name, text)
         dump.stage(name, lambda: stages[name])
 
-    runs: Counter[str] = Counter()
+    runs, watch = Counter[str](), Watch()
 
     def keep_pass(name: str, after: Func) -> None:
+        watch.see(name, after)
         runs[name] += 1  # a pass that runs again gets a number
         keep(f"{name}-{runs[name]}" if runs[name] > 1 else name, lambda: print_func(after))
 
@@ -133,7 +134,7 @@ def compile_variant(
         tried.append((plan, None))
     if tried:
         keep("plan", lambda: _plan_text(tried, key, final))
-    _warn_of_serial(func, final)
+    watch.warn(func, final, target)
     made = attempts.kept or attempts.make(plan, final)
     llvm_text, assembled = made.llvm_text, made.assembled
     keep("llvm", lambda: llvm_text)
@@ -228,25 +229,8 @@ def _spilling(
     made = attempts.kept
     if error.loc is not None and (made is None or made.assembled.spilled_bytes != 0):
         message = f"{error.message}: what is too much is kept in memory, which is slow"
-        warn(CompileWarning, message, error.loc, error.hint)
+        warn(PerformanceWarning, message, error.loc, error.hint)
     return final
-
-
-def _warn_of_serial(func: Func, final: Func) -> None:
-    """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
-    why = dict(final.attrs.get("not_ahead", ()))
-    for loop in walk(func.body) if why else ():
-        if isinstance(loop, For) and loop.kind == "pipelined" and loop.num_stages > 1:
-            for o in once(loop.body):
-                if isinstance(o, Copy) and o.loc.line in why:
-                    warn(
-                        CompileWarning,
-                        f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
-                        f"iteration: {why[o.loc.line]}",
-                        o.loc,
-                        "fill a whole buffer once in each iteration, before it is read, from a "
-                        "place that does not depend on the iteration before",
-                    )
 
 
 def _plan_text(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec.ir.caller import for_users, opaque
-from tilec.ir.errors import LaunchError, shown
+from tilec.ir.caller import end_at_caller, for_users, opaque
+from tilec.ir.errors import LaunchError, TilecError, shown
 from tilec.jit.captured import Reads
 from tilec.jit.export import export_c
 from tilec.jit.fastpath import can_be_written
@@ -244,17 +244,21 @@ class CompiledKernel(Launchable):
 
     @opaque
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path = self._path
-        if path is not None:
-            return path.call(self, *args, **kwargs)
-        return self._launch(None, args, kwargs)
+        try:
+            path = self._path
+            if path is not None:
+                return path.call(self, *args, **kwargs)
+            return self._launch(None, args, kwargs)
+        except TilecError as e:  # `for_users` takes longer
+            end_at_caller(e)
+            raise
 
     @opaque
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         path = self._path
         if path is not None:
             return functools.partial(path.on_grid, self, grid)
-        return lambda *args, **kwargs: self._launch(grid, args, kwargs)
+        return for_users(lambda *args, **kwargs: self._launch(grid, args, kwargs))
 
     @for_users
     def _launch(

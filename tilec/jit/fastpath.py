@@ -37,7 +37,11 @@ The text for `def add(A, B, n: T.int32, BN: T.constexpr = 128)`, called with tor
         except Exception:
             pass
         if ready is None or extra or unknown or ready():
-            return anew(kernel, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
+            try:
+                return anew(kernel, None, {"A": A, "B": B, "n": n, "BN": BN}, extra, unknown, …)
+            except Exception as error:
+                end(error)  # at who called
+                raise
 
 Arrays that the call allocates are made from `facts` too; `anew` launches with these very arrays, so
 that what it remembers is found under their addresses.
@@ -56,7 +60,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec.builtins.choices import Auto
-from tilec.ir.caller import LAUNCHER, opaque
+from tilec.ir.caller import LAUNCHER, end_at_caller, opaque
 from tilec.jit.captured import Reads
 from tilec.jit.fingerprint import exact
 from tilec.runtime.arguments import REQUIRED, Parameter
@@ -163,7 +167,7 @@ def write_launcher(
     addresses = [reads.of(name, reads.address) for name in tensors]
     given = ", ".join(f"{name!r}: {name}" for name in names)
     options = ", ".join(f"{k!r}: {k}" for k in keywords)
-    grid = "grid_" if with_grid else "None"
+    grid = ("asked_" if opened else "grid_") if with_grid else "None"
     if opened:
         facts += [f"{address} & {ALIGNMENTS}" for address in addresses]
         lines += [f"        open_ = ({', '.join([*facts, *scalars])},)"]
@@ -181,8 +185,12 @@ def write_launcher(
         "    except Exception:",
         "        pass",
         "    if ready_ is None or extra_ or unknown_ or ready_():",
-        f"        return anew_(kernel_, {'asked_' if with_grid and opened else grid}, {{{given}}},"
+        "        try:",
+        f"            return anew_(kernel_, {grid}, {{{given}}},"
         f" extra_, {{**unknown_, {options}}}, (values_, facts_, open_, {made}))",
+        "        except Exception as error_:",
+        "            end_(error_)",
+        "            raise",
     ]
     if returns:
         lines.append(f"    return {', '.join(returns)}")
@@ -261,6 +269,7 @@ def make_launcher(
         "LookupError": LookupError,
         "int": int,
         "exact_": exact,
+        "end_": end_at_caller,
         "sign_": functools.partial(math.copysign, 1.0),
         "stream_of_": stream_reader(),
         **{f"default_{p.name}": p.default for p in parameters},

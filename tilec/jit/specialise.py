@@ -8,7 +8,6 @@ machine code.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from tilec.runtime.facts import (
 from tilec.runtime.image import Argument
 from tilec.runtime.tensors import Tensor, contiguous_strides
 from tilec.support.lazy import Lazy
+from tilec.support.settings import is_on
 
 if TYPE_CHECKING:
     from tilec import frontend
@@ -241,7 +241,7 @@ class Asked:
             known.text,
             packed=known.packed,
             only_ranked=known.only_ranked,
-            debug=os.environ.get("TILEC_DEBUG", "0") not in ("", "0"),
+            debug=is_on("TILEC_DEBUG"),
         )
 
 

@@ -8,6 +8,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilec.ir.errors import TilecError
+from tilec.support.lazy import Lazy
+from tilec.support.settings import chosen_names
+
+if TYPE_CHECKING:
+    from tilec import passes
+else:  # loaded where stages are asked for, or a kernel is compiled
+    passes = Lazy("tilec.passes")
 
 Text = str | Callable[[], str | None]
 
@@ -66,6 +76,16 @@ _dump_lock = threading.Lock()
 _dumped: dict[Path, int] = {}
 
 
+def wanted_stages() -> frozenset[str]:
+    """What TILEC_DUMP names. Raises TilecError for what is no stage of any target."""
+    if not os.environ.get("TILEC_DUMP"):
+        return frozenset()
+    return chosen_names("TILEC_DUMP", ("tile", *passes.stage_names(), "plan", *_AFTER_PASSES))
+
+
+_AFTER_PASSES = ("llvm", "llvm-opt", "ptx", "gcn", "asm", "sass")
+
+
 class Dump:
     """Writes stages as they come: TILEC_DUMP names them ("all", or names with commas between), and
     TILEC_DUMP_DIR the directory for the numbered files; without one they go to stderr.
@@ -74,8 +94,7 @@ class Dump:
     """
 
     def __init__(self, kernel: str) -> None:
-        wanted = os.environ.get("TILEC_DUMP", "")
-        self._names = {n.strip() for n in wanted.split(",") if n.strip()}
+        self._names = wanted_stages()
         self._kernel, self._count = kernel, 0
         self._folder: Path | None = None
         directory = os.environ.get("TILEC_DUMP_DIR", "")
@@ -84,8 +103,9 @@ class Dump:
 
     @staticmethod
     def wanted() -> bool:
-        """Whether this process writes any stage of any kernel."""
-        return bool(os.environ.get("TILEC_DUMP", ""))
+        """Whether this process writes any stage of any kernel. Raises TilecError where TILEC_DUMP
+        names what is no stage."""
+        return bool(wanted_stages())
 
     def wants(self, name: str) -> bool:
         return name in self._names or "all" in self._names
@@ -98,8 +118,15 @@ class Dump:
         if self._folder is None:
             print(f"// {self._kernel}: {number:02d}-{name}\n{text()}", file=sys.stderr)
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{number:02d}-{name}.txt").write_text(text())
+        shown = text()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"{number:02d}-{name}.txt").write_text(shown)
+        except OSError as e:
+            raise TilecError(
+                f"TILEC_DUMP_DIR is {os.environ.get('TILEC_DUMP_DIR')!r}: {e.strerror or e}",
+                hint="it takes a folder that can be written, or one that can be made",
+            ) from None
 
 
 def _claim(directory: Path, kernel: str) -> Path:

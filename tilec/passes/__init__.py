@@ -7,6 +7,7 @@ times between passes. What several of them use, or one calls for a part of its w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -135,6 +136,20 @@ EXPAND: tuple[tuple[Pass, str], ...] = (
     (unroll_loads, "LOWERED"),
     (pair_halves, "LOWERED"),  # knows indices and constants as such
 )
+
+
+def stage_names() -> tuple[str, ...]:
+    """The names under which passes show what they have made, in order: one that runs again behind
+    another has a number."""
+    gpu, host = (*NORMALISE, *DECIDE, *EXPAND), (*NORMALISE, *THREADS, *HOST)
+    names: dict[str, None] = {}
+    for passes in (gpu, host):
+        runs: Counter[str] = Counter()
+        for one, _ in passes:
+            runs[one.__name__] += 1
+            n = runs[one.__name__]
+            names[f"{one.__name__}-{n}" if n > 1 else one.__name__] = None
+    return tuple(names)
 
 
 def run_plan(func: Func, target: Target, plan: Plan, on_stage: OnStage | None = None) -> Func:

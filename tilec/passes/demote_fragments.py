@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilec.ir.core import Func, Value, walk
+from tilec.ir.core import Func, Op, Value, walk
 from tilec.ir.element_loops import ELEMENTWISE, boxes, is_part_of_fragment
 from tilec.ir.ops import Gemm, Parallel, Reduce
 from tilec.passes.stage_reductions import stage_reductions
@@ -21,7 +21,15 @@ from tilec.target import Target
 
 def demote_fragments(func: Func, target: Target) -> Func:
     """See the module's opening."""
-    bad: set[Value] = set()
+    bad = demoted(func)
+    shared = {v: replace(v.buffer, space="shared") for v in bad}
+    func = func.with_body(with_types(func.body, shared))
+    return stage_reductions(func, target) if bad else func
+
+
+def demoted(func: Func) -> dict[Value, Op]:
+    """The fragments that registers cannot hold, each with the first op that says so."""
+    bad: dict[Value, Op] = {}
     good = {a.op for p in walk(func.body) if isinstance(p, Parallel) for a in fragment_accesses(p)}
     for o in walk(func.body):
         if o in good or o.pure or o.region_fields or isinstance(o, Gemm | Reduce):
@@ -29,8 +37,6 @@ def demote_fragments(func: Func, target: Target) -> Func:
         for r in boxes(o):
             part = type(o) not in ELEMENTWISE or is_part_of_fragment(r)
             if part and r.buffer.buffer.space == "fragment":
-                bad.add(r.buffer)
-    bad -= {o.c for o in walk(func.body) if isinstance(o, Gemm)}
-    shared = {v: replace(v.buffer, space="shared") for v in bad}
-    func = func.with_body(with_types(func.body, shared))
-    return stage_reductions(func, target) if bad else func
+                bad.setdefault(r.buffer, o)
+    kept = {o.c for o in walk(func.body) if isinstance(o, Gemm)}
+    return {v: o for v, o in bad.items() if v not in kept}

@@ -19,6 +19,7 @@ from typing import Any
 
 from tilec.runtime.image import Image, ImageError
 from tilec.support.lazy import Lazy
+from tilec.support.settings import is_on
 
 tempfile = Lazy("tempfile")  # needed by the first write only
 
@@ -30,7 +31,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def cache_root() -> Path | None:
     """The directory of the cache (TILEC_CACHE_DIR, else the user's cache directory); None if it
     is disabled."""
-    if os.environ.get("TILEC_DISABLE_CACHE", "0") not in ("", "0"):
+    if is_on("TILEC_DISABLE_CACHE"):
         return None
     chosen = os.environ.get("TILEC_CACHE_DIR")
     if chosen:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tilec.ir.errors import LaunchError, shown
+from tilec.ir.errors import LaunchError, TargetError, shown
 from tilec.runtime.cuda import CudaDriver
 from tilec.runtime.driver import Driver, DriverError
 from tilec.runtime.hip import HipDriver
 from tilec.support.lazy import Lazy
-from tilec.target import find_target
+from tilec.target import TARGETS, find_target
 
 cpu = Lazy("tilec.runtime.cpu")  # loads LLVM
 
@@ -56,13 +56,22 @@ def default_target() -> str:
     else "cpu"."""
     chosen = os.environ.get("TILEC_TARGET", "")
     if chosen:
-        return resolve_target(chosen)
+        return _target_asked_for(chosen)
     for kind in ("cuda", "hip"):
         try:
             return device_target(kind, 0)
         except DriverError:
             continue
     return "cpu"
+
+
+def _target_asked_for(chosen: str) -> str:
+    """The target that TILEC_TARGET names. Raises TargetError, DriverError."""
+    try:
+        return resolve_target(chosen)
+    except TargetError as e:
+        hint = f"set TILEC_TARGET to one of {', '.join((*TARGETS, 'cuda', 'hip'))}, or unset it"
+        raise TargetError(f"TILEC_TARGET: {e.message}", hint=hint) from None
 
 
 def named_place(target: object, device: object) -> tuple[str, int]:
@@ -73,8 +82,10 @@ def named_place(target: object, device: object) -> tuple[str, int]:
     DriverError.
     """
     asked: Any = target
-    if target is None and device is None:
-        asked = os.environ.get("TILEC_TARGET") or "cpu"
+    if target is None and device is None and (chosen := os.environ.get("TILEC_TARGET")):
+        asked = _target_asked_for(chosen)
+    elif target is None and device is None:
+        asked = "cpu"
     wanted = None if asked is None else resolve_target(asked)
     text = str(device) if device is not None else (wanted or "cpu").split(":")[0]
     kind, _, number = text.partition(":")

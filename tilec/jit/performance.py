@@ -1,0 +1,196 @@
+"""What is legal in a kernel and slow, as warnings at the user's line.
+
+Only what its author will hardly have meant, and can mend in a line: a fragment that registers
+cannot hold, a loop that every thread does from its beginning to its end, threads without work of
+their own. What merely could be faster is for `explain` and the simulator's counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from tilec.ir.analysis import facts_of
+from tilec.ir.core import Block, Func, Op, Value, walk
+from tilec.ir.dependence import once
+from tilec.ir.errors import PerformanceWarning, warn
+from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, If, Load, Parallel, Store, While
+from tilec.ir.uniformity import Level, uniformity_of
+from tilec.passes.demote_fragments import demoted
+from tilec.passes.utils.distribution import idle
+from tilec.passes.utils.groups import warps_of
+from tilec.target import Target
+
+FEW_TRIPS = 32
+"""Iterations that every thread may do by itself without a word."""
+FEW_REPEATED = 16
+"""Iterations of a parallel loop that a thread may repeat without a word. Loops over the rows of a
+tile, as softmax has, are left out: what they compute is needed by all that hold the row."""
+FEW_ELEMENTS = 32
+"""Of a fragment that may be in shared memory without a word: a sum or a maximum that all need."""
+
+
+class Watch:
+    """What passes decide on the way, noted from what they show: of the last plan that was tried."""
+
+    def __init__(self) -> None:
+        self._before: Func | None = None
+        self._moved: dict[Value, Op] = {}
+        self._laid_out: Func | None = None
+
+    def see(self, name: str, after: Func) -> None:
+        """The function as the pass called `name` leaves it."""
+        match name:
+            case "demote_fragments":
+                same = self._before is None or after.body is self._before.body
+                self._moved = {} if same or self._before is None else demoted(self._before)
+            case "check_registers":
+                self._laid_out = after
+        self._before = after
+
+    def warn(self, func: Func, final: Func, target: Target) -> None:
+        """Warn of what is slow in `func`, as it was traced, which became `final`."""
+        _warn_of_serial(func, final)
+        if target.kind == "cpu":  # threads are loops there, and registers memory
+            return
+        self._warn_of_moved(func)
+        for loop, trips in _repeated_loops(func):
+            shown = f"all {trips}" if trips else "all"
+            warn(
+                PerformanceWarning,
+                f"each thread of the block does {shown} iterations of this loop, so that all "
+                "write the same elements",
+                loop.loc,
+                "loop with T.Parallel, which shares the iterations out, or let each thread begin "
+                "at T.get_thread_binding(0)",
+            )
+        if self._laid_out is not None:
+            _warn_of_idle(self._laid_out, target)
+
+    def _warn_of_moved(self, func: Func) -> None:
+        """Of fragments that are kept in shared memory; those that passes have made are theirs."""
+        fragment = {o.result.name for o in walk(func.body) if _makes(o, "fragment")}
+        for buffer, o in self._moved.items():
+            t = buffer.buffer
+            if buffer.name not in fragment or prod(t.static_shape) <= FEW_ELEMENTS:
+                continue
+            shown = f"{buffer.name} (fragment {t.static_shape} {t.dtype.name})"
+            warn(
+                PerformanceWarning,
+                f"{shown} is kept in shared memory: registers cannot be indexed as it is here",
+                o.loc,
+                "index it by the indices of the T.Parallel around it, over its whole shape, or say "
+                f"so: {buffer.name} = T.alloc_shared({t.static_shape}, "
+                f'"{t.dtype.name}")',
+            )
+
+
+def _makes(o: Op, space: str) -> bool:
+    return isinstance(o, Alloc) and o.type.space == space
+
+
+def _repeated_loops(func: Func) -> Iterator[tuple[For, int]]:
+    """The outermost loops that all threads of a block do alike, that do nothing but move elements
+    and write another one in each iteration; with how many iterations they are known to have."""
+    constants = {o.result: o.value for o in walk(func.body) if isinstance(o, Const)}
+
+    def trips(loop: For) -> int:
+        ends = [constants.get(v) for v in (loop.lo, loop.hi, loop.step)]
+        known = [n for n in ends if isinstance(n, int)]
+        own = len(range(*known)) if len(known) == 3 else 0
+        inner = [trips(o) for o in loop.body.ops if isinstance(o, For)]
+        return own * max(inner, default=1)
+
+    def visit(block: Block) -> Iterator[tuple[For, int]]:
+        for o in block.ops:
+            match o:
+                case For() if _moves_elements(o):
+                    found = trips(o)
+                    if (not found or found >= FEW_TRIPS) and _writes_alike(func, o):
+                        yield o, found
+                case For() | While():
+                    for region in o.regions:
+                        yield from visit(region)
+                case If() if uniformity_of(func).level(o.cond) is Level.BLOCK:
+                    for region in o.regions:
+                        yield from visit(region)
+
+    yield from visit(func.body)
+
+
+def _moves_elements(loop: For) -> bool:
+    """Whether nothing stands in `loop` but arithmetic on elements, and some are written."""
+    inside = list(walk(loop.body))
+    allowed = (Load, Store, For, If)
+    return any(_is_shared_store(o) for o in inside) and all(
+        o.pure or o.opname == "yield" or isinstance(o, allowed) for o in inside
+    )
+
+
+def _is_shared_store(o: Op) -> bool:
+    return isinstance(o, Store) and o.dest.buffer.space in ("shared", "global")
+
+
+def _writes_alike(func: Func, loop: For) -> bool:
+    """Whether all threads write the same elements in `loop`, another one in each iteration."""
+    levels, origins = uniformity_of(func), facts_of(func).origins
+    stores = [o for o in walk(loop.body) if isinstance(o, Store)]
+    decides = [v for o in walk(loop.body) for v in _decided_by(o)]
+    used = [v for o in stores for v in (*o.indices, o.value)] + [*decides, loop.lo, loop.hi]
+    if any(levels.level(v) is not Level.BLOCK for v in used):
+        return False
+    index = loop.body.args[0]
+    return any(index in origins.of(v) for o in stores for v in o.indices)
+
+
+def _decided_by(o: Op) -> tuple[Value, ...]:
+    return (o.cond,) if isinstance(o, If) else (o.lo, o.hi) if isinstance(o, For) else ()
+
+
+def _warn_of_idle(func: Func, target: Target) -> None:
+    """Of products whose tile has no work for some of the warps, where no other product needs them,
+    and of parallel loops over tiles whose threads do several times their share."""
+    warps = warps_of(func, target)
+    products = [o for o in walk(func.body) if isinstance(o, Gemm) and o.warps]
+    busy = [prod(o.warps) for o in products]
+    if products and max(busy) * 2 <= max(map(warps, products)):
+        for o, used in zip(products, busy):
+            m, n = o.c.buffer.static_shape
+            warn(
+                PerformanceWarning,
+                f"the {m} x {n} tile of this product has work for {used} of {warps(o)} warps: the "
+                "others repeat it",
+                o.loc,
+                f"write threads={max(busy) * target.warp_size}, or a larger tile",
+            )
+        return
+    for p in walk(func.body):
+        if isinstance(p, Parallel) and p.layout is not None and len(p.extents) > 1:
+            each, times = p.layout.size("reg"), idle(p.layout)
+            share = -(-prod(p.extents) // (warps(p) * target.warp_size))
+            if times >= 4 and each >= max(FEW_REPEATED, 4 * share):
+                warn(
+                    PerformanceWarning,
+                    f"each iteration of this loop is done by {times} threads: a thread does {each} "
+                    f"of {prod(p.extents)}, where {share} would be its share",
+                    p.loc,
+                    "its fragments are held so: copy them to shared memory first, or give the loop "
+                    "a layout, T.Parallel(…, loop_layout=…)",
+                )
+
+
+def _warn_of_serial(func: Func, final: Func) -> None:
+    """Warn where the author of a loop asked for stages, and a copy in it cannot run ahead."""
+    why = dict(final.attrs.get("not_ahead", ()))
+    for loop in walk(func.body) if why else ():
+        if isinstance(loop, For) and loop.kind == "pipelined" and loop.num_stages > 1:
+            for o in once(loop.body):
+                if isinstance(o, Copy) and o.loc.line in why:
+                    warn(
+                        PerformanceWarning,
+                        f"num_stages={loop.num_stages}, but this copy cannot run ahead of its "
+                        f"iteration: {why[o.loc.line]}",
+                        o.loc,
+                        "fill a whole buffer once in each iteration, before it is read, from a "
+                        "place that does not depend on the iteration before",
+                    )
