@@ -16,6 +16,7 @@ from typing import Any
 
 from tilec import __version__
 from tilec.ir.errors import TilecError, did_you_mean
+from tilec.jit.stages import wanted_stages
 from tilec.runtime import cpu
 from tilec.runtime.cache import DiskCache, cache_root
 from tilec.runtime.devices import default_target, driver
@@ -23,7 +24,7 @@ from tilec.runtime.driver import DriverError
 from tilec.runtime.gpu import GpuDriver
 from tilec.support.progress import is_wanted
 from tilec.support.rich import aligned, size_text
-from tilec.support.settings import VARIABLES
+from tilec.support.settings import VARIABLES, is_on
 from tilec.support.tools import find_ptxas
 from tilec.target import TARGETS, Target
 
@@ -35,6 +36,9 @@ _CHECKS: dict[str, Callable[[], object]] = {
     "TILEC_TARGET": default_target,
     "TILEC_PTXAS": find_ptxas,
     "TILEC_NUM_THREADS": cpu.thread_count,
+    "TILEC_DUMP": wanted_stages,
+    "TILEC_DEBUG": lambda: is_on("TILEC_DEBUG"),
+    "TILEC_DISABLE_CACHE": lambda: is_on("TILEC_DISABLE_CACHE"),
     "TILEC_PROGRESS": lambda: is_wanted(open(os.devnull)),  # noqa: SIM115
 }
 

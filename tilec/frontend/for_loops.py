@@ -30,7 +30,7 @@ from tilec.frontend.values import (
     describe,
 )
 from tilec.ir.core import Value
-from tilec.ir.errors import CompileWarning, warn
+from tilec.ir.errors import CompileWarning, PerformanceWarning, warn
 from tilec.ir.layout import Fragment, Layout
 from tilec.ir.loc import Loc
 from tilec.ir.ops import GridSize, Parallel, Yield
@@ -316,7 +316,7 @@ class ForLoops(Loops):
         repeated = None if wanted else find_repeated_sum(made, self.threads, earlier)
         if repeated is not None:
             message, hint, at = repeated
-            warn(CompileWarning, message, at, hint)
+            warn(PerformanceWarning, message, at, hint)
         self.builder.ops += scope.behind
         self.forget(node.body, tuple(targets))
 

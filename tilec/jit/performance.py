@@ -64,7 +64,7 @@ class Watch:
                 "loop with T.Parallel, which shares the iterations out, or let each thread begin "
                 "at T.get_thread_binding(0)",
             )
-        if self._laid_out is not None:
+        if self._laid_out is not None and func.attrs.get("threads"):  # the author's, not ours
             _warn_of_idle(self._laid_out, target)
 
     def _warn_of_moved(self, func: Func) -> None:
