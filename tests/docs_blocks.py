@@ -7,7 +7,6 @@ examples/ and the like. A comment above a block says what it needs:
     <!-- test: gpu -->              it needs torch and an NVIDIA GPU (with the marker `gpu`)
     <!-- test: raises CompileError --> the block ends with this error
     <!-- test: not run, REASON -->  a command that is not run here
-    <!-- page: torch -->            all blocks of the page that say nothing do
     <!-- output -->                 above a `text` block: the block before has printed these lines;
                                     "…" stands for anything
 """
@@ -66,10 +65,9 @@ def pages() -> list[Path]:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = []
-    whole = re.search(r"^<!-- page: (torch|gpu) -->$", text, re.MULTILINE)
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("text")) + 1
-        says = (match["what"] or "").removeprefix("test: ") or (whole[1] if whole else "")
+        says = (match["what"] or "").removeprefix("test: ")
         found.append(Block(page, line, match["language"], match["text"], says))
     return found
 
