@@ -48,6 +48,20 @@ def divide(
     return quotient if zero is None else fn.select(zero, none, quotient)
 
 
+def by_reciprocal(fn: Function, kind: str, a: Val, b: Val, reciprocal: Val) -> Val:
+    """a // b ("floordiv") or a % b of i32 numbers that are not negative, where `reciprocal` is
+    0xffffffff // b: a product and one correction (Granlund, Montgomery, "Division by invariant
+    integers using multiplication", 1994)."""
+    product = fn.binary("mul", fn.cast("zext", a, "i64"), fn.cast("zext", reciprocal, "i64"))
+    high = fn.binary("lshr", product, constant("i64", 32))
+    quotient = fn.cast("trunc", high, "i32")  # or one less than it
+    rest = fn.binary("sub", a, fn.binary("mul", quotient, b))
+    over = fn.icmp("uge", rest, b)
+    if kind == "mod":
+        return fn.select(over, fn.binary("sub", rest, b), rest)
+    return fn.binary("add", quotient, fn.cast("zext", over, "i32"))
+
+
 def shift(fn: Function, opcode: str, a: Val, by: Val, *, inside: bool = False) -> Val:
     """`opcode` is "shl", "lshr" or "ashr". `inside`: `by` is known to be less than the width."""
     bits = int(elem_of(a.type)[1:])

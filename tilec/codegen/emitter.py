@@ -4,6 +4,7 @@ method per op, `emit_<op's name>`. An emitter decides nothing; it spells."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tilec.codegen.lanes import constant
@@ -91,6 +92,9 @@ class BaseEmitter:
 
     def emit_binary(self, o: ops.Binary) -> None:
         binary, dtype = self.scalars.binary, o.lhs.dtype
+        if o.reciprocal is not None:
+            self.each(o, partial(self.scalars.by_reciprocal, o.kind), *o.operands)
+            return
         self.each(o, lambda a, b: binary(o.kind, a, b, dtype, o.nonzero), o.lhs, o.rhs)
 
     def emit_unary(self, o: ops.Unary) -> None:

@@ -14,6 +14,7 @@ import math
 from tilec.codegen.casts import Casts
 from tilec.codegen.divisions import (
     DIVISIONS,
+    by_reciprocal,
     divide,
     float_quotient,
     float_remainder,
@@ -172,6 +173,12 @@ class Scalars(Casts):
         """`v` as (base, constant) with v == base + constant and, as read by `_sum`, no wrap beyond
         v's own."""
         return self._sums.get(v.ref, (v, 0))
+
+    def by_reciprocal(self, kind: str, a: Val, b: Val, reciprocal: Val) -> Val:
+        """A division that `ops.Binary` has a reciprocal for."""
+        made = by_reciprocal(self.f, kind, a, b, reciprocal)
+        found = self.ranges.result(kind, a, b)
+        return made if found is None else self.ranges.set(made, *found)
 
     def _division(self, kind: str, a: Val, b: Val, signed: bool, nonzero: bool) -> Val:
         f, ranges, d = self.f, self.ranges, literal_of(b)

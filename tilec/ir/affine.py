@@ -124,7 +124,9 @@ class Forms:
         if isinstance(o, Const) and o.dtype.kind in ("int", "uint"):
             self._forms[o.result] = Affine(int(o.value))
             return
-        parts = [self.form(v) for v in o.operands]
+        # A reciprocal says nothing more of a quotient.
+        values = (o.lhs, o.rhs) if isinstance(o, Binary) else o.operands
+        parts = [self.form(v) for v in values]
         found = self.result_range(o, parts)
         made = None if found is None else self._sum(o, parts)
         if made is None or len(made.terms) > _MOST_TERMS:

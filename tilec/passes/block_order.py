@@ -38,13 +38,12 @@ from tilec.ir.ops import (
     GridSize,
     If,
     Parallel,
-    Select,
     UseSwizzle,
     While,
     Yield,
     yielded,
 )
-from tilec.ir.types import INT32, UINT32, UINT64, ScalarType
+from tilec.ir.types import INT32, UINT32, ScalarType
 from tilec.passes.utils.addressing import Numbers, conjunction, narrow
 from tilec.target import Target
 
@@ -96,16 +95,13 @@ def _growing(func: Func) -> frozenset[int]:
 
 class _InLoop(Numbers):
     """Arithmetic inside of a loop, on numbers that are not negative. What does not change there is
-    computed `before` it; what is divided by such a number (which is positive) is multiplied by a
-    reciprocal of 32 bits, with one correction (Granlund, Montgomery, "Division by invariant
-    integers using multiplication", 1994)."""
+    computed `before` it, reciprocals of divisors too."""
 
     def __init__(self, b: Builder, before: Numbers, fixed: Sequence[Value]) -> None:
         super().__init__(b, nonzero=True)
         self.before, self.known = before, before.known
         self.fixed = {*fixed}
         self.reciprocals: dict[Value, Value] = {}
-        self.quotients: dict[tuple[Value, Value], tuple[Value, Value]] = {}
 
     def const(self, value: int) -> Value:
         made = self.before.const(value)
@@ -117,35 +113,17 @@ class _InLoop(Numbers):
             made = self.before.op(kind, x, y)
             self.fixed.add(made)
             return made
-        if kind not in ("floordiv", "mod"):
-            return super().op(kind, x, y)
-        if (x, y) not in self.quotients:
-            self.quotients[x, y] = self._quotient(x, y)
-        return self.quotients[x, y][kind == "mod"]
-
-    def _quotient(self, x: Value, d: Value) -> tuple[Value, Value]:
-        """x // d and x % d."""
-        b, unsigned = self.b, self.b.value(Cast, x, UINT32)
-        if d not in self.fixed:
-            by = b.value(Cast, d, UINT32)
-            q = b.value(Binary, "floordiv", unsigned, by, nonzero=True)
-            q = b.value(Cast, q, INT32)
-            return q, self.op("sub", x, self.op("mul", q, d))
-        product = b.value(Binary, "mul", b.value(Cast, unsigned, UINT64), self._reciprocal(d))
-        high = b.value(Binary, "shr", product, b.value(Const, 32, UINT64))
-        q = b.value(Cast, high, INT32)  # the quotient, or one less
-        r = self.op("sub", x, self.op("mul", q, d))
-        over, less = b.value(Compare, "ge", r, d), self.op("sub", r, d)
-        return self.op("add", q, b.value(Cast, over, INT32)), b.value(Select, over, less, r)
+        if kind in ("floordiv", "mod") and y in self.fixed:
+            reciprocal = self._reciprocal(y)
+            return self.b.value(Binary, kind, x, y, nonzero=True, reciprocal=reciprocal)
+        return super().op(kind, x, y)
 
     def _reciprocal(self, d: Value) -> Value:
-        """The greatest number of 32 bits divided by d."""
         if d not in self.reciprocals:
             b = self.before.b
             most = b.value(Const, 2**32 - 1, UINT32)
             by = b.value(Cast, self.before.op("max", d, self.before.const(1)), UINT32)
-            found = b.value(Binary, "floordiv", most, by, nonzero=True)
-            self.reciprocals[d] = b.value(Cast, found, UINT64)
+            self.reciprocals[d] = b.value(Binary, "floordiv", most, by, nonzero=True)
         return self.reciprocals[d]
 
 

@@ -101,12 +101,15 @@ def constants(block: Block) -> dict[Value, bool | int | float]:
 @op("binary", pure=True)
 class Binary(Op):
     """`kind` (see BINARY_KINDS) of two values of one type. Integers have a result for all operands
-    (`docs/language.md`). `nonzero`: a pass that divides knows its divisor not to be 0 or -1."""
+    (`docs/language.md`). `nonzero`: a pass that divides knows its divisor not to be 0 or -1.
+    `reciprocal`: of an i32 divisor, 0xffffffff // it (u32); neither it nor what is divided is
+    negative, and targets may multiply."""
 
     kind: str
     lhs: Value
     rhs: Value
     nonzero: bool = False
+    reciprocal: Value | None = None
 
     def infer(self) -> Sequence[Type]:
         return (self.lhs.type,)
@@ -117,7 +120,7 @@ class Binary(Op):
         if self.lhs.type != self.rhs.type:
             raise InternalError(f"{self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
 
-    def evaluate(self, lhs: Array, rhs: Array) -> Array:
+    def evaluate(self, lhs: Array, rhs: Array, reciprocal: Array | None = None) -> Array:
         return semantics.binary(self.kind, lhs, rhs, self.lhs.dtype)
 
 
