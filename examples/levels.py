@@ -57,22 +57,18 @@ def as_threads(
     bias: T.Tensor((N,), "float32"),
     C: T.Tensor((M, N), "float16"),
 ):
-    with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=(16, 16)) as (bx, by):
-        tx, ty = T.get_thread_binding(0), T.get_thread_binding(1)
-        a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
-        sums = T.alloc_local((2, 2), "float32")  # of rows ty, ty + 16, columns tx, tx + 16
-        T.clear(sums)
+    with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 16), threads=256) as (bx, by):
+        t = T.get_thread_binding()
+        tx, ty = t % 16, t // 16
+        a, b = T.alloc_shared((16, 32), "float16"), T.alloc_shared((32, 16), "float16")
+        total: T.float32 = 0
         for k in T.serial(T.ceildiv(K, 32)):
-            T.copy(A[by * 32, k * 32], a)
-            T.copy(B[k * 32, bx * 32], b)
+            T.copy(A[by * 16, k * 32], a)
+            T.copy(B[k * 32, bx * 16], b)
             for x in T.serial(32):
-                for r, s in T.grid(2, 2):
-                    left = T.cast(a[ty + 16 * r, x], "float32")
-                    sums[r, s] += left * T.cast(b[x, tx + 16 * s], "float32")
-        for r, s in T.grid(2, 2):
-            i, j = by * 32 + ty + 16 * r, bx * 32 + tx + 16 * s
-            if i < M and j < N:
-                C[i, j] = T.max(sums[r, s] + bias[j], 0)
+                total += T.cast(a[ty, x], "float32") * T.cast(b[x, tx], "float32")
+        if by * 16 + ty < M and bx * 16 + tx < N:
+            C[by * 16 + ty, bx * 16 + tx] = T.max(total + bias[bx * 16 + tx], 0)
 
 
 LEVELS = (as_mathematics, as_tiles, as_threads)

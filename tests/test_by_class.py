@@ -35,9 +35,13 @@ def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
 LOWERING = "makes loops, boxes or registers of these very ops"
 SELECTION = "chooses by whom a copy is made, when, or with which layout and dtype"
 VALUES = "follows what is stored, not that it is"
+TELLS = "says of copies in a kernel who makes them"
 REASONS = {
+    "explain/schedule.py": TELLS,
+    "frontend/repeated_sums.py": VALUES,
     "frontend/updates.py": VALUES,
-    "jit/build.py": SELECTION,
+    "ir/element_loops.py": LOWERING,
+    "jit/performance.py": TELLS,
     "passes/check_schedule.py": VALUES,
     "passes/cluster_split_k.py": SELECTION,
     "passes/convert_fragments.py": LOWERING,
