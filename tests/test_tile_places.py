@@ -7,10 +7,12 @@ import pytest
 
 import tilec
 import tilec.language as T
-from tilec.ir.core import walk
+from tilec.ir.core import Value, walk
+from tilec.ir.errors import InternalError
 from tilec.ir.ops import Binary, For
 from tilec.ir.parser import parse_func
 from tilec.ir.schedule import Plan
+from tilec.ir.types import INT32, UINT32, ScalarType
 
 M, N, K, P = T.dynamic("M, N, K, P")
 
@@ -67,6 +69,13 @@ def test_every_tile_is_found(target, shape):
     y = np.full(shape, np.nan, np.float32)
     assert not tilec.simulate(doubled, x, y, target=target).findings
     np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize("kind,dtype", [("add", INT32), ("floordiv", UINT32)])
+def test_what_has_no_reciprocal(kind, dtype):
+    x, r = Value(ScalarType(dtype), "x"), Value(ScalarType(UINT32), "r")
+    with pytest.raises(InternalError, match="has no reciprocal"):
+        Binary(kind, x, x, reciprocal=r).verify()
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from tilec.ir import semantics
 from tilec.ir.core import Block, Op, Value, op, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
-from tilec.ir.types import BOOL, INT32, DType, ScalarType, Type, VectorType
+from tilec.ir.types import BOOL, INT32, UINT32, DType, ScalarType, Type, VectorType
 
 __all__ = [
     "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
@@ -119,6 +119,12 @@ class Binary(Op):
             raise InternalError(f"unknown binary kind {self.kind}", self.loc)
         if self.lhs.type != self.rhs.type:
             raise InternalError(f"{self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
+        if self.reciprocal is not None and (
+            self.kind not in ("floordiv", "mod")
+            or self.lhs.type != ScalarType(INT32)
+            or self.reciprocal.type != ScalarType(UINT32)
+        ):
+            raise InternalError(f"{self.kind} of {self.lhs.type} has no reciprocal", self.loc)
 
     def evaluate(self, lhs: Array, rhs: Array, reciprocal: Array | None = None) -> Array:
         return semantics.binary(self.kind, lhs, rhs, self.lhs.dtype)
