@@ -3,8 +3,10 @@ and one whole run on the CPU target."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import os
 import random
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, replace
@@ -20,7 +22,18 @@ from benchmarks.__main__ import main, run, select  # noqa: E402
 from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes  # noqa: E402
-from benchmarks.operators import attention, batched, fused, grouped, memory  # noqa: E402
+from benchmarks.operators import (  # noqa: E402
+    attention,
+    backward,
+    batched,
+    decoding,
+    fused,
+    grouped,
+    memory,
+    mla,
+    sinks,
+    sparse_attention,
+)
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -475,10 +488,29 @@ def test_quick_effort_still_lasts() -> None:
     assert QUICK.seconds >= 0.3 and QUICK.passes >= 2
 
 
+SMALL_TABLES = {"offsets", "mask", "runs", "run_count", "singles", "single_count"}  # of int32
+
+
 def tiny_cases() -> dict[str, Case]:
     return {
         "attention": attention.case(attention.Attention(2, 4, 2, 70, 64, True), 0),
         "attention, full": attention.case(attention.Attention(1, 2, 2, 130, 96, False), 0),
+        **{
+            f"backward{', causal' if causal else ''}": backward.case(
+                backward.Backward(90, causal, batch=1, heads=2, dim=64)
+            )
+            for causal in (False, True)
+        },
+        "decoding": decoding.case(decoding.Decoding(2, 150, heads=8, groups=2, dim=64)),
+        "mla": mla.case(mla.Mla(2, 128, heads=4, dim=64, rope=32)),
+        "mla, split": mla.case(mla.Mla(1, 300, heads=4, dim=64, rope=32)),
+        "mla, paged": mla.case(mla.Mla(2, 128, True, heads=4, dim=64, rope=32)),
+        "sinks": sinks.case(sinks.Sinks(100, 0, heads=4, groups=2)),
+        "sinks, window": sinks.case(sinks.Sinks(200, 70, heads=4, groups=2)),
+        "sparse blocks": sparse_attention.case(sparse_attention.Sparse(200, 64, 2, kept=0.3)),
+        "vertical-slash": sparse_attention.case(
+            sparse_attention.Sparse(300, 64, 2, verticals=60, slashes=33)
+        ),
         "batched": batched.case(3, 40, 33, 24, 0),
         "grouped": grouped.case(5, 150, 40, 33, 0),
         "many groups": grouped.case(20, 90, 17, 33, 0),
@@ -510,11 +542,35 @@ def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
     for c in case.candidates():
         if c.yardstick or (name, c.name) == ("fp8", peers.CUBLAS) or c.name == peers.CUDNN:
             continue  # of the latter two torch has them on GPUs only
-        error = error_of(c.bind(tensors, c.configs[0]))
-        assert error <= case.tolerance, c.name
-        assert c.name != "tilec" or c.identity(c.configs[0]).startswith("cpu ")
-    total = sum(t.numel() * t.element_size() for k, t in tensors.items() if k != "offsets")
+        for config in {id(c): c for c in (c.configs[0], c.configs[-1])}.values():
+            error = error_of(c.bind(tensors, config))
+            assert error <= case.tolerance, (c.name, config)
+            assert c.name != "tilec" or c.identity(config).startswith("cpu ")
+    total = sum(t.numel() * t.element_size() for k, t in tensors.items() if k not in SMALL_TABLES)
     assert case.bytes == total
+
+
+@pytest.mark.skipif("TILELANG_SOURCE" not in os.environ, reason="TILELANG_SOURCE is not set")
+@pytest.mark.parametrize("operator", ["decoding", "mla", "sinks", "sparse_attention"])
+def test_tilelangs_programs_take_what_they_are_given(operator, monkeypatch) -> None:
+    source, asked = Path(os.environ["TILELANG_SOURCE"]) / "examples", []
+
+    class Examples:
+        @staticmethod
+        def compiled(path, function, *args, **settings):
+            asked.append(path)
+            body = ast.parse((source / f"{path}.py").read_text()).body
+            found = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == function)
+            names = [a.arg for a in found.args.args]
+            assert len(args) <= len(names) and set(settings) <= set(names[len(args) :])
+            assert {*names[len(args) : len(names) - len(found.args.defaults)]} <= set(settings)
+
+    monkeypatch.setattr(peers, "module_of", lambda peer, subject="gemm": Examples)
+    for case in operators.cases(operator):
+        for c in case.candidates():
+            for config in c.configs if c.name == peers.TILELANG else ():
+                c.prepare(config)
+    assert asked
 
 
 def test_uneven_groups_are_uneven_and_complete() -> None:

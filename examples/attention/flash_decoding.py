@@ -26,7 +26,8 @@ import tilec.language as T
 B, N, H, G, P = T.dynamic("B, N, H, G, P")
 
 
-def decode(dim: int) -> Any:
+def decode(dim: int, kind: str = "float32") -> Any:
+    """`kind`: of the parts, of which one alone is the result."""
     scale = dim**-0.5 * LOG2_E
 
     @tilec.kernel
@@ -35,7 +36,7 @@ def decode(dim: int) -> Any:
         K: T.Tensor((B, N, G, dim), "float16"),
         V: T.Tensor((B, N, G, dim), "float16"),
         lengths: T.Tensor((B,), "int32"),
-        Parts: T.Tensor((B, P, H, dim), "float32"),
+        Parts: T.Tensor((B, P, H, dim), kind),
         Sums: T.Tensor((B, P, H), "float32"),
         BM: T.constexpr = T.auto(16, 32, 64),
         BN: T.constexpr = T.auto(32, 64, 128),
@@ -89,46 +90,69 @@ def decode(dim: int) -> Any:
     return flash_decode
 
 
-def combine(dim: int) -> Any:
-    """The parts of each row, weighted by the powers of two that are their sums."""
+def combine(dim: int, kind: str = "float32") -> Any:
+    """The parts of each row, weighted by the powers of two that are their sums, BP at a time."""
 
     @tilec.kernel
     def combine_parts(
-        Parts: T.Tensor((B, P, H, dim), "float32"),
+        Parts: T.Tensor((B, P, H, dim), kind),
         Sums: T.Tensor((B, P, H), "float32"),
         O: T.Tensor((B, H, dim), "float16"),
         Lse: T.Tensor((B, H), "float32"),
+        BP: T.constexpr = 8,
     ):
         with T.Kernel(H, B, threads=128) as (h, b):
+            part = T.alloc_fragment((BP, dim), "float32")
+            weight = T.alloc_fragment((BP,), "float32")
             o = T.alloc_fragment((dim,), "float32")
-            high = T.alloc_var("float32")
-            total = T.alloc_var("float32")
-            high = -1e30
-            total = 0.0
+            high, before, total = (T.alloc_fragment((1,), "float32") for _ in range(3))
             T.clear(o)
-            for part in T.serial(P):
-                high = T.max(high, Sums[b, part, h])
-            for part in T.serial(P):
-                weight = T.exp2(Sums[b, part, h] - high)
-                total += weight
+            T.clear(total)
+            T.fill(high, -1e30)
+            for n in T.serial(T.ceildiv(P, BP)):
+                T.copy(Parts[b, n * BP : (n + 1) * BP, h, :], part)
+                for i in T.Parallel(BP):
+                    weight[i] = T.if_then_else(
+                        n * BP + i < P, Sums[b, n * BP + i, h], -T.infinity("float32")
+                    )
+                T.copy(high, before)
+                T.reduce_max(weight, high, dim=0, clear=False)
+                for i in T.Parallel(BP):
+                    weight[i] = T.exp2(weight[i] - high[0])
+                for i in T.Parallel(1):
+                    total[i] *= T.exp2(before[i] - high[i])
                 for j in T.Parallel(dim):
-                    o[j] += weight * Parts[b, part, h, j]
+                    o[j] *= T.exp2(before[0] - high[0])
+                for i, j in T.Parallel(BP, dim):
+                    part[i, j] *= weight[i]
+                T.reduce_sum(weight, total, dim=0, clear=False)
+                T.reduce_sum(part, o, dim=0, clear=False)
             for j in T.Parallel(dim):
-                O[b, h, j] = T.if_then_else(total > 0, o[j] / total, 0.0)
-            Lse[b, h] = (high + T.log2(total)) / LOG2_E
+                O[b, h, j] = T.if_then_else(total[0] > 0, o[j] / total[0], 0.0)
+            Lse[b, h] = (high[0] + T.log2(total[0])) / LOG2_E
 
     return combine_parts
 
 
-def combine_specs(dim: int, batch: int, heads: int, splits: int) -> list[Any]:
-    parts, sums = (batch, splits, heads, dim), (batch, splits, heads)
-    f32 = [tilec.spec(shape, "float32") for shape in (parts, sums, (batch, heads))]
-    return [*f32[:2], tilec.spec((batch, heads, dim), "float16"), f32[2]]
+def combine_specs(
+    dim: int, batch: int, heads: int, splits: int, kind: str = "float32"
+) -> list[Any]:
+    parts = tilec.spec((batch, splits, heads, dim), kind)
+    sums, lse = (tilec.spec(shape, "float32") for shape in ((batch, splits, heads), (batch, heads)))
+    return [parts, sums, tilec.spec((batch, heads, dim), "float16"), lse]
 
 
-def specs(dim: int, batch: int = 4, keys: int = 32768, splits: int = 8) -> list[Any]:
-    parts, sums, o, _ = combine_specs(dim, batch, 64, splits)
-    kv = tilec.spec((batch, keys, 8, dim), "float16")
+def specs(
+    dim: int,
+    batch: int = 4,
+    keys: int = 32768,
+    splits: int = 8,
+    kind: str = "float32",
+    heads: int = 64,
+    groups: int = 8,
+) -> list[Any]:
+    parts, sums, o, _ = combine_specs(dim, batch, heads, splits, kind)
+    kv = tilec.spec((batch, keys, groups, dim), "float16")
     return [o, kv, kv, tilec.spec((batch,), "int32"), parts, sums]
 
 

@@ -1,8 +1,9 @@
 """The gradients of attention: dQ, dK and dV from dO, the result O and its lse.
 
-`by_keys` has a block for some keys. It gives dK and dV, and adds its share to dQ (float32, cleared
-before) by atomics: five products a step, sums whose last bits may differ from run to run. `by_rows`
-has a block for some queries and gives dQ in the same bits each time, at two products more. Tensors
+`by_keys` has a block for some keys. It gives dK and dV, and adds its share to dQ (float32, which
+`deltas` cleared) by atomics: five products a step, sums whose last bits may differ from run to run.
+`by_rows` has a block for some queries and gives dQ in the same bits each time, at two products
+more. Tensors
 are (batch, sequence, heads, dim); the last query is at the last key where `causal`. Rows that see
 nothing have gradients of 0.
 """
@@ -19,7 +20,6 @@ from attention_support import (
     gradients,
     random,
     visible,
-    zeros,
 )
 from mha_fwd import mha
 
@@ -35,12 +35,18 @@ def tensors(dim: int) -> tuple[Any, Any]:
     return T.Tensor((B, S, H, dim), "float16"), T.Tensor((B, N, H, dim), "float16")
 
 
-def deltas(dim: int) -> Any:
-    """Delta = the sum of O dO over each row."""
+def deltas(dim: int, clears: bool = False) -> Any:
+    """Delta = the sum of O dO over each row; `clears` dQ, for what is added to it."""
     rows, _ = tensors(dim)
 
     @tilec.kernel
-    def mha_deltas(O: rows, dO: rows, Delta: T.Tensor((B, H, S), "float32"), BM: T.constexpr = 32):
+    def mha_deltas(
+        O: rows,
+        dO: rows,
+        Delta: T.Tensor((B, H, S), "float32"),
+        dQ: T.Tensor((B, S, H, dim) if clears else (1, 1, 1, 1), "float32"),
+        BM: T.constexpr = 32,
+    ):
         with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
             o, do = T.alloc_fragment((BM, dim), "float32"), T.alloc_fragment((BM, dim), "float32")
             total = T.alloc_fragment((BM,), "float32")
@@ -50,8 +56,27 @@ def deltas(dim: int) -> Any:
                 o[i, j] *= do[i, j]
             T.reduce_sum(o, total, dim=1)
             T.copy(total, Delta[b, h, bx * BM : (bx + 1) * BM])
+            if clears:
+                T.fill(dQ[b, bx * BM : (bx + 1) * BM, h, :], 0)
 
     return mha_deltas
+
+
+def rounded(dim: int) -> Any:
+    """dQ in float16."""
+
+    @tilec.kernel
+    def mha_rounded(
+        Wide: T.Tensor((B, S, H, dim), "float32"),
+        dQ: T.Tensor((B, S, H, dim), "float16"),
+        BM: T.constexpr = 32,
+    ):
+        with T.Kernel(T.ceildiv(S, BM), H, B, threads=128) as (bx, h, b):
+            dq = T.alloc_fragment((BM, dim), "float32")
+            T.copy(Wide[b, bx * BM : (bx + 1) * BM, h, :], dq)
+            T.copy(dq, dQ[b, bx * BM : (bx + 1) * BM, h, :])
+
+    return mha_rounded
 
 
 def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
@@ -115,8 +140,8 @@ def by_keys(dim: int, causal: bool = False, atomics: bool = True) -> Any:
     return mha_bwd_keys
 
 
-def by_rows(dim: int, causal: bool = False) -> Any:
-    """dQ alone."""
+def by_rows(dim: int, causal: bool = False, kind: str = "float32") -> Any:
+    """dQ alone, of `kind`."""
     scale = dim**-0.5
     rows, keys = tensors(dim)
 
@@ -128,7 +153,7 @@ def by_rows(dim: int, causal: bool = False) -> Any:
         dO: rows,
         Lse: T.Tensor((B, H, S), "float32"),
         Delta: T.Tensor((B, H, S), "float32"),
-        dQ: T.Tensor((B, S, H, dim), "float32"),
+        dQ: T.Tensor((B, S, H, dim), kind),
         BM: T.constexpr = T.auto(32, 64, 128),
         BN: T.constexpr = T.auto(16, 32, 64),
     ):
@@ -168,13 +193,12 @@ def backward(
     q: Any, k: Any, v: Any, o: Any, do: Any, lse: Any, causal: bool, deterministic: bool,
     dq: Any, dk: Any, dv: Any, delta: Any,
 ) -> None:  # fmt: skip
-    """Fills `dq` (float32; of zeros unless `deterministic`), `dk`, `dv` and, on the way, `delta`
-    (batch, heads, queries)."""
-    dim = q.shape[3]
-    deltas(dim)(o, do, delta)
+    """Fills `dq` (float32), `dk`, `dv` and, on the way, `delta` (batch, heads, queries)."""
+    dim, none = q.shape[3], dq[:1, :1, :1, :1]
+    deltas(dim, not deterministic)(o, do, delta, none if deterministic else dq)
     if deterministic:
         by_rows(dim, causal)(q, k, v, do, lse, delta, dq)
-    shared = (dq if not deterministic else dq[:1, :1, :1, :1], dk, dv)
+    shared = (none if deterministic else dq, dk, dv)
     by_keys(dim, causal, not deterministic)(q, k, v, do, lse, delta, *shared)
 
 
@@ -202,7 +226,7 @@ def main(cases: list[tuple[tuple[int, ...], bool]] = CASES, dim: int = 64) -> No
         o, lse = empty((b, s, h, dim), "float16"), empty((b, h, s), "float32")
         mha(dim, dim, causal)(q, k, v, random((1,), "float16"), o, lse)
         for deterministic in (False, True):
-            dq = (empty if deterministic else zeros)((b, s, h, dim), "float32")
+            dq = empty((b, s, h, dim), "float32")
             dk, dv = (empty((b, n, h, dim), "float16") for _ in range(2))
             delta = empty((b, h, s), "float32")
             backward(q, k, v, o, do, lse, causal, deterministic, dq, dk, dv, delta)

@@ -30,8 +30,9 @@ B, R, H, P, I, S = T.dynamic("B, R, H, P, I, S")
 Policy = T.GemmWarpPolicy.FullCol  # each warpgroup has half of the columns
 
 
-def mla(dim: int = 512, pe: int = 64, page: Any = 64) -> Any:
-    """`page`: tokens of a page, or S, known at a call, for a cache that is not paged."""
+def mla(dim: int = 512, pe: int = 64, page: Any = 64, kind: str = "float32") -> Any:
+    """`page`: tokens of a page, or S, known at a call, for a cache that is not paged; `kind`: of
+    the parts, of which one alone is the result."""
     scale = (dim + pe) ** -0.5 * LOG2_E
 
     @tilec.kernel
@@ -42,7 +43,7 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64) -> Any:
         K_pe: T.Tensor((R, page, pe), "float16"),
         Table: T.Tensor((B, I), "int32"),
         lengths: T.Tensor((B,), "int32"),
-        Parts: T.Tensor((B, P, H, dim), "float32"),
+        Parts: T.Tensor((B, P, H, dim), kind),
         Sums: T.Tensor((B, P, H), "float32"),
         BM: T.constexpr = T.auto(16, 64),
         BN: T.constexpr = T.auto(32, 64),
@@ -99,17 +100,26 @@ def mla(dim: int = 512, pe: int = 64, page: Any = 64) -> Any:
     return mla_decode
 
 
-def specs(batch: int, keys: int, page: int, splits: int, dim: int = 512, pe: int = 64) -> list[Any]:
-    parts, sums, o, _ = combine_specs(dim, batch, 128, splits)
+def specs(
+    batch: int,
+    keys: int,
+    page: int,
+    splits: int,
+    kind: str = "float32",
+    dim: int = 512,
+    pe: int = 64,
+    heads: int = 128,
+) -> list[Any]:
+    parts, sums, o, _ = combine_specs(dim, batch, heads, splits, kind)
     pages = batch * keys // page
     cache = [tilec.spec((pages, page, d), "float16") for d in (dim, pe)]
-    q_pe, lengths = tilec.spec((batch, 128, pe), "float16"), tilec.spec((batch,), "int32")
+    q_pe, lengths = tilec.spec((batch, heads, pe), "float16"), tilec.spec((batch,), "int32")
     return [o, q_pe, *cache, tilec.spec((batch, keys // page), "int32"), lengths, parts, sums]
 
 
 SPECS = [
-    (mla(page=S), specs(64, 4096, 4096, 1), {}),
-    (mla(page=64), specs(64, 4096, 64, 1), {}),
+    (mla(page=S, kind="float16"), specs(64, 4096, 4096, 1, "float16"), {}),
+    (mla(page=64, kind="float16"), specs(64, 4096, 64, 1, "float16"), {}),
     (mla(page=64), specs(1, 8192, 64, 16), {}),
     (combine(512), combine_specs(512, 1, 128, 16), {}),
 ]
@@ -124,11 +134,12 @@ def main(cases: list[tuple[list[int], int, int, int]] = CASES, dim: int = 64, pe
         pages = rng.permutation(b * each).reshape(b, each)
         q, q_pe = random((b, h, dim), "float16", 1), random((b, h, pe), "float16", 2)
         kv, k_pe = (random((b * each, size, d), "float16", d) for d in (dim, pe))
-        parts, sums = empty((b, splits, h, dim), "float32"), empty((b, splits, h), "float32")
+        kind = "float32" if splits > 1 else "float16"
+        parts, sums = empty((b, splits, h, dim), kind), empty((b, splits, h), "float32")
         o, lse = empty((b, h, dim), "float16"), empty((b, h), "float32")
         tensors = (q, q_pe, kv, k_pe, table(pages), integers(lengths), parts, sums)
-        mla(dim, pe, page or S)(*tensors)
-        combine(dim)(parts, sums, o, lse)
+        mla(dim, pe, page or S, kind)(*tensors)
+        combine(dim, kind)(parts, sums, o, lse)
         for i, n in enumerate(lengths):
             whole = (np.concatenate([float64(y) for y in x], 2) for x in ((q, q_pe), (kv, k_pe)))
             queries, keys = whole

@@ -96,6 +96,7 @@ def lists(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """For each block of queries of one head: first keys of runs, which do not overlap, and keys."""
     runs, singles = [], []
+    keys = np.array(sorted(verticals), np.int64)
     for first in range(0, length, bm):
         last = min(first + bm, length) - 1
         found: list[int] = []
@@ -105,8 +106,9 @@ def lists(
                 if at < min(start + bm, last + 1):
                     found.append(at)
         runs.append(found)
-        within = {key for at in found for key in range(at, at + bn)}
-        singles.append([key for key in verticals if key <= last and key not in within])
+        starts = np.array([-bn, *found])
+        behind = keys - starts[np.searchsorted(starts, keys, "right") - 1]  # its last run's start
+        singles.append(keys[(keys <= last) & (behind >= bn)].tolist())
     return runs, singles
 
 
