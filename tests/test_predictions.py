@@ -99,7 +99,7 @@ def test_buffers_have_the_versions_that_are_predicted(place: Place, target: Targ
             continue
         types = [o.type for o in walk(made.body) if isinstance(o, Alloc)]
         compiled = sum(stage_bytes(t) * t.stages for t in types if t.space == "shared")
-        ahead = space.planned(plan, plan.stages)
+        ahead = space.planned(plan, plan.stages, target)
         assert ahead.total + sum(space.sizes.values()) - ahead.one == compiled, plan.describe()
         compared += 1
     assert compared

@@ -81,7 +81,7 @@ def can_persist(func: Func) -> bool:
     )
 
 
-def _growing(func: Func) -> frozenset[int]:
+def growing(func: Func) -> frozenset[int]:
     """The dimensions of the grid along which a pipelined loop gets longer."""
     facts = Facts(func)
     indices = {o.dim: o.result for o in walk(func.body) if isinstance(o, BlockIndex)}
@@ -220,7 +220,7 @@ def _renumber(func: Func, group: int, along: int) -> Func:
     grid = [_share(n, b.value(GridSize, d), c[d]) for d in (0, 1)]
     mine = [_share(n, b.value(BlockIndex, d), c[d]) for d in (0, 1)]
     tile = n.op("add", n.op("mul", mine[1], grid[0]), mine[0])
-    at = _decode(n, tile, grid, max(1, group // c[along]), along, _growing(func))
+    at = _decode(n, tile, grid, max(1, group // c[along]), along, growing(func))
     indices = _in_clusters(n, at, func)
     if c == SINGLE or is_whole(func):
         return func.with_body(Block((), (*b.ops, *_replace_indices(func, indices, []))))
@@ -253,7 +253,7 @@ def _persistent(func: Func, group: int, along: int) -> Func:
     m = Numbers(inner, nonzero=True)
     if len(clusters) == 3:  # three divisions, one behind the other, before a tile begins
         m = _InLoop(inner, n, clusters)
-    at = _decode(m, tile, clusters, max(1, group // c[along]), along, _growing(func))
+    at = _decode(m, tile, clusters, max(1, group // c[along]), along, growing(func))
     indices = _in_clusters(m, at, func)
     inside = user.inside(inner, indices)
     body = only_inside(_replace_indices(func, indices, user.extents), inside)

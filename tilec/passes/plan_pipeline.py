@@ -23,6 +23,7 @@ from tilec.ir.analysis import acting
 from tilec.ir.copy_engines import REGISTER_STAGES, CopyEngines
 from tilec.ir.core import Block, Func, Op, Value, rewrite, walk
 from tilec.ir.dependence import LiveRange, Unclear, live_ranges, once
+from tilec.ir.memory import stage_bytes
 from tilec.ir.ops import Alloc, Copy, For, If, While, constants
 from tilec.passes.utils.rings import ring_copies, with_stages
 from tilec.passes.utils.slicing import can_run_ahead, is_separable
@@ -36,7 +37,15 @@ def plan_pipeline(func: Func, target: Target) -> Func:
     boxes, groups = bool(func.attrs.get("specialise")), int(func.attrs.get("consumer_groups", 1))
     rings = Rings(func, CopyEngines(func, target))
     chosen = rings.chosen(boxes, groups)
-    stages = buffer_stages(rings.depths(chosen, boxes), lambda loop: loop.num_stages)
+    shared = (o for o in walk(func.body) if isinstance(o, Alloc) and _is_shared(o))
+    sizes = {o.result: stage_bytes(o.type) for o in shared}
+    beside = sum(n for v, n in sizes.items() if v not in chosen) + staging_bytes(
+        int(func.attrs["threads"] or 0) * groups, bool(func.attrs.get("staged_store")), target
+    )
+    stages = buffer_stages(
+        rings.depths(chosen, boxes), lambda loop: loop.num_stages, rings.across(chosen), sizes,
+        room_for_rings(target, beside),
+    )  # fmt: skip
     if func.attrs.get("single_buffer"):
         stages = dict.fromkeys(stages, 1)
     if reasons := rings.reasons(chosen):
@@ -56,13 +65,38 @@ def plan_pipeline(func: Func, target: Target) -> Func:
 
 
 def buffer_stages(
-    depths: Mapping[Value, Sequence[Depth]], stages: Callable[[For], int]
+    depths: Mapping[Value, Sequence[Depth]],
+    stages: Callable[[For], int],
+    across: Collection[Value],
+    sizes: Mapping[Value, int],
+    room: int,
 ) -> dict[Value, int]:
-    """The stages of each buffer, where loops have so many stages."""
-    return {
-        v: max([1, *(min(stages(loop), most) for loop, most in found)])
-        for v, found in depths.items()
+    """The stages of each buffer, where loops have so many stages. Those filled once for each tile
+    of a persistent loop (`across`) have two, so that the next tile's are on their way, if `room`
+    bytes hold them: loops' buffers give up what they have over two stages, the last ones first, for
+    what these get comes soon."""
+    found = {
+        v: max([1, *(min(stages(loop), most) for loop, most in depth)])
+        for v, depth in depths.items()
     }
+    more = found | {v: max(2, found[v]) for v in across if v in found}
+    while sum(sizes[v] * n for v, n in more.items()) > room:
+        deepest = max(more.values())
+        if deepest <= 2:
+            return found
+        more[[v for v, n in more.items() if n == deepest][-1]] -= 1
+    return more
+
+
+def room_for_rings(target: Target, beside: int) -> int:
+    """Bytes of shared memory for what is filled ahead of time, `beside` what else there is and the
+    barriers."""
+    return target.shared_bytes - beside - BARRIER_BYTES
+
+
+def staging_bytes(threads: int, staged_store: bool, target: Target) -> int:
+    """What tiles go through that TMA stores."""
+    return threads // target.warp_size * STAGED_BYTES if staged_store else 0
 
 
 def has_stages(o: For) -> bool:
@@ -70,6 +104,8 @@ def has_stages(o: For) -> bool:
     return o.kind == "pipelined" and o.num_stages not in (0, 1)
 
 
+BARRIER_BYTES = 1024  # for the barriers of rings, and where buffers begin
+STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 Depth = tuple[For, int]  # a loop whose stages a buffer has as stages, and the most of these
 NO_LIMIT = 1 << 30
 
@@ -127,6 +163,16 @@ class Rings:
                 elif (around := _innermost(r)) is not None:
                     found[v].append((around, NO_LIMIT))
         return found
+
+    def across(self, chosen: Mapping[Value, Filled], persistent: bool = False) -> list[Value]:
+        """Those of the chosen buffers that no loop with stages fills, but a persistent one; or one
+        that will be around all."""
+        return [
+            v
+            for v, x in chosen.items()
+            if set(x.loops) == {None}
+            and all(_innermost(r) is None and (persistent or _in_persistent(r)) for r in x.ranges)
+        ]
 
     # --- what may ---
 
@@ -255,6 +301,11 @@ def _is_held(r: LiveRange) -> bool:
         isinstance(loop := block.ops[i], For) and _held_back(loop, inner.ops[j])
         for (block, i), (inner, j) in pairs
     )
+
+
+def _in_persistent(r: LiveRange) -> bool:
+    around = (block.ops[i] for block, i in r.path)
+    return any(isinstance(o, For) and o.kind == "persistent" for o in around)
 
 
 def _innermost(r: LiveRange) -> For | None:

@@ -20,12 +20,20 @@ from tilec.ir.core import Block, Func, Value, walk
 from tilec.ir.memory import PAD_BYTES, stage_bytes
 from tilec.ir.ops import Alloc, Const, Copy, For, Gemm, Parallel, Store, While
 from tilec.ir.schedule import DEFAULT_THREADS, Plan
-from tilec.passes.plan_pipeline import Depth, Rings, buffer_stages, has_stages
+from tilec.passes.block_order import can_persist
+from tilec.passes.plan_pipeline import (
+    BARRIER_BYTES,
+    Depth,
+    Rings,
+    buffer_stages,
+    has_stages,
+    room_for_rings,
+    staging_bytes,
+)
 from tilec.passes.utils.plans import stages_of
 from tilec.target import Target
 
 MOST_STAGES = 8  # that tilec takes by itself
-STAGED_BYTES = 2048  # of a warp, for what it stores by TMA
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Footprint:
     what a block that shares its sums hands over; `rows`, the largest tile that leaves by rows, in
     place of the rings where these are not filled again (`refilled`: by a loop of the user's).
     `threads` are the user's, or the default. `leaves`: beside such loops, whether TMA can take some
-    tile to global memory."""
+    tile to global memory. `persists`: whether a block may do the body several times."""
 
     sizes: Mapping[Value, int]
     buffers: Rings | None
@@ -69,27 +77,41 @@ class Footprint:
     rows: int = 0
     refilled: bool = False
     leaves: bool = False
-    _planned: dict[tuple[bool, int, int], RingStages] = field(default_factory=dict)
-    _depths: dict[tuple[bool, int], dict[Value, list[Depth]]] = field(default_factory=dict)
+    persists: bool = False
+    _planned: dict[tuple[object, ...], RingStages] = field(default_factory=dict)
+    _depths: dict[tuple[bool, int, bool], tuple[dict[Value, list[Depth]], list[Value]]] = field(
+        default_factory=dict
+    )
     _beside: dict[tuple[object, ...], int] = field(default_factory=dict)
     _fits: dict[tuple[bool, bool, bool, int], int] = field(default_factory=dict)
 
-    def planned(self, plan: Plan, stages: int) -> RingStages:
+    def planned(self, plan: Plan, stages: int, target: Target) -> RingStages:
         """What is filled ahead of time, were the plan's stages so many."""
-        kind = plan.specialise, min(plan.consumer_groups, 2)
+        persistent = plan.persistent and self.persists
+        kind = plan.specialise, min(plan.consumer_groups, 2), persistent
+        staging = self._staging(plan, target)
         stages = 0 if plan.single_buffer else stages
-        if (*kind, stages) in self._planned or self.buffers is None:
-            return self._planned.get((*kind, stages), RingStages({}, 0, 0))
+        if (*kind, stages, staging) in self._planned or self.buffers is None:
+            return self._planned.get((*kind, stages, staging), RingStages({}, 0, 0))
         if kind not in self._depths:
-            self._depths[kind] = self.buffers.depths(self.buffers.chosen(*kind), plan.specialise)
-        depths = self._depths[kind]
+            chosen = self.buffers.chosen(*kind[:2])
+            depths = self.buffers.depths(chosen, plan.specialise)
+            self._depths[kind] = depths, self.buffers.across(chosen, persistent)
+        depths, across = self._depths[kind]
         count = dict.fromkeys(depths, 1)
-        if stages:
-            count = buffer_stages(depths, lambda o: stages_of(o, stages))
         one = sum(self.sizes[v] for v in count)
+        if stages:
+            room = room_for_rings(target, sum(self.sizes.values()) - one + staging)
+            count = buffer_stages(
+                depths, lambda o: stages_of(o, stages), across, self.sizes, room
+            )  # fmt: skip
         made = RingStages(count, sum(self.sizes[v] * n for v, n in count.items()), one)
-        self._planned[*kind, stages] = made
+        self._planned[*kind, stages, staging] = made
         return made
+
+    def _staging(self, plan: Plan, target: Target) -> int:
+        threads = (plan.threads or self.threads) * plan.consumer_groups
+        return staging_bytes(threads, plan.staged_store, target)
 
     def beside(self, plan: Plan, target: Target) -> int:
         """Bytes beside the rings: what stores go through, too."""
@@ -102,10 +124,9 @@ class Footprint:
         return self._beside[kind]
 
     def _beside_rings(self, plan: Plan, target: Target) -> int:
-        threads = (plan.threads or self.threads) * plan.consumer_groups
-        staging = threads // target.warp_size * STAGED_BYTES if plan.staged_store else 0
+        staging = self._staging(plan, target)
         rows = self.rows * plan.consumer_groups if plan.persistent or self.refilled else 0
-        rest = sum(self.sizes.values()) - self.planned(plan, plan.stages).one
+        rest = sum(self.sizes.values()) - self.planned(plan, plan.stages, target).one
         return rest + staging + rows + (self.sums if plan.split > 1 else 0)
 
     def stages_that_fit(self, plan: Plan, target: Target) -> int:
@@ -125,17 +146,17 @@ class Footprint:
         chosen = [r for r in self.rings if stages_of(r.loop, MOST_STAGES) == MOST_STAGES]
         if chosen and all(r.trips for r in chosen):
             most = min(most, max(r.trips for r in chosen))
-        room = limit - beside - 1024
-        while most > 2 and self.planned(plan, most).total > room:
+        room = limit - beside - BARRIER_BYTES
+        while most > 2 and self.planned(plan, most, target).total > room:
             most -= 1
         several = replace(plan, single_buffer=False) if plan.single_buffer else plan
-        stages = self.planned(several, max(2, most)).stages
+        stages = self.planned(several, max(2, most), target).stages
         return min((_deepest(r, stages) for r in chosen or self.rings), default=2)
 
     def of(self, plan: Plan, target: Target) -> tuple[int, int, int]:
         """Bytes of shared memory that a block of `plan` will need, about; those of the pipelined
         loops' buffers among them; and the stages these have (the least over the loops)."""
-        ahead = self.planned(plan, plan.stages)
+        ahead = self.planned(plan, plan.stages, target)
         total = max(ahead.total, self.rows) + self.beside(plan, target)
         return total, ahead.total, min((_deepest(r, ahead.stages) for r in self.rings), default=1)
 
@@ -187,6 +208,7 @@ def footprint(func: Func, target: Target, facts: Facts | None = None) -> Footpri
         rows,
         refilled,
         engines is not None and _leaves(func, engines),
+        can_persist(func),
     )
 
 

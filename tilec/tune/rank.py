@@ -30,6 +30,7 @@ from tilec.passes.utils.registers import (
 from tilec.support.rich import html_block
 from tilec.target import Target
 from tilec.tune import fit
+from tilec.tune.balance import unevenness
 from tilec.tune.cost import (
     Estimate,
     Realised,
@@ -249,7 +250,7 @@ class Candidate:
             return None
         found = []
         for plan, runs, made, threads in self._static[0]:
-            plan = self._grouped(plan, made, numbers)
+            plan = self._grouped(plan, made, numbers, runs.persistent)
             best = estimate(numbers, runs, made, threads, self.target)
             for parts in self._parts(plan, numbers):
                 more = replace(plan, parts=parts)
@@ -283,10 +284,10 @@ class Candidate:
         most = min(2 * room, numbers.iterations / plan.split)
         return [p for p in PARTS if p <= most][-TRIED_PARTS:]
 
-    def _grouped(self, plan: Plan, made: Realised, numbers: Numbers) -> Plan:
+    def _grouped(self, plan: Plan, made: Realised, numbers: Numbers, persists: bool) -> Plan:
         """`plan` with rasterisation groups so narrow that what their blocks share stays in the L2
-        cache; without any where most blocks of threads that bring tiles run at once, and start the
-        sooner."""
+        cache, and such that blocks with longer tiles and shorter ones have the same to do; without
+        any where most blocks of threads that bring tiles run at once, and start the sooner."""
         mine = (
             sum(a for along, a in numbers.loads.items() if along == {1}) if plan.persistent else 0
         )
@@ -295,9 +296,27 @@ class Candidate:
             raster_group //= 2
         if made.waiting and numbers.blocks <= AT_ONCE * self.target.multiprocessors:
             raster_group = 1
+        if persists and numbers.growing and len(numbers.grid) > 1:
+            raster_group = self._even(plan, numbers, raster_group)
         if raster_group == plan.raster_group or "raster_group" in self._taken[1].fields:
             return plan
         return replace(plan, raster_group=raster_group)
+
+    def _even(self, plan: Plan, numbers: Numbers, narrow: int) -> int:
+        """The width of rasterisation groups with which tiles of different length fall most evenly
+        to the blocks: `narrow`, or half of that, or more where what the longest tiles of a group
+        share fits the L2 cache."""
+        assert numbers.growing is not None
+        first, last = numbers.growing
+        shared = sum(a for along, a in numbers.loads.items() if 0 not in along and 1 in along)
+        shared *= last / max(numbers.iterations, 1.0)
+        most = L2_GROUP * self.target.speeds.l2_bytes / max(shared, 1.0)
+        wider = (narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1]))
+        blocks = multiprocessors_for(plan, self.target)
+        return min(
+            (narrow, max(1, narrow // 2), *wider),
+            key=lambda g: unevenness(numbers.grid, first, last, blocks, g),
+        )
 
     def _instrs(
         self, threads: int, widest: int

@@ -8,8 +8,9 @@ only known on the device (a bound that is loaded) counts as `UNKNOWN_TRIPS`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tilec.ir.analysis import facts_of
 from tilec.ir.copy_engines import alignment, begins_anywhere, leaves_by_rows, ragged_tensors
@@ -31,6 +32,7 @@ from tilec.ir.ops import (
     yielded,
 )
 from tilec.ir.types import BufferType
+from tilec.passes.block_order import growing
 from tilec.target import CACHE_LINE
 
 UNKNOWN_TRIPS = 8
@@ -90,7 +92,9 @@ class Numbers:
     """The work of one launch. Per block of the user's grid, on average: `products` (each with how
     often it happens), bytes `loaded` by the dimensions of the grid along which they change, bytes
     `stored`, clocks that `scattered` ones of them take, `vector` element-wise operations,
-    `iterations` of pipelined loops. `dram` bytes must cross the memory bus at least once.
+    `iterations` of pipelined loops; `growing`, where there are the more of them the larger a
+    block's first index is: how many the first and the last block have. `dram` bytes must cross the
+    memory bus at least once.
 
     Tiles are `loaded` in whole cache lines: each row of at most a line of them costs the lines it
     touches, two where rows do not begin at lines. `outside` are the bytes of tiles that lie beyond
@@ -110,6 +114,7 @@ class Numbers:
     vector: float
     iterations: float
     dram: float
+    growing: tuple[float, float] | None = None
 
     @property
     def blocks(self) -> int:
@@ -140,6 +145,10 @@ class Work:
     steps: list[Op] = field(default_factory=list)
     elements: int = 0
 
+    @cached_property
+    def grows(self) -> frozenset[int]:
+        return growing(self.func)
+
     def at(self, values: Values, grid: Sequence[int] | None = None) -> Numbers | None:
         """The numbers where sizes, strides and scalar parameters have these `values` and the launch
         gives `grid`, if the kernel does not; None if the grid cannot be known."""
@@ -156,7 +165,7 @@ class Work:
         trips = [0.0] * len(self.loops)
         samples = _SAMPLES if any(isinstance(o, BlockIndex) for o in self.steps) else _SAMPLES[1:2]
         for part in samples:
-            for i, n in enumerate(self._trips(dict(base), extents, part)):
+            for i, n in enumerate(self._trips(dict(base), extents, _index(extents, part))):
                 trips[i] += n / len(samples)
 
         def times(loops: tuple[int, ...]) -> float:
@@ -206,15 +215,25 @@ class Work:
             sum(n * times(loops) for n, loops in self.vector),
             sum(times(loops) for loops in inner),
             dram,
+            self._growing(base, extents, inner),
         )
 
-    def _trips(self, env: Env, extents: Sequence[int], part: float) -> list[float]:
-        """Iterations of each loop in the block that stands `part` of the way through the grid."""
-        position = int(math.prod(extents) * part)
-        index = []
-        for extent in extents:
-            index.append(position % max(extent, 1))
-            position //= max(extent, 1)
+    def _growing(
+        self, base: Env, extents: Sequence[int], inner: Collection[tuple[int, ...]]
+    ) -> tuple[float, float] | None:
+        """Iterations of the `inner` loops in the first and last block along the first dimension of
+        the grid, where it is that along which they grow."""
+        if self.grows != {0} or extents[0] < 2:
+            return None
+
+        def iterations(x: int) -> float:
+            trips = self._trips(dict(base), extents, [x, *(0 for _ in extents[1:])])
+            return sum(math.prod(trips[i] for i in loops) for loops in inner)
+
+        return iterations(0), iterations(extents[0] - 1)
+
+    def _trips(self, env: Env, extents: Sequence[int], index: Sequence[int]) -> list[float]:
+        """Iterations of each loop in the block with these indices."""
         trips: list[float] = []
         for o in self.steps:
             match o:
@@ -333,6 +352,16 @@ def _accesses(o: Op) -> Iterator[tuple[Region, bool]]:
                 yield e.region, False
             if e.writes:
                 yield e.region, True
+
+
+def _index(extents: Sequence[int], part: float) -> list[int]:
+    """The indices of the block that stands `part` of the way through the grid."""
+    position = int(math.prod(extents) * part)
+    index = []
+    for extent in extents:
+        index.append(position % max(extent, 1))
+        position //= max(extent, 1)
+    return index
 
 
 def _run(ops: Sequence[Op], env: Env) -> list[int] | None:
