@@ -308,8 +308,7 @@ class Candidate:
         share fits the L2 cache."""
         assert numbers.growing is not None
         first, last = numbers.growing
-        shared = sum(a for along, a in numbers.loads.items() if 0 not in along and 1 in along)
-        shared *= last / max(numbers.iterations, 1.0)
+        shared = (numbers.loaded - numbers.fetched) * last / max(numbers.iterations, 1.0)
         most = L2_GROUP * self.target.speeds.l2_bytes / max(shared, 1.0)
         wider = (narrow * n for n in (2, 4) if narrow * n <= min(most, numbers.grid[1]))
         blocks = multiprocessors_for(plan, self.target)
