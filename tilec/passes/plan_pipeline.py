@@ -79,8 +79,8 @@ def buffer_stages(
         v: max([1, *(min(stages(loop), most) for loop, most in depth)])
         for v, depth in depths.items()
     }
-    more = found | {v: max(2, found[v]) for v in across if v in found}
-    while sum(sizes[v] * n for v, n in more.items()) > room:
+    more = found | {v: max(2, found[v]) for v in across}
+    while across and sum(sizes[v] * n for v, n in more.items()) > room:
         deepest = max(more.values())
         if deepest <= 2:
             return found
