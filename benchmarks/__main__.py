@@ -20,14 +20,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import figures, operators
+from benchmarks.ahead import compile_ahead
 from benchmarks.case import Case
 from benchmarks.gpu import CudaTimer, device_facts, l2_bytes
 from benchmarks.harness import machine
+from benchmarks.lost import in_processes
 from benchmarks.peers import PACKAGES, why_missing
 from benchmarks.report import table
 from benchmarks.session import MODES, Session
 from benchmarks.store import RESULTS, PeerStore, ResultFile
 from benchmarks.timing import FULL, QUICK
+from tilec.autotuning.workers import Processes
 from tilec.support.progress import Progress
 
 _AHEAD = 8  # cases that are prepared together
@@ -35,26 +38,34 @@ _AHEAD = 8  # cases that are prepared together
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(argv)
-    chosen = options.operators or operators.names()
-    wanted = {name: select(operators.cases(name), options.only, options.quick) for name in chosen}
-    if options.list:
-        for name, cases in wanted.items():
+    if not options.list and not options.show:  # before anything here makes threads, to be forked
+        options.run, start = time.strftime("%Y-%m-%d %H:%M:%S"), time.monotonic()
+        if code := in_processes(lambda: measure(options, start)):
+            return code
+    for name, cases in wanted(options).items():
+        results = ResultFile(name, options.results)
+        rows = [results.rows[c.key] for c in cases if c.key in results.rows]
+        if options.list:
             print(f"{name}: {operators.about(name)}")
             for case in cases:
                 print(f"    {case.name}{'' if case.quick else '  (not in --quick)'}")
-        return 0
-    results = {name: ResultFile(name, options.results) for name in wanted}
-    if not options.show:
-        if "device" not in device_facts():
-            print("no CUDA device: nothing can be measured (try --list or --show)", file=sys.stderr)
-            return 1
-        run(start_session(options), wanted, results, options.budget)
-    for name, cases in wanted.items():
-        rows = [results[name].rows[c.key] for c in cases if c.key in results[name].rows]
-        if rows:
+        elif rows:
             print(f"\n{name}: {operators.about(name)}\n{table(rows)}")
             figures.draw(name, options.results)
     return 0
+
+
+def wanted(options: argparse.Namespace) -> dict[str, list[Case]]:
+    names = options.operators or operators.names()
+    return {name: select(operators.cases(name), options.only, options.quick) for name in names}
+
+
+def measure(options: argparse.Namespace, start: float) -> None:
+    if "device" not in device_facts():
+        sys.exit("no CUDA device: nothing can be measured (try --list or --show)")
+    cases = wanted(options)
+    results = {name: ResultFile(name, options.results) for name in cases}
+    run(start_session(options), cases, results, options.budget, start)
 
 
 def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -102,6 +113,7 @@ def start_session(options: argparse.Namespace) -> Session:
         effort_name="quick" if options.quick else "full",
         modes=MODES if options.mode == "both" else (options.mode,),
         force=options.force,
+        run=options.run,
     )
 
 
@@ -125,10 +137,11 @@ def run(
     wanted: dict[str, list[Case]],
     results: dict[str, ResultFile],
     budget: float = 0.0,
+    start: float = 0.0,
 ) -> None:
     """Measure what is not current, the most wanted first over all operators, until `budget`
-    seconds would be exceeded; 0 is no limit. What did not fit is said."""
-    start = time.monotonic()
+    seconds from `start` (or now) would be exceeded; 0 is no limit. What did not fit is said."""
+    start = start or time.monotonic()
     needed = [
         (name, c)
         for name, cases in wanted.items()
@@ -142,9 +155,10 @@ def run(
     session = dataclasses.replace(session, say=progress.say)
     left = list(needed)
     longest = 0.0
+    processes = Processes()
     while left:
         if (len(needed) - len(left)) % _AHEAD == 0:
-            session.prepare([case for _, case in left[:_AHEAD]])
+            compile_ahead(session.needed([case for _, case in left[:_AHEAD]]), processes)
         if budget and time.monotonic() - start + longest > budget:
             break
         name, case = left.pop(0)
@@ -152,6 +166,7 @@ def run(
         began = time.monotonic()
         results[name].put(session.measure(case))
         longest = max(0.8 * longest, time.monotonic() - began)
+    processes.shutdown(cancel_futures=True)
     progress.close()
     spent = time.monotonic() - start
     progress.say(f"measured {len(needed) - len(left)} rows in {spent:.0f} s")

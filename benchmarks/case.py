@@ -25,11 +25,13 @@ class Candidate:
     """One implementation of a case.
 
     `bind(tensors, config)` gives a call that computes the case on these tensors and returns its
-    result. `identity(config)` tells everything that could change its speed: a row is measured again
-    when that text changes. More than one config: the fastest is found once and stored under
-    `tuned_as`; `prepare(config)` compiles one, in several threads at a time. `launches`: roughly
-    how many kernels a call starts. `about(config)` is for the row's reader alone. A `yardstick`
-    computes something else, which takes the device as much: its result is not checked.
+    result; what its kernels read or write lives as long as the call. `identity(config)` tells
+    everything that could change its speed: a row is measured again when that text changes. More
+    than one config: the fastest is found once and stored under `tuned_as`; `prepare(config)`
+    compiles one, in several threads at a time, or processes where the code is kept `on_disk`.
+    `launches`: roughly how many kernels a call starts. `about(config)` is for the row's reader
+    alone. A `yardstick` computes something else, which takes the device as much: its result is not
+    checked.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Candidate:
     configs: tuple[Config, ...] = ({},)
     tuned_as: str = ""
     prepare: Callable[[Config], object] | None = None
+    on_disk: bool = False
     launches: int = 1
     about: Callable[[Config], dict[str, Any]] | None = None
     yardstick: bool = False

@@ -59,12 +59,23 @@ class CudaTimer:
         with torch.cuda.graph(graph):
             kept = [call() for call in calls]  # results that calls allocate stay apart
         del kept
-        return graph.replay
+        return Replay(graph, tuple(calls))
 
     def _lead_in(self) -> None:
         torch.cuda.synchronize()
         for _ in range(4):
             self._buffer.zero_()
+
+
+class Replay:
+    """A graph, with the calls in it: what they hold is what the graph's kernels read and write, and
+    memory that nobody holds is given back to the device before the next graph is made."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, calls: tuple[Call, ...]) -> None:
+        self._graph, self._calls = graph, calls
+
+    def __call__(self) -> None:
+        self._graph.replay()
 
 
 def _event() -> torch.cuda.Event:

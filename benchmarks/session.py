@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from benchmarks.ahead import Needed
 from benchmarks.case import Candidate, Case, Config, Tensors
 from benchmarks.check import checker
+from benchmarks.lost import DeviceLost
 from benchmarks.store import METHOD, OURS, PeerStore, ResultFile, Row, is_current
 from benchmarks.timing import (
     Call,
@@ -49,6 +48,7 @@ class Session:
     effort_name: str = "full"
     modes: Sequence[str] = MODES
     force: bool = False
+    run: str = ""  # which one: of it a row is good enough even where `force` asks for new ones
     say: Callable[[str], None] = print
     sleep: Callable[[float], None] = time.sleep
     rng: random.Random = field(default_factory=lambda: random.Random(20))
@@ -87,28 +87,29 @@ class Session:
 
     def needs(self, case: Case, results: ResultFile) -> bool:
         """Whether the case has to be measured."""
-        if self.force:
-            return True
-        signature = self.signature(case.candidates())
         row = results.rows.get(case.key)
+        if self.force:
+            return row is None or not self.run or row.get("run") != self.run
+        signature = self.signature(case.candidates())
         return signature is None or not is_current(
             row, signature, self.chip, self.effort_name, self.modes
         )
 
-    def prepare(self, cases: Sequence[Case]) -> None:
-        """Compile, in several threads, what these cases will need of peers that take long."""
-        needed = []
-        for c in (c for case in cases for c in case.candidates() if c.prepare is not None):
-            config = self.stored_config(c)
-            if not self.hopeless(c):
-                needed += [(c, f) for f in (c.configs if config is None else [config])]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_prepare, needed))
+    def needed(self, cases: Sequence[Case]) -> list[Needed]:
+        """What these cases will need compiled that is better compiled ahead."""
+        found: list[Needed] = []
+        for case in cases:
+            for c in case.candidates():
+                if c.prepare is not None and not self.hopeless(c):
+                    config = self.stored_config(c)
+                    found += [(case, c, f) for f in (c.configs if config is None else [config])]
+        return found
 
     # --- measuring -----------------------------------------------------------------------------
 
     def measure(self, case: Case) -> Row:
-        """All candidates of a case: checked, then timed. One that fails is told and left out."""
+        """All candidates of a case: checked, then timed. One that fails is told and left out.
+        Raises DeviceLost, and leaves out the next time who is to blame."""
         start = time.monotonic()
         tensors = case.make(self.device)
         error_of = checker(case, tensors)
@@ -117,19 +118,23 @@ class Session:
         for c in case.candidates():
             entry: Row = {}
             found[c.name] = entry
+            config = None
             try:
                 config = self.stored_config(c)
                 if config is None:
                     config = self.tune(c, case, tensors, error_of)
                 entry.update(config=dict(config), identity=identity(c, config))
+                self.refuse_lost(case, c, config)
                 if c.about is not None:
                     entry["about"] = c.about(config)
                 if not c.yardstick:
                     entry["error"] = error_of(c.bind(tensors, config))
                     if not entry["error"] <= case.tolerance:
                         raise ArithmeticError(f"wrong result: relative error {entry['error']:.1e}")
+            except DeviceLost:
+                raise
             except Exception as failure:  # a peer's trouble is a figure of the table, not its end
-                self._failed(case, c, entry, failure)
+                self._failed(case, c, config, entry, failure)
             else:
                 chosen[c.name] = (c, config)
         self._time(case, tensors, chosen, found)
@@ -145,18 +150,23 @@ class Session:
             "bytes": case.bytes,
             "baseline": case.baseline,
             "commit": self.commit,
+            "run": self.run,
             "machine": dict(self.machine),
             "took": round(time.monotonic() - start, 1),
             "signature": {name: entry.get("identity", "") for name, entry in found.items()},
             "candidates": found,
         }
 
-    def _failed(self, case: Case, c: Candidate, entry: Row, failure: Exception) -> None:
-        text = " ".join(f"{type(failure).__name__}: {failure}".split())
-        entry["failed"] = text[:300]
+    def _failed(
+        self, case: Case, c: Candidate, config: Config | None, entry: Row, failure: Exception
+    ) -> None:
+        text = _told(failure)
+        entry["failed"] = text
         entry.setdefault("identity", identity(c, {}))
         self.say(f"{case.name}: {c.name} failed: {text[:160]}")
-        self.timer.all([], [])  # raises if the device is lost: then nothing more is measured
+        self.expect_device(
+            case, [(c, f) for f in (c.configs if config is None else [config])], failure
+        )
 
     def _time(
         self,
@@ -167,21 +177,37 @@ class Session:
     ) -> None:
         """Fill in the times, and the ratios to tilec."""
         sets = self.copies(case, tensors)
+        several = any(c.launches > 1 for c, _ in chosen.values())
+        wanted: dict[str, int] = {}  # calls per sample
         calls: dict[str, Call] = {}
-        repeat = self._repeat(chosen, sets)
         for name, (c, config) in chosen.items():
             try:
-                calls[name] = self.batched(c, config, sets, repeat)
+                call = c.bind(sets[0], config)
+                args = (len(sets), self.effort, several)
+                wanted[name] = calls_per_sample(self.timer, call, *args)
             except Exception as failure:
-                self._failed(case, c, found[name], failure)
+                self._failed(case, c, config, found[name], failure)
+        repeat = max(wanted.values(), default=1)  # the same for all: what the fastest needs
+        for name in wanted:
+            c, config = chosen[name]
+            try:
+                calls[name] = self.batched(c, config, sets, repeat)
+                self.timer.all([calls[name]], [])  # alone: a fault is this candidate's
+            except Exception as failure:
+                self._failed(case, c, config, found[name], failure)
         if not calls:
             return
-        samples = {"hot": hot(self.timer, calls, self.effort, self.rng)}
-        if "steady" in self.modes:
-            expected = {name: statistics.median(s) for name, s in samples["hot"].items()}
-            samples["steady"] = steady(
-                self.timer, calls, expected, self.effort, self.rng, self.sleep
-            )
+        try:
+            samples = {"hot": hot(self.timer, calls, self.effort, self.rng)}
+            if "steady" in self.modes:
+                expected = {name: statistics.median(s) for name, s in samples["hot"].items()}
+                samples["steady"] = steady(
+                    self.timer, calls, expected, self.effort, self.rng, self.sleep
+                )
+        except Exception as failure:  # whose it is nobody knows: tilec is tried without the others
+            others = [chosen[name] for name in calls if name != OURS]
+            self.expect_device(case, others or [chosen[OURS]], failure)
+            raise
         for mode in self.modes:
             for name, times in samples[mode].items():
                 figure = found[name][mode] = {k: v / repeat for k, v in spread(times).items()}
@@ -197,17 +223,6 @@ class Session:
         count = min(_SETS, max(case.sets, -(-2 * self.cache // int(case.bytes))))
         others = [{k: same(v) for k, v in tensors.items()} for _ in range(count - 1)]
         return [tensors, *others]
-
-    def _repeat(
-        self, chosen: Mapping[str, tuple[Candidate, Config]], sets: Sequence[Tensors]
-    ) -> int:
-        """Calls per sample, the same for all: what the fastest needs."""
-        several = any(c.launches > 1 for c, _ in chosen.values())
-        wanted = [
-            calls_per_sample(self.timer, c.bind(sets[0], config), len(sets), self.effort, several)
-            for c, config in chosen.values()
-        ]
-        return max(wanted, default=1)
 
     def batched(self, c: Candidate, config: Config, sets: Sequence[Tensors], repeat: int) -> Call:
         """`repeat` calls as one, going round over the copies of the tensors."""
@@ -236,14 +251,17 @@ class Session:
         last = ""
         for number, config in enumerate(c.configs):
             try:
+                self.refuse_lost(case, c, config)
                 call = c.bind(tensors, config)
                 if not error_of(call) <= case.tolerance:
                     raise ArithmeticError("wrong result")
-                calls[str(number)] = self.timer.batch([call] * _TUNING_CALLS)
-                by_name[str(number)] = config
+                batch = self.timer.batch([call] * _TUNING_CALLS)
+                self.timer.all([batch], [])
             except Exception as failure:
-                last = f"{type(failure).__name__}: {failure}"
-                self.timer.all([], [])
+                last = _told(failure)
+                self.expect_device(case, [(c, config)], failure)
+            else:
+                calls[str(number)], by_name[str(number)] = batch, config
         if not calls:
             text = f"no configuration of {c.name} works; the last: {last[:200]}"
             self.peers.put(c.tuned_as, self.chip, {"failed": text, "identity": identity(c, {})})
@@ -260,6 +278,28 @@ class Session:
         self.peers.put(c.tuned_as, self.chip, entry)
         return by_name[best]
 
+    # --- a device that is lost -------------------------------------------------------------------
+
+    def expect_device(
+        self, case: Case, blamed: Sequence[tuple[Candidate, Config]], failure: Exception
+    ) -> None:
+        """Raises DeviceLost if it is, and stores who is to blame."""
+        try:
+            self.timer.all([], [])
+        except Exception as lost:
+            for c, config in blamed:
+                entry = {"failed": f"lost the device: {_told(failure)}"}
+                entry["identity"] = identity(c, config)
+                self.peers.put(_tried(case, c, config), self.chip, entry)
+            names = ", ".join(f"{c.name} {dict(config)}" for c, config in blamed)
+            raise DeviceLost(f"{case.name}: {names} lost the device: {_told(failure)}") from lost
+
+    def refuse_lost(self, case: Case, c: Candidate, config: Config) -> None:
+        """Raises RuntimeError for what lost the device before, in this very version."""
+        entry = self.peers.entry(_tried(case, c, config), self.chip)
+        if entry and entry["identity"] == identity(c, config):
+            raise RuntimeError(entry["failed"])
+
 
 def same(t: torch.Tensor) -> torch.Tensor:
     """A copy whose rows are as far apart (`clone` packs those with a gap between them)."""
@@ -274,9 +314,9 @@ def identity(c: Candidate, config: Config) -> str:
         return f"failed: {type(failure).__name__}: {failure}"[:200]
 
 
-def _prepare(needed: tuple[Candidate, Config]) -> None:
-    """What fails here fails again, and is told, where it is needed."""
-    c, config = needed
-    assert c.prepare is not None
-    with contextlib.suppress(Exception):
-        c.prepare(config)
+def _tried(case: Case, c: Candidate, config: Config) -> str:
+    return f"{case.key}: {c.name} {dict(config)}"
+
+
+def _told(failure: Exception) -> str:
+    return " ".join(f"{type(failure).__name__}: {failure}".split())[:300]

@@ -3,37 +3,23 @@ and one whole run on the CPU target."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
-import os
 import random
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from bench_fakes import SMALL, Fake, FakeTimer, fake_case, session  # noqa: E402
+
 import tilec  # noqa: E402
 from benchmarks import bench_launch, figures, kernels, operators, peers, products, report  # noqa: E402
 from benchmarks.__main__ import main, run, select  # noqa: E402
-from benchmarks.case import Candidate, Case  # noqa: E402
 from benchmarks.check import ROWS, checker, poison, relative_error, sampled_rows  # noqa: E402
-from benchmarks.gpu import CudaTimer, device_facts, l2_bytes  # noqa: E402
-from benchmarks.operators import (  # noqa: E402
-    attention,
-    backward,
-    batched,
-    decoding,
-    fused,
-    grouped,
-    memory,
-    mla,
-    sinks,
-    sparse_attention,
-)
 from benchmarks.session import Session  # noqa: E402
 from benchmarks.store import PeerStore, ResultFile  # noqa: E402
 from benchmarks.timing import (  # noqa: E402
@@ -46,50 +32,6 @@ from benchmarks.timing import (  # noqa: E402
     spread,
     steady,
 )
-
-SMALL = Effort(rounds=5, most_rounds=5, warm=1, passes=2, seconds=0.3, settle=0.05, rest=0.0)
-
-
-@dataclass
-class Fake:
-    """A call that says how long it takes."""
-
-    name: str
-    ms: float
-    result: object = None
-
-    def __call__(self) -> object:
-        return self.result
-
-
-class FakeTimer:
-    """Milliseconds are what the calls say; everything that ran is in `log`."""
-
-    def __init__(self, times: dict[str, float] | None = None) -> None:
-        self.log: list[str] = []
-        self.totals: list[tuple[str, float]] = []
-        self.times = times or {}
-
-    def _run(self, call) -> float:
-        call()
-        self.log.append(getattr(call, "name", "?"))
-        return getattr(call, "ms", 1.0)
-
-    def each(self, calls):
-        return [self._run(c) for c in calls]
-
-    def all(self, settle, calls):
-        total = sum(self._run(c) for c in [*settle, *calls])
-        total -= sum(getattr(c, "ms", 1.0) for c in settle)
-        if calls:
-            self.totals.append((getattr(calls[0], "name", "?"), total))
-        return total
-
-    def batch(self, calls):
-        first = calls[0]
-        total = sum(getattr(c, "ms", 1.0) for c in calls)
-        return Fake(getattr(first, "name", "?"), total, first())
-
 
 # --- timing ---------------------------------------------------------------------------------------
 
@@ -186,42 +128,6 @@ def test_relative_error_of_odd_cases() -> None:
 # --- resuming -------------------------------------------------------------------------------------
 
 
-def fake_case(hashes: dict[str, str], times: dict[str, float], configs=None, name="one") -> Case:
-    """C = A + 1 by candidates whose identities and times are in the dictionaries, changeable."""
-
-    def candidate(which: str) -> Candidate:
-        choices = (configs or {}).get(which, ({},))
-
-        def bind(t, config):
-            def fill():
-                if config.get("broken"):
-                    raise RuntimeError("does not compile")
-                return t["out"].copy_(t["a"] + (2 if config.get("wrong") else 1))
-
-            call = Fake(which, times[which] * config.get("slow", 1))
-            call.__class__ = type("Filling", (Fake,), {"__call__": lambda self: fill()})
-            return call
-
-        return Candidate(which, lambda c: f"{hashes[which]} {dict(c)}", bind, choices, which)
-
-    return Case(
-        operator="fake", name=name, facts={"shape": [8, 4]}, work=64.0, bytes=1 << 30,
-        tolerance=1e-6,
-        make=lambda device: {"a": torch.randn(8, 4), "out": torch.empty(8, 4)},
-        reference=lambda t, rows: t["a"][rows].double() + 1,
-        candidates=lambda: [candidate(which) for which in times],
-    )  # fmt: skip
-
-
-def session(folder: Path, **more) -> Session:
-    given = {
-        "timer": FakeTimer(), "device": "cpu", "machine": {"device": "a chip"}, "commit": "c0ffee",
-        "cache": 1 << 20, "peers": PeerStore(folder), "effort": SMALL, "say": lambda text: None,
-        "sleep": lambda s: None,
-    }  # fmt: skip
-    return Session(**{**given, **more})
-
-
 def test_a_row_is_measured_again_only_if_something_it_depends_on_changed(tmp_path) -> None:
     hashes, times = {"tilec": "h1", "cuBLAS": "v1"}, {"tilec": 1.0, "cuBLAS": 2.0}
     case, results = fake_case(hashes, times), ResultFile("fake", tmp_path)
@@ -303,16 +209,6 @@ def test_a_wrong_result_is_not_timed(tmp_path) -> None:
     assert "hot" not in row["candidates"]["tilec"]
     assert "hot_ratio" not in row["candidates"]["cuBLAS"]
     assert "failed" in report.table([row])
-
-
-def test_a_lost_device_ends_the_run(tmp_path) -> None:
-    class Lost(FakeTimer):
-        def all(self, settle, calls):
-            raise RuntimeError("an illegal memory access was encountered")
-
-    case = fake_case({"tilec": "h"}, {"tilec": 1.0}, {"tilec": ({"broken": 1},)})
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        session(tmp_path, timer=Lost()).measure(case)
 
 
 def test_the_budget_leaves_out_the_last_and_says_so(tmp_path, capsys, monkeypatch) -> None:
@@ -488,100 +384,6 @@ def test_quick_effort_still_lasts() -> None:
     assert QUICK.seconds >= 0.3 and QUICK.passes >= 2
 
 
-SMALL_TABLES = {"offsets", "mask", "runs", "run_count", "singles", "single_count"}  # of int32
-
-
-def tiny_cases() -> dict[str, Case]:
-    return {
-        "attention": attention.case(attention.Attention(2, 4, 2, 70, 64, True), 0),
-        "attention, full": attention.case(attention.Attention(1, 2, 2, 130, 96, False), 0),
-        **{
-            f"backward{', causal' if causal else ''}": backward.case(
-                backward.Backward(90, causal, batch=1, heads=2, dim=64)
-            )
-            for causal in (False, True)
-        },
-        "decoding": decoding.case(decoding.Decoding(2, 150, heads=8, groups=2, dim=64)),
-        "mla": mla.case(mla.Mla(2, 128, heads=4, dim=64, rope=32)),
-        "mla, split": mla.case(mla.Mla(1, 300, heads=4, dim=64, rope=32)),
-        "mla, paged": mla.case(mla.Mla(2, 128, True, heads=4, dim=64, rope=32)),
-        "sinks": sinks.case(sinks.Sinks(100, 0, heads=4, groups=2)),
-        "sinks, window": sinks.case(sinks.Sinks(200, 70, heads=4, groups=2)),
-        "sparse blocks": sparse_attention.case(sparse_attention.Sparse(200, 64, 2, kept=0.3)),
-        "vertical-slash": sparse_attention.case(
-            sparse_attention.Sparse(300, 64, 2, verticals=60, slashes=33)
-        ),
-        "batched": batched.case(3, 40, 33, 24, 0),
-        "grouped": grouped.case(5, 150, 40, 33, 0),
-        "many groups": grouped.case(20, 90, 17, 33, 0),
-        **{e.name: fused.case(e, 33, 40, 24, 0) for e in fused.EPILOGUES},
-        **{
-            f.name: memory.case(f, shape, "float16")
-            for f, shape in (
-                *((f, (13, 300)) for f in (memory.ADD, memory.GATE, memory.SUM, memory.TRANSPOSE)),
-                (memory.TOTAL, (5000,)),
-                (memory.REDUCED, (13, 4096)),
-                (memory.LAYER_NORM, (13, 304)),
-            )
-        },
-        "odd layer norm": memory.case(memory.LAYER_NORM, (13, 301), "float16"),
-        "int8": products.product_case("test", products.Product(33, 40, 64, "NT", "int8")),
-        "fp8": products.product_case("test", products.Product(33, 48, 64, "NT", "float8_e4m3")),
-    }
-
-
-@pytest.mark.parametrize("name", tiny_cases())
-def test_every_form_is_right_on_the_cpu(name, monkeypatch) -> None:
-    """tilec's kernel and torch's calls against the float64 reference, which is made apart."""
-    monkeypatch.setenv("TILEC_TARGET", "cpu")
-    monkeypatch.setattr(products, "module_of", lambda peer: None)
-    monkeypatch.setattr(peers, "module_of", lambda peer, subject="gemm": None)
-    case = tiny_cases()[name]
-    tensors = case.make("cpu")
-    error_of = checker(case, tensors)
-    for c in case.candidates():
-        if c.yardstick or (name, c.name) == ("fp8", peers.CUBLAS) or c.name == peers.CUDNN:
-            continue  # of the latter two torch has them on GPUs only
-        for config in {id(c): c for c in (c.configs[0], c.configs[-1])}.values():
-            error = error_of(c.bind(tensors, config))
-            assert error <= case.tolerance, (c.name, config)
-            assert c.name != "tilec" or c.identity(config).startswith("cpu ")
-    total = sum(t.numel() * t.element_size() for k, t in tensors.items() if k not in SMALL_TABLES)
-    assert case.bytes == total
-
-
-@pytest.mark.skipif("TILELANG_SOURCE" not in os.environ, reason="TILELANG_SOURCE is not set")
-@pytest.mark.parametrize("operator", ["decoding", "mla", "sinks", "sparse_attention"])
-def test_tilelangs_programs_take_what_they_are_given(operator, monkeypatch) -> None:
-    source, asked = Path(os.environ["TILELANG_SOURCE"]) / "examples", []
-
-    class Examples:
-        @staticmethod
-        def compiled(path, function, *args, **settings):
-            asked.append(path)
-            body = ast.parse((source / f"{path}.py").read_text()).body
-            found = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == function)
-            names = [a.arg for a in found.args.args]
-            assert len(args) <= len(names) and set(settings) <= set(names[len(args) :])
-            assert {*names[len(args) : len(names) - len(found.args.defaults)]} <= set(settings)
-
-    monkeypatch.setattr(peers, "module_of", lambda peer, subject="gemm": Examples)
-    for case in operators.cases(operator):
-        for c in case.candidates():
-            for config in c.configs if c.name == peers.TILELANG else ():
-                c.prepare(config)
-    assert asked
-
-
-def test_uneven_groups_are_uneven_and_complete() -> None:
-    for groups in (8, 64):
-        ends = grouped.uneven(groups, 4096)
-        sizes = [b - a for a, b in zip(ends, ends[1:])]
-        assert ends[0] == 0 and ends[-1] == 4096 and len(sizes) == groups
-        assert min(sizes) >= 0 and max(sizes) > 1.5 * 4096 / groups
-        assert (0 in sizes) == (groups == 64)
-
-
 def test_the_best_of_all_schedules_is_what_a_choice_is_compared_with(tmp_path) -> None:
     times = {"tilec": 2.0, "one": 4.0, "two": 1.8, "three": 3.0}
     case = replace(fake_case(dict.fromkeys(times, "h"), times), baseline="best")
@@ -591,22 +393,3 @@ def test_the_best_of_all_schedules_is_what_a_choice_is_compared_with(tmp_path) -
     assert best["config"] == "two" and best["hot_ratio"]["median"] == pytest.approx(0.9)
     text = report.table([session(tmp_path).measure(case)])
     assert "/best hot" in text and text.splitlines()[1].endswith("two")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", tiny_cases())
-def test_a_whole_run_on_the_gpu(name, tmp_path) -> None:
-    """Every form by CUDA events and graphs, with every peer that is there."""
-    s = session(
-        tmp_path, timer=CudaTimer(), device="cuda", machine=device_facts(), cache=l2_bytes(),
-        effort=replace(SMALL, seconds=0.01, settle=0.001),
-    )  # fmt: skip
-    case = tiny_cases()[name]
-    row = s.measure(case)
-    mine = row["candidates"]["tilec"]
-    assert "failed" not in mine, mine["failed"]
-    assert 0 < mine["hot"]["median"] < 1 and 0 < mine["steady"]["median"] < 1
-    assert row["signature"]["tilec"].startswith("cuda:")
-    results = ResultFile("none", tmp_path)
-    results.put(row)
-    assert not s.needs(case, results)

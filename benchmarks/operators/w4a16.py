@@ -119,6 +119,7 @@ def ours(n: int, k: int) -> Candidate:
         CONFIGS,
         tuned_as=f"{OURS} W4A16 1x{n}x{k}",
         prepare=compiled,
+        on_disk=True,
         about=lambda config: schedule_of(compiled(config)),
     )
 
