@@ -23,6 +23,7 @@ wait for the product tells each of them that all have read the operands."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -88,10 +89,10 @@ class _Known:
     def merge(self, other: _Known) -> bool:
         """Either may be so; returns whether that is more than this was."""
         grown = False
-        for f in fields(_Known):
-            mine, more = getattr(self, f.name), getattr(other, f.name)
-            grown |= not more <= mine
-            mine |= more
+        for mine, more in zip(_sets(self), _sets(other)):
+            if more:
+                grown = grown or not more <= mine
+                mine |= more
         return grown
 
     def meet(self) -> None:
@@ -115,7 +116,10 @@ class _Known:
         self.touched.clear()
 
     def copy(self) -> _Known:
-        return _Known(*(set(getattr(self, f.name)) for f in fields(_Known)))
+        return _Known(*map(set, _sets(self)))
+
+
+_sets = operator.attrgetter(*(f.name for f in fields(_Known)))
 
 
 @dataclass
@@ -133,7 +137,9 @@ class _State:
         self.groups.setdefault(group, _Known()).merge(known)
 
     def near(self, group: Group) -> _Known:
-        """What threads of `group` may have done, together with whoever."""
+        """What threads of `group` may have done, together with whoever: to be read only."""
+        if [*self.groups] == [group]:
+            return self.groups[group]
         found = _Known()
         for g, known in self.groups.items():
             if _meet(g, group):
@@ -203,6 +209,7 @@ class _Placer:
         self.root: dict[Value, Value] = {}
         self.refilled: set[Value] = set()  # rings that TMA writes to
         self.numbers = constants(func.body)
+        self.done: dict[tuple[Op, Group, frozenset[Value]], tuple[_Effects, _Known]] = {}
         read = set(buffers_read(e for _, e in effects_in(func.body)))
         for o in walk(func.body):
             if isinstance(o, Alloc) and o.type.space == "shared":
@@ -325,7 +332,8 @@ class _Placer:
                     state.fence(self.group)
                     ops.append(o)
                 case _:
-                    self._before(o, state, ops)
+                    if not o.pure:
+                        self._before(o, state, ops)
                     ops.append(o)
         return block if tuple(ops) == block.ops else Block(block.args, tuple(ops))
 
@@ -416,23 +424,34 @@ class _Placer:
 
     def _before(self, o: Op, state: _State, ops: list[Op]) -> None:
         """Put what `o` needs before it, and note what it does."""
-        e, known = self.effects(o), state.near(self.group)
+        key = o, self.group, frozenset(self.own_rings)
+        if key not in self.done:  # loops are walked until nothing is new
+            e = self.effects(o)
+            self.done[key] = e, self._left(o, e)
+        e, left = self.done[key]
+        known = state.near(self.group)
         if _overlap(e.engine_reads, known.unfenced) or e.refills & known.touched:
             ops.append(ProxyFence(loc=o.loc))
             state.fence(self.group)
         if _conflict(e, known):
             ops.append(self.meeting(o.loc))
             state.meet(self.group)
+        state.add(self.group, left)
+
+    def _left(self, o: Op, e: _Effects) -> _Known:
+        """What of the effects of `o` others must know of behind it."""
+        left = e.copy()
         if e.waited:
-            e.ended |= e.reads
-            e.reads.clear()
+            left.ended |= left.reads
+            left.reads.clear()
         flying = self.by_hand and any(x.engine == "cp_async" for x in o.effects())
         if flying:
-            e.flying |= e.writes
+            left.flying |= left.writes
         if flying or e.refills:
-            e.writes.clear()  # who has waited for them may read them; no barrier lets them arrive
-            e.unfenced.clear()
-        state.add(self.group, e)
+            # Who has waited for them may read them; no barrier lets them arrive.
+            left.writes.clear()
+            left.unfenced.clear()
+        return left
 
 
 def _conflict(e: _Effects, known: _Known) -> bool:
