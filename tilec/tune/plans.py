@@ -89,7 +89,7 @@ def problem(plan: Plan, func: Func, target: Target, wanted: Wanted) -> ResourceE
     def refuse(message: str, hint: str) -> ResourceError:
         return ResourceError(message, wanted.loc, hint)
 
-    if is_by_hand(func.body) and (
+    if _is_by_hand(func) and (
         plan.specialise or plan.persistent or plan.consumer_groups * blocks_of(plan) > 1
     ):
         return refuse(
@@ -164,6 +164,11 @@ def blocks_of(plan: Plan) -> int:
 
 
 @functools.lru_cache(maxsize=8)
+def _is_by_hand(func: Func) -> bool:
+    return is_by_hand(func.body)
+
+
+@functools.lru_cache(maxsize=8)
 def has_pipelined_product(func: Func) -> bool:
     """Whether some tile product stands in a pipelined loop."""
     loops = (o for o in walk(func.body) if isinstance(o, For) and o.kind == "pipelined")
@@ -208,7 +213,7 @@ def _largest_product(func: Func) -> int:
 
 
 def _schedules(func: Func, target: Target, space: Footprint) -> list[Plan]:
-    if is_by_hand(func.body):
+    if _is_by_hand(func):
         return [_plan()]  # the author's own warps, in the author's own order
     choices = thread_choices(func)
     if not target.has("cp_async"):
