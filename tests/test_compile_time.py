@@ -123,8 +123,12 @@ def test_operands_of_every_op_are_those_of_its_fields() -> None:
         for n, name in enumerate(cls.operand_fields):
             kind = str(cls.__dataclass_fields__[name].type)
             v = Value(None, f"{n}")  # type: ignore[arg-type]
-            made = Region(v, (v, v)) if kind == "Region" else v
+            made = Region(v, (v, v)) if kind.startswith("Region") else v
             object.__setattr__(o, name, (v, v) if kind.startswith("tuple") else made)
+        assert o.operands == generic(o), cls.opname
+        for name in cls.operand_fields:
+            if str(cls.__dataclass_fields__[name].type).endswith("| None"):
+                object.__setattr__(o, name, None)
         assert o.operands == generic(o), cls.opname
 
 

@@ -11,6 +11,7 @@ blocks and ops are immutable, so a pass shares what it does not change and rebui
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from tilec.ir.errors import InternalError
 from tilec.ir.loc import UNKNOWN, Loc
-from tilec.ir.types import BufferType, DType, ScalarType, Type
+from tilec.ir.types import BufferType, DType, Type, scalar_type
 
 
 class Value:
@@ -172,7 +173,7 @@ class Op:
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """The values it uses, in the order of its fields. (`op` gives most classes a faster form
+        """The values it uses, in the order of its fields. (`op` gives each class a faster form
         of this: no other question is asked as often.)"""
         found: list[Value] = []
         for name in self.operand_fields:
@@ -194,7 +195,13 @@ class Op:
 
 
 OPS: dict[str, type[Op]] = {}
-OPERAND_KINDS = ("Value", "Value | None", "tuple[Value, ...]", "Region", "Region | None")
+_OPERANDS_OF = {  # a field of each kind, as the items of a tuple
+    "Value": "{0}",
+    "Value | None": "*(() if {0} is None else ({0},))",
+    "tuple[Value, ...]": "*{0}",
+    "Region": "{0}.buffer, *{0}.offsets",
+    "Region | None": "*(() if {0} is None else ({0}.buffer, *{0}.offsets))",
+}
 _T = TypeVar("_T", bound=type[Op])
 
 
@@ -209,44 +216,56 @@ def op(
 
     def make(cls: _T) -> _T:
         cls = dataclass(frozen=True, eq=False)(cls)  # type: ignore[assignment]
-        operands, regions, attributes = [], [], []
-        plain = True
+        operands, regions, attributes = dict[str, str](), [], []
         for f in dataclasses.fields(cls):
             if f.name in ("results", "loc"):
                 continue
             kind = str(f.type)
-            if kind in OPERAND_KINDS:
-                operands.append(f.name)
-                plain = plain and kind == "Value"
+            if kind in _OPERANDS_OF:
+                operands[f.name] = kind
             elif kind == "Block":
                 regions.append(f.name)
             else:
                 attributes.append(f.name)
         if effects is not None:
             setattr(cls, "effects", lambda o: effects)  # noqa: B010
-        elif not pure and not regions and cls.effects is Op.effects:
-            raise InternalError(f"{name} is not pure and does not state its effects")
+        elif not pure and not regions:
+            if cls.effects is Op.effects:
+                raise InternalError(f"{name} is not pure and does not state its effects")
+            setattr(cls, "effects", _once(cls.effects))  # noqa: B010
         if result is not None:
-            types = (ScalarType(result),)
+            types = (scalar_type(result),)
             setattr(cls, "infer", lambda o: types)  # noqa: B010
         cls.opname, cls.pure = name, pure
         cls.operand_fields = tuple(operands)
         cls.region_fields = tuple(regions)
         cls.attribute_fields = tuple(attributes)
-        if plain:
-            setattr(cls, "operands", _plain_operands(operands))  # noqa: B010
+        setattr(cls, "operands", _operands(operands))  # noqa: B010
         OPS[name] = cls
         return cls
 
     return make
 
 
-def _plain_operands(names: Sequence[str]) -> property:
-    """`Op.operands` for a class all of whose operands are single values."""
-    if not names:
-        return property(lambda o: ())
-    get = operator.attrgetter(*names)
-    return property(get if len(names) > 1 else lambda o: (get(o),))
+def _once(effects: Callable[[Op], Effects]) -> Callable[[Op], Effects]:
+    """`Op.effects` of a class, kept by each op: passes ask all of them."""
+
+    @functools.wraps(effects)
+    def kept(o: Op) -> Effects:
+        found: Effects | None = o.__dict__.get("_effects")
+        if found is None:
+            found = o.__dict__["_effects"] = effects(o)
+        return found
+
+    return kept
+
+
+def _operands(kinds: Mapping[str, str]) -> property:
+    """`Op.operands` for a class whose operand fields have these kinds."""
+    if len(kinds) > 1 and {*kinds.values()} == {"Value"}:
+        return property(operator.attrgetter(*kinds))
+    parts = (_OPERANDS_OF[kind].format(f"o.{name}") + ", " for name, kind in kinds.items())
+    return property(eval(f"lambda o: ({''.join(parts)})"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +344,14 @@ class Builder:
 
 def walk(block: Block) -> Iterator[Op]:
     """Every op of `block` and of the regions inside, in textual order, outer before inner."""
+    return iter(_walked(block))
+
+
+@functools.lru_cache(maxsize=16)  # the verifier and the next passes walk the same bodies again
+def _walked(block: Block) -> tuple[Op, ...]:
     found: list[Op] = []
     _collect(block, found)
-    return iter(found)
+    return tuple(found)
 
 
 def _collect(block: Block, found: list[Op]) -> None:

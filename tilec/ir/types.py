@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -12,9 +14,10 @@ if TYPE_CHECKING:
     from tilec.ir.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type. `kind` is "bool", "int", "uint" or "float"; `bits` its width in memory."""
+    """An element type, of which there is one object each. `kind` is "bool", "int", "uint" or
+    "float"; `bits` its width in memory."""
 
     name: str
     kind: str
@@ -39,6 +42,9 @@ class DType:
 
     def __str__(self) -> str:
         return self.short
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        return DTYPES.__getitem__, (self.name,)  # also of copies
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """A cast, which only kernels have; there the front end sees this object, not the call."""
@@ -91,6 +97,9 @@ class ScalarType:
 
     def __str__(self) -> str:
         return str(self.dtype)
+
+
+scalar_type = functools.cache(ScalarType)  # the types of most values: one object each
 
 
 @dataclass(frozen=True, slots=True)

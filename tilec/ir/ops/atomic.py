@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tilec.ir.core import Effect, Effects, Op, Region, Value, op
 from tilec.ir.effects import update
 from tilec.ir.errors import InternalError
-from tilec.ir.types import DType, ScalarType, Type
+from tilec.ir.types import DType, Type, scalar_type
 
 __all__ = ["ATOMICS", "atomicrmw", "Atomic", "AtomicTile", "MemAtomic"]
 
@@ -44,14 +44,14 @@ class Atomic(Op):
         return self.dest
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.dest.dtype),)
+        return (scalar_type(self.dest.dtype),)
 
     def verify(self) -> None:
         known = self.kind in ATOMICS if self.compare is None else self.kind == "cas"
         if len(self.indices) != self.dest.buffer.rank or not known:
             raise InternalError(f"atomic {self.kind} at {self.indices}", self.loc)
         for value in (self.value, self.compare or self.value):
-            if value.type != ScalarType(self.dest.dtype):
+            if value.type != scalar_type(self.dest.dtype):
                 raise InternalError(f"atomic of {value.type} into {self.dest.type}", self.loc)
 
     def effects(self) -> Effects:
@@ -83,7 +83,7 @@ class MemAtomic(Op):
     compare: Value | None = None
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.dest.dtype),)
+        return (scalar_type(self.dest.dtype),)
 
     def effects(self) -> Effects:
         return (update(self.dest),)

@@ -11,7 +11,7 @@ from typing import Any
 from tilec.ir.core import Effect, Op, Value, op
 from tilec.ir.errors import CompileError
 from tilec.ir.semantics import Array, array, np
-from tilec.ir.types import DType, ScalarType, Type
+from tilec.ir.types import DType, Type, scalar_type
 
 __all__ = ["Meaning", "Asm", "AsmEffect", "Extern", "ExternEffect"]
 
@@ -32,7 +32,7 @@ class _Foreign(Op):
 
     def infer(self) -> Sequence[Type]:
         types: tuple[DType, ...] = self.types  # type: ignore[attr-defined]
-        return tuple(ScalarType(t) for t in types)
+        return tuple(scalar_type(t) for t in types)
 
     def evaluate(self, args: Sequence[Array]) -> Any:
         types: tuple[DType, ...] = self.types  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from tilec.ir import semantics
 from tilec.ir.core import Block, Op, Value, op, walk
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array
-from tilec.ir.types import BOOL, INT32, UINT32, DType, ScalarType, Type, VectorType
+from tilec.ir.types import BOOL, INT32, UINT32, DType, Type, VectorType, scalar_type
 
 __all__ = [
     "Const", "constants", "Binary", "Unary", "Fma", "Compare", "Select", "Cast", "Bitcast",
@@ -74,7 +74,7 @@ COMPARE_KINDS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def _with_dtype(t: Type, dtype: DType) -> Type:
-    return VectorType(dtype, t.lanes) if isinstance(t, VectorType) else ScalarType(dtype)
+    return VectorType(dtype, t.lanes) if isinstance(t, VectorType) else scalar_type(dtype)
 
 
 @op("const", pure=True)
@@ -87,7 +87,7 @@ class Const(Op):
     unset: str = ""
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.dtype),)
+        return (scalar_type(self.dtype),)
 
     def evaluate(self) -> Array:
         return semantics.literal(self.value, self.dtype)
@@ -121,8 +121,8 @@ class Binary(Op):
             raise InternalError(f"{self.kind} of {self.lhs.type} and {self.rhs.type}", self.loc)
         if self.reciprocal is not None and (
             self.kind not in ("floordiv", "mod")
-            or self.lhs.type != ScalarType(INT32)
-            or self.reciprocal.type != ScalarType(UINT32)
+            or self.lhs.type != scalar_type(INT32)
+            or self.reciprocal.type != scalar_type(UINT32)
         ):
             raise InternalError(f"{self.kind} of {self.lhs.type} has no reciprocal", self.loc)
 
@@ -239,7 +239,7 @@ class Bitcast(Op):
 
     def infer(self) -> Sequence[Type]:
         lanes = self.lanes
-        return (ScalarType(self.dtype) if lanes == 1 else VectorType(self.dtype, lanes),)
+        return (scalar_type(self.dtype) if lanes == 1 else VectorType(self.dtype, lanes),)
 
     def verify(self) -> None:
         t = self.operand.type

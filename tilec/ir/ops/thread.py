@@ -14,7 +14,7 @@ from tilec.ir.core import Effect, Effects, Op, Value, op
 from tilec.ir.effects import ORDER, read, update, write
 from tilec.ir.errors import InternalError
 from tilec.ir.semantics import Array, np
-from tilec.ir.types import INT32, UINT32, DType, ScalarType, Type, VectorType
+from tilec.ir.types import INT32, UINT32, DType, Type, VectorType, scalar_type
 
 __all__ = [
     "Lane", "Warp", "Lookup", "RegRead", "RegWrite", "Extract", "Pack", "ShuffleXor", "Shuffle",
@@ -51,7 +51,7 @@ class RegRead(Op):
     index: Value
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.fragment.dtype),)
+        return (scalar_type(self.fragment.dtype),)
 
     def effects(self) -> Effects:
         return (read(self.fragment),)
@@ -77,7 +77,7 @@ class Extract(Op):
     index: int
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.vector.dtype),)
+        return (scalar_type(self.vector.dtype),)
 
 
 @op("pack", pure=True)
@@ -102,7 +102,7 @@ class AndOr(Op):
         return (self.value.type,)
 
     def verify(self) -> None:
-        if self.value.type != ScalarType(UINT32):
+        if self.value.type != scalar_type(UINT32):
             raise InternalError(f"bits of {self.value.type} under a mask", self.loc)
 
     def evaluate(self, value: Array) -> Array:
@@ -173,7 +173,7 @@ class LoadMatrices(Op):
         return 32 // self.source.dtype.bits
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.source.dtype),) * (self.per * len(self.rows))
+        return (scalar_type(self.source.dtype),) * (self.per * len(self.rows))
 
     def verify(self) -> None:
         bits = self.source.dtype.bits
@@ -204,7 +204,7 @@ class LdmatrixValues(Op):
     transposed: bool = False
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.source.dtype),) * (self.count * 32 // self.source.dtype.bits)
+        return (scalar_type(self.source.dtype),) * (self.count * 32 // self.source.dtype.bits)
 
     def effects(self) -> Effects:
         return (read(self.source), *ORDER)
@@ -239,7 +239,7 @@ class MemLoad(Op):
         dtype = self.source.dtype
         if self.words:
             return (VectorType(UINT32, self.lanes * dtype.bits // 32),)
-        return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+        return (scalar_type(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
 
     def effects(self) -> Effects:
         return (read(self.source),)
@@ -302,7 +302,7 @@ class ClusterLoad(Op):
 
     def infer(self) -> Sequence[Type]:
         dtype = self.source.dtype
-        return (ScalarType(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
+        return (scalar_type(dtype) if self.lanes == 1 else VectorType(dtype, self.lanes),)
 
     def verify(self) -> None:
         bits = self.source.dtype.bits * self.lanes

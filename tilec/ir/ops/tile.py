@@ -16,7 +16,7 @@ from tilec.ir.errors import InternalError
 from tilec.ir.ops.atomic import Atomic
 from tilec.ir.semantics import Array
 from tilec.ir.sparse import covered, expand
-from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, ScalarType, Type
+from tilec.ir.types import FLOAT32, FLOAT64, INT32, BufferType, DType, Type, scalar_type
 
 __all__ = [
     "Alloc", "View", "Load", "Store", "ElementAccess", "Copy", "Fill", "Gemm", "Reduce", "Scan",
@@ -88,7 +88,7 @@ class Load(Op):
         return self.source
 
     def infer(self) -> Sequence[Type]:
-        return (ScalarType(self.source.dtype),)
+        return (scalar_type(self.source.dtype),)
 
     def verify(self) -> None:
         _check_rank(self, self.source, self.indices)
@@ -112,7 +112,7 @@ class Store(Op):
 
     def verify(self) -> None:
         _check_rank(self, self.dest, self.indices)
-        if self.value.type != ScalarType(self.dest.dtype):
+        if self.value.type != scalar_type(self.dest.dtype):
             raise InternalError(f"store of {self.value.type} into {self.dest.type}", self.loc)
 
     def effects(self) -> Effects:
@@ -175,7 +175,7 @@ class Fill(Op):
 
     def verify(self) -> None:
         _check_rank(self, self.dest.buffer, self.dest.offsets)
-        if self.value.type != ScalarType(self.dest.dtype):
+        if self.value.type != scalar_type(self.dest.dtype):
             raise InternalError(f"fill of {self.dest.buffer.type} with {self.value.type}", self.loc)
 
     def effects(self) -> Effects:
